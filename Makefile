@@ -1,0 +1,37 @@
+# The verbs of this project. `make train` and `make test` set up what they need on a fresh clone.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup train esc10 test test-slow test-gpu check bench results
+.DEFAULT_GOAL := test
+
+setup: .venv/ready
+
+.venv/ready: requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --requirement requirements.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	touch $@
+
+# The main job: generated sounds, tiny encoders, no download. ARGS="--svr none" passes options on.
+train: setup
+	$(BIN)/accelerate launch recipes/train_supclap.py $(ARGS)
+
+# Real recordings: make esc10 DATA=folder-of-ESC-50-or-ESC-10
+esc10: setup
+	$(BIN)/accelerate launch recipes/train_supclap.py recipes/configs/esc10.yaml --data_dir $(DATA) $(ARGS)
+
+test: setup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)
+
+test-slow: setup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow $(ARGS)
+
+test-gpu: setup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu $(ARGS)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
