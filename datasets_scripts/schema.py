@@ -1,0 +1,138 @@
+"""The row: the one thing every dataset builder gives and everything after it takes.
+
+A row is a clip. Its audio stays a path, because decoding belongs to the collator; its captions are grouped by
+language, because the multilingual objectives draw or stack languages per clip; its events say what sounds when,
+because the temporal methods build on that; its source says which recording it was cut from, because splits must never
+share one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypedDict
+
+from datasets import Features, List, Value
+
+LANGUAGES = ("eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho")
+"""The languages of ML-CLAP and ATRI as ISO 639-3 codes. The first is the anchor of the multilingual objectives."""
+
+
+class Event(TypedDict):
+    """One sound inside a clip.
+
+    Attributes:
+        label: What sounds; one of the row's labels where the dataset has labels.
+        onset_seconds: Where it starts, from the beginning of the clip.
+        offset_seconds: Where it ends, from the beginning of the clip.
+    """
+
+    label: str
+    onset_seconds: float
+    offset_seconds: float
+
+
+class Row(TypedDict):
+    """One clip.
+
+    Attributes:
+        clip_id: Unique in the dataset and stable between runs; translations are joined by it.
+        audio_path: The audio file.
+        captions: The captions of each language, by ISO 639-3 code; a language without captions has an empty list.
+        labels: The classes that sound in the clip; empty where the dataset has none.
+        events: What sounds when; empty where the dataset does not say.
+        source: The original recording, such as "freesound:100032". Clips that share one belong in the same split.
+        licence: The licence of the audio.
+    """
+
+    clip_id: str
+    audio_path: str
+    captions: dict[str, list[str]]
+    labels: list[str]
+    events: list[Event]
+    source: str
+    licence: str
+
+
+def features(languages: Sequence[str] = LANGUAGES) -> Features:
+    """The Arrow types of a row.
+
+    Args:
+        languages: The languages that the captions may have, the anchor first; any codes work.
+
+    Returns:
+        Features with plain strings for paths: `datasets.Audio` needs torchcodec even to store a path. Cast the column
+        `audio_path` to `Audio(decode=False)` where that is wanted.
+
+    >>> features(["eng", "fra"])["captions"]
+    {'eng': List(Value('string')), 'fra': List(Value('string'))}
+    """
+    text, seconds = Value("string"), Value("float64")
+    return Features(
+        {
+            "clip_id": text,
+            "audio_path": text,
+            "captions": {language: List(text) for language in languages},
+            "labels": List(text),
+            "events": List({"label": text, "onset_seconds": seconds, "offset_seconds": seconds}),
+            "source": text,
+            "licence": text,
+        }
+    )
+
+
+def validate_row(row: Mapping[str, Any], languages: Sequence[str] = LANGUAGES) -> None:
+    """Checks a row against the contract.
+
+    Args:
+        row: What a builder is about to give.
+        languages: The languages that the captions may have.
+
+    Raises:
+        ValueError: Names the clip and everything that is wrong with it: a missing field, an empty id, path or source,
+            an empty or blank caption, no caption in any language, an unknown language, an event that starts before the
+            clip or ends before it starts.
+
+    >>> row = {"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": ["Rain"]}, "labels": [], "events": [],
+    ...        "source": "freesound:1", "licence": "CC0-1.0"}
+    >>> validate_row(row)
+    >>> validate_row({**row, "captions": {"eng": [" "]}})
+    Traceback (most recent call last):
+    ValueError: clip 'a': caption 0 of 'eng' is blank; drop it or write one
+    """
+    problems = list(_problems(row, languages))
+    if problems:
+        raise ValueError(f"clip {row.get('clip_id')!r}: " + "; ".join(problems))
+
+
+def _problems(row: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]:
+    missing = sorted(Row.__required_keys__ - row.keys())
+    if missing:
+        yield f"the fields {missing} are missing; a row has {list(Row.__annotations__)}"
+        return
+    for field in ("clip_id", "audio_path", "source"):
+        if not isinstance(row[field], str) or not row[field].strip():
+            yield f"{field} is {row[field]!r}; give a string that is not empty"
+    yield from _caption_problems(row["captions"], languages)
+    for event in row["events"]:
+        yield from _event_problems(event)
+
+
+def _caption_problems(captions: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]:
+    for language, texts in captions.items():
+        if language not in languages:
+            yield f"unknown language {language!r}; the languages here are {list(languages)}"
+        if isinstance(texts, str):
+            yield f"the captions of {language!r} are the string {texts!r}; give a list of strings"
+            continue
+        for index, text in enumerate(texts):
+            if not text.strip():
+                yield f"caption {index} of {language!r} is blank; drop it or write one"
+    if not any(captions.values()):
+        yield "no caption in any language; give at least one"
+
+
+def _event_problems(event: Mapping[str, Any]) -> Iterator[str]:
+    label, onset, offset = event["label"], event["onset_seconds"], event["offset_seconds"]
+    # Written as "not >=" so that NaN is caught too.
+    if not onset >= 0:
+        yield f"event {label!r} starts at {onset} seconds; an onset is 0 or later"
+    if not offset >= onset:
+        yield f"event {label!r} ends at {offset} seconds, before its onset at {onset}"
