@@ -1,0 +1,69 @@
+"""Distances between the embeddings of the same sentences in two languages."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_BLOCK_ROWS = 4096
+# Half precision leaves the norm of a unit vector within this of 1.
+_NORM_TOLERANCE = 1e-2
+
+
+def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict[str, float]:
+    """Gap and Dis between a language and English (ATRI, eq. 14 and 15), on unit-norm embeddings.
+
+    Gap = norm of (mean over i of english_i - mean over i of other_i)
+    Dis = mean over i of the norm of (english_i - other_i)
+
+    Gap sees the two languages as clouds, and is 0 when their centres agree; Dis sees each sentence, and is 0 only when
+    every translation has its English sentence's embedding. Gap <= Dis <= 2 always (triangle inequality).
+
+    Args:
+        other_embeds: (N, d) embeddings of N sentences in the other language, unit norm.
+        english_embeds: (N, d) embeddings of the same sentences in English, in the same order.
+
+    Returns:
+        `Gap` and `Dis`, both 0 for a perfect model. Independent random directions give sqrt(2/N) and sqrt(2), nearly.
+
+    Raises:
+        ValueError: the shapes differ or are not (N, d), or an embedding is zero or holds NaN or inf.
+
+    Warns:
+        UserWarning: the embeddings are not of unit norm; they are normalised.
+
+    >>> gap_and_distance([[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]])  # a permutation: one centre
+    {'Gap': 0.0, 'Dis': 1.4142135623730951}
+    """
+    other, english = np.asarray(other_embeds), np.asarray(english_embeds)
+    if other.shape != english.shape or other.ndim != 2 or not other.size:
+        raise ValueError(
+            f"other_embeds has shape {other.shape}, english_embeds {english.shape}; both must be (N, d), "
+            "row i of one the translation of row i of the other"
+        )
+    other_norms, english_norms = _norms(other, "other_embeds"), _norms(english, "english_embeds")
+    displacement, distance = np.zeros(other.shape[1]), 0.0
+    for start in range(0, len(other), _BLOCK_ROWS):
+        rows = slice(start, start + _BLOCK_ROWS)
+        difference = english[rows] / english_norms[rows] - other[rows] / other_norms[rows]
+        displacement += difference.sum(axis=0)
+        distance += np.linalg.norm(difference, axis=1).sum()
+    return {"Gap": float(np.linalg.norm(displacement)) / len(other), "Dis": float(distance) / len(other)}
+
+
+def _norms(embeds: NDArray[Any], name: str) -> NDArray[np.float64]:
+    """(N, 1), in float64 whatever the embeddings are."""
+    norms = np.sqrt(np.einsum("id,id->i", embeds, embeds, dtype=np.float64))[:, None]
+    bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
+    if len(bad):
+        raise ValueError(f"{name}[{bad[0]}] has norm {norms[bad[0], 0]}; an embedding must be finite and not zero")
+    furthest = norms[np.argmax(np.abs(norms - 1)), 0]
+    if abs(furthest - 1) > _NORM_TOLERANCE:
+        warnings.warn(
+            f"{name} has rows of norm {furthest:.4g} where 1 is expected; Gap and Dis are taken after normalising them",
+            stacklevel=3,
+        )
+    return norms

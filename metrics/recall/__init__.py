@@ -1,0 +1,19 @@
+"""Retrieval scores: R@k, mAP@10, median and mean rank, with their chance levels."""
+
+from .ranking import (
+    LazySimilarity,
+    average_precision_at,
+    best_ranks,
+    chance_scores,
+    ranks_from_embeddings,
+    retrieval_scores,
+)
+
+__all__ = [
+    "LazySimilarity",
+    "average_precision_at",
+    "best_ranks",
+    "chance_scores",
+    "ranks_from_embeddings",
+    "retrieval_scores",
+]

@@ -1,0 +1,92 @@
+"""`evaluate.load("metrics/recall")`: the retrieval scores of `ranking.py` behind the interface of `evaluate.Metric`.
+
+`evaluate` reads this file line by line to learn what to copy: one import a line, helpers by a flat relative import, and
+`evaluate.Metric` never imported by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+import evaluate
+import numpy as np
+
+from .ranking import retrieval_scores
+
+_DESCRIPTION = """\
+Retrieval scores of a similarity matrix: R@k, mAP@10, median and mean rank of the best relevant candidate. Several
+candidates may be relevant to a query; ties count against the model; NaN is an error.
+"""
+
+_INPUTS = """
+Args:
+    predictions: per query one row of scores (floats, higher is closer); or, with `similarity`, its row number.
+    references: per query the list of the columns of its relevant candidates.
+    k: cutoffs of R@k, (1, 5, 10) unless told.
+    similarity: the whole matrix (queries, candidates), or a LazySimilarity of embeddings; it does not pass through
+        Arrow, which costs about 50 bytes a score.
+Returns:
+    R@k and mAP@10 as fractions, median_rank and mean_rank (1-based), num_queries.
+Examples:
+    >>> recall = evaluate.load("metrics/recall")
+    >>> recall.compute(predictions=[[0.9, 0.2], [0.7, 0.1]], references=[[0], [1]], k=[1])["R@1"]
+    0.5
+"""
+
+_CITATION = """\
+@inproceedings{yan2024bridging,
+  title = {Bridging Language Gaps in Audio-Text Retrieval},
+  author = {Yan, Zhiyong and Dinkel, Heinrich and Wang, Yongqing and Liu, Jizhong and Zhang, Junbo and Wang, Yujun and
+            Wang, Bin},
+  booktitle = {Interspeech},
+  year = {2024}
+}
+"""
+
+
+class Recall(evaluate.Metric):
+    """R@k, mAP@10, median and mean rank; see the card, README.md."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        columns = datasets.Sequence(datasets.Value("int64"))
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation=_CITATION,
+            inputs_description=_INPUTS,
+            features=[
+                datasets.Features(predictions=datasets.Sequence(datasets.Value("float64")), references=columns),
+                datasets.Features(predictions=datasets.Value("int64"), references=columns),
+            ],
+            reference_urls=["https://arxiv.org/abs/2406.07012"],
+        )
+
+    def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
+        if any(column is None or len(column) == 0 for column in batch.values()):
+            raise ValueError("predictions and references must both be given and hold at least one query")
+        return super()._infer_feature_from_batch(batch)
+
+    def _compute(
+        self,
+        predictions: Sequence[Any],
+        references: Sequence[Sequence[int]],
+        k: int | Sequence[int] = (1, 5, 10),
+        similarity: Any = None,
+        **kwargs: Any,  # what `evaluate.combine` hands to all its metrics
+    ) -> dict[str, float]:
+        if similarity is None:
+            return retrieval_scores(predictions, references, k)
+        return retrieval_scores(similarity, _in_row_order(predictions, references, np.shape(similarity)[0]), k)
+
+
+def _in_row_order(
+    query_ids: Sequence[int], references: Sequence[Sequence[int]], num_queries: int
+) -> list[Sequence[int]]:
+    if np.ndim(query_ids[0]) or sorted(query_ids) != list(range(num_queries)):
+        raise ValueError(
+            f"with `similarity`, predictions are its row numbers, each of 0..{num_queries - 1} once; "
+            f"got {len(query_ids)}, the first {query_ids[0]}"
+        )
+    by_row = dict(zip(query_ids, references, strict=True))
+    return [by_row[row] for row in range(num_queries)]

@@ -1,0 +1,396 @@
+"""metrics/recall against naive loops, enumeration, scikit-learn, golden numbers and the real `evaluate` loader."""
+
+import itertools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+from sklearn.metrics import coverage_error, label_ranking_average_precision_score, top_k_accuracy_score
+
+from metrics.recall import (
+    LazySimilarity,
+    average_precision_at,
+    best_ranks,
+    chance_scores,
+    ranks_from_embeddings,
+    retrieval_scores,
+)
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "metrics" / "recall"
+
+
+def naive_ranks(scores, right):
+    """1-based ranks of the relevant candidates, best first, every tie with an irrelevant one lost."""
+    wrong = [score for column, score in enumerate(scores) if column not in right]
+    best_first = sorted((scores[column] for column in right), reverse=True)
+    return [sum(other >= score for other in wrong) + place for place, score in enumerate(best_first, start=1)]
+
+
+def naive_scores(similarity, relevant, cutoffs):
+    ranks = [naive_ranks(row, set(right)) for row, right in zip(similarity, relevant, strict=True)]
+    first = sorted(mine[0] for mine in ranks)
+    middle = (first[(len(first) - 1) // 2] + first[len(first) // 2]) / 2
+    precisions = [
+        sum(place / rank for place, rank in enumerate(mine, start=1) if rank <= 10) / len(mine) for mine in ranks
+    ]
+    return {
+        **{f"R@{k}": sum(rank <= k for rank in first) / len(first) for k in cutoffs},
+        "mAP@10": sum(precisions) / len(precisions),
+        "median_rank": math.floor(middle),
+        "mean_rank": sum(first) / len(first),
+        "num_queries": len(first),
+    }
+
+
+def random_case(seed, num_queries, num_candidates, most, levels):
+    """Scores and relevant columns; `levels` distinct values make ties, None makes none."""
+    rng = np.random.default_rng(seed)
+    similarity = rng.standard_normal((num_queries, num_candidates))
+    if levels:
+        similarity = rng.integers(0, levels, similarity.shape) / levels
+    relevant = [rng.permutation(num_candidates)[: rng.integers(1, most + 1)].tolist() for _ in range(num_queries)]
+    return similarity, relevant
+
+
+CASES = [
+    random_case(seed, num_queries, num_candidates, min(most, num_candidates), levels)
+    for seed, ((num_queries, num_candidates), most, levels) in enumerate(
+        itertools.product([(1, 1), (1, 7), (9, 2), (40, 13), (7, 150)], [1, 5, 14], [None, 1, 2, 6])
+    )
+]
+
+
+@pytest.mark.parametrize(("similarity", "relevant"), CASES)
+def test_scores_equal_naive_loops(similarity, relevant):
+    expected = naive_scores(similarity.tolist(), relevant, (1, 3, 10))
+    assert retrieval_scores(similarity, relevant, k=(1, 3, 10)) == pytest.approx(expected, abs=1e-12)
+    assert average_precision_at(similarity, relevant) == pytest.approx(expected["mAP@10"], abs=1e-12)
+    ranks = [naive_ranks(row, set(right))[0] - 1 for row, right in zip(similarity.tolist(), relevant, strict=True)]
+    assert best_ranks(similarity, relevant).tolist() == ranks
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        np.ndarray.tolist,
+        np.asfortranarray,
+        lambda scores: scores.astype(np.float16),
+        lambda scores: (scores * 8).astype(np.int32),
+        lambda scores: np.repeat(scores, 2, axis=1)[:, ::2],
+    ],
+    ids=["lists", "columns-first", "half", "integers", "strided"],
+)
+def test_the_form_of_the_matrix_does_not_matter(form):
+    similarity, relevant = random_case(3, 300, 1500, 4, 8)  # several blocks of rows
+    untouched = similarity.copy()
+    assert retrieval_scores(form(similarity), relevant) == retrieval_scores(similarity, relevant)
+    np.testing.assert_array_equal(similarity, untouched)
+
+
+def golden_fill(shape, j):
+    n = np.arange(math.prod(shape), dtype=np.float64)
+    return (np.sin(12.9898 * (n + 1) + 78.233 * j) * 43758.5453 % 1.0 - 0.5).reshape(shape)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    """12 clips with 5 captions each; the expected numbers are ML-CLAP's published evaluation code run on them."""
+    audio = golden_fill((12, 8), 0)
+    text = audio.repeat(5, axis=0) + 1.2 * golden_fill((60, 8), 1)
+    return tuple(embeds / np.linalg.norm(embeds, axis=1, keepdims=True) for embeds in (audio, text))
+
+
+def test_golden_text_to_audio(golden):
+    audio, text = golden
+    scores = retrieval_scores((audio @ text.T).T, np.arange(60)[:, None] // 5, k=(1, 5, 10))
+    expected = {"R@1": 0.616667, "R@5": 0.95, "R@10": 1, "mAP@10": 0.752262, "median_rank": 1, "mean_rank": 1.9333}
+    assert scores == pytest.approx({**expected, "num_queries": 60}, abs=5e-5)
+
+
+def test_golden_audio_to_text(golden):
+    audio, text = golden
+    scores = retrieval_scores(audio @ text.T, np.arange(60).reshape(12, 5))
+    expected = {"R@1": 0.666667, "R@5": 1, "R@10": 1, "mAP@10": 0.546997, "median_rank": 1, "mean_rank": 1.5833}
+    assert scores == pytest.approx({**expected, "num_queries": 12}, abs=5e-5)
+
+
+def test_agrees_with_scikit_learn():
+    rng = np.random.default_rng(0)
+    scores, right = rng.standard_normal((50, 30)), rng.integers(0, 30, 50)
+    mine = retrieval_scores(scores, right[:, None], k=(1, 5, 10))
+    for k in (1, 5, 10):
+        assert mine[f"R@{k}"] == pytest.approx(top_k_accuracy_score(right, scores, k=k, labels=range(30)), abs=1e-12)
+    truth = rng.random((50, 30)) < 0.2
+    truth[:, 0] = True
+    relevant = [np.flatnonzero(row).tolist() for row in truth]
+    assert average_precision_at(scores, relevant, k=30) == pytest.approx(
+        label_ranking_average_precision_score(truth, scores), abs=1e-12
+    )
+
+
+def test_ties_agree_with_scikit_learn_coverage():
+    """With one right answer, coverage error is the mean rank, and it too counts ties against the model."""
+    rng = np.random.default_rng(1)
+    scores, right = rng.integers(0, 4, (60, 20)) / 4, rng.integers(0, 20, 60)
+    expected = coverage_error(np.eye(20)[right], scores)
+    assert retrieval_scores(scores, right[:, None])["mean_rank"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_constant_model_is_the_worst_model():
+    relevant = [[0], [3, 5], [1, 2, 4]]
+    assert best_ranks(np.full((3, 20), 0.7), relevant).tolist() == [19, 18, 17]
+    scores = retrieval_scores(np.full((3, 20), 0.7), relevant)
+    assert (scores["R@1"], scores["R@10"], scores["mAP@10"], scores["median_rank"]) == (0, 0, 0, 19)
+
+
+def test_a_perfect_model():
+    scores = retrieval_scores(np.eye(12), [[i] for i in range(12)])
+    assert scores.pop("num_queries") == 12
+    assert list(scores) == ["R@1", "R@5", "R@10", "mAP@10", "median_rank", "mean_rank"]
+    assert set(scores.values()) == {1}
+    many = np.arange(40.0)[None, ::-1]
+    assert average_precision_at(many, [range(20)]) == pytest.approx(10 / 20)
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (4, 1), (5, 3), (6, 6), (9, 2), (13, 2), (12, 3)])
+def test_chance_is_the_mean_over_all_orders(n, m):
+    descending = np.arange(n, 0, -1.0)
+    places = [list(chosen) for chosen in itertools.combinations(range(n), m)]
+    mean = retrieval_scores(np.tile(descending, (len(places), 1)), places, k=(1, 2, 5))
+    chance = chance_scores([range(m)], n, k=(1, 2, 5))
+    assert chance == pytest.approx({name: mean[name] for name in chance}, abs=1e-12)
+
+
+def test_chance_is_what_random_scores_get():
+    similarity, relevant = random_case(0, 20_000, 25, 6, None)
+    scores, chance = retrieval_scores(similarity, relevant), chance_scores(relevant, 25)
+    assert list(chance) == ["R@1", "R@5", "R@10", "mAP@10"]
+    assert chance == pytest.approx({name: scores[name] for name in chance}, abs=4 * 0.5 / math.sqrt(20_000))
+
+
+def test_chance_is_stable_at_scale():
+    n, m, k = 1_000_000, 5, 10
+    exact = 1 - math.comb(n - m, k) / math.comb(n, k)  # Python's integers are exact, their ratio rounds once
+    assert chance_scores([range(m)], n, k)[f"R@{k}"] == pytest.approx(exact, rel=1e-9)
+    assert chance_scores([[7]], 10**9, 1)["R@1"] == pytest.approx(1e-9, rel=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64, 1000])
+@pytest.mark.parametrize("num_candidates", [1, 63, 64, 5000])
+def test_chunks_of_embeddings_equal_the_whole_matrix(chunk, num_candidates):
+    """On small integers a product is exact in any order, so the whole matrix is the truth; it is full of ties too."""
+    rng = np.random.default_rng(num_candidates)
+    queries = rng.integers(-2, 3, (70, 6)).astype(np.float32)
+    candidates = rng.integers(-2, 3, (num_candidates, 6)).astype(np.float32)
+    relevant = [rng.permutation(num_candidates)[: rng.integers(1, 7)].tolist() for _ in range(70)]
+    lazy, whole = LazySimilarity(queries, candidates, chunk), queries @ candidates.T
+    np.testing.assert_array_equal(
+        ranks_from_embeddings(queries, candidates, relevant, chunk), best_ranks(whole, relevant)
+    )
+    assert retrieval_scores(lazy, relevant) == retrieval_scores(whole, relevant)
+
+
+def test_lazy_scores_are_the_products():
+    rng = np.random.default_rng(0)
+    queries, candidates = rng.standard_normal((90, 33)), rng.standard_normal((5000, 33))
+    lazy = LazySimilarity(queries, candidates, chunk=32)
+    whole = np.full((90, 5000), np.nan)
+    for start in range(0, 90, 32):
+        for first, tile in lazy.tiles(slice(start, start + 32)):
+            whole[start : start + 32, first : first + tile.shape[1]] = tile
+    np.testing.assert_allclose(whole, np.einsum("qd,cd->qc", queries, candidates), rtol=0, atol=1e-9)
+    relevant = rng.integers(0, 5000, (90, 2))
+    relevant[:, 1] = (relevant[:, 0] + 7) % 5000
+    assert retrieval_scores(lazy, relevant) == retrieval_scores(whole, relevant)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("num_candidates", [5, 190, 4100])
+def test_equal_embeddings_tie_wherever_they_stand(dtype, num_candidates):
+    """A model that gives every clip one embedding is constant: in chunks, too, it must score as the worst."""
+    rng = np.random.default_rng(0)
+    queries = rng.standard_normal((37, 46)).astype(dtype)
+    candidates = np.tile(rng.standard_normal(46).astype(dtype), (num_candidates, 1))
+    ranks = ranks_from_embeddings(queries, candidates, rng.integers(0, num_candidates, (37, 1)), chunk=17)
+    assert ranks.tolist() == [num_candidates - 1] * 37
+
+
+def traced_peak(function, *arguments):
+    """Bytes allocated at the worst moment of the call."""
+    tracemalloc.start()
+    try:
+        function(*arguments)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_chunks_bound_the_memory():
+    rng = np.random.default_rng(0)
+    queries = rng.standard_normal((1500, 4), dtype=np.float32)
+    candidates = rng.standard_normal((30_000, 4), dtype=np.float32)
+    relevant = rng.integers(0, 30_000, (1500, 1))
+    assert traced_peak(ranks_from_embeddings, queries, candidates, relevant, 128) < 8e6  # the matrix: 180e6 bytes
+
+
+def test_a_matrix_is_neither_copied_nor_sorted():
+    similarity = np.random.default_rng(0).standard_normal((2000, 3000), dtype=np.float32)
+    relevant = np.arange(2000)[:, None]
+    assert traced_peak(best_ranks, similarity, relevant) < similarity.nbytes / 5
+    assert traced_peak(best_ranks, similarity.T[:2000], relevant) < similarity.nbytes / 5
+
+
+def with_value(value):
+    similarity = np.zeros((3, 4))
+    similarity[1, 2] = value
+    return similarity
+
+
+@pytest.mark.parametrize(
+    ("similarity", "relevant", "message"),
+    [
+        (with_value(np.nan), [[0]] * 3, r"similarity\[1, 2\] is nan"),
+        (with_value(-np.inf), [[0]] * 3, r"similarity\[1, 2\] is -inf"),
+        (np.zeros((3, 4)), [[0], [], [1]], "query 1 has no relevant candidate"),
+        (np.zeros((3, 4)), [[0], [1, 4], [1]], "query 1 names column 4 as relevant; columns run from 0 to 3"),
+        (np.zeros((3, 4)), [[0], [1], [-1]], "query 2 names column -1"),
+        (np.zeros((3, 4)), [[0], [1, 2, 1], [1]], "query 1 names column 1 as relevant 2 times"),
+        (np.zeros((3, 4)), [[0], [1]], "got 2 lists of relevant candidates for 3 queries"),
+        (np.zeros((3, 4)), [0, 1, 2], "give a list of columns for each query"),
+        (np.zeros((3, 4)), [[0.5], [1], [2]], "must be integers"),
+        (np.zeros((0, 4)), [], r"similarity has shape \(0, 4\)"),
+        (np.zeros((3, 0)), [[0]] * 3, r"similarity has shape \(3, 0\)"),
+        (np.zeros(3), [[0]] * 3, r"similarity has shape \(3,\)"),
+        ([[0.1, 0.2], [0.3]], [[0]] * 2, "rows of similarity differ in length"),
+        ([["a", "b"]], [[0]], "matrix of real numbers"),
+    ],
+)
+def test_bad_input_says_what_and_where(similarity, relevant, message):
+    with pytest.raises(ValueError, match=message):
+        retrieval_scores(similarity, relevant)
+    with pytest.raises(ValueError, match=message):
+        best_ranks(similarity, relevant)
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5, [1, 0], [], True, "10"])
+def test_a_cutoff_is_a_positive_whole_number(k):
+    with pytest.raises(ValueError, match="positive whole numbers"):
+        retrieval_scores(np.eye(3), [[0], [1], [2]], k)
+
+
+@pytest.mark.parametrize(
+    ("queries", "candidates", "chunk", "message"),
+    [
+        (np.ones((2, 3)), np.ones((4, 5)), 8, "last dimensions must be equal"),
+        (np.array([[1.0, 0.0], [np.nan, 0.0]]), np.eye(2), 8, r"queries\[1\] has NaN"),
+        (np.eye(2), np.array([[np.inf, 0.0], [1.0, 0.0]]), 8, r"candidates\[0\] has NaN, inf or huge"),
+        (np.ones((0, 2)), np.eye(2), 8, r"queries has shape \(0, 2\)"),
+        (np.eye(2), np.eye(2), 0, "chunk is 0"),
+    ],
+)
+def test_bad_embeddings_say_what_and_where(queries, candidates, chunk, message):
+    with pytest.raises(ValueError, match=message):
+        ranks_from_embeddings(queries, candidates, [[0]] * len(queries), chunk)
+
+
+@pytest.fixture
+def load_metric(tmp_path, monkeypatch):
+    """The real loader, called from elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    return lambda: evaluate.load(str(FOLDER), cache_dir=str(tmp_path))
+
+
+def test_evaluate_gives_the_same_numbers(load_metric):
+    similarity, relevant = random_case(5, 30, 12, 4, 5)
+    expected = retrieval_scores(similarity, relevant, k=[1, 3])
+    metric = load_metric()
+    assert metric.compute(predictions=similarity, references=relevant, k=[1, 3]) == expected
+    assert metric.compute(predictions=similarity.tolist(), references=relevant, k=[1, 3]) == expected
+    for start in range(0, 30, 8):
+        metric.add_batch(predictions=similarity[start : start + 8], references=relevant[start : start + 8])
+    assert metric.compute(k=[1, 3]) == expected
+
+
+def test_evaluate_takes_the_whole_matrix_as_a_keyword(load_metric):
+    similarity, relevant = random_case(6, 30, 12, 4, 5)
+    expected = retrieval_scores(similarity, relevant)
+    shuffled = np.random.default_rng(0).permutation(30)
+    references = [relevant[row] for row in shuffled]
+    metric = load_metric()
+    assert metric.compute(predictions=shuffled, references=references, similarity=similarity) == expected
+    for row in shuffled:
+        metric.add(prediction=int(row), reference=relevant[row])
+    assert metric.compute(similarity=similarity) == expected
+
+
+def test_evaluate_combines(load_metric):
+    similarity, relevant = random_case(7, 10, 6, 2, None)
+    both = evaluate.combine({"first": load_metric(), "second": load_metric()}, force_prefix=True)
+    scores = both.compute(predictions=similarity, references=relevant, k=[1], unknown_to_recall=3)
+    expected = retrieval_scores(similarity, relevant, k=[1])
+    assert scores == {f"{name}_{key}": value for name in ("first", "second") for key, value in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"predictions": [], "references": []}, "hold at least one query"),
+        ({"predictions": [[0.1, np.nan]], "references": [[0]]}, r"similarity\[0, 1\] is nan"),
+        ({"predictions": [[0.1, 0.2]], "references": [[]]}, "no relevant candidate"),
+        ({"predictions": [[0.1, 0.2], [0.1]], "references": [[0], [0]]}, "differ in length"),
+        ({"predictions": [0, 1], "references": [[0], [0]]}, r"similarity has shape \(2,\)"),
+        ({"predictions": [0, 0], "references": [[0], [0]], "similarity": np.eye(2)}, "each of 0..1 once; got 2"),
+        ({"predictions": np.eye(2), "references": [[0], [0]], "similarity": np.eye(2)}, "row numbers"),
+    ],
+)
+def test_evaluate_errors_are_clear(load_metric, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        load_metric().compute(**inputs)
+
+
+WORKER = """
+import json, sys
+import numpy as np
+import evaluate
+folder, rank = sys.argv[1], int(sys.argv[2])
+metric = evaluate.load(folder, num_process=2, process_id=rank, experiment_id="pair")
+similarity = np.random.default_rng(0).standard_normal((10, 6))
+mine = slice(0, 7) if rank == 0 else slice(7, 10)
+metric.add_batch(predictions=similarity[mine], references=[[i % 6] for i in range(10)][mine])
+print(json.dumps(metric.compute(k=[1, 2])))
+"""
+
+
+def test_two_processes_elsewhere_and_offline(tmp_path):
+    """In fresh processes started elsewhere, rank 0 gets the scores of both ranks' rows."""
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(FOLDER), str(rank)],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    answers = [json.loads(process.communicate(timeout=120)[0]) for process in ranks]
+    similarity = np.random.default_rng(0).standard_normal((10, 6))
+    assert answers == [retrieval_scores(similarity, [[i % 6] for i in range(10)], k=[1, 2]), None]
+    assert (tmp_path / "home" / "modules" / "evaluate_modules").is_dir()
+
+
+def test_the_card_runs(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    blocks = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    exec("\n".join(blocks), {})
