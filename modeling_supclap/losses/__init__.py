@@ -1,0 +1,42 @@
+"""The losses of the three papers as pure functions on embeddings; one file a paper, nothing imported but torch."""
+
+from .contrastive import info_nce, reweighted_info_nce, sigmoid_loss, similarity_matrix
+from .multilingual import (
+    by_language,
+    cacl_loss,
+    data_distribution_error,
+    kcl_loss,
+    language_distribution_error,
+    multilingual_support_vector_loss,
+)
+from .support_vector import (
+    DynamicRadius,
+    StaticRadius,
+    radius_constraint,
+    support_similarity,
+    support_vector_loss,
+    support_vector_sigmoid_loss,
+)
+from .temporal import teminal_a_weights, teminal_b_weights, temporal_nce
+
+__all__ = [
+    "DynamicRadius",
+    "StaticRadius",
+    "by_language",
+    "cacl_loss",
+    "data_distribution_error",
+    "info_nce",
+    "kcl_loss",
+    "language_distribution_error",
+    "multilingual_support_vector_loss",
+    "radius_constraint",
+    "reweighted_info_nce",
+    "sigmoid_loss",
+    "similarity_matrix",
+    "support_similarity",
+    "support_vector_loss",
+    "support_vector_sigmoid_loss",
+    "teminal_a_weights",
+    "teminal_b_weights",
+    "temporal_nce",
+]

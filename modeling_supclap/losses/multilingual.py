@@ -1,0 +1,200 @@
+"""The multilingual losses of ATRI, SVR on them, and the data distribution error they are meant to reduce.
+
+Random-language training (ML-CLAP) needs no loss of its own: it is InfoNCE on one drawn language per clip.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .contrastive import at_least_float32, info_nce
+from .support_vector import Similarity, support_vector_loss
+
+# Weight of one direction, as a mean over its clips and texts: 1/(2NK) NK for KCL, 1/(6N) 2N for the two texts of CACL.
+DIRECTION_SCALE = {"kcl": 1 / 2, "cacl": 1 / 3}
+
+
+def by_language(text_embeds: Tensor) -> Tensor:
+    """(N, K, d) to (K, N, d): languages as a leading dimension, over which every loss here averages.
+
+    Raises:
+        ValueError: not three dimensions.
+
+    >>> by_language(torch.zeros(4, 8, 16)).shape
+    torch.Size([8, 4, 16])
+    """
+    if text_embeds.ndim != 3:
+        raise ValueError(
+            f"got text_embeds of shape {tuple(text_embeds.shape)}; give (N, K, d), each clip's caption in K languages"
+        )
+    return text_embeds.transpose(0, 1)
+
+
+def kcl_loss(
+    audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, group_ids: Tensor | None = None
+) -> Tensor:
+    """1-to-K contrastive learning: every clip with its caption in all K languages at once [ATRI eq. 9-11].
+
+    L = 1/(2NK) sum_ik (-log softmax_j(logit_scale a_i . t_jk)[i] - log softmax_j(logit_scale t_ik . a_j)[i]), the mean
+    over languages and directions; the negatives of a caption are of its own language. That is half the scale of
+    `info_nce`, which sums the directions. A random model gives log N, a perfect one tends to 0.
+
+    Args:
+        audio_embeds: (N, d), unit norm.
+        text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        group_ids: (N,) integers; clips with the same id are positives of each other. Default: every clip its own.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: a single language, shapes that do not fit, or fewer than two clips.
+
+    >>> pairs = torch.eye(2)
+    >>> round(kcl_loss(pairs, torch.stack([pairs, pairs], dim=1), logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
+    0.3133
+    """
+    texts = by_language(text_embeds)
+    if len(texts) < 2:
+        raise ValueError(
+            f"got captions in K = {len(texts)} language; KCL contrasts two or more at once, for one use info_nce"
+        )
+    return DIRECTION_SCALE["kcl"] * info_nce(audio_embeds, texts, logit_scale, group_ids)
+
+
+def cacl_loss(
+    audio_embeds: Tensor,
+    anchor_text_embeds: Tensor,
+    other_text_embeds: Tensor,
+    logit_scale: float | Tensor,
+    group_ids: Tensor | None = None,
+) -> Tensor:
+    """Audio-English co-anchor contrastive learning: English and one drawn language a clip [ATRI eq. 12-13].
+
+    L = 1/(6N) (L_ae + L_at + L_et), each the sum over clips and both directions: the mean of the six directed losses of
+    audio, English (e) and the other language (t). A random model gives log N, a perfect one tends to 0.
+
+    Args:
+        audio_embeds: (N, d), unit norm.
+        anchor_text_embeds: (N, d), unit norm; the captions in the anchor language, English.
+        other_text_embeds: (N, d), unit norm; the same captions, each in a language drawn from the others.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        group_ids: (N,) integers; clips with the same id are positives of each other. Default: every clip its own.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: shapes that do not fit, or fewer than two clips.
+
+    >>> pairs = torch.eye(2)
+    >>> round(cacl_loss(pairs, pairs, pairs, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
+    0.3133
+    """
+    audio_anchor = info_nce(audio_embeds, anchor_text_embeds, logit_scale, group_ids)
+    audio_other = info_nce(audio_embeds, other_text_embeds, logit_scale, group_ids)
+    anchor_other = info_nce(anchor_text_embeds, other_text_embeds, logit_scale, group_ids)
+    return (audio_anchor + audio_other + anchor_other) / 6
+
+
+def multilingual_support_vector_loss(
+    anchors: Tensor,
+    targets: Tensor,
+    radius: float | Tensor,
+    logit_scale: float | Tensor,
+    base: Literal["kcl", "cacl"],
+    similarity: Similarity = "cosine",
+    decoupled: bool = False,
+    group_ids: Tensor | None = None,
+) -> Tensor:
+    """SVR on KCL or CACL, one direction, at the scale that a direction has in that loss [SupCLAP table 8].
+
+    On KCL the support vectors of all languages, 1/(2NK) sum_ik; on CACL those of the two audio-text terms, a-e and a-t,
+    1/(6N) sum_ik, and none for e-t. At a radius of 0 both directions together are `kcl_loss`, or `cacl_loss` less its
+    e-t term.
+
+    Args:
+        anchors: those displaced: texts for the text-to-audio direction, or (N, d) audios. Unit norm. Texts are
+            (K, N, d), `by_language` for KCL, the anchor language and the other one stacked for CACL.
+        targets: the other side: (N, d) audios, or (K, N, d) texts.
+        radius: a number, a 0-d tensor or (K, N), a radius module's answer to (K, N, N) similarities.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        base: the loss that SVR rides on, "kcl" or "cacl".
+        similarity: of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
+        decoupled: leave the positives out of the denominator.
+        group_ids: (N,) integers; clips with the same id are positives of each other.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: an unknown base, and all that `support_vector_loss` refuses.
+
+    >>> pairs = torch.eye(2)
+    >>> round(multilingual_support_vector_loss(torch.stack([pairs, pairs]), pairs, 0.1, 1.0, base="kcl").item(), 4)
+    0.1566
+    """
+    if base not in DIRECTION_SCALE:
+        raise ValueError(f"got base={base!r}; it must be one of {sorted(DIRECTION_SCALE)}")
+    loss = support_vector_loss(anchors, targets, radius, logit_scale, similarity, decoupled, group_ids)
+    return DIRECTION_SCALE[base] * loss
+
+
+def language_distribution_error(trained: Tensor) -> Tensor:
+    """How far a step's languages are from all languages alike, whatever the model [ATRI eq. 6].
+
+    mean_i sum_k |1/K - q_ik|, q_i uniform over the languages that clip i is trained in: 0 for KCL, 2(1 - 2/K) for CACL,
+    2(1 - 1/K), the most there is, for one language drawn at random.
+
+    Args:
+        trained: (N, K) bool; [i, k] says whether this step trains clip i in language k, at least one of each clip.
+
+    Returns:
+        0-d tensor, 0 to 2.
+
+    >>> language_distribution_error(torch.eye(4, dtype=torch.bool))
+    tensor(1.5000)
+    """
+    distribution = trained.float() / trained.sum(dim=1, keepdim=True)
+    return (distribution - 1 / trained.shape[1]).abs().sum(dim=1).mean()
+
+
+@torch.no_grad()
+def data_distribution_error(
+    audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
+) -> Tensor:
+    """The data distribution error of a batch as the model weighs it, sum |p - p'_e| [ATRI eq. 6, with eq. 2 and 4].
+
+    p is the softmax of the scaled similarity over all positive pairs of the batch, in all languages; p'_e that over the
+    pairs trained on. Hence 2(1 - the share of p that is trained): 0 for KCL, and more for one language than for the two
+    of CACL; with all similarities equal, `language_distribution_error`.
+
+    Args:
+        audio_embeds: (N, d), unit norm.
+        text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        trained: (N, K) bool; [i, k] says whether this step trains clip i in language k.
+
+    Returns:
+        0-d tensor, 0 to 2, without gradient.
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    >>> captions = torch.eye(2).unsqueeze(1).expand(2, 4, 2)
+    >>> data_distribution_error(torch.eye(2), captions, 1.0, torch.eye(4, dtype=torch.bool)[:2])
+    tensor(1.5000)
+    """
+    if trained.shape != text_embeds.shape[:2]:
+        raise ValueError(
+            f"got trained of shape {tuple(trained.shape)} for text_embeds {tuple(text_embeds.shape)}; give (N, K)"
+        )
+    audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
+    logits = logit_scale * (audio_embeds.unsqueeze(1) * text_embeds).sum(-1)
+    ideal = logits.flatten().softmax(0)
+    actual = logits.masked_fill(~trained, -torch.inf).flatten().softmax(0)
+    return (ideal - actual).abs().sum()

@@ -1,0 +1,223 @@
+"""InfoNCE, SigLIP and the re-weighted InfoNCE against loops, golden numbers, closed forms and their gradients."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import reference
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modeling_supclap.losses import info_nce, reweighted_info_nce, sigmoid_loss, similarity_matrix
+
+Loss = Callable[..., Tensor]
+
+SCALE = 1 / 0.07
+GROUPS = [0, 1, 0, 2, 1]
+
+
+def unit_rows(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def related_pair(n: int = 5, d: int = 7) -> tuple[Tensor, Tensor]:
+    audio = unit_rows(n, d)
+    return audio, F.normalize(audio + 0.6 * unit_rows(n, d, seed=1), dim=-1)
+
+
+def filler(shape: tuple[int, int], j: int) -> Tensor:
+    """The numbers the golden values were made from: frac(sin(12.9898 (n + 1) + 78.233 j) 43758.5453) - 1/2."""
+    n = torch.arange(math.prod(shape), dtype=torch.float64)
+    value = torch.sin(12.9898 * (n + 1) + 78.233 * j) * 43758.5453
+    return (value - value.floor() - 0.5).reshape(shape)
+
+
+LOSSES: dict[str, Loss] = {
+    "info_nce": lambda a, t, g=None: info_nce(a, t, SCALE, group_ids=g),
+    "sigmoid": lambda a, t, g=None: sigmoid_loss(a, t, 10.0, -10.0, group_ids=g),
+    "reweighted": lambda a, t, g=None: reweighted_info_nce(a, t, SCALE, 3.0, group_ids=g),
+}
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 3), (5, 7), (9, 4)])
+def test_equals_the_loops(n: int, d: int) -> None:
+    audio, text = related_pair(n, d)
+    assert info_nce(audio, text, SCALE).item() == pytest.approx(reference.info_nce(audio, text, SCALE), abs=1e-12)
+    assert sigmoid_loss(audio, text, 10.0, -9.0).item() == pytest.approx(
+        reference.sigmoid_loss(audio, text, 10.0, -9.0), abs=1e-12
+    )
+    assert reweighted_info_nce(audio, text, SCALE, 2.5).item() == pytest.approx(
+        reference.reweighted_info_nce(audio, text, SCALE, 2.5), abs=1e-12
+    )
+
+
+def test_group_positives_equal_the_loops() -> None:
+    audio, text = related_pair()
+    ids = torch.tensor(GROUPS)
+    assert info_nce(audio, text, SCALE, ids).item() == pytest.approx(
+        reference.info_nce(audio, text, SCALE, GROUPS), abs=1e-12
+    )
+    assert sigmoid_loss(audio, text, 10.0, -9.0, ids).item() == pytest.approx(
+        reference.sigmoid_loss(audio, text, 10.0, -9.0, GROUPS), abs=1e-12
+    )
+
+
+def test_golden_numbers() -> None:
+    """Made by an independent implementation of ML-CLAP's loss, which is the mean of the two directions, not the sum."""
+    audio = F.normalize(filler((4, 8), 0), dim=1)
+    text = F.normalize(filler((4, 8), 0) + 0.8 * filler((4, 8), 1), dim=1)
+    assert info_nce(audio, text, SCALE).item() / 2 == pytest.approx(0.1708606, abs=1e-6)
+    assert info_nce(audio, text, SCALE, torch.tensor([0, 0, 1, 2])).item() / 2 == pytest.approx(2.8752162, abs=1e-6)
+
+
+@every_loss
+def test_distinct_groups_are_the_default(loss: Loss) -> None:
+    audio, text = related_pair()
+    torch.testing.assert_close(loss(audio, text, torch.tensor([4, 9, 1, 0, 7])), loss(audio, text), rtol=0, atol=1e-14)
+
+
+@every_loss
+def test_gradcheck(loss: Loss) -> None:
+    audio, text = (embeds.requires_grad_() for embeds in related_pair(4, 3))
+    torch.autograd.gradcheck(loss, (audio, text))
+    torch.autograd.gradcheck(lambda a, t: loss(a, t, torch.tensor([0, 1, 0, 2])), (audio, text))
+
+
+def test_gradcheck_of_the_scalars() -> None:
+    audio, text = related_pair(4, 3)
+    scale, bias, weight = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (9.0, -8.0, 1.7))
+    torch.autograd.gradcheck(lambda s: info_nce(audio, text, s), (scale,))
+    torch.autograd.gradcheck(lambda s, b: sigmoid_loss(audio, text, s, b), (scale, bias))
+    torch.autograd.gradcheck(lambda s, w: reweighted_info_nce(audio, text, s, w), (scale, weight))
+
+
+def gradient_of_similarities(loss: Loss, similarity: Tensor) -> Tensor:
+    """dL/dS: with the identity as texts, the audio matrix is the similarity matrix."""
+    similarity = similarity.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(similarity, torch.eye(len(similarity), dtype=similarity.dtype)), similarity)
+    return gradient
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_every_entry_gets_the_gradient_of_both_directions(weight: float) -> None:
+    """dL/dS_ij = scale/N (P_a2t + P_t2a - 2 delta)_ij: neither half is lost, and no off-diagonal entry is."""
+    similarity = torch.tensor([[0.9, 0.1, -0.2], [0.4, 0.7, 0.3], [0.0, 0.6, 0.8]], dtype=torch.float64)
+    gradient = gradient_of_similarities(lambda a, t: reweighted_info_nce(a, t, 5.0, weight), similarity)
+    exponentials = (5.0 * similarity).exp() * (1 + (weight - 1) * torch.eye(3))
+    audio_to_text = exponentials / exponentials.sum(1, keepdim=True)
+    text_to_audio = exponentials / exponentials.sum(0, keepdim=True)
+    for part in (audio_to_text, text_to_audio):
+        assert (part > 1e-4).all()
+    torch.testing.assert_close(gradient, 5.0 / 3 * (audio_to_text + text_to_audio - 2 * torch.eye(3)))
+    if weight == 1:
+        plain = gradient_of_similarities(lambda a, t: info_nce(a, t, 5.0), similarity)
+        torch.testing.assert_close(plain, gradient, rtol=0, atol=1e-14)
+
+
+def test_every_entry_gets_the_gradient_of_the_sigmoid() -> None:
+    similarity = torch.tensor([[0.9, 0.1], [0.4, 0.7]], dtype=torch.float64)
+    gradient = gradient_of_similarities(lambda a, t: sigmoid_loss(a, t, 5.0, -2.0), similarity)
+    probability = torch.sigmoid(5.0 * similarity - 2.0)
+    torch.testing.assert_close(gradient, 5.0 / 2 * (probability - torch.eye(2)))
+
+
+def test_each_direction_is_there_when_the_other_is_solved() -> None:
+    """Each audio prefers its own text, but text 0 prefers audio 1: only the text-to-audio half still has a loss."""
+    similarity = torch.tensor([[0.1, -1.0], [0.9, 1.0]], dtype=torch.float64)
+    texts = torch.eye(2, dtype=torch.float64)
+    expected = (math.log1p(math.exp(100 * 0.8)) + math.log1p(math.exp(-100 * 2.0))) / 2
+    expected += (math.log1p(math.exp(-100 * 1.1)) + math.log1p(math.exp(-100 * 0.1))) / 2
+    assert info_nce(similarity, texts, 100.0).item() == pytest.approx(expected, rel=1e-12)
+    assert info_nce(texts, similarity, 100.0).item() == pytest.approx(expected, rel=1e-12)
+    assert expected > 39
+
+
+@every_loss
+def test_order_of_the_batch_does_not_matter(loss: Loss) -> None:
+    audio, text = related_pair()
+    ids, order = torch.tensor(GROUPS), torch.tensor([3, 0, 4, 1, 2])
+    torch.testing.assert_close(loss(audio[order], text[order]), loss(audio, text))
+    torch.testing.assert_close(loss(audio[order], text[order], ids[order]), loss(audio, text, ids))
+    assert loss(audio[order], text) > loss(audio, text)
+
+
+@every_loss
+def test_leading_dimensions_are_batches_of_their_own(loss: Loss) -> None:
+    audio, _ = related_pair()
+    texts = torch.stack([related_pair()[1], unit_rows(5, 7, seed=2)])
+    torch.testing.assert_close(loss(audio, texts), (loss(audio, texts[0]) + loss(audio, texts[1])) / 2)
+    ids = torch.tensor(GROUPS)
+    torch.testing.assert_close(loss(audio, texts, ids), (loss(audio, texts[0], ids) + loss(audio, texts[1], ids)) / 2)
+
+
+def test_values_of_a_random_and_of_a_perfect_batch() -> None:
+    alike = F.normalize(torch.ones(6, 8, dtype=torch.float64), dim=1)
+    perfect = torch.eye(6, dtype=torch.float64)
+    assert info_nce(alike, alike, SCALE).item() == pytest.approx(2 * math.log(6))
+    assert info_nce(perfect, perfect, 100.0).item() == pytest.approx(0, abs=1e-12)
+    assert reweighted_info_nce(alike, alike, SCALE, 4.0).item() == pytest.approx(2 * math.log1p(5 / 4))
+    assert sigmoid_loss(alike, alike, 10.0, -10.0).item() == pytest.approx(6 * math.log(2))
+    unrelated = torch.eye(12, dtype=torch.float64)
+    start = math.log1p(math.exp(10.0)) + 5 * math.log1p(math.exp(-10.0))
+    assert sigmoid_loss(unrelated[:6], unrelated[6:], 10.0, -10.0).item() == pytest.approx(start)
+    twins = perfect[[0, 0, 1, 1, 2, 2]]
+    assert info_nce(twins, twins, 100.0, torch.tensor([0, 0, 1, 1, 2, 2])).item() == pytest.approx(2 * math.log(2))
+
+
+def test_small_loss_is_not_lost_to_rounding() -> None:
+    """2 log(1 + exp(-14.3)) for orthogonal pairs; a naive float32 logsumexp(s) - s+ would be off by a third of it."""
+    pairs = torch.eye(2)
+    expected = 2 * math.log1p(math.exp(-SCALE))
+    assert info_nce(pairs, pairs, SCALE).item() == pytest.approx(expected, abs=1.3e-7)
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_costs_only_the_rounding_of_the_embeddings(loss: Loss, dtype: torch.dtype) -> None:
+    audio, text = (embeds.to(dtype).requires_grad_() for embeds in related_pair(8, 32))
+    value = loss(audio, text)
+    exact = loss(audio.double(), text.double())
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(exact.item(), rel=1e-5, abs=1e-6)
+    gradients = torch.autograd.grad(value, (audio, text))
+    for gradient in gradients:
+        assert gradient.dtype == dtype
+        assert gradient.isfinite().all()
+        assert gradient.abs().sum() > 0
+
+
+@every_loss
+def test_autocast_does_not_reach_the_loss(loss: Loss) -> None:
+    audio, text = (embeds.float() for embeds in related_pair(8, 32))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = loss(audio, text)
+    assert inside.item() == loss(audio, text).item()
+
+
+def test_similarity_keeps_the_wider_dtype() -> None:
+    audio, text = related_pair()
+    assert similarity_matrix(audio, text.float()).dtype == torch.float64
+    assert similarity_matrix(audio.half(), text.bfloat16()).dtype == torch.float32
+
+
+@every_loss
+def test_unfit_batches_are_errors(loss: Loss) -> None:
+    audio, text = related_pair()
+    with pytest.raises(ValueError, match="got a batch of 1; contrast needs two"):
+        loss(audio[:1], text[:1])
+    with pytest.raises(ValueError, match=r"shapes \(5, 7\) and \(4, 7\)"):
+        loss(audio, text[:4])
+    with pytest.raises(ValueError, match=r"shapes \(5, 7\) and \(5, 6\)"):
+        loss(audio, text[:, :6])
+    with pytest.raises(ValueError, match=r"shapes \(7,\)"):
+        loss(audio[0], text[0])
+    with pytest.raises(ValueError, match=r"group_ids of shape \(3,\) for 5 clips; give one id per clip"):
+        loss(audio, text, torch.tensor([0, 1, 2]))
+
+
+def test_weight_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="got positive_weight=0"):
+        reweighted_info_nce(*related_pair(), SCALE, 0)

@@ -1,0 +1,521 @@
+"""SVR against loops, the paper's gradient identities, the optimum of the radius, coincident pairs and low precision."""
+
+import math
+from typing import Literal
+
+import pytest
+import reference
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modeling_supclap.losses import (
+    DynamicRadius,
+    StaticRadius,
+    info_nce,
+    radius_constraint,
+    sigmoid_loss,
+    similarity_matrix,
+    support_similarity,
+    support_vector_loss,
+    support_vector_sigmoid_loss,
+)
+from modeling_supclap.losses.support_vector import Similarity
+
+SCALE = 1 / 0.07
+GROUPS = [0, 1, 0, 2, 1]
+RADII = [0.1, 0.4, -0.2, 0.0, 1.3]
+both_similarities = pytest.mark.parametrize("similarity", ["cosine", "dot"])
+
+
+def unit_rows(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def related_pair(n: int = 5, d: int = 7, spread: float = 0.6) -> tuple[Tensor, Tensor]:
+    audio = unit_rows(n, d)
+    return F.normalize(audio + spread * unit_rows(n, d, seed=1), dim=-1), audio
+
+
+def radii() -> Tensor:
+    return torch.tensor(RADII, dtype=torch.float64)
+
+
+def naive_support_vectors(texts: Tensor, audios: Tensor, radius: Tensor) -> Tensor:
+    return texts + radius.unsqueeze(-1) * F.normalize(audios - texts, dim=-1)
+
+
+# --- values
+
+
+@both_similarities
+def test_linear_form_equals_the_support_vectors(similarity: Similarity) -> None:
+    texts, audios = related_pair()
+    expected = torch.tensor(reference.support_similarity(texts, audios, RADII, similarity), dtype=torch.float64)
+    linear = support_similarity(texts, audios, radii(), similarity)
+    torch.testing.assert_close(linear, expected, rtol=0, atol=1e-12)
+
+
+@both_similarities
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("groups", [None, GROUPS])
+def test_loss_equals_the_loops(similarity: Similarity, decoupled: bool, groups: list[int] | None) -> None:
+    texts, audios = related_pair()
+    ids = None if groups is None else torch.tensor(groups)
+    loss = support_vector_loss(texts, audios, radii(), SCALE, similarity, decoupled, ids)
+    expected = reference.support_vector_loss(texts, audios, RADII, SCALE, similarity, decoupled, groups)
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+@both_similarities
+@pytest.mark.parametrize("groups", [None, GROUPS])
+def test_sigmoid_loss_equals_the_loops(similarity: Similarity, groups: list[int] | None) -> None:
+    texts, audios = related_pair()
+    ids = None if groups is None else torch.tensor(groups)
+    loss = support_vector_sigmoid_loss(texts, audios, radii(), 10.0, -9.0, similarity, ids)
+    expected = reference.support_vector_sigmoid_loss(texts, audios, RADII, 10.0, -9.0, similarity, groups)
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+@both_similarities
+def test_radius_zero_is_the_loss_without_support_vectors(similarity: Similarity) -> None:
+    texts, audios = related_pair()
+    both_ways = support_vector_loss(texts, audios, 0.0, SCALE, similarity)
+    both_ways = both_ways + support_vector_loss(audios, texts, 0.0, SCALE, similarity)
+    torch.testing.assert_close(both_ways, info_nce(audios, texts, SCALE), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        support_vector_sigmoid_loss(texts, audios, 0.0, 10.0, -10.0, similarity),
+        sigmoid_loss(audios, texts, 10.0, -10.0),
+        rtol=0,
+        atol=1e-14,
+    )
+
+
+@both_similarities
+def test_radius_of_the_distance_arrives_at_the_target(similarity: Similarity) -> None:
+    texts, audios = related_pair()
+    distance = (audios - texts).norm(dim=1)
+    arrived = support_similarity(texts, audios, distance, similarity)
+    torch.testing.assert_close(arrived, similarity_matrix(audios, audios), rtol=0, atol=1e-14)
+
+
+def test_one_number_is_that_number_for_every_pair() -> None:
+    texts, audios = related_pair()
+    expected = support_vector_loss(texts, audios, torch.full((5,), 0.3), SCALE)
+    for radius in (0.3, torch.tensor(0.3)):
+        torch.testing.assert_close(support_vector_loss(texts, audios, radius, SCALE), expected)
+
+
+def test_order_of_the_batch_does_not_matter() -> None:
+    texts, audios = related_pair()
+    order, ids = torch.tensor([3, 0, 4, 1, 2]), torch.tensor(GROUPS)
+    torch.testing.assert_close(
+        support_vector_loss(texts[order], audios[order], radii()[order], SCALE, group_ids=ids[order]),
+        support_vector_loss(texts, audios, radii(), SCALE, group_ids=ids),
+    )
+
+
+def test_leading_dimensions_are_batches_of_their_own() -> None:
+    texts, audios = related_pair()
+    languages, per_pair = torch.stack([texts, unit_rows(5, 7, seed=2)]), torch.stack([radii(), radii().flip(0)])
+    expected = sum(support_vector_loss(t, audios, r, SCALE) for t, r in zip(languages, per_pair, strict=True)) / 2
+    torch.testing.assert_close(support_vector_loss(languages, audios, per_pair, SCALE), expected)
+    expected = sum(support_vector_loss(audios, t, r, SCALE) for t, r in zip(languages, per_pair, strict=True)) / 2
+    torch.testing.assert_close(support_vector_loss(audios, languages, per_pair, SCALE), expected)
+
+
+def test_values_of_a_random_and_of_a_perfect_batch() -> None:
+    unrelated = torch.eye(12, dtype=torch.float64)
+    assert support_vector_loss(unrelated[:6], unrelated[6:], 0.0, SCALE).item() == pytest.approx(math.log(6))
+    assert support_vector_loss(unrelated[:6], unrelated[6:], 0.1, SCALE).item() < math.log(6)
+    assert support_vector_loss(unrelated[:6], unrelated[:6], 0.1, 100.0).item() == pytest.approx(0, abs=1e-12)
+
+
+# --- gradients
+
+
+@both_similarities
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_gradcheck(similarity: Similarity, decoupled: bool) -> None:
+    texts, audios = related_pair(4, 3)
+    scale = torch.tensor(9.0, dtype=torch.float64)
+    inputs = [x.requires_grad_() for x in (texts, audios, radii()[:4], scale)]
+    torch.autograd.gradcheck(
+        lambda t, a, r, s: support_vector_loss(t, a, r, s, similarity, decoupled, torch.tensor([0, 1, 0, 2])), inputs
+    )
+
+
+@both_similarities
+def test_sigmoid_gradcheck(similarity: Similarity) -> None:
+    texts, audios = related_pair(4, 3)
+    scalars = (torch.tensor(x, dtype=torch.float64) for x in (9.0, -8.0))
+    inputs = [x.requires_grad_() for x in (texts, audios, radii()[:4], *scalars)]
+    torch.autograd.gradcheck(lambda t, a, r, s, b: support_vector_sigmoid_loss(t, a, r, s, b, similarity), inputs)
+
+
+@both_similarities
+def test_gradient_on_the_sphere_equals_that_of_the_naive_form(similarity: Similarity) -> None:
+    """The linear form uses that the norms are 1: the two may differ along the embeddings, where training cannot go."""
+    texts, audios = (x.requires_grad_() for x in related_pair())
+    radius = radii().requires_grad_()
+    supports = naive_support_vectors(texts, audios, radius)
+    if similarity == "cosine":
+        supports = F.normalize(supports, dim=-1)
+    naive = F.cross_entropy(SCALE * supports @ audios.T, torch.arange(5))
+    loss = support_vector_loss(texts, audios, radius, SCALE, similarity)
+    expected = torch.autograd.grad(naive, (texts, audios, radius))
+    got = torch.autograd.grad(loss, (texts, audios, radius))
+    for x, e, g in zip((texts, audios), expected[:2], got[:2], strict=True):
+        difference = e - g
+        tangent = difference - (difference * x).sum(1, keepdim=True) * x
+        torch.testing.assert_close(tangent, torch.zeros_like(tangent), rtol=0, atol=1e-12)
+    torch.testing.assert_close(got[2], expected[2], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_every_similarity_gets_its_gradient(decoupled: bool) -> None:
+    """One direction: dL/ds_ij = scale/N (P_ij - delta_ij), softmax over rows; no off-diagonal entry is left out."""
+    texts, audios = (x.requires_grad_() for x in related_pair())
+    similarities = support_similarity(texts, audios, radii())
+    weights = (5.0 * similarities).exp().detach() * (1 - torch.eye(5) * decoupled)
+    expected = 5.0 / 5 * (weights / weights.sum(1, keepdim=True) - torch.eye(5))
+    assert (expected[~torch.eye(5, dtype=torch.bool)] > 1e-4).all()
+    loss = support_vector_loss(texts, audios, radii(), 5.0, decoupled=decoupled)
+    pulled_back = torch.autograd.grad(similarities, (texts, audios), expected)
+    for gradient, chained in zip(torch.autograd.grad(loss, (texts, audios)), pulled_back, strict=True):
+        torch.testing.assert_close(gradient, chained, rtol=0, atol=1e-13)
+        assert (gradient.norm(dim=1) > 1e-3).all()
+
+
+def test_push_across_the_pull_is_scaled_and_along_it_untouched() -> None:
+    """[SupCLAP eq. 15-18] on `dot`: perpendicular part times exactly 1 - R / ||a - t||, parallel part as it was."""
+    texts, audios = related_pair()
+    radius = radii()
+    pull = F.normalize(audios - texts, dim=1)
+    factor = 1 - radius / (audios - texts).norm(dim=1)
+    supports = naive_support_vectors(texts, audios, radius)
+    probability = (SCALE * supports @ audios.T).softmax(dim=1)
+    texts.requires_grad_()
+    similarities = support_similarity(texts, audios, radius, "dot")
+    for i in range(5):
+        for j in range(5):
+            score = SCALE * probability[i, j] * similarities[i, j]
+            (gradient,) = torch.autograd.grad(score, texts, retain_graph=True)
+            force = SCALE * probability[i, j] * audios[j]  # P_sup,j / tau a_j
+            parallel = (force @ pull[i]) * pull[i]
+            expected = torch.zeros_like(gradient)
+            expected[i] = parallel + factor[i] * (force - parallel)
+            torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-12)
+
+
+def test_gradient_of_the_loss_is_the_sum_of_the_papers_forces() -> None:
+    """[SupCLAP eq. 13, 16]: the whole gradient, the positive's force included, parallel as is, perpendicular scaled."""
+    texts, audios = related_pair()
+    texts.requires_grad_()
+    (gradient,) = torch.autograd.grad(support_vector_loss(texts, audios, radii(), SCALE, "dot"), texts)
+    with torch.no_grad():
+        pull = F.normalize(audios - texts, dim=1)
+        factor = 1 - radii() / (audios - texts).norm(dim=1)
+        probability = (SCALE * naive_support_vectors(texts, audios, radii()) @ audios.T).softmax(dim=1)
+        force = SCALE * (probability @ audios - audios) / 5
+        parallel = (force * pull).sum(1, keepdim=True) * pull
+        torch.testing.assert_close(gradient, parallel + factor.unsqueeze(1) * (force - parallel), rtol=0, atol=1e-12)
+
+
+# --- the optimum of the radius
+
+
+def loss_at(radius: float, texts: Tensor, audios: Tensor, similarity: Similarity) -> float:
+    return support_vector_loss(texts, audios, radius, SCALE, similarity).item()
+
+
+def test_cosine_has_its_optimum_at_the_distance() -> None:
+    """Where the negatives are orthogonal to a pair, the best radius is ||a - t|| exactly: t_sup = a."""
+    angle = 0.8
+    audios = torch.eye(6, dtype=torch.float64)[:3]
+    texts = math.cos(angle) * audios + math.sin(angle) * torch.eye(6, dtype=torch.float64)[3:]
+    distance = 2 * math.sin(angle / 2)
+    radius = torch.tensor(distance, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(support_vector_loss(texts, audios, radius, SCALE), radius)
+    assert gradient.item() == pytest.approx(0, abs=1e-9)
+    at_distance = loss_at(distance, texts, audios, "cosine")
+    for other in (0.0, 0.5 * distance, 0.95 * distance, 1.05 * distance, 2 * distance, 10 * distance):
+        assert loss_at(other, texts, audios, "cosine") > at_distance
+
+
+@pytest.mark.parametrize("spread", [0.3, 0.6, 1.0])
+def test_learned_radius_settles_near_the_distance(spread: float) -> None:
+    """Random negatives, optimum by descent from R = 0: within a tenth of the mean distance, which shrinks with it."""
+    texts, audios = related_pair(24, 256, spread)
+    radius = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.LBFGS([radius], line_search_fn="strong_wolfe", max_iter=100, tolerance_grad=1e-12)
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        loss = 1e3 * support_vector_loss(texts, audios, radius, SCALE)
+        loss.backward()
+        return loss.item()
+
+    optimiser.step(closure)
+    distance = (audios - texts).norm(dim=1).mean().item()
+    assert radius.item() == pytest.approx(distance, rel=0.1)
+
+
+def test_dot_has_no_optimum() -> None:
+    texts, audios = related_pair(24, 256)
+    losses = [loss_at(radius, texts, audios, "dot") for radius in (0.0, 0.5, 1.0, 2.0, 3.0)]
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) == 5
+
+
+# --- coincident pairs and low precision
+
+
+@both_similarities
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_coincident_pairs_stay_where_they_are(similarity: Similarity, dtype: torch.dtype) -> None:
+    """At a = t the unit vector is 0: the loss and the text's gradient are those of InfoNCE, and nothing is NaN."""
+    texts = unit_rows(4, 16).to(dtype).requires_grad_()
+    audios = texts.detach().clone().requires_grad_()
+    radius = torch.tensor(0.5, requires_grad=True)
+    loss = support_vector_loss(texts, audios, radius, SCALE, similarity)
+    gradients = torch.autograd.grad(loss, (texts, audios, radius))
+    plain = support_vector_loss(texts, audios, 0.0, SCALE, similarity)
+    expected = torch.autograd.grad(plain, texts)
+    torch.testing.assert_close(loss, plain)
+    torch.testing.assert_close(gradients[0], expected[0])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert gradients[2].item() == 0
+    assert radius_constraint(texts, audios, radius).item() == pytest.approx(0.5)
+
+
+@both_similarities
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("exponent", range(-16, 0))
+def test_nothing_blows_up_on_the_way_to_coincidence(similarity: Similarity, dtype: torch.dtype, exponent: int) -> None:
+    texts, audios = (x.to(dtype).requires_grad_() for x in related_pair(4, 16, spread=10.0**exponent))
+    radius = torch.tensor(0.1, requires_grad=True)
+    loss = support_vector_loss(texts, audios, radius, SCALE, similarity)
+    gradients = torch.autograd.grad(loss, (texts, audios, radius))
+    assert loss.isfinite()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("radius", [0.0, 1.0, 2.0])
+def test_opposite_pairs_are_finite(radius: float) -> None:
+    """Half-way between t and -t the support vector is the null vector, which has no cosine."""
+    texts = unit_rows(4, 16).float().requires_grad_()
+    loss = support_vector_loss(texts, -texts.detach(), radius, SCALE)
+    (gradient,) = torch.autograd.grad(loss, texts)
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spread", [0.01, 0.03, 0.1, 1.0])
+def test_distance_is_exact_in_low_precision(dtype: torch.dtype, spread: float) -> None:
+    """The distance from S_ii, sqrt(2 - 2 S_ii), is far off here: the norms of bfloat16 embeddings are not quite 1."""
+    texts, audios = (x.to(dtype) for x in related_pair(8, 64, spread))
+    distance = (audios.double() - texts.double()).norm(dim=1)
+    reached = support_similarity(texts, audios, distance, "dot")
+    torch.testing.assert_close(reached.double(), audios.double() @ audios.double().T, rtol=0, atol=2e-6)
+    if dtype == torch.bfloat16 and spread <= 0.03:
+        from_similarity = (2 - 2 * (audios.double() * texts.double()).sum(1)).clamp_min(0).sqrt()
+        assert ((from_similarity - distance).abs() / distance).max() > 0.1
+
+
+@pytest.mark.parametrize("distance", [1e-3, 1e-2, 0.1])
+def test_float32_keeps_the_value_of_close_pairs(distance: float) -> None:
+    """A radius well beyond a near target multiplies the rounding by R / d, and by no more."""
+    texts, audios = related_pair(8, 64, spread=distance)
+    exact = support_similarity(texts, audios, 0.1)
+    rounded = support_similarity(texts.float(), audios.float(), 0.1)
+    assert (exact - rounded).abs().max().item() < 1e-6 * (1 + 0.1 / distance)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_costs_only_the_rounding_of_the_embeddings(dtype: torch.dtype) -> None:
+    texts, audios = (x.to(dtype).requires_grad_() for x in related_pair(8, 32))
+    loss = support_vector_loss(texts, audios, 0.2, SCALE)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(
+        support_vector_loss(texts.double(), audios.double(), 0.2, SCALE).item(), rel=1e-5, abs=1e-6
+    )
+    for gradient in torch.autograd.grad(loss, (texts, audios)):
+        assert gradient.isfinite().all()
+        assert gradient.abs().sum() > 0
+
+
+def test_autocast_does_not_reach_the_loss() -> None:
+    texts, audios = (x.float() for x in related_pair(8, 32))
+    torch.manual_seed(0)
+    predictor = randomised(DynamicRadius(8))
+
+    def loss() -> float:
+        radius = predictor(SCALE * similarity_matrix(texts, audios))
+        return support_vector_loss(texts, audios, radius, SCALE).item()
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = loss()
+    assert inside == loss()
+
+
+# --- the constraint
+
+
+def test_constraint_equals_the_loops_and_trains_the_radius_alone() -> None:
+    texts, audios = (x.requires_grad_() for x in related_pair())
+    distance = (audios - texts).norm(dim=1).detach()
+    radius = (distance * torch.tensor([0.5, 1.5, -0.5, 0.0, 3.0])).requires_grad_()
+    constraint = radius_constraint(texts, audios, radius)
+    assert constraint.item() == pytest.approx(reference.radius_constraint(texts, audios, radius.tolist()), abs=1e-12)
+    (gradient,) = torch.autograd.grad(constraint, radius)
+    assert gradient.tolist() == pytest.approx([0, 0.2, -0.2, 0, 0.2])
+    assert not radius_constraint(texts, audios, 0.1).requires_grad
+
+
+def test_constraint_gradcheck() -> None:
+    texts, audios = related_pair()
+    off_the_kinks = radii() + 0.05
+    torch.autograd.gradcheck(lambda r: radius_constraint(texts, audios, r), (off_the_kinks.requires_grad_(),))
+
+
+# --- the radius modules
+
+
+def randomised(predictor: DynamicRadius) -> DynamicRadius:
+    """With a last layer that is no longer zero, so that the radius depends on the row."""
+    with torch.no_grad():
+        list(predictor.parameters())[-2].normal_(std=0.1)
+    return predictor
+
+
+@pytest.fixture
+def predictor() -> DynamicRadius:
+    torch.manual_seed(0)
+    return randomised(DynamicRadius(num_similarities=5).double())
+
+
+def test_static_radius_learns_one_number() -> None:
+    texts, audios = related_pair()
+    module = StaticRadius(init=0.1)
+    radius = module(SCALE * similarity_matrix(texts, audios))
+    assert radius.shape == (5,)
+    assert radius.tolist() == pytest.approx([0.1] * 5)
+    assert [name for name, _ in module.named_parameters()] == ["radius"]
+    (gradient,) = torch.autograd.grad(support_vector_loss(texts, audios, radius, SCALE), module.radius)
+    assert gradient.item() < 0  # further toward the target is better
+    assert module(torch.zeros(3, 5, 5)).shape == (3, 5)
+
+
+def test_dynamic_radius_starts_as_the_static_one_and_learns() -> None:
+    texts, audios = related_pair()
+    module = DynamicRadius(num_similarities=5, init=0.3).double()
+    scaled = SCALE * similarity_matrix(texts, audios)
+    assert module(scaled).tolist() == pytest.approx([0.3] * 5)
+    before = {name: parameter.clone() for name, parameter in module.named_parameters()}
+    optimiser = torch.optim.Adam(module.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        optimiser.zero_grad()
+        loss = support_vector_loss(texts, audios, module(scaled), SCALE)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all(not torch.equal(before[name], parameter) for name, parameter in module.named_parameters())
+    assert module(scaled).std() > 0
+
+
+def test_dynamic_radius_reads_positive_then_negatives_in_descending_order(predictor: DynamicRadius) -> None:
+    scaled = SCALE * similarity_matrix(*related_pair())
+    for i, radius in enumerate(predictor(scaled)):
+        negatives = sorted((scaled[i, j].item() for j in range(5) if j != i), reverse=True)
+        row = torch.tensor([scaled[i, i].item(), *negatives], dtype=torch.float64)
+        assert radius.item() == pytest.approx(predictor.layers(row).item(), abs=1e-12)
+
+
+def test_dynamic_radius_in_batch_order(predictor: DynamicRadius) -> None:
+    predictor.order = "batch"
+    scaled = SCALE * similarity_matrix(*related_pair())
+    for i, radius in enumerate(predictor(scaled)):
+        row = torch.cat([scaled[i, i : i + 1], scaled[i, :i], scaled[i, i + 1 :]])
+        assert radius.item() == pytest.approx(predictor.layers(row).item(), abs=1e-12)
+
+
+def test_sorted_radius_follows_its_pair_through_any_order_of_the_batch(predictor: DynamicRadius) -> None:
+    scaled = SCALE * similarity_matrix(*related_pair())
+    order = torch.tensor([3, 0, 4, 1, 2])
+    radius = predictor(scaled)
+    torch.testing.assert_close(predictor(scaled[order][:, order]), radius[order])
+    predictor.order = "batch"
+    assert not torch.allclose(predictor(scaled[order][:, order]), predictor(scaled)[order])
+
+
+@pytest.mark.parametrize("order", ["sorted", "batch"])
+def test_incomplete_batch_is_a_full_one_filled_with_unrelated_clips(
+    predictor: DynamicRadius, order: Literal["sorted", "batch"]
+) -> None:
+    predictor.order = order
+    texts, audios = related_pair(5, 7)
+    unrelated = torch.eye(9, dtype=torch.float64)[7:]
+    full = [torch.cat([F.pad(x[:3], (0, 2)), unrelated]) for x in (texts, audios)]
+    short = predictor(SCALE * similarity_matrix(texts[:3], audios[:3]))
+    torch.testing.assert_close(short, predictor(SCALE * similarity_matrix(*full))[:3])
+
+
+def test_larger_batch_is_seen_through_its_hardest_negatives(predictor: DynamicRadius) -> None:
+    scaled = SCALE * similarity_matrix(*related_pair(12, 7))
+    easy = scaled.clone()
+    for i in range(12):
+        negatives = [j for j in scaled[i].argsort(descending=True).tolist() if j != i]
+        easy[i, negatives[4:]] -= 1.0
+    torch.testing.assert_close(predictor(easy), predictor(scaled))
+    assert predictor(scaled).shape == (12,)
+    assert not torch.allclose(predictor(scaled - 1.0), predictor(scaled))
+
+
+def test_other_captions_of_the_clip_count_as_unrelated(predictor: DynamicRadius) -> None:
+    scaled = SCALE * similarity_matrix(*related_pair())
+    ids = torch.tensor(GROUPS)
+    expected = scaled.masked_fill((ids.unsqueeze(1) == ids) & ~torch.eye(5, dtype=torch.bool), 0.0)
+    torch.testing.assert_close(predictor(scaled, ids), predictor(expected))
+    assert not torch.allclose(predictor(scaled, ids), predictor(scaled))
+
+
+def test_radius_steers_the_encoders_only_if_asked_to(predictor: DynamicRadius) -> None:
+    scaled = (SCALE * similarity_matrix(*related_pair())).requires_grad_()
+    (detached,) = torch.autograd.grad(predictor(scaled).sum() + 0 * scaled.sum(), scaled)
+    assert not detached.any()
+    predictor.detach_input = False
+    (attached,) = torch.autograd.grad(predictor(scaled).sum(), scaled)
+    assert attached.any(dim=1).all()
+
+
+def test_predictor_takes_languages_and_low_precision(predictor: DynamicRadius) -> None:
+    scaled = SCALE * similarity_matrix(*related_pair())
+    stacked = predictor(torch.stack([scaled, scaled.flip(0).flip(1)]))
+    torch.testing.assert_close(stacked, torch.stack([predictor(scaled), predictor(scaled).flip(0)]))
+    half = predictor.bfloat16()(scaled.float())
+    assert half.dtype == torch.float32
+    assert half.isfinite().all()
+
+
+# --- errors
+
+
+def test_errors_say_what_would_be_right() -> None:
+    texts, audios = related_pair()
+    with pytest.raises(ValueError, match="got a batch of 1; contrast needs two"):
+        support_vector_loss(texts[:1], audios[:1], 0.1, SCALE)
+    with pytest.raises(ValueError, match="similarity='euclid'; it must be 'cosine' or 'dot'"):
+        support_vector_loss(texts, audios, 0.1, SCALE, similarity="euclid")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"radius of shape \(5, 1\) for pairs of shape \(5,\)"):
+        support_vector_loss(texts, audios, radii().unsqueeze(1), SCALE)
+    with pytest.raises(ValueError, match="needs a negative in every row"):
+        support_vector_loss(texts, audios, 0.1, SCALE, decoupled=True, group_ids=torch.zeros(5, dtype=torch.long))
+    with pytest.raises(ValueError, match="num_similarities=1; at least 2"):
+        DynamicRadius(num_similarities=1)
+    with pytest.raises(ValueError, match="order='random'; it must be 'sorted' or 'batch'"):
+        DynamicRadius(num_similarities=4, order="random")  # type: ignore[arg-type]

@@ -1,0 +1,206 @@
+"""TeminAL's temporal loss and its weights against loops, by eye, closed forms and their gradients."""
+
+import itertools
+import math
+
+import pytest
+import reference
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modeling_supclap.losses import info_nce, teminal_a_weights, teminal_b_weights, temporal_nce
+
+SCALE = 1 / 0.07
+SINGLES, PAIRS = [0, 3, 2], [(0, 1), (2, 3), (1, 4)]
+
+
+def unit_rows(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def related_pair(n: int, d: int = 7) -> tuple[Tensor, Tensor]:
+    audio = unit_rows(n, d)
+    return audio, F.normalize(audio + 0.6 * unit_rows(n, d, seed=1), dim=-1)
+
+
+# --- the loss
+
+
+@pytest.mark.parametrize("alphas", list(itertools.product((0.0, 1.0), repeat=4)))
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_teminal_b_equals_the_loops_for_all_alphas_and_betas(
+    alphas: tuple[float, float, float, float], beta: float
+) -> None:
+    audio, text = related_pair(9)
+    loss = temporal_nce(audio, text, SCALE, teminal_b_weights(3, *alphas), beta)
+    assert loss.item() == pytest.approx(reference.teminal_b_loss(audio, text, SCALE, alphas, beta), abs=1e-12)
+
+
+def test_teminal_b_tells_the_four_alphas_apart() -> None:
+    audio, text = related_pair(9)
+    alphas = (0.75, 0.25, 0.5, 0.125)
+    expected = reference.teminal_b_loss(audio, text, SCALE, alphas, 0.5)
+    loss = temporal_nce(audio, text, SCALE, teminal_b_weights(3, *alphas), 0.5)
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("alphas", [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.5, 0.25)])
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_teminal_a_equals_the_loops(alphas: tuple[float, float], beta: float) -> None:
+    audio, text = related_pair(6)
+    weights = teminal_a_weights(torch.tensor(SINGLES), torch.tensor(PAIRS), *alphas)
+    expected = reference.teminal_a_side(audio, text, SCALE, SINGLES, PAIRS, *alphas)
+    expected += beta * reference.teminal_a_side(text, audio, SCALE, SINGLES, PAIRS, *alphas)
+    assert temporal_nce(audio, text, SCALE, weights, beta).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_weights_of_one_are_info_nce() -> None:
+    audio, text = related_pair(6)
+    expected = info_nce(audio, text, SCALE)
+    torch.testing.assert_close(temporal_nce(audio, text, SCALE, torch.ones(6, 6)), expected)
+    torch.testing.assert_close(temporal_nce(audio, text, SCALE, teminal_b_weights(2)), expected)
+    ids = torch.tensor([0, 1, 0, 2, 2, 2])
+    torch.testing.assert_close(
+        temporal_nce(audio, text, SCALE, torch.ones(6, 6), group_ids=ids), info_nce(audio, text, SCALE, ids)
+    )
+
+
+def test_halves_are_the_text_and_the_audio_loss() -> None:
+    """beta = 0 leaves the choice of a text for each audio; exchanging the arguments, that of an audio for each text."""
+    audio, text = related_pair(6)
+    weights = teminal_b_weights(2, 1.0, 0.5, 0.0, 0.25)
+    text_loss = temporal_nce(audio, text, SCALE, weights, beta=0.0)
+    audio_loss = temporal_nce(text, audio, SCALE, weights, beta=0.0)
+    assert text_loss.item() != pytest.approx(audio_loss.item(), abs=1e-3)
+    torch.testing.assert_close(temporal_nce(audio, text, SCALE, weights, beta=0.3), text_loss + 0.3 * audio_loss)
+
+
+def test_gradcheck() -> None:
+    audio, text = (x.requires_grad_() for x in related_pair(6, 3))
+    scale = torch.tensor(9.0, dtype=torch.float64, requires_grad=True)
+    weights = teminal_b_weights(2, 1.0, 0.5, 0.0, 0.25)
+    torch.autograd.gradcheck(lambda a, t, s: temporal_nce(a, t, s, weights, 0.7), (audio, text, scale))
+    ids = torch.tensor([0, 0, 1, 2, 3, 4])
+    torch.autograd.gradcheck(lambda a, t, s: temporal_nce(a, t, s, weights, 0.7, ids), (audio, text, scale))
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_exactly_the_weighted_candidates_get_a_gradient(beta: float) -> None:
+    """dL/dS_ij = scale/M (w_ij e_ij / Z_i - delta + beta (w_ji e_ij / Z'_j - delta)): excluded means untouched."""
+    similarity = unit_rows(6, 6, seed=3).requires_grad_()
+    weights = teminal_b_weights(2, 1.0, 0.0, 0.0, 1.0).double()
+    loss = temporal_nce(similarity, torch.eye(6, dtype=torch.float64), 5.0, weights, beta)
+    (gradient,) = torch.autograd.grad(loss, similarity)
+    exponentials = (5.0 * similarity.detach()).exp()
+    by_audio = weights * exponentials / (weights * exponentials).sum(1, keepdim=True)
+    by_text = weights.T * exponentials / (weights.T * exponentials).sum(0, keepdim=True)
+    expected = by_audio - torch.eye(6) + beta * (by_text - torch.eye(6))
+    torch.testing.assert_close(gradient, 5.0 / 6 * expected)
+    reached = (weights > 0) | ((weights.T > 0) & (beta > 0))
+    assert torch.equal(gradient.abs() > 1e-6, reached)
+    assert not reached.all()
+
+
+def test_values_of_a_random_and_of_a_perfect_batch() -> None:
+    alike = F.normalize(torch.ones(6, 8, dtype=torch.float64), dim=1)
+    weights = teminal_b_weights(2, 0.0, 0.0, 0.0, 0.0)
+    # rows: 2 candidates for forward and reversed items, 4 for overlaid ones, which always see the forward block
+    expected = 2 * (4 * math.log(2) + 2 * math.log(4)) / 6
+    assert temporal_nce(alike, alike, SCALE, weights).item() == pytest.approx(expected)
+    perfect = torch.eye(6, dtype=torch.float64)
+    assert temporal_nce(perfect, perfect, 100.0, torch.ones(6, 6)).item() == pytest.approx(0, abs=1e-12)
+    assert temporal_nce(alike, alike, SCALE, torch.eye(6)).item() == 0
+
+
+def test_captions_in_several_languages_give_their_mean() -> None:
+    """A temporal batch whose captions come in several languages: (K, M, d), one loss a language."""
+    audio, text = related_pair(6)
+    texts = torch.stack([text, unit_rows(6, 7, seed=2)])
+    weights = teminal_b_weights(2, 1.0, 0.5, 0.0, 0.25)
+    expected = (temporal_nce(audio, text, SCALE, weights) + temporal_nce(audio, texts[1], SCALE, weights)) / 2
+    torch.testing.assert_close(temporal_nce(audio, texts, SCALE, weights), expected)
+
+
+def test_pairs_may_come_in_any_order() -> None:
+    audio, text = related_pair(9)
+    order = torch.tensor([2, 0, 1])
+    order = torch.cat([order, order + 3, order + 6])
+    weights = teminal_b_weights(3, 1.0, 0.5, 0.0, 0.25)
+    torch.testing.assert_close(
+        temporal_nce(audio[order], text[order], SCALE, weights), temporal_nce(audio, text, SCALE, weights)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_costs_only_the_rounding_of_the_embeddings(dtype: torch.dtype) -> None:
+    audio, text = (x.to(dtype).requires_grad_() for x in related_pair(6))
+    weights = teminal_b_weights(2, 1.0, 0.0, 0.0, 0.25)
+    loss = temporal_nce(audio, text, SCALE, weights)
+    exact = temporal_nce(audio.double(), text.double(), SCALE, weights)
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-5, abs=1e-6)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(loss, (audio, text)))
+
+
+# --- the weights
+
+
+def test_weights_of_teminal_b_by_eye() -> None:
+    st, ct, so, co = 0.5, 0.25, 0.75, 0.125
+    expected = [
+        # forward   reversed  overlaid
+        [1, 1, st, ct, so, co],
+        [1, 1, ct, st, co, so],
+        [st, ct, 1, 1, so, co],
+        [ct, st, 1, 1, co, so],
+        [1, 1, st, ct, 1, 1],
+        [1, 1, ct, st, 1, 1],
+    ]
+    assert teminal_b_weights(2, st, ct, so, co).tolist() == expected
+
+
+def test_weights_of_teminal_a_by_eye() -> None:
+    same, diff = 0.5, 0.25
+    expected = [
+        # singles 0, 3, 2   pairs (0, 1), (2, 3), (1, 4)
+        [1, 1, 1, same, diff, diff],
+        [1, 1, 1, diff, same, diff],
+        [1, 1, 1, diff, same, diff],
+        [same, diff, diff, 1, 1, 1],
+        [diff, same, same, 1, 1, 1],
+        [diff, diff, diff, 1, 1, 1],
+    ]
+    assert teminal_a_weights(torch.tensor(SINGLES), torch.tensor(PAIRS), same, diff).tolist() == expected
+
+
+def test_singles_and_pairs_need_not_be_as_many() -> None:
+    weights = teminal_a_weights(torch.tensor(SINGLES), torch.tensor(PAIRS[:1]), 0.5, 0.0)
+    assert weights.shape == (4, 4)
+    assert weights[:3, 3].tolist() == [0.5, 0, 0]
+
+
+# --- errors
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, math.nan])
+@pytest.mark.parametrize("position", range(4))
+def test_alphas_of_teminal_b_lie_between_0_and_1(value: float, position: int) -> None:
+    names = ("alpha_same_time", "alpha_cross_time", "alpha_same_overlay", "alpha_cross_overlay")
+    with pytest.raises(ValueError, match=f"got {names[position]}={value}; it must lie between 0"):
+        teminal_b_weights(2, **{names[position]: value})
+
+
+def test_errors_say_what_would_be_right() -> None:
+    audio, text = related_pair(6)
+    singles, pairs = torch.tensor(SINGLES), torch.tensor(PAIRS)
+    with pytest.raises(ValueError, match=r"got alpha_diff=2; it must lie between 0"):
+        teminal_a_weights(singles, pairs, alpha_diff=2)
+    with pytest.raises(ValueError, match=r"a class paired with itself in pairs \[1\]"):
+        teminal_a_weights(singles, torch.tensor([[0, 1], [2, 2], [1, 4]]))
+    with pytest.raises(ValueError, match=r"shapes \(3,\) and \(3, 3\); give \(n,\) for the singles"):
+        teminal_a_weights(singles, torch.zeros(3, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"weights of shape \(3, 3\) for 6 items; give \(6, 6\)"):
+        temporal_nce(audio, text, SCALE, teminal_b_weights(1))
+    with pytest.raises(ValueError, match="got a batch of 1; contrast needs two"):
+        temporal_nce(audio[:1], text[:1], SCALE, torch.ones(1, 1))
