@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train esc10 test test-slow test-gpu check bench results
+.PHONY: setup train results test test-slow test-gpu check
 .DEFAULT_GOAL := test
 
 setup: .venv/ready
@@ -18,9 +18,12 @@ setup: .venv/ready
 train: setup
 	$(BIN)/accelerate launch recipes/train_supclap.py $(ARGS)
 
-# Real recordings: make esc10 DATA=folder-of-ESC-50-or-ESC-10
-esc10: setup
-	$(BIN)/accelerate launch recipes/train_supclap.py recipes/configs/esc10.yaml --data_dir $(DATA) $(ARGS)
+# The numbers of the README: make results DATA=folder-of-ESC-10
+results: setup
+	rm -rf outputs/results
+	$(BIN)/accelerate launch recipes/train_supclap.py --output_dir outputs/results/synthetic
+	$(BIN)/accelerate launch recipes/train_supclap.py recipes/configs/esc10.yaml --data_dir $(DATA) \
+		--output_dir outputs/results/esc10
 
 test: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)

@@ -1,0 +1,61 @@
+"""Contrastive audio-text models for the Hugging Face ecosystem: SupCLAP, its towers, losses and trainer."""
+
+from typing import Any
+
+try:
+    import torchaudio  # noqa: F401
+except Exception as error:  # a torchaudio that does not fit torch raises OSError or RuntimeError, not ImportError
+    # transformers imports torchaudio wherever it is installed, so without this line the failure would surface there.
+    raise ImportError(
+        f"torchaudio does not import: {error}\n"
+        "Most often the CPU build of torch stands beside the CUDA build of torchaudio, or their CUDA versions differ. "
+        "Install a fitting pair from one source, for example: pip install torch==2.13.0 torchaudio==2.11.0"
+    ) from error
+
+from transformers import AutoConfig, AutoFeatureExtractor, AutoModel, AutoProcessor
+
+from .configuration_supclap import CEDConfig, SupCLAPConfig
+from .feature_extraction_ced import CEDFeatureExtractor
+from .modeling_ced import CEDModel
+from .modeling_sonar import SonarTextModel
+from .modeling_supclap import SupCLAPModel
+from .processing_supclap import SupCLAPProcessor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CEDConfig",
+    "CEDFeatureExtractor",
+    "CEDModel",
+    "SonarTextModel",
+    "SupCLAPConfig",
+    "SupCLAPModel",
+    "SupCLAPProcessor",
+    "SupCLAPTrainer",
+    "SupCLAPTrainingArguments",
+    "__version__",
+]
+
+for _config, _model in ((CEDConfig, CEDModel), (SupCLAPConfig, SupCLAPModel)):
+    AutoConfig.register(_config.model_type, _config)
+    AutoModel.register(_config, _model)
+    AutoFeatureExtractor.register(_config, CEDFeatureExtractor)
+    # A saved folder then carries the code and loads where this package is not installed (trust_remote_code=True).
+    _config.register_for_auto_class()
+    _model.register_for_auto_class("AutoModel")
+AutoProcessor.register(SupCLAPConfig, SupCLAPProcessor)
+CEDFeatureExtractor.register_for_auto_class()
+SupCLAPProcessor.register_for_auto_class()
+
+
+def __getattr__(name: str) -> Any:
+    """The trainer, imported when first asked for: transformers' Trainer takes seconds that inference need not spend."""
+    if name == "SupCLAPTrainer":
+        from .trainer import SupCLAPTrainer
+
+        return SupCLAPTrainer
+    if name == "SupCLAPTrainingArguments":
+        from .training_args import SupCLAPTrainingArguments
+
+        return SupCLAPTrainingArguments
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,197 @@
+"""What an audio-text model is made of: the CED audio encoder and the two-tower model around it.
+
+Declared fields only: constructing a configuration reads no file and needs no network.
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig, PreTrainedConfig
+
+# (embed_dim, num_heads) of the published checkpoints, table 1 of CED (Dinkel et al., 2023, arXiv 2308.11957).
+CED_SIZES = {"tiny": (192, 3), "mini": (256, 4), "small": (384, 6), "base": (768, 12)}
+
+# The text encoder of SONAR (Duquenne et al., 2023, arXiv 2308.11466) in the vocabulary of M2M100.
+SONAR_TEXT_CONFIG: dict[str, Any] = {
+    "model_type": "m2m_100",
+    "vocab_size": 256206,
+    "d_model": 1024,
+    "encoder_layers": 24,
+    "encoder_ffn_dim": 8192,
+    "encoder_attention_heads": 16,
+    "encoder_layerdrop": 0.0,
+    "max_position_embeddings": 1024,
+}
+
+
+@strict
+class CEDConfig(PreTrainedConfig):
+    """Shape of a CED audio encoder, in the field names of the `mispeech/ced-*` checkpoints.
+
+    Their `config.json` loads unchanged: fields of their classifier that the encoder has no use for (`outputdim`,
+    `loss`, `eval_avg`, ...) are kept and written back.
+
+    Args:
+        embed_dim: Width of a token; also readable as `hidden_size`.
+        depth: Number of transformer blocks; also readable as `num_hidden_layers`.
+        num_heads: Attention heads of a block; also readable as `num_attention_heads`.
+        mlp_ratio: Width of a block's MLP in units of `embed_dim`.
+        n_mels: Mel bands of the input.
+        patch_size: Side of the square patch, in mel bands and in frames.
+        patch_stride: Step between patches; CED's patches do not overlap, so it equals `patch_size`.
+        target_length: Frames of one chunk; a longer clip is cut in chunks of this length (1012 frames = 10.12 s).
+        pad_last: Fill the last, incomplete chunk of a long clip with zeros; otherwise drop it.
+        qkv_bias: Whether the query, key and value projections have a bias.
+        drop_rate: Dropout of embeddings, attention output and MLP, in training.
+        attn_drop_rate: Dropout of attention weights, in training.
+        drop_path_rate: Stochastic depth of the last block, in training; it grows linearly from 0 in the first.
+        layer_norm_eps: Epsilon of the layer norms.
+        initializer_range: Standard deviation of freshly drawn weights.
+        n_fft: Samples of one Fourier transform of the front end; the front-end fields describe what the
+            weights were trained on and are read by nobody but you.
+        win_size: Samples of the analysis window.
+        hop_size: Samples between two frames.
+        f_min: Lower edge of the mel bands in hertz.
+        f_max: Upper edge of the mel bands in hertz; None is half the sampling rate.
+        center: Whether frames are centred on their time stamps.
+
+    Example:
+        >>> config = CEDConfig.from_size("tiny")
+        >>> config.hidden_size, config.num_hidden_layers, config.num_attention_heads
+        (192, 12, 3)
+    """
+
+    model_type = "ced"
+    base_config_key = "audio_config"
+    attribute_map = {  # noqa: RUF012, transformers declares it as a plain class attribute
+        "hidden_size": "embed_dim",
+        "num_hidden_layers": "depth",
+        "num_attention_heads": "num_heads",
+    }
+
+    embed_dim: int = 768
+    depth: int = 12
+    num_heads: int = 12
+    mlp_ratio: float | int = 4.0
+    n_mels: int = 64
+    patch_size: int = 16
+    patch_stride: int = 16
+    target_length: int = 1012
+    pad_last: bool = True
+    qkv_bias: bool = True
+    drop_rate: float | int = 0.0
+    attn_drop_rate: float | int = 0.0
+    drop_path_rate: float | int = 0.0
+    layer_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    n_fft: int = 512
+    win_size: int = 512
+    hop_size: int = 160
+    f_min: float | int = 0
+    f_max: float | int | None = 8000
+    center: bool = True
+
+    @classmethod
+    def from_size(cls, size: str, **kwargs: Any) -> "CEDConfig":
+        """The configuration of a published size: "tiny", "mini", "small" or "base" (5.4, 9.6, 21.4, 85.3 M weights).
+
+        Args:
+            size: Name of the size.
+            **kwargs: Further fields, as for the constructor.
+
+        Raises:
+            ValueError: `size` is none of the four.
+
+        Example:
+            >>> CEDConfig.from_size("mini").embed_dim
+            256
+        """
+        if size not in CED_SIZES:
+            raise ValueError(f"CED has no size {size!r}; give one of {', '.join(CED_SIZES)}")
+        embed_dim, num_heads = CED_SIZES[size]
+        return cls(embed_dim=embed_dim, num_heads=num_heads, **kwargs)
+
+    def validate_architecture(self) -> None:
+        """Refuse shapes that cannot be built; called by the constructor."""
+        sizes = ("embed_dim", "depth", "num_heads", "n_mels", "patch_size", "target_length")
+        if bad := {name: getattr(self, name) for name in sizes if getattr(self, name) < 1}:
+            raise ValueError(f"sizes must be at least 1, got {bad}")
+        if self.embed_dim % self.num_heads:
+            raise ValueError(f"embed_dim={self.embed_dim} must be a multiple of num_heads={self.num_heads}")
+        if self.patch_stride != self.patch_size:
+            raise ValueError(f"patches do not overlap: patch_stride={self.patch_stride} must be {self.patch_size}")
+        if self.n_mels % self.patch_size:
+            raise ValueError(f"n_mels={self.n_mels} must be a multiple of patch_size={self.patch_size}")
+        if self.target_length < self.patch_size:
+            raise ValueError(f"target_length={self.target_length} is shorter than one patch of {self.patch_size}")
+        rates = ("drop_rate", "attn_drop_rate", "drop_path_rate")
+        if bad := {name: getattr(self, name) for name in rates if not 0 <= getattr(self, name) < 1}:
+            raise ValueError(f"dropout rates lie in [0, 1), got {bad}")
+
+
+@strict
+class SupCLAPConfig(PreTrainedConfig):
+    """Two towers and what joins them. Without arguments: CED-base and SONAR, the model of ML-CLAP.
+
+    Args:
+        audio_config: Configuration (or its dictionary, with `model_type`) of the audio tower.
+        text_config: Configuration (or its dictionary, with `model_type`) of the text tower.
+        projection_dim: Dimension of the shared space.
+        projection_hidden_act: Activation between the two layers of each projection.
+        temperature: Temperature that training starts from, the papers' unit; the model learns log(1 / temperature).
+        logit_bias: Where a learnable bias of the logits starts (SigLIP has -10); None means that there is none.
+        text_pooling: How the text tower's tokens become one vector: "mean" over real tokens, "cls" (the first
+            token) or "pooler" (the tower's own `pooler_output`).
+
+    Example:
+        >>> config = SupCLAPConfig(audio_config=CEDConfig.from_size("tiny"), text_config={"model_type": "bert"})
+        >>> config.audio_config.hidden_size, config.text_config.hidden_size, config.projection_dim
+        (192, 768, 1024)
+    """
+
+    model_type = "supclap"
+    sub_configs = {"audio_config": AutoConfig, "text_config": AutoConfig}  # noqa: RUF012, as in transformers
+
+    audio_config: dict | PreTrainedConfig | None = None
+    text_config: dict | PreTrainedConfig | None = None
+    projection_dim: int = 1024
+    projection_hidden_act: str = "relu"
+    temperature: float | int = 0.07
+    logit_bias: float | int | None = None
+    text_pooling: str = "mean"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self.audio_config = config_from_dict(self.audio_config or CEDConfig())
+        self.text_config = config_from_dict(self.text_config or SONAR_TEXT_CONFIG)
+        # An empty dictionary lets each tower keep its own; None would take it from a tower that is built already.
+        super().__post_init__(**{"attn_implementation": {}, **kwargs})
+
+    def validate_architecture(self) -> None:
+        """Refuse values that cannot be built; called by the constructor."""
+        if self.projection_dim < 1:
+            raise ValueError(f"projection_dim must be at least 1, got {self.projection_dim}")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be positive (0.07 in the papers), got {self.temperature}")
+        if self.text_pooling not in ("mean", "cls", "pooler"):
+            raise ValueError(f"text_pooling must be 'mean', 'cls' or 'pooler', got {self.text_pooling!r}")
+
+
+def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedConfig:
+    """A tower's configuration from its dictionary; one that is built already comes back as it is.
+
+    "ced" is found here whether or not it is registered with `AutoConfig`, so that a saved model loads as remote code.
+
+    Args:
+        config: A configuration, or its fields together with `model_type`.
+
+    Raises:
+        ValueError: There is no `model_type`, or transformers knows none of that name.
+    """
+    if isinstance(config, PreTrainedConfig):
+        return config
+    # auto_map would name the code of the repository that the tower comes from; it is built by ours.
+    fields = {name: value for name, value in config.items() if name != "auto_map"}
+    model_type = fields.pop("model_type", None)
+    if model_type is None:
+        raise ValueError(f"a tower's configuration needs its 'model_type'; got only the fields {sorted(fields)}")
+    return CEDConfig(**fields) if model_type == CEDConfig.model_type else AutoConfig.for_model(model_type, **fields)

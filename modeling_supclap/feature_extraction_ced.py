@@ -1,0 +1,253 @@
+"""Waveforms to the log-mel spectrograms that CED was trained on, in batches, each clip as if it were alone."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import torchaudio
+from transformers import BatchFeature, SequenceFeatureExtractor
+
+# A spectrogram's smallest power: digital silence is 10 log10(1e-10) = -100 dB.
+POWER_FLOOR = 1e-10
+SILENCE_DB = -100.0
+# Frames of one patch of CED; nothing shorter can be encoded.
+MIN_FRAMES = 16
+# More "channels" than a 7.1 recording has are samples: the array is transposed.
+MAX_CHANNELS = 8
+# Clips of equal length that share one Fourier transform: measured to be faster than one by one and than sixteen.
+TILE_CLIPS = 4
+
+Audio = Any
+"""One clip or several, as numpy arrays, torch tensors or lists of numbers."""
+
+
+class CEDFeatureExtractor(SequenceFeatureExtractor):
+    """Log-mel spectrograms for CED: 64 HTK mel bands of 16 kHz audio, a frame every 10 ms, in decibels.
+
+    db = 10 log10(max(mel power, 1e-10)), no lower than the clip's own maximum - `top_db`.
+
+    Everything is done clip by clip: no value depends on which clips share the batch. Nothing is cropped.
+    The `preprocessor_config.json` of the `mispeech/ced-*` checkpoints loads too.
+
+    Args:
+        feature_size: Mel bands.
+        sampling_rate: Rate in hertz that the spectrograms are made at; other audio is resampled to it.
+        n_fft: Samples of one Fourier transform.
+        win_size: Samples of the periodic Hann window.
+        hop_size: Samples between two frames.
+        f_min: Lower edge of the mel bands in hertz.
+        f_max: Upper edge of the mel bands in hertz; None is half the sampling rate.
+        center: Whether frames are centred on their time stamps, the ends of the clip mirrored.
+        top_db: Dynamic range of a clip in decibels.
+        padding_value: The sample value that shorter clips are filled up with, as in the published checkpoints; only
+            silence is supported, and the model does not look at it.
+        **kwargs: Further saved fields, as `SequenceFeatureExtractor` takes them.
+
+    Example:
+        >>> extractor = CEDFeatureExtractor()
+        >>> clips = [np.zeros(16000, dtype=np.float32), np.zeros(8000, dtype=np.float32)]
+        >>> batch = extractor(clips, sampling_rate=16000, return_tensors="pt")
+        >>> batch["input_features"].shape, batch["audio_attention_mask"].sum(dim=1).tolist()
+        (torch.Size([2, 64, 101]), [101, 51])
+    """
+
+    model_input_names = ["input_features", "audio_attention_mask"]  # noqa: RUF012, as in transformers
+
+    def __init__(
+        self,
+        feature_size: int = 64,
+        sampling_rate: int = 16000,
+        n_fft: int = 512,
+        win_size: int = 512,
+        hop_size: int = 160,
+        f_min: float = 0.0,
+        f_max: float | None = None,
+        center: bool = True,
+        top_db: float = 120.0,
+        padding_value: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        # Published files say false; without the mask a clip's embedding would depend on its batch mates.
+        kwargs["return_attention_mask"] = True
+        super().__init__(feature_size, sampling_rate, padding_value, **kwargs)
+        self.n_fft = n_fft
+        self.win_size = win_size
+        self.hop_size = hop_size
+        self.f_min = f_min
+        self.f_max = f_max
+        self.center = center
+        self.top_db = top_db
+
+    @property
+    def min_samples(self) -> int:
+        """The shortest clip that makes one patch: 2400 samples, 0.15 s."""
+        return (MIN_FRAMES - 1) * self.hop_size + (0 if self.center else self.n_fft)
+
+    def __call__(
+        self, audio: Audio, sampling_rate: float | None = None, return_tensors: str | None = None
+    ) -> BatchFeature:
+        """Makes one batch of one or more clips.
+
+        Args:
+            audio: One clip (1-D), or several: a list, or a 2-D array (clips, samples). In a list a clip may also be
+                (channels, samples), of which the mean is taken. Floats have full scale 1; int16 and int32 are PCM.
+            sampling_rate: Rate of all the clips in hertz.
+            return_tensors: "pt" for torch tensors; None and "np" give numpy arrays.
+
+        Returns:
+            `input_features` (B, feature_size, T) float32 in decibels, T the frames of the longest clip, and
+            `audio_attention_mask` (B, T) int64, 1 for a clip's own frames and 0 for the silence after them.
+
+        Raises:
+            ValueError: The sampling rate is missing or no rate; or a clip is empty, too short, not finite, of a
+                wrong shape or of a wrong type. The message tells which clip.
+        """
+        rate_hz = _check_rate(sampling_rate)
+        clips = [self._prepare(clip, rate_hz, f"clip {index}") for index, clip in enumerate(_as_clips(audio))]
+        spectrograms = self._spectrograms(clips)
+        n_frames = [spectrogram.shape[1] for spectrogram in spectrograms]
+        features = torch.full((len(clips), self.feature_size, max(n_frames)), SILENCE_DB)
+        for row, spectrogram in zip(features, spectrograms, strict=True):
+            row[:, : spectrogram.shape[1]] = spectrogram
+        mask = torch.arange(max(n_frames)) < torch.tensor(n_frames).unsqueeze(1)
+        batch = {"input_features": features.numpy(), "audio_attention_mask": mask.long().numpy()}
+        return BatchFeature(batch, tensor_type=return_tensors)
+
+    def _prepare(self, clip: Audio, rate_hz: int, name: str) -> np.ndarray:
+        """One clip as mono float32 at the extractor's rate, or an error that names it."""
+        samples = _as_array(clip, name)
+        if not samples.size:
+            raise ValueError(f"{name} is empty: it has shape {samples.shape}")
+        waveform = _mono(_as_float(samples, name), name)
+        if not np.isfinite(waveform).all():
+            raise ValueError(f"{name} holds NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
+        waveform = resample(waveform, rate_hz, self.sampling_rate)
+        if len(waveform) < self.min_samples:
+            raise ValueError(
+                f"{name} lasts {len(waveform) / self.sampling_rate:.4f} s, too short to encode; "
+                f"the minimum is {self.min_samples / self.sampling_rate} s"
+            )
+        return waveform
+
+    def _spectrograms(self, clips: list[np.ndarray]) -> list[torch.Tensor]:
+        """The spectrogram (feature_size, T_i) of each clip; clips of equal length are transformed together."""
+        spectrograms: list[torch.Tensor] = [torch.empty(0)] * len(clips)
+        order = sorted(range(len(clips)), key=lambda index: len(clips[index]))
+        start = 0
+        while start < len(order):
+            length = len(clips[order[start]])
+            tile = [index for index in order[start : start + TILE_CLIPS] if len(clips[index]) == length]
+            waveforms = torch.from_numpy(np.stack([clips[index] for index in tile]))
+            for index, spectrogram in zip(tile, self._log_mel(waveforms), strict=True):
+                spectrograms[index] = spectrogram
+            start += len(tile)
+        return spectrograms
+
+    def _log_mel(self, waveforms: torch.Tensor) -> torch.Tensor:
+        """(B, samples) to decibels (B, feature_size, T)."""
+        mel = _mel_spectrogram(
+            sample_rate=self.sampling_rate,
+            n_fft=self.n_fft,
+            win_length=self.win_size,
+            hop_length=self.hop_size,
+            f_min=self.f_min,
+            f_max=self.f_max,
+            n_mels=self.feature_size,
+            center=self.center,
+        )
+        # The axis of channels makes torchaudio take each clip's own maximum, not the batch's.
+        power = mel(waveforms).unsqueeze(1)
+        decibels = torchaudio.functional.amplitude_to_DB(
+            power, multiplier=10.0, amin=POWER_FLOOR, db_multiplier=0.0, top_db=self.top_db
+        )
+        return decibels.squeeze(1)
+
+
+def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
+    """A waveform at another sampling rate, by torchaudio's windowed sinc interpolation.
+
+    Args:
+        waveform: float32, (samples,).
+        from_hz: Its rate.
+        to_hz: The rate wanted.
+
+    Returns:
+        float32, (ceil(samples * to_hz / from_hz),); the very same array where the rates agree.
+
+    Example:
+        >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
+        (16000,)
+    """
+    if from_hz == to_hz:
+        return waveform
+    return _resampler(from_hz, to_hz)(torch.from_numpy(waveform.copy())).numpy()
+
+
+@lru_cache(maxsize=8)
+def _resampler(from_hz: int, to_hz: int) -> torchaudio.transforms.Resample:
+    return torchaudio.transforms.Resample(from_hz, to_hz)
+
+
+@lru_cache(maxsize=8)
+def _mel_spectrogram(**kwargs: Any) -> torchaudio.transforms.MelSpectrogram:
+    return torchaudio.transforms.MelSpectrogram(**kwargs)
+
+
+def _check_rate(sampling_rate: float | None) -> int:
+    if sampling_rate is None:
+        raise ValueError("sampling_rate is missing; pass the rate of your recordings in hertz, for example 16000")
+    if isinstance(sampling_rate, bool) or not isinstance(sampling_rate, (int, float, np.integer, np.floating)):
+        raise ValueError(f"sampling_rate must be one number in hertz, got {sampling_rate!r}")
+    if not sampling_rate > 0 or sampling_rate % 1 != 0:
+        raise ValueError(f"sampling_rate must be a positive whole number of hertz, got {sampling_rate}")
+    return int(sampling_rate)
+
+
+def _as_clips(audio: Audio) -> list[Audio]:
+    """The clips of a call: an array's rows, a list's entries, or the one clip that was given."""
+    if isinstance(audio, (np.ndarray, torch.Tensor)):
+        if audio.ndim > 2:
+            raise ValueError(
+                f"got an array of shape {tuple(audio.shape)}; give one clip, (clips, samples), or a list of clips"
+            )
+        clips = [audio] if audio.ndim < 2 else list(audio)
+    elif isinstance(audio, (list, tuple)):
+        clips = [audio] if audio and isinstance(audio[0], (int, float, np.number)) else list(audio)
+    else:
+        raise ValueError(f"audio must be arrays or lists of numbers, got {type(audio).__name__}; load files first")
+    if not clips:
+        raise ValueError("there is no clip to extract from; give at least one")
+    return clips
+
+
+def _as_array(clip: Audio, name: str) -> np.ndarray:
+    if isinstance(clip, torch.Tensor):
+        clip = clip.detach().cpu()
+        return (clip.float() if clip.dtype == torch.bfloat16 else clip).numpy()
+    try:
+        return np.asarray(clip)
+    except ValueError as error:
+        raise ValueError(f"{name} is no array: {error}") from error
+
+
+def _as_float(clip: np.ndarray, name: str) -> np.ndarray:
+    """Samples as float32 of full scale 1."""
+    if clip.dtype.kind == "f":
+        return clip.astype(np.float32, copy=False)
+    if clip.dtype in (np.int16, np.int32):
+        return (clip / -float(np.iinfo(clip.dtype).min)).astype(np.float32)
+    raise ValueError(f"{name} has dtype {clip.dtype}; give floats of full scale 1, or int16 or int32 PCM")
+
+
+def _mono(clip: np.ndarray, name: str) -> np.ndarray:
+    """(samples,), or (channels, samples) of which the mean is taken."""
+    if clip.ndim == 1:
+        return clip
+    if clip.ndim != 2:
+        raise ValueError(f"{name} has shape {clip.shape}; give (samples,) or (channels, samples)")
+    if clip.shape[0] > MAX_CHANNELS:
+        raise ValueError(
+            f"{name} has shape {clip.shape}, {clip.shape[0]} channels; transpose it if it is (samples, channels)"
+        )
+    return clip.mean(axis=0)

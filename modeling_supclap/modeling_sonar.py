@@ -1,0 +1,79 @@
+"""SONAR's text encoder: the encoder of NLLB with a mean over its tokens (Duquenne et al., 2023, arXiv 2308.11466)."""
+
+from typing import Any
+
+import torch
+from transformers import M2M100Config
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
+from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple
+
+logger = logging.get_logger(__name__)
+
+
+def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """The mean of each sequence's real tokens.
+
+    Args:
+        last_hidden_state: (B, N, D).
+        attention_mask: (B, N), 1 for real tokens, 0 for padding; None means that all are real.
+
+    Returns:
+        (B, D); zero for a sequence without any real token.
+
+    Example:
+        >>> mean_pool(torch.tensor([[[1.0], [3.0], [100.0]]]), torch.tensor([[1, 1, 0]]))
+        tensor([[2.]])
+    """
+    if attention_mask is None:
+        return last_hidden_state.mean(dim=1)
+    real = attention_mask.bool().unsqueeze(-1)
+    total = last_hidden_state.masked_fill(~real, 0).sum(dim=1)
+    return total / real.sum(dim=1).clamp(min=1).to(total.dtype)
+
+
+class SonarTextModel(M2M100Encoder):
+    """The encoder of M2M100 with SONAR's pooling: the mean over all real tokens, language token and EOS included.
+
+    Folders of the encoder alone (`cointegrated/SONAR_200_text_encoder`) load by name. SONAR knows no layer drop,
+    whereas the default of `M2M100Config` skips layers at random in training: `encoder_layerdrop` is set to 0.
+
+    Args:
+        config: Shape of the encoder; fields of the decoder are ignored.
+
+    Example:
+        >>> config = M2M100Config(vocab_size=9, d_model=8, encoder_layers=1, encoder_attention_heads=2)
+        >>> SonarTextModel(config)(torch.tensor([[5, 6, 2]])).pooler_output.shape
+        torch.Size([1, 8])
+    """
+
+    def __init__(self, config: M2M100Config) -> None:
+        if config.encoder_layerdrop:
+            logger.warning_once(f"encoder_layerdrop={config.encoder_layerdrop} is set to 0, which SONAR needs")
+            config.encoder_layerdrop = 0.0
+        super().__init__(config)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPooling:
+        """Encodes a batch of token sequences `[language] pieces [</s>]`.
+
+        Args:
+            input_ids: (B, N), at most 514 tokens as SONAR was trained.
+            attention_mask: (B, N), 1 for real tokens, 0 for padding; None reads it off the padding token.
+            inputs_embeds: (B, N, D) in place of `input_ids`.
+            **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
+
+        Returns:
+            `last_hidden_state` (B, N, D) and `pooler_output` (B, D), not normalised.
+        """
+        if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
+            attention_mask = input_ids.ne(self.config.pad_token_id).long()
+        outputs = super().forward(input_ids, attention_mask, inputs_embeds, return_dict=True, **kwargs)
+        return BaseModelOutputWithPooling(pooler_output=mean_pool(outputs.last_hidden_state, attention_mask), **outputs)

@@ -1,0 +1,330 @@
+"""The two-tower model: an audio encoder and a text encoder projected into one space. It knows no training loss."""
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import MODEL_MAPPING, AutoModel, ClapAudioModel, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from .configuration_supclap import SupCLAPConfig, config_from_dict
+from .modeling_ced import CEDModel
+from .modeling_sonar import SonarTextModel, mean_pool
+
+# Towers that AutoModel does not know, or of which it would build more than the encoder.
+TOWERS: dict[str, type[PreTrainedModel]] = {
+    "ced": CEDModel,
+    "m2m_100": SonarTextModel,
+    "clap_audio_model": ClapAudioModel,
+}
+
+
+@dataclass
+class SupCLAPOutput(ModelOutput):
+    """What `SupCLAPModel` returns for n clips and m texts.
+
+    Args:
+        loss: InfoNCE of both directions, (); only with `return_loss=True`.
+        logits_per_audio: cosine / temperature (+ bias), (n, m): row i, column j is clip i with text j.
+        logits_per_text: Its transpose, (m, n).
+        audio_embeds: Unit norm, (n, projection_dim).
+        text_embeds: Unit norm, (m, projection_dim).
+        audio_model_output: The audio tower's output, with `audio_embeds` as its `pooler_output`.
+        text_model_output: The text tower's output, with `text_embeds` as its `pooler_output`.
+    """
+
+    loss: torch.Tensor | None = None
+    logits_per_audio: torch.Tensor | None = None
+    logits_per_text: torch.Tensor | None = None
+    audio_embeds: torch.Tensor | None = None
+    text_embeds: torch.Tensor | None = None
+    audio_model_output: BaseModelOutputWithPooling | None = None
+    text_model_output: BaseModelOutputWithPooling | None = None
+
+
+class SupCLAPProjection(nn.Module):
+    """Linear, activation, Linear into the shared space: ML-CLAP's projection (Yan et al., 2024, arXiv 2406.07012).
+
+    Args:
+        width: Width of the tower.
+        config: Gives the shared dimension and the activation.
+    """
+
+    def __init__(self, width: int, config: SupCLAPConfig) -> None:
+        super().__init__()
+        self.linear1 = nn.Linear(width, config.projection_dim)
+        self.activation = ACT2FN[config.projection_hidden_act]
+        self.linear2 = nn.Linear(config.projection_dim, config.projection_dim)
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """(B, width) to (B, projection_dim), not normalised."""
+        return self.linear2(self.activation(self.linear1(pooled)))
+
+
+class SupCLAPPreTrainedModel(PreTrainedModel):
+    """What transformers needs to know about the model in order to load, place and initialise it."""
+
+    config: SupCLAPConfig
+    # Checkpoints of a training run hold "model.*" and, beside it, the parameters of the loss under "objective.*".
+    base_model_prefix = "model"
+    _keys_to_ignore_on_load_unexpected = [r"^objective\."]  # noqa: RUF012, as in transformers
+    main_input_name = "input_features"
+    input_modalities = ["audio", "text"]  # noqa: RUF012
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_attention_backend = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, SupCLAPProjection):
+            for linear in (module.linear1, module.linear2):
+                # Linear's own draw, as in ML-CLAP: its scale follows the width.
+                init.kaiming_uniform_(linear.weight, a=math.sqrt(5))
+        elif isinstance(module, SupCLAPModel):
+            init.constant_(module.logit_scale, -math.log(self.config.temperature))
+            if module.logit_bias is not None:
+                init.constant_(module.logit_bias, self.config.logit_bias or 0.0)
+
+
+class SupCLAPModel(SupCLAPPreTrainedModel):
+    """Embeds recordings and captions into one space, where a cosine says how well they match.
+
+    Training losses live outside, in `modeling_supclap.losses`; `return_loss=True` gives plain InfoNCE for tools
+    that expect it.
+
+    Args:
+        config: The towers and what joins them.
+        audio_model: A loaded audio tower of `config.audio_config`; None builds one with random weights.
+        text_model: A loaded text tower of `config.text_config`; None builds one with random weights.
+
+    Raises:
+        ValueError: A tower's configuration is not that of one encoder.
+
+    Example:
+        >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> audio = {"model_type": "ced", "embed_dim": 8, "depth": 1, "num_heads": 2}
+        >>> model = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=4)).eval()
+        >>> out = model(input_features=torch.zeros(2, 64, 101), input_ids=torch.tensor([[5, 6, 7]] * 3))
+        >>> out.logits_per_audio.shape, out.text_embeds.shape
+        (torch.Size([2, 3]), torch.Size([3, 4]))
+    """
+
+    # The loss is a mean over the batch; the Trainer must not divide or multiply it further.
+    accepts_loss_kwargs = False
+
+    def __init__(
+        self,
+        config: SupCLAPConfig,
+        audio_model: PreTrainedModel | None = None,
+        text_model: PreTrainedModel | None = None,
+    ) -> None:
+        super().__init__(config)
+        self.audio_model = audio_model or _build_tower(config.audio_config)
+        self.text_model = text_model or _build_tower(config.text_config, config.text_pooling)
+        self.audio_projection = SupCLAPProjection(_width(config.audio_config), config)
+        self.text_projection = SupCLAPProjection(_width(config.text_config), config)
+        self.logit_scale = nn.Parameter(torch.empty(()))
+        self.logit_bias = None if config.logit_bias is None else nn.Parameter(torch.empty(()))
+        self._audio_takes_mask = _takes(self.audio_model, "audio_attention_mask")
+        self._text_takes_types = _takes(self.text_model, "token_type_ids")
+        self.post_init()
+
+    @classmethod
+    def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> "SupCLAPModel":
+        """Joins two pretrained towers; projections and temperature are new and want training.
+
+        Args:
+            audio: Hub id or folder of the audio tower, for example "mispeech/ced-base".
+            text: Hub id or folder of the text tower: SONAR, or any encoder that `AutoModel` loads.
+            **kwargs: Further fields of `SupCLAPConfig`.
+
+        Returns:
+            The model in float32, in evaluation mode.
+
+        Raises:
+            ValueError: A checkpoint lacks weights of its tower, which would be left random.
+        """
+        audio_model = _load_tower(audio)
+        text_model = _load_tower(text, kwargs.get("text_pooling", SupCLAPConfig.text_pooling))
+        config = SupCLAPConfig(audio_config=audio_model.config, text_config=text_model.config, **kwargs)
+        return cls(config, audio_model, text_model).eval()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The text tower's token embeddings, which `resize_token_embeddings` acts on."""
+        return self.text_model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replaces the text tower's token embeddings."""
+        self.text_model.set_input_embeddings(value)
+
+    @can_return_tuple
+    def get_audio_features(
+        self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
+        """Embeds recordings.
+
+        Args:
+            input_features: What the feature extractor made of them, (B, 64, T) for CED.
+            audio_attention_mask: (B, T), 1 for a clip's own frames; None means that there is no padding.
+            **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
+
+        Returns:
+            The audio tower's output, its `pooler_output` being the embedding (B, projection_dim): unit norm (zero
+            stays zero), at least float32.
+        """
+        if self._audio_takes_mask:
+            kwargs["audio_attention_mask"] = audio_attention_mask
+        outputs = self.audio_model(input_features=input_features, return_dict=True, **kwargs)
+        return _with_embeds(outputs, self.audio_projection(outputs.pooler_output))
+
+    @can_return_tuple
+    def get_text_features(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPooling:
+        """Embeds texts.
+
+        Args:
+            input_ids: (B, N).
+            attention_mask: (B, N), 1 for real tokens; None reads it off the padding token.
+            token_type_ids: (B, N); kept from towers that know no such thing.
+            **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
+
+        Returns:
+            The text tower's output, its `pooler_output` being the embedding (B, projection_dim): unit norm (zero
+            stays zero), at least float32.
+        """
+        padding = getattr(self.config.text_config, "pad_token_id", None)
+        if attention_mask is None and padding is not None:
+            attention_mask = input_ids.ne(padding).long()
+        if self._text_takes_types:
+            kwargs["token_type_ids"] = token_type_ids
+        outputs = self.text_model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
+        return _with_embeds(outputs, self.text_projection(self._pool_text(outputs, attention_mask)))
+
+    def _pool_text(self, outputs: Any, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        if self.config.text_pooling == "mean":
+            return mean_pool(outputs.last_hidden_state, attention_mask)
+        if self.config.text_pooling == "cls":
+            return outputs.last_hidden_state[:, 0]
+        return outputs.pooler_output
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_features: torch.Tensor,
+        audio_attention_mask: torch.Tensor | None = None,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        return_loss: bool | None = None,
+        **kwargs: Any,
+    ) -> SupCLAPOutput:
+        """Compares n clips with m texts.
+
+        logits_per_audio[i, j] = exp(logit_scale) * cos(audio i, text j) (+ logit_bias)
+
+        Args:
+            input_features: As for `get_audio_features`.
+            audio_attention_mask: As for `get_audio_features`.
+            input_ids: As for `get_text_features`.
+            attention_mask: As for `get_text_features`.
+            token_type_ids: As for `get_text_features`.
+            return_loss: Whether to compute InfoNCE, clip i belonging to text i; the sum of both directions, as in
+                the SupCLAP paper: 0 is perfect, 2 log(n) is chance.
+            **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
+
+        Raises:
+            ValueError: There is no text, or a loss is asked for n clips and m != n texts.
+        """
+        if input_ids is None:
+            raise ValueError("input_ids is missing; to embed clips alone call get_audio_features")
+        audio = self.get_audio_features(input_features, audio_attention_mask, return_dict=True, **kwargs)
+        text = self.get_text_features(input_ids, attention_mask, token_type_ids, return_dict=True, **kwargs)
+        logits = self.logit_scale.exp() * audio.pooler_output @ text.pooler_output.T
+        if self.logit_bias is not None:
+            logits = logits + self.logit_bias
+        return SupCLAPOutput(
+            loss=_info_nce(logits) if return_loss else None,
+            logits_per_audio=logits,
+            logits_per_text=logits.T,
+            audio_embeds=audio.pooler_output,
+            text_embeds=text.pooler_output,
+            audio_model_output=audio,
+            text_model_output=text,
+        )
+
+
+def _info_nce(logits: torch.Tensor) -> torch.Tensor:
+    if len(logits) != logits.shape[1]:
+        raise ValueError(f"return_loss pairs clip i with text i; got {len(logits)} clips and {logits.shape[1]} texts")
+    own = torch.arange(len(logits), device=logits.device)
+    return nn.functional.cross_entropy(logits, own) + nn.functional.cross_entropy(logits.T, own)
+
+
+def _with_embeds(outputs: Any, projected: torch.Tensor) -> BaseModelOutputWithPooling:
+    """A tower's output around its normalised projection, in float32 at least: half precision has no room for eps."""
+    projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
+    return BaseModelOutputWithPooling(
+        last_hidden_state=outputs.last_hidden_state,
+        pooler_output=nn.functional.normalize(projected, dim=-1),
+        hidden_states=outputs.get("hidden_states"),
+        attentions=outputs.get("attentions"),
+    )
+
+
+def _width(config: Any) -> int:
+    """Width of a tower's tokens; what is a model of several parts, such as a whole CLAP, is no tower."""
+    if config.sub_configs or not hasattr(config, "hidden_size"):
+        raise ValueError(
+            f"{config.model_type!r} cannot be a tower; give the checkpoint or configuration of one encoder"
+        )
+    return config.hidden_size
+
+
+def _takes(tower: nn.Module, argument: str) -> bool:
+    return argument in inspect.signature(type(tower).forward).parameters
+
+
+def _pooler_kwargs(config: PreTrainedConfig, text_pooling: str | None) -> dict[str, Any]:
+    """Leaves out a BERT-like tower's own pooler where nothing would read it, so that no weight stays untrained."""
+    model_class = MODEL_MAPPING.get(type(config), None)
+    if text_pooling is None or not isinstance(model_class, type) or config.model_type in TOWERS:
+        return {}
+    takes_it = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+    return {"add_pooling_layer": text_pooling == "pooler"} if takes_it else {}
+
+
+def _build_tower(config: Any, text_pooling: str | None = None) -> PreTrainedModel:
+    """A tower with random weights; `text_pooling` is None for audio."""
+    if config.model_type in TOWERS:
+        return TOWERS[config.model_type]._from_config(config)
+    return AutoModel.from_config(config, **_pooler_kwargs(config, text_pooling))
+
+
+def _load_tower(name: str, text_pooling: str | None = None) -> PreTrainedModel:
+    """A tower with the weights of a hub id or folder, all of them; `text_pooling` is None for audio."""
+    fields, _ = PreTrainedConfig.get_config_dict(name)
+    config = config_from_dict(fields)
+    tower_class: Any = TOWERS.get(config.model_type, AutoModel)
+    tower, report = tower_class.from_pretrained(
+        name, config=config, dtype=torch.float32, output_loading_info=True, **_pooler_kwargs(config, text_pooling)
+    )
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; "
+            "give a checkpoint of this encoder alone"
+        )
+    return tower

@@ -1,0 +1,169 @@
+"""Tiny models, tokenizers and sounds that the tests share; everything is made here, nothing is downloaded."""
+
+import json
+import math
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import BertTokenizer, M2M100Config, NllbTokenizer, PreTrainedConfig
+
+from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
+
+RATE_HZ = 16000
+CAPTIONS = {
+    "eng": "a dog barks while the rain falls",
+    "fra": "un chien aboie pendant que la pluie tombe",
+    "deu": "ein Hund bellt während der Regen fällt",
+    "spa": "un perro ladra mientras cae la lluvia",
+    "nld": "een hond blaft terwijl de regen valt",
+    "cat": "un gos borda mentre cau la pluja",
+    "jpn": "雨が降る中で犬が吠える",
+    "zho": "下雨时一只狗在叫",
+}
+# The fields of mispeech/ced-tiny's config.json, the labels shortened to their numbers.
+PUBLISHED_CED_CONFIG = {
+    "architectures": ["CedForAudioClassification"],
+    "attn_drop_rate": 0.0,
+    "auto_map": {"AutoConfig": "configuration_ced.CedConfig", "AutoModel": "modeling_ced.CedModel"},
+    "center": True,
+    "depth": 12,
+    "drop_path_rate": 0.0,
+    "drop_rate": 0.0,
+    "embed_dim": 192,
+    "eval_avg": "mean",
+    "f_max": 8000,
+    "f_min": 0,
+    "hop_size": 160,
+    "id2label": {str(index): f"label {index}" for index in range(527)},
+    "label2id": {f"label {index}": index for index in range(527)},
+    "loss": "BCE",
+    "mlp_ratio": 4.0,
+    "model_type": "ced",
+    "n_fft": 512,
+    "n_mels": 64,
+    "name": "ced-tiny",
+    "num_heads": 3,
+    "outputdim": 527,
+    "pad_last": True,
+    "patch_size": 16,
+    "patch_stride": 16,
+    "pooling": "mean",
+    "qkv_bias": True,
+    "target_length": 1012,
+    "torch_dtype": "float32",
+    "transformers_version": "4.28.1",
+    "win_size": 512,
+}
+LANGUAGE_CODES = [
+    "cat_Latn",
+    "deu_Latn",
+    "eng_Latn",
+    "fra_Latn",
+    "jpn_Jpan",
+    "nld_Latn",
+    "por_Latn",
+    "spa_Latn",
+    "zho_Hans",
+]
+
+
+def noise(samples: int, seed: int = 0) -> np.ndarray:
+    """White noise, float32, far from clipping."""
+    return (0.1 * np.random.default_rng(seed).standard_normal(samples)).astype(np.float32)
+
+
+def tone(frequency_hz: float, samples: int = RATE_HZ) -> np.ndarray:
+    """A full-scale sine, float32."""
+    return np.sin(2 * np.pi * frequency_hz * np.arange(samples) / RATE_HZ).astype(np.float32)
+
+
+def filler(shape: tuple[int, ...], index: int) -> torch.Tensor:
+    """The values the golden numbers were made with: frac(sin(12.9898 (n + 1) + 78.233 index) 43758.5453) - 0.5."""
+    n = torch.arange(math.prod(shape), dtype=torch.float64)
+    values = torch.sin(12.9898 * (n + 1) + 78.233 * index) * 43758.5453
+    return (values - values.floor() - 0.5).reshape(shape)
+
+
+def fill(model: torch.nn.Module, scale: float) -> None:
+    """Sets all floating tensors of a model, in the order of their names, to the golden values."""
+    state = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
+    for index, name in enumerate(sorted(state)):
+        value = scale * filler(tuple(state[name].shape), index)
+        if name.endswith("running_var"):
+            value = 100 + 1000 * value
+        elif name.endswith("running_mean"):
+            value = -30 + 100 * value
+        elif value.ndim == 1 and name.endswith(".weight"):
+            value = 1 + value
+        state[name].copy_(value)
+
+
+def bert_tokenizer() -> BertTokenizer:
+    """A WordPiece tokenizer that knows the words of `CAPTIONS`; the same in every process, which training is not."""
+    normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    texts = [normalizer.normalize_str(caption) for caption in CAPTIONS.values()]
+    words = sorted({word for text in texts for word, _ in splitter.pre_tokenize_str(text)})
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return BertTokenizer(vocab={token: index for index, token in enumerate(special + words)}, model_max_length=64)
+
+
+def nllb_tokenizer() -> NllbTokenizer:
+    """A tokenizer of NLLB's kind with nine of its languages; no limit on the length is stated, as on the Hub."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("  ", " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="always", split=True)
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    tokenizer.train_from_iterator(
+        CAPTIONS.values(), trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    )
+    model = json.loads(tokenizer.to_str())["model"]
+    merges = [tuple(merge) for merge in model["merges"]]
+    return NllbTokenizer(vocab=model["vocab"], merges=merges, extra_special_tokens=LANGUAGE_CODES, src_lang="eng_Latn")
+
+
+def ced_config(**kwargs) -> CEDConfig:
+    """Two blocks, 32 wide."""
+    return CEDConfig(**{"embed_dim": 32, "depth": 2, "num_heads": 2, **kwargs})
+
+
+def bert_config(**kwargs) -> dict:
+    """Two layers, 24 wide, no dropout; a dictionary with its model_type."""
+    sizes = {"vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    quiet = {"intermediate_size": 48, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return {"model_type": "bert", **sizes, **quiet, **kwargs}
+
+
+def sonar_config(**kwargs) -> M2M100Config:
+    """Two encoder layers, 24 wide, no dropout."""
+    sizes = {"vocab_size": 400, "d_model": 24, "encoder_layers": 2, "encoder_ffn_dim": 48, "encoder_attention_heads": 2}
+    quiet = {"dropout": 0.0, "attention_dropout": 0.0, "encoder_layerdrop": 0.0}
+    return M2M100Config(**{**sizes, **quiet, **kwargs})
+
+
+def supclap_config(
+    text: dict | PreTrainedConfig | None = None, audio: PreTrainedConfig | None = None, **kwargs
+) -> SupCLAPConfig:
+    """Tiny towers (CED and BERT unless others are given) and 16 shared dimensions."""
+    return SupCLAPConfig(
+        audio_config=audio or ced_config(), text_config=text or bert_config(), **{"projection_dim": 16, **kwargs}
+    )
+
+
+def supclap_model(config: SupCLAPConfig | None = None, seed: int = 0) -> SupCLAPModel:
+    """A model in evaluation mode whose batch norm has seen decibels."""
+    torch.manual_seed(seed)
+    model = SupCLAPModel(config or supclap_config()).eval()
+    model.audio_model.init_bn.running_mean.fill_(-40.0)
+    model.audio_model.init_bn.running_var.fill_(400.0)
+    return model
+
+
+def bert_processor() -> SupCLAPProcessor:
+    """CED's feature extractor with the WordPiece tokenizer."""
+    return SupCLAPProcessor(CEDFeatureExtractor(), bert_tokenizer())
+
+
+def nllb_processor() -> SupCLAPProcessor:
+    """CED's feature extractor with the tokenizer of NLLB's kind."""
+    return SupCLAPProcessor(CEDFeatureExtractor(), nllb_tokenizer())

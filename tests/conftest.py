@@ -1,0 +1,55 @@
+"""Settings and fixtures of all tests: offline, on the CPU, with a Hugging Face cache of their own."""
+
+import os
+import tempfile
+
+# Before anything imports transformers, which reads these once.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+_HF_HOME = tempfile.TemporaryDirectory(prefix="supclap-tests-", ignore_cleanup_errors=True)
+os.environ["HF_HOME"] = _HF_HOME.name
+
+import builders  # noqa: E402
+import pytest  # noqa: E402
+from transformers import BertTokenizer, NllbTokenizer  # noqa: E402
+from transformers.utils import logging  # noqa: E402
+
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor  # noqa: E402
+
+logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def bert_tokenizer() -> BertTokenizer:
+    """A trained WordPiece tokenizer."""
+    return builders.bert_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def nllb_tokenizer() -> NllbTokenizer:
+    """A trained tokenizer of NLLB's kind; put src_lang back if you change it."""
+    return builders.nllb_tokenizer()
+
+
+@pytest.fixture
+def model() -> SupCLAPModel:
+    """A tiny CED + BERT model in evaluation mode."""
+    return builders.supclap_model()
+
+
+@pytest.fixture(scope="session")
+def processor() -> SupCLAPProcessor:
+    """The processor that goes with `model`."""
+    return builders.bert_processor()
+
+
+@pytest.fixture
+def sonar_model() -> SupCLAPModel:
+    """A tiny CED + SONAR model in evaluation mode."""
+    return builders.supclap_model(builders.supclap_config(builders.sonar_config()))
+
+
+@pytest.fixture(scope="session")
+def sonar_processor() -> SupCLAPProcessor:
+    """The processor that goes with `sonar_model`."""
+    return builders.nllb_processor()

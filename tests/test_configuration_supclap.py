@@ -1,0 +1,143 @@
+"""Configurations: the published files load unchanged, impossible shapes are refused, nothing is lost."""
+
+import json
+
+import builders
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, BertConfig
+
+from modeling_supclap import CEDConfig, CEDModel, SupCLAPConfig
+
+
+@pytest.fixture
+def hub_folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(builders.PUBLISHED_CED_CONFIG))
+    return tmp_path
+
+
+def test_published_file_loads_unchanged(hub_folder):
+    config = CEDConfig.from_pretrained(hub_folder)
+    ours = {
+        name: getattr(config, name)
+        for name in builders.PUBLISHED_CED_CONFIG
+        if name not in ("transformers_version", "torch_dtype")
+    }
+    expected = {name: builders.PUBLISHED_CED_CONFIG[name] for name in ours}
+    expected["id2label"] = {int(index): label for index, label in builders.PUBLISHED_CED_CONFIG["id2label"].items()}
+    assert ours == expected
+
+
+def test_published_file_survives_saving(hub_folder, tmp_path):
+    config = CEDConfig.from_pretrained(hub_folder)
+    config.save_pretrained(tmp_path / "again")
+    again = CEDConfig.from_pretrained(tmp_path / "again")
+    assert (again.outputdim, again.loss, again.num_labels) == (527, "BCE", 527)
+
+
+def test_auto_config_finds_the_type(hub_folder):
+    assert type(AutoConfig.from_pretrained(hub_folder)) is CEDConfig
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "heads"), [("tiny", 192, 3), ("mini", 256, 4), ("small", 384, 6), ("base", 768, 12)]
+)
+def test_sizes(size, width, heads):
+    config = CEDConfig.from_size(size)
+    assert (config.hidden_size, config.num_attention_heads, config.num_hidden_layers) == (width, heads, 12)
+
+
+def test_unknown_size_names_the_valid_ones():
+    with pytest.raises(ValueError, match=r"no size 'large'; give one of tiny, mini, small, base"):
+        CEDConfig.from_size("large")
+
+
+def test_size_takes_further_fields():
+    assert CEDConfig.from_size("tiny", depth=3).num_hidden_layers == 3
+
+
+def test_standard_names_are_the_same_fields():
+    config = CEDConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=2)
+    assert (config.embed_dim, config.num_heads, config.depth) == (64, 4, 2)
+    config.hidden_size = 128
+    assert config.embed_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"embed_dim": 100, "num_heads": 3}, "embed_dim=100 must be a multiple of num_heads=3"),
+        ({"depth": 0}, "at least 1, got {'depth': 0}"),
+        ({"patch_stride": 10}, "patch_stride=10 must be 16"),
+        ({"n_mels": 60}, "n_mels=60 must be a multiple of patch_size=16"),
+        ({"target_length": 15}, "target_length=15 is shorter than one patch"),
+        ({"drop_rate": 1.0, "drop_path_rate": -0.1}, "got {'drop_rate': 1.0, 'drop_path_rate': -0.1}"),
+        ({"embed_dim": "wide"}, "'embed_dim' expected int, got str"),
+    ],
+)
+def test_impossible_encoders_are_refused(fields, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        CEDConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 0}, "temperature must be positive"),
+        ({"projection_dim": 0}, "projection_dim must be at least 1"),
+        ({"text_pooling": "max"}, "text_pooling must be 'mean', 'cls' or 'pooler', got 'max'"),
+    ],
+)
+def test_impossible_models_are_refused(fields, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        SupCLAPConfig(**fields)
+
+
+def test_defaults_are_the_towers_of_ml_clap():
+    config = SupCLAPConfig()
+    assert config.audio_config.to_dict() == CEDConfig.from_size("base").to_dict()
+    text = config.text_config
+    assert (text.model_type, text.vocab_size, text.hidden_size, text.num_hidden_layers) == ("m2m_100", 256206, 1024, 24)
+    assert text.encoder_layerdrop == 0
+    assert (config.projection_dim, config.temperature, config.text_pooling) == (1024, 0.07, "mean")
+
+
+def test_towers_as_dictionaries_or_as_objects():
+    as_objects = SupCLAPConfig(audio_config=builders.ced_config(), text_config=builders.sonar_config())
+    as_dicts = SupCLAPConfig(
+        audio_config=builders.ced_config().to_dict(), text_config=builders.sonar_config().to_dict()
+    )
+    assert as_objects.to_dict() == as_dicts.to_dict()
+
+
+def test_model_config_survives_saving(tmp_path):
+    config = builders.supclap_config(temperature=0.05, logit_bias=-10.0, text_pooling="cls")
+    config.save_pretrained(tmp_path)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert type(again) is SupCLAPConfig
+    assert type(again.text_config) is BertConfig
+    assert again.to_diff_dict() == config.to_diff_dict()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [({"hidden_size": 8}, "needs its 'model_type'"), ({"model_type": "nothing"}, "nothing")]
+)
+def test_unusable_towers_are_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        SupCLAPConfig(text_config=text)
+
+
+def test_joining_leaves_a_built_tower_as_it_is():
+    tower = CEDModel._from_config(builders.ced_config(), attn_implementation="eager")
+    config = SupCLAPConfig(audio_config=tower.config)
+    assert tower.config._attn_implementation == "eager"
+    assert config.audio_config is tower.config
+
+
+def test_construction_reads_no_file(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError(f"opened {args}")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert CEDConfig(outputdim=527).outputdim == 527
+    assert builders.supclap_config().projection_dim == 16

@@ -1,0 +1,241 @@
+"""The front end against golden numbers, the definition of a log-mel spectrogram, and the physics of sound."""
+
+import json
+import math
+import pickle
+import re
+
+import builders
+import numpy as np
+import pytest
+import torch
+from transformers import AutoFeatureExtractor
+
+from modeling_supclap import CEDFeatureExtractor
+from modeling_supclap.feature_extraction_ced import TILE_CLIPS, resample
+
+EXTRACTOR = CEDFeatureExtractor()
+
+
+def spectrogram(clip, rate_hz: float = 16000) -> np.ndarray:
+    """(64, T) of one clip."""
+    return EXTRACTOR([clip], sampling_rate=rate_hz)["input_features"][0]
+
+
+def definition(clip: np.ndarray) -> np.ndarray:
+    """The log-mel spectrogram from its definition, in float64: a DFT by its sum, HTK triangles by their formula."""
+    padded = np.pad(clip.astype(np.float64), 256, mode="reflect")
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(512) / 512)
+    frames = np.stack([padded[start : start + 512] * window for start in range(0, len(clip) + 1, 160)])
+    dft = np.exp(-2j * np.pi * np.outer(np.arange(257), np.arange(512)) / 512)
+    power = np.abs(frames @ dft.T) ** 2
+    edges_hz = 700 * (10 ** (np.linspace(0, 2595 * math.log10(1 + 8000 / 700), 66) / 2595) - 1)
+    bins_hz = np.linspace(0, 8000, 257)
+    mel = []
+    for low, centre, high in zip(edges_hz, edges_hz[1:], edges_hz[2:], strict=False):
+        triangle = np.minimum((bins_hz - low) / (centre - low), (high - bins_hz) / (high - centre)).clip(0)
+        mel.append(power @ triangle)
+    return 10 * np.log10(np.maximum(np.stack(mel), 1e-10))
+
+
+def test_golden_sine():
+    # The summation order of the phase is that of the golden numbers: below -40 dB they are its rounding noise.
+    clip = torch.sin(torch.arange(16000, dtype=torch.float32) * (2 * math.pi) * 440 / 16000)
+    mel = spectrogram(clip)
+    assert mel.shape == (64, 101)
+    assert mel[:, 50].argmax() == 12
+    assert mel.max() == pytest.approx(40.9473, abs=2e-3)
+    assert mel.mean() == pytest.approx(-45.2218, abs=2e-3)
+    assert mel[:5, 50] == pytest.approx([-55.5913, -50.6406, -46.1437, -41.8026, -38.9456], abs=1e-2)
+
+
+def test_silence_is_the_floor_exactly():
+    assert (spectrogram(np.zeros(16000, dtype=np.float32)) == -100).all()
+
+
+def test_agrees_with_the_definition():
+    clip = builders.noise(8000)
+    np.testing.assert_allclose(spectrogram(clip), definition(clip), atol=1e-3)
+
+
+def test_dynamic_range_is_each_clips_own():
+    loud, quiet = builders.tone(1000), np.zeros(16000, dtype=np.float32)
+    features = EXTRACTOR([loud, quiet], sampling_rate=16000)["input_features"]
+    assert features[0].min() == pytest.approx(-77.2575, abs=1e-3)
+    assert (features[1] == -100).all()
+
+
+@pytest.mark.parametrize(("seconds", "frames"), [(0.15, 16), (1, 101), (5, 501), (10, 1001), (30, 3001)])
+def test_nothing_is_cropped(seconds, frames):
+    assert spectrogram(builders.noise(round(seconds * 16000))).shape == (64, frames)
+
+
+def test_batch_mates_change_nothing():
+    lengths = [16000, 4000, 16000, 2400, 16000, 16000, 16000, 16000, 30000]
+    assert lengths.count(16000) > TILE_CLIPS
+    clips = [builders.noise(length, seed) for seed, length in enumerate(lengths)]
+    batch = EXTRACTOR(clips, sampling_rate=16000, return_tensors="pt")
+    assert batch["input_features"].shape == (9, 64, 188)
+    assert batch["input_features"].dtype == torch.float32
+    assert batch["audio_attention_mask"].dtype == torch.int64
+    for row, mask, clip in zip(*batch.values(), clips, strict=True):
+        alone = spectrogram(clip)
+        frames = alone.shape[1]
+        assert mask.tolist() == [1] * frames + [0] * (188 - frames)
+        np.testing.assert_allclose(row[:, :frames], alone, atol=1e-4)
+        assert (row[:, frames:] == -100).all()
+
+
+FORMS = {
+    "numpy": lambda x: x,
+    "float64": lambda x: x.astype(np.float64),
+    "tensor": torch.from_numpy,
+    "list": lambda x: x.tolist(),
+    "list of one": lambda x: [x],
+    "tuple of one": lambda x: (x,),
+    "list of lists": lambda x: [x.tolist()],
+    "array of one": lambda x: x[None],
+    "tensor of one": lambda x: torch.from_numpy(x)[None],
+    "reversed twice": lambda x: x[::-1].copy()[::-1],
+    "big-endian": lambda x: x.astype(">f4"),
+    "with gradient": lambda x: torch.from_numpy(x).requires_grad_(),
+    "mono in channels": lambda x: [x[None]],
+    "stereo": lambda x: [np.stack([x + 0.25, x - 0.25])],
+    "five channels": lambda x: [np.stack([5 * x, *[0 * x] * 4])],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_clip(form):
+    clip = np.round(builders.noise(4000) * 1024) / 1024  # so that sums of channels are exact
+    features = EXTRACTOR(FORMS[form](clip), sampling_rate=16000)["input_features"]
+    np.testing.assert_allclose(features, spectrogram(clip)[None], atol=1e-4)
+
+
+def test_half_precision_clips():
+    for dtype in (torch.bfloat16, torch.float16):
+        clip = torch.from_numpy(builders.noise(4000)).to(dtype)
+        np.testing.assert_array_equal(spectrogram(clip), spectrogram(clip.float()))
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32])
+def test_pcm_has_full_scale_one(dtype):
+    full_scale = 2 ** (8 * np.dtype(dtype).itemsize - 1)
+    clip = builders.noise(4000).astype(np.float64)
+    pcm = np.round(clip * full_scale).astype(dtype)
+    np.testing.assert_allclose(spectrogram(pcm), spectrogram(pcm / full_scale), atol=1e-5)
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 11025, 22050, 44100, 48000.0, np.int64(96000)])
+def test_resampling_keeps_a_tone_in_its_place(rate_hz):
+    seconds = np.arange(int(rate_hz)) / rate_hz
+    clip = np.sin(2 * np.pi * 1000 * seconds).astype(np.float32)
+    resampled, reference = spectrogram(clip, rate_hz), spectrogram(builders.tone(1000))
+    assert resampled.shape == reference.shape
+    inner = slice(10, 90)
+    peak = reference[:, 50].argmax()
+    assert (resampled[:, inner].argmax(axis=0) == peak).all()
+    np.testing.assert_allclose(resampled[peak, inner], reference[peak, inner], atol=0.05)
+
+
+def test_resampling_removes_what_the_new_rate_cannot_hold():
+    clip = np.sin(2 * np.pi * 12000 * np.arange(44100) / 44100).astype(np.float32)
+    audible = spectrogram(np.sin(2 * np.pi * 1000 * np.arange(44100) / 44100).astype(np.float32), 44100)
+    assert spectrogram(clip, 44100)[:, 10:90].max() < audible.max() - 50
+
+
+def test_resample_returns_the_same_array_at_the_same_rate():
+    clip = builders.noise(100)
+    assert resample(clip, 16000, 16000) is clip
+    assert resample(clip, 16000, 8000).shape == (50,)
+
+
+GOOD = builders.noise(4000)
+
+
+@pytest.mark.parametrize(
+    ("audio", "message"),
+    [
+        ([], "there is no clip"),
+        (np.zeros((0, 4000)), "there is no clip"),
+        ([GOOD, np.zeros(0)], "clip 1 is empty: it has shape (0,)"),
+        ([GOOD, np.zeros((0, 4000))], "clip 1 is empty: it has shape (0, 4000)"),
+        ([GOOD, GOOD[:1]], "clip 1 lasts 0.0001 s, too short to encode; the minimum is 0.15 s"),
+        (GOOD[:2399], "clip 0 lasts 0.1499 s, too short"),
+        ([GOOD, np.where(np.arange(4000) == 7, np.nan, GOOD)], "clip 1 holds NaN or infinite samples, the first at 7"),
+        (np.full(4000, np.inf), "clip 0 holds NaN or infinite samples, the first at 0"),
+        ([GOOD, np.zeros((4000, 2))], "clip 1 has shape (4000, 2), 4000 channels; transpose it"),
+        ([GOOD, np.zeros((2, 3, 4))], "clip 1 has shape (2, 3, 4); give (samples,) or (channels, samples)"),
+        (np.zeros((2, 3, 4)), "got an array of shape (2, 3, 4)"),
+        (np.zeros(4000, dtype=np.uint8), "clip 0 has dtype uint8; give floats of full scale 1, or int16 or int32 PCM"),
+        (np.zeros(4000, dtype=bool), "clip 0 has dtype bool"),
+        ([0] * 4000, "clip 0 has dtype int64"),
+        (["dog.wav"], "clip 0 has dtype <U7"),
+        ("dog.wav", "got str; load files first"),
+        ([[[0.1, 0.2], [0.3]]], "clip 0 is no array"),
+    ],
+)
+def test_unusable_clips_are_named(audio, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        EXTRACTOR(audio, sampling_rate=16000)
+
+
+def test_duration_is_judged_after_resampling():
+    with pytest.raises(ValueError, match=r"lasts 0.0907 s"):
+        EXTRACTOR(GOOD, sampling_rate=44100)
+
+
+@pytest.mark.parametrize(
+    ("rate_hz", "message"),
+    [
+        (None, "sampling_rate is missing"),
+        (0, "positive whole number of hertz, got 0"),
+        (-16000, "got -16000"),
+        (math.nan, "got nan"),
+        (math.inf, "got inf"),
+        (16000.5, "got 16000.5"),
+        ("16k", "one number in hertz, got '16k'"),
+        ([16000], "one number in hertz, got [16000]"),
+        (True, "one number in hertz, got True"),
+    ],
+)
+def test_unusable_rates_are_named(rate_hz, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        EXTRACTOR(GOOD, sampling_rate=rate_hz)
+
+
+def test_saving_and_loading_changes_nothing(tmp_path):
+    extractor = CEDFeatureExtractor(f_min=50.0, top_db=80.0)
+    extractor.save_pretrained(tmp_path)
+    again = AutoFeatureExtractor.from_pretrained(tmp_path)
+    assert type(again) is CEDFeatureExtractor
+    assert again.to_dict() == extractor.to_dict()
+    expected = extractor(GOOD, sampling_rate=16000)["input_features"]
+    np.testing.assert_array_equal(again(GOOD, sampling_rate=16000)["input_features"], expected)
+    assert not np.array_equal(spectrogram(GOOD)[None], expected)
+
+
+def test_published_file_loads(tmp_path):
+    saved = {
+        "center": True,
+        "f_max": None,
+        "f_min": 0,
+        "feature_extractor_type": "CedFeatureExtractor",
+        "feature_size": 64,
+        "hop_size": 160,
+        "n_fft": 512,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": False,
+        "sampling_rate": 16000,
+        "win_size": 512,
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(saved))
+    extractor = CEDFeatureExtractor.from_pretrained(tmp_path)
+    assert extractor.to_dict() == EXTRACTOR.to_dict()
+    assert "audio_attention_mask" in extractor(GOOD, sampling_rate=16000)
+
+
+def test_travels_to_the_workers_of_a_data_loader():
+    again = pickle.loads(pickle.dumps(EXTRACTOR))
+    np.testing.assert_array_equal(again(GOOD, sampling_rate=16000)["input_features"][0], spectrogram(GOOD))

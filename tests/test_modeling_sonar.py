@@ -1,0 +1,113 @@
+"""SONAR's text encoder against golden numbers, and what padding, training mode and saving must not change."""
+
+import builders
+import pytest
+import torch
+from transformers import M2M100Config
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
+
+from modeling_supclap import SonarTextModel
+from modeling_supclap.modeling_sonar import mean_pool
+
+IDS = torch.tensor([[46, 10, 20, 30, 40, 2, 1, 1], [56, 7, 8, 9, 11, 12, 13, 2]])
+
+
+def sonar(**kwargs) -> SonarTextModel:
+    torch.manual_seed(0)
+    return SonarTextModel(builders.sonar_config(**kwargs)).eval()
+
+
+@torch.no_grad()
+def test_golden_embeddings():
+    config = M2M100Config(vocab_size=300, d_model=64, encoder_layers=3, encoder_attention_heads=4, encoder_ffn_dim=128)
+    model = SonarTextModel(config).eval()
+    assert len(model.state_dict()) == 51
+    builders.fill(model, 0.4)
+    pooled = model(IDS, attention_mask=(IDS != 1).long()).pooler_output
+    assert pooled[0, :4].tolist() == pytest.approx([-1.26888, -1.42543, -0.75577, -0.63699], abs=1e-4)
+    assert pooled[1, :4].tolist() == pytest.approx([-0.47703, -1.11628, -0.79090, 0.37667], abs=1e-4)
+    assert pooled.norm(dim=1).tolist() == pytest.approx([7.09727, 6.54642], abs=1e-4)
+
+
+@torch.no_grad()
+def test_padding_changes_nothing():
+    model = sonar()
+    short = model(IDS[:1, :6]).pooler_output
+    padded = torch.nn.functional.pad(IDS[:1, :6], (0, 8), value=1)
+    torch.testing.assert_close(model(padded).pooler_output, short, atol=1e-6, rtol=0)
+    torch.testing.assert_close(model(IDS).pooler_output[:1], short, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_mask_is_read_off_the_padding_token():
+    model = sonar()
+    assert torch.equal(model(IDS).pooler_output, model(IDS, attention_mask=(IDS != 1).long()).pooler_output)
+
+
+@torch.no_grad()
+def test_language_token_counts():
+    model = sonar()
+    french = IDS.clone()
+    french[:, 0] = 99
+    assert (model(IDS).pooler_output - model(french).pooler_output).abs().max() > 1e-3
+
+
+def test_layers_are_never_dropped():
+    model = sonar(encoder_layerdrop=0.9, encoder_layers=6)
+    assert model.config.encoder_layerdrop == 0
+    quiet = model(IDS).pooler_output
+    model.train()
+    for _ in range(5):
+        assert torch.equal(model(IDS).pooler_output, quiet)
+
+
+@torch.no_grad()
+def test_outputs_are_those_of_transformers():
+    model = sonar()
+    outputs = model(IDS, output_hidden_states=True)
+    assert len(outputs.hidden_states) == 3
+    hidden, pooled, *_ = model(IDS, return_dict=False)
+    assert torch.equal(hidden, outputs.last_hidden_state)
+    assert torch.equal(pooled, outputs.pooler_output)
+
+
+@torch.no_grad()
+def test_eager_agrees_with_sdpa():
+    model = sonar()
+    expected = model(IDS).pooler_output
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(model(IDS).pooler_output, expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_encoder_folder_loads_completely(tmp_path):
+    torch.manual_seed(0)
+    published = M2M100Encoder(builders.sonar_config()).eval()
+    published.save_pretrained(tmp_path)
+    model, report = SonarTextModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    assert torch.equal(model.embed_positions.weights, published.embed_positions.weights)
+    mask = (IDS != 1).long()
+    assert torch.equal(model(IDS).last_hidden_state, published(IDS, attention_mask=mask).last_hidden_state)
+
+
+@torch.no_grad()
+def test_saving_and_loading_changes_nothing(tmp_path):
+    model = sonar()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(SonarTextModel.from_pretrained(tmp_path)(IDS).pooler_output, model(IDS).pooler_output)
+
+
+def test_mean_pool_is_the_mean_of_real_tokens():
+    hidden = torch.randn(3, 5, 4, dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 1, 1, 0, 0]])
+    pooled = mean_pool(hidden, mask)
+    for row, length in enumerate([5, 1, 3]):
+        torch.testing.assert_close(pooled[row], sum(hidden[row, :length]) / length)
+    assert torch.equal(mean_pool(hidden, None), mean_pool(hidden, torch.ones(3, 5)))
+
+
+def test_mean_pool_of_nothing_is_zero_and_padding_may_be_anything():
+    hidden = torch.full((2, 2, 3), torch.nan)
+    hidden[1, 0] = 1.0
+    assert mean_pool(hidden, torch.tensor([[0, 0], [1, 0]])).tolist() == [[0, 0, 0], [1, 1, 1]]

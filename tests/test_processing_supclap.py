@@ -1,0 +1,167 @@
+"""The processor: languages by their ISO code on every tokenizer, errors that name the caption, nothing lost on disk."""
+
+import builders
+import numpy as np
+import pytest
+import torch
+from transformers import AutoProcessor, BertTokenizer, NllbTokenizer
+
+from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
+
+TEXTS = list(builders.CAPTIONS.values())
+LANGUAGES = list(builders.CAPTIONS)
+CODES = ["eng_Latn", "fra_Latn", "deu_Latn", "spa_Latn", "nld_Latn", "cat_Latn", "jpn_Jpan", "zho_Hans"]
+
+
+def test_audio_and_text_in_one_call(processor):
+    clips = [builders.noise(16000), builders.noise(8000)]
+    inputs = processor(audio=clips, sampling_rate=16000, text=TEXTS[:3], language="eng", return_tensors="pt")
+    assert (
+        set(inputs)
+        == {
+            "input_features",
+            "audio_attention_mask",
+            "input_ids",
+            "attention_mask",
+            "token_type_ids",
+        }
+        == set(processor.model_input_names)
+    )
+    assert inputs["input_features"].shape == (2, 64, 101)
+    assert len(inputs["input_ids"]) == 3
+    expected = processor.tokenizer(TEXTS[:3], padding=True, return_tensors="pt")
+    for name, value in expected.items():
+        assert torch.equal(inputs[name], value), name
+
+
+def test_audio_or_text_alone(processor):
+    audio = processor(audio=builders.noise(4000), sampling_rate=16000)
+    assert isinstance(audio["input_features"], np.ndarray)
+    assert "input_ids" not in audio
+    assert set(processor(text="a dog")) == {"input_ids", "attention_mask", "token_type_ids"}
+    with pytest.raises(ValueError, match="give audio, text or both"):
+        processor()
+
+
+def test_each_language_as_the_tokenizer_would(sonar_processor, nllb_tokenizer):
+    for text, language, code in zip(TEXTS, LANGUAGES, CODES, strict=True):
+        nllb_tokenizer.src_lang = code
+        expected = nllb_tokenizer(text).input_ids
+        for name in (language, code):
+            assert sonar_processor(text=text, language=name)["input_ids"] == [expected]
+    nllb_tokenizer.src_lang = "eng_Latn"
+
+
+def test_mixed_languages_in_one_batch(sonar_processor):
+    inputs = sonar_processor(text=TEXTS, language=LANGUAGES, return_tensors="pt")
+    first = sonar_processor.tokenizer.convert_ids_to_tokens(inputs["input_ids"][:, 0].tolist())
+    assert first == CODES
+    for row, mask, text, language in zip(inputs["input_ids"], inputs["attention_mask"], TEXTS, LANGUAGES, strict=True):
+        assert row[mask.bool()].tolist() == sonar_processor(text=text, language=language)["input_ids"][0]
+        assert (row[~mask.bool()] == sonar_processor.tokenizer.pad_token_id).all()
+
+
+def test_tokenizer_setting_stays_and_is_the_default(sonar_processor):
+    tokenizer = sonar_processor.tokenizer
+    tokenizer.src_lang = "spa_Latn"
+    try:
+        sonar_processor(text=TEXTS, language=LANGUAGES)
+        assert tokenizer.src_lang == "spa_Latn"
+        spanish = tokenizer.convert_tokens_to_ids("spa_Latn")
+        assert sonar_processor(text="un perro")["input_ids"][0][0] == spanish
+        assert sonar_processor(text="un perro", language="fra")["input_ids"][0][0] != spanish
+        assert tokenizer("un perro").input_ids[0] == spanish
+    finally:
+        tokenizer.src_lang = "eng_Latn"
+
+
+def test_left_padding(nllb_tokenizer):
+    tokenizer = builders.nllb_tokenizer()
+    tokenizer.padding_side = "left"
+    inputs = SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)(text=["un", TEXTS[1]], language="fra")
+    french = tokenizer.convert_tokens_to_ids("fra_Latn")
+    for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):
+        assert ids[mask.index(1)] == french
+
+
+def test_bert_ignores_the_language(processor):
+    assert processor(text=TEXTS, language=LANGUAGES)["input_ids"] == processor(text=TEXTS)["input_ids"]
+
+
+def test_blanks_at_the_ends_make_no_token(sonar_processor):
+    assert sonar_processor(text="  a dog \n")["input_ids"] == sonar_processor(text="a dog")["input_ids"]
+
+
+@pytest.mark.parametrize("language", ["xyz", "rus_Cyrl", "fr"])
+def test_missing_language_names_those_that_exist(sonar_processor, language):
+    with pytest.raises(ValueError, match=f"no language '{language}'; it has eng, fra, .*, zho and 1 more"):
+        sonar_processor(text=TEXTS[:2], language=["eng", language])
+
+
+def test_language_tokens_of_another_kind_are_not_ignored():
+    tokenizer = builders.nllb_tokenizer()
+    bare = NllbTokenizer(vocab=tokenizer.get_vocab(), merges=[], extra_special_tokens=["__en__"], src_lang="__en__")
+    with pytest.raises(ValueError, match="no language 'eng'; it has none of ours and"):
+        SupCLAPProcessor(CEDFeatureExtractor(), bare)(text="a dog", language="eng")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ([], "there is no caption"),
+        ("", "caption 0 is blank: ''"),
+        (["a dog", " \n"], r"caption 1 is blank: ' \\n'"),
+        (["a dog", None], "caption 1 must be a string, got NoneType"),
+        (["a dog", ["a", "cat"]], "caption 1 must be a string, got list"),
+    ],
+)
+def test_unusable_captions_are_named(processor, text, message):
+    with pytest.raises(ValueError, match=message):
+        processor(text=text)
+
+
+def test_one_language_or_one_for_each(processor):
+    with pytest.raises(ValueError, match="got 2 languages for 3 captions"):
+        processor(text=TEXTS[:3], language=["eng", "fra"])
+
+
+def test_unusable_clips_are_named(processor):
+    with pytest.raises(ValueError, match="sampling_rate is missing"):
+        processor(audio=builders.noise(4000), text="a dog")
+    with pytest.raises(ValueError, match="clip 1 lasts"):
+        processor(audio=[builders.noise(4000), builders.noise(10)], sampling_rate=16000)
+
+
+def test_long_captions_are_cut_and_keep_their_end(processor, sonar_processor):
+    text = "dog " * 2000
+    limits = {64: processor, 514: sonar_processor}
+    for limit, each in limits.items():
+        ids = each(text=text)["input_ids"][0]
+        assert len(ids) == limit
+        assert ids[-1] in (each.tokenizer.sep_token_id, each.tokenizer.eos_token_id)
+    assert len(processor(text=text, max_length=9)["input_ids"][0]) == 9
+    unlimited = BertTokenizer(vocab=processor.tokenizer.get_vocab())
+    assert len(SupCLAPProcessor(CEDFeatureExtractor(), unlimited)(text=text)["input_ids"][0]) == 512
+    assert len(sonar_processor(text=text, truncation=False)["input_ids"][0]) > 2000
+
+
+def test_padding_to_a_fixed_length(processor):
+    inputs = processor(text=TEXTS[:2], padding="max_length", max_length=20, return_tensors="np")
+    assert inputs["input_ids"].shape == (2, 20)
+
+
+@pytest.mark.parametrize("kind", ["bert", "nllb"])
+def test_saving_and_loading_loses_nothing(tmp_path, kind):
+    tokenizer = builders.bert_tokenizer() if kind == "bert" else builders.nllb_tokenizer()
+    if kind == "nllb":
+        tokenizer.src_lang = "deu_Latn"
+    before = SupCLAPProcessor(CEDFeatureExtractor(f_min=20.0), tokenizer)
+    before.save_pretrained(tmp_path)
+    call = {"audio": builders.noise(9000), "sampling_rate": 44100, "text": TEXTS, "return_tensors": "np"}
+    for after in (SupCLAPProcessor.from_pretrained(tmp_path), AutoProcessor.from_pretrained(tmp_path)):
+        assert type(after) is SupCLAPProcessor
+        assert after.feature_extractor.to_dict() == before.feature_extractor.to_dict()
+        assert after.tokenizer.get_vocab() == before.tokenizer.get_vocab()
+        for language in (None, LANGUAGES):
+            for name, value in before(**call, language=language).items():
+                np.testing.assert_array_equal(after(**call, language=language)[name], value, err_msg=name)
