@@ -1,0 +1,45 @@
+"""Several processes, one batch: gathering that lets gradients through. The only file that says "rank"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class _GatherWithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def world_size() -> int:
+    """The number of processes that train together, 1 when training is not distributed."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def gather(tensor: torch.Tensor) -> torch.Tensor:
+    """Concatenates a tensor of every process along its first axis, in the order of the processes.
+
+    Each process then computes the same loss on the global batch. The backward pass sums what the processes want of a
+    row, so it carries `world_size()` times the gradient of that loss, and the mean that DistributedDataParallel takes
+    over the processes makes it exact: one process with N rows and N processes with one row give the same gradients.
+
+    Args:
+        tensor: `(B, ...)`, with the same shape on every process.
+
+    Returns:
+        `(world_size() * B, ...)`; on a single process the tensor itself.
+    """
+    if world_size() == 1:
+        return tensor
+    return _GatherWithGradient.apply(tensor)
