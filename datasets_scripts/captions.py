@@ -17,6 +17,7 @@ from datasets_scripts.schema import LANGUAGES
 
 _FOLDER = Path(__file__).parent / "translations"
 _TEMPLATES = "templates"
+_SENTENCES = (_TEMPLATES, "temporal")  # files of sentences, which hold no phrases of labels
 
 
 def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
@@ -34,7 +35,7 @@ def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
     >>> label_phrases("esc50")["dog"]["fra"]
     'un chien qui aboie'
     """
-    names = sorted(path.stem for path in _FOLDER.glob("*.json") if path.stem != _TEMPLATES)
+    names = sorted(path.stem for path in _FOLDER.glob("*.json") if path.stem not in _SENTENCES)
     if dataset_name not in names:
         raise ValueError(f"no label phrases for {dataset_name!r}; there are phrases for {names}")
     return json.loads(_read(dataset_name))
