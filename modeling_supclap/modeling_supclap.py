@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import MODEL_MAPPING, AutoModel, ClapAudioModel, PreTrainedConfig, PreTrainedModel
+from torch.nn.modules.batchnorm import _BatchNorm
+from transformers import MODEL_MAPPING, AutoModel, ClapAudioModel, ClapTextModel, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -23,6 +24,7 @@ TOWERS: dict[str, type[PreTrainedModel]] = {
     "ced": CEDModel,
     "m2m_100": SonarTextModel,
     "clap_audio_model": ClapAudioModel,
+    "clap_text_model": ClapTextModel,
 }
 
 
@@ -132,9 +134,11 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
         self.text_model = text_model or _build_tower(config.text_config, config.text_pooling)
         self.audio_projection = SupCLAPProjection(_width(config.audio_config), config)
         self.text_projection = SupCLAPProjection(_width(config.text_config), config)
-        self.logit_scale = nn.Parameter(torch.empty(()))
-        self.logit_bias = None if config.logit_bias is None else nn.Parameter(torch.empty(()))
+        # One element and not 0-d: FSDP shards no scalar parameters.
+        self.logit_scale = nn.Parameter(torch.empty(1))
+        self.logit_bias = None if config.logit_bias is None else nn.Parameter(torch.empty(1))
         self._audio_takes_mask = _takes(self.audio_model, "audio_attention_mask")
+        self._audio_takes_longer = _takes(self.audio_model, "is_longer")
         self._text_takes_types = _takes(self.text_model, "token_type_ids")
         self.post_init()
 
@@ -158,6 +162,14 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
         config = SupCLAPConfig(audio_config=audio_model.config, text_config=text_model.config, **kwargs)
         return cls(config, audio_model, text_model).eval()
 
+    def train(self, mode: bool = True) -> "SupCLAPModel":
+        """As in torch, but batch norms (HTSAT has one) keep their statistics: no clip depends on its batch mates."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()
+        return self
+
     def get_input_embeddings(self) -> nn.Module:
         """The text tower's token embeddings, which `resize_token_embeddings` acts on."""
         return self.text_model.get_input_embeddings()
@@ -168,13 +180,19 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
 
     @can_return_tuple
     def get_audio_features(
-        self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None, **kwargs: Any
+        self,
+        input_features: torch.Tensor,
+        audio_attention_mask: torch.Tensor | None = None,
+        is_longer: torch.Tensor | None = None,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
         """Embeds recordings.
 
         Args:
             input_features: What the feature extractor made of them, (B, 64, T) for CED.
             audio_attention_mask: (B, T), 1 for a clip's own frames; None means that there is no padding.
+            is_longer: (B, 1), which clips CLAP's feature extractor had to shorten; kept from towers that know no such
+                thing.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:
@@ -183,6 +201,8 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
         """
         if self._audio_takes_mask:
             kwargs["audio_attention_mask"] = audio_attention_mask
+        if self._audio_takes_longer:
+            kwargs["is_longer"] = is_longer
         outputs = self.audio_model(input_features=input_features, return_dict=True, **kwargs)
         return _with_embeds(outputs, self.audio_projection(outputs.pooler_output))
 
@@ -230,6 +250,7 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
         return_loss: bool | None = None,
+        is_longer: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> SupCLAPOutput:
         """Compares n clips with m texts.
@@ -244,6 +265,7 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
             token_type_ids: As for `get_text_features`.
             return_loss: Whether to compute InfoNCE, clip i belonging to text i; the sum of both directions, as in
                 the SupCLAP paper: 0 is perfect, 2 log(n) is chance.
+            is_longer: As for `get_audio_features`.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Raises:
@@ -251,7 +273,7 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
         """
         if input_ids is None:
             raise ValueError("input_ids is missing; to embed clips alone call get_audio_features")
-        audio = self.get_audio_features(input_features, audio_attention_mask, return_dict=True, **kwargs)
+        audio = self.get_audio_features(input_features, audio_attention_mask, is_longer, return_dict=True, **kwargs)
         text = self.get_text_features(input_ids, attention_mask, token_type_ids, return_dict=True, **kwargs)
         logits = self.logit_scale.exp() * audio.pooler_output @ text.pooler_output.T
         if self.logit_bias is not None:
@@ -300,8 +322,8 @@ def _takes(tower: nn.Module, argument: str) -> bool:
 
 def _pooler_kwargs(config: PreTrainedConfig, text_pooling: str | None) -> dict[str, Any]:
     """Leaves out a BERT-like tower's own pooler where nothing would read it, so that no weight stays untrained."""
-    model_class = MODEL_MAPPING.get(type(config), None)
-    if text_pooling is None or not isinstance(model_class, type) or config.model_type in TOWERS:
+    model_class = TOWERS.get(config.model_type) or MODEL_MAPPING.get(type(config), None)
+    if text_pooling is None or not isinstance(model_class, type):
         return {}
     takes_it = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     return {"add_pooling_layer": text_pooling == "pooler"} if takes_it else {}
@@ -309,9 +331,10 @@ def _pooler_kwargs(config: PreTrainedConfig, text_pooling: str | None) -> dict[s
 
 def _build_tower(config: Any, text_pooling: str | None = None) -> PreTrainedModel:
     """A tower with random weights; `text_pooling` is None for audio."""
+    kwargs = _pooler_kwargs(config, text_pooling)
     if config.model_type in TOWERS:
-        return TOWERS[config.model_type]._from_config(config)
-    return AutoModel.from_config(config, **_pooler_kwargs(config, text_pooling))
+        return TOWERS[config.model_type]._from_config(config, **kwargs)
+    return AutoModel.from_config(config, **kwargs)
 
 
 def _load_tower(name: str, text_pooling: str | None = None) -> PreTrainedModel:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from transformers import BatchFeature, PreTrainedTokenizerBase, ProcessorMixin, SequenceFeatureExtractor
 
 # ISO 639-3 codes of the papers' eight languages in the notation of NLLB and SONAR (FLORES-200).
@@ -26,7 +27,8 @@ class SupCLAPProcessor(ProcessorMixin):
     """One object for a model's inputs: a feature extractor for recordings and a tokenizer for captions.
 
     Args:
-        feature_extractor: Turns waveforms into the audio tower's input.
+        feature_extractor: Turns waveforms into the audio tower's input. CLAP's would cut a longer clip at a random
+            place, so it gets the first 10 s (its `max_length_s`); it resamples nothing and refuses other rates.
         tokenizer: Turns captions into the text tower's input. One of NLLB's kind gets the language of each caption
             as its language token; any other ignores the language.
     """
@@ -61,8 +63,8 @@ class SupCLAPProcessor(ProcessorMixin):
             return_tensors: "pt" for torch tensors, "np" for numpy arrays, None for what each part makes.
 
         Returns:
-            The feature extractor's fields (`input_features`, `audio_attention_mask`) and the tokenizer's
-            (`input_ids`, `attention_mask`, for some `token_type_ids`).
+            The feature extractor's fields (`input_features` and `audio_attention_mask`, or CLAP's `is_longer`) and the
+            tokenizer's (`input_ids`, `attention_mask`, for some `token_type_ids`).
 
         Raises:
             ValueError: There is neither audio nor text, a caption is blank, the tokenizer lacks a language, or a clip
@@ -72,12 +74,21 @@ class SupCLAPProcessor(ProcessorMixin):
             raise ValueError("there is nothing to process; give audio, text or both")
         data: dict[str, Any] = {}
         if audio is not None:
-            data.update(self.feature_extractor(audio, sampling_rate=sampling_rate, return_tensors=return_tensors))
+            data.update(self._extract(audio, sampling_rate=sampling_rate, return_tensors=return_tensors))
         if text is not None:
             if max_length is None and (truncation or padding == "max_length"):
                 max_length = self._max_tokens()
             data.update(self._tokenize(text, language, padding=padding, truncation=truncation, max_length=max_length))
         return BatchFeature(data, tensor_type=return_tensors)
+
+    def _extract(self, audio: Any, **kwargs: Any) -> dict[str, Any]:
+        """The feature extractor's fields, the same for the same clip whatever its batch mates."""
+        if "is_longer" not in self.feature_extractor.model_input_names:
+            return self.feature_extractor(audio, **kwargs)
+        clips = [audio] if np.ndim(audio[0]) == 0 else audio
+        features = self.feature_extractor([clip[: self.feature_extractor.nb_max_samples] for clip in clips], **kwargs)
+        # CLAP's extractor calls one clip of a batch long, drawn at random, where none is.
+        return {**features, "is_longer": [[False]] * len(clips)}
 
     def _tokenize(
         self, text: str | Sequence[str], language: str | Sequence[str] | None, **kwargs: Any

@@ -6,7 +6,17 @@ import math
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import BertTokenizer, M2M100Config, NllbTokenizer, PreTrainedConfig
+from transformers import (
+    BertTokenizer,
+    ClapConfig,
+    ClapFeatureExtractor,
+    ClapModel,
+    ClapProcessor,
+    M2M100Config,
+    NllbTokenizer,
+    PreTrainedConfig,
+    RobertaTokenizer,
+)
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
 
@@ -167,3 +177,46 @@ def bert_processor() -> SupCLAPProcessor:
 def nllb_processor() -> SupCLAPProcessor:
     """CED's feature extractor with the tokenizer of NLLB's kind."""
     return SupCLAPProcessor(CEDFeatureExtractor(), nllb_tokenizer())
+
+
+def clap_config(audio: dict | None = None, text: dict | None = None) -> ClapConfig:
+    """Transformers' CLAP, tiny: stages of 1, 1, 2 and 2 blocks, two text layers, no dropout, 16 shared dimensions."""
+    stages = {"depths": [1, 1, 2, 2], "num_attention_heads": [1, 2, 2, 2], "patch_embeds_hidden_size": 4}
+    front_end = {"num_mel_bins": 32, "spec_size": 64, "window_size": 2}
+    audio = {**stages, **front_end, "hidden_size": 32, "hidden_dropout_prob": 0.0, **(audio or {})}
+    sizes = {"vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    quiet = {"intermediate_size": 48, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    text = {**sizes, **quiet, "max_position_embeddings": 66, **(text or {})}
+    return ClapConfig(audio_config=audio, text_config=text, projection_dim=16)
+
+
+def clap_model(config: ClapConfig | None = None, seed: int = 0) -> ClapModel:
+    """A `ClapModel` in evaluation mode whose batch norm has seen decibels and whose two scales differ."""
+    torch.manual_seed(seed)
+    model = ClapModel(config or clap_config()).eval()
+    model.audio_model.audio_encoder.batch_norm.running_mean.fill_(-40.0)
+    model.audio_model.audio_encoder.batch_norm.running_var.fill_(400.0)
+    torch.nn.init.constant_(model.logit_scale_t, 2.0)
+    return model
+
+
+def clap_processor(truncation: str = "rand_trunc") -> ClapProcessor:
+    """CLAP's feature extractor for one second at 16 kHz, and a byte-level tokenizer that knows `CAPTIONS`."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer.train_from_iterator(
+        CAPTIONS.values(), trainers.BpeTrainer(vocab_size=290, special_tokens=special, show_progress=False)
+    )
+    model = json.loads(tokenizer.to_str())["model"]
+    merges = [tuple(merge) for merge in model["merges"]]
+    extractor = ClapFeatureExtractor(
+        feature_size=32,
+        sampling_rate=RATE_HZ,
+        hop_length=160,
+        fft_window_size=512,
+        max_length_s=1,
+        frequency_max=8000,
+        truncation=truncation,
+    )
+    return ClapProcessor(extractor, RobertaTokenizer(vocab=model["vocab"], merges=merges, model_max_length=64))

@@ -63,7 +63,7 @@ def test_zero_vector_stays_zero(model, dtype):
 
 def test_temperature_and_bias_start_where_the_config_says():
     model = builders.supclap_model(builders.supclap_config(temperature=0.1, logit_bias=-10.0))
-    assert model.logit_scale.shape == model.logit_bias.shape == ()
+    assert model.logit_scale.shape == model.logit_bias.shape == (1,)
     assert model.logit_scale.item() == pytest.approx(math.log(10))
     with torch.no_grad():
         outputs = model(audio_inputs(), input_ids=text_inputs())
