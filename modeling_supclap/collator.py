@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from datasets_scripts.temporal import RenderOptions, TemporalItems, render
+
 from .audio import load_clip
 from .processing_supclap import SupCLAPProcessor
 
@@ -70,7 +72,8 @@ class ContrastiveCollator:
         processor: the model's processor.
         languages: ISO 639-3 codes; rows may lack some of them, but not all.
         positives: see `group_id`.
-        max_audio_seconds: longer recordings are cropped to this.
+        max_audio_seconds: longer recordings are cropped to this, or to the most that the feature extractor takes
+            (10 s for CLAP's).
     """
 
     def __init__(
@@ -83,7 +86,8 @@ class ContrastiveCollator:
         self.processor = processor
         self.languages = tuple(languages)
         self.positives = positives
-        self.max_audio_seconds = max_audio_seconds
+        limits = (max_audio_seconds, getattr(processor.feature_extractor, "max_length_s", None))
+        self.max_audio_seconds = min((limit for limit in limits if limit is not None), default=None)
 
     def _captions(self, row: Row) -> list[tuple[str, str]]:
         captions = all_captions(row, self.languages)
@@ -92,45 +96,55 @@ class ContrastiveCollator:
             raise ValueError(f"clip {row['clip_id']} has no caption in {list(self.languages)}, only in {present}")
         return captions
 
-    def _batch(
-        self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
+    def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
+        rate_hz = self.processor.feature_extractor.sampling_rate
+        return load_clip(row["audio_path"], rate_hz, self.max_audio_seconds, crop_position)
+
+    def _inputs(
+        self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]
     ) -> dict[str, torch.Tensor]:
         """Model inputs; `captions` holds the same number K of (language, text) for each of the B rows."""
         rate_hz = self.processor.feature_extractor.sampling_rate
-        clips = [
-            load_clip(row["audio_path"], rate_hz, self.max_audio_seconds, position)
-            for row, position in zip(rows, crop_positions, strict=True)
-        ]
         languages, texts = zip(*(pair for pairs in captions for pair in pairs), strict=True)
         batch = self.processor(
             audio=clips, sampling_rate=rate_hz, text=list(texts), language=list(languages), return_tensors="pt"
         )
         for name in self.processor.tokenizer.model_input_names:
             if name in batch:
-                batch[name] = batch[name].unflatten(0, (len(rows), -1))
+                batch[name] = batch[name].unflatten(0, (len(captions), -1))
+        return {**batch}
+
+    def _batch(
+        self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
+    ) -> dict[str, torch.Tensor]:
+        """Model inputs, groups and places of B rows."""
+        clips = [self._read(row, position) for row, position in zip(rows, crop_positions, strict=True)]
         return {
-            **batch,
+            **self._inputs(clips, captions),
             "group_ids": torch.tensor([group_id(row, self.positives) for row in rows]),
             "clip_index": torch.tensor([row["clip_index"] for row in rows]),
         }
 
 
 class TrainingCollator(ContrastiveCollator):
-    """Draws one language, one of its captions and one crop for each clip.
+    """Draws a crop and a caption for each clip: in one language, in all, or in the anchor language and another.
 
     Rows `{"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": [...], "fra": [...]}, "clip_index": 7, ...}`
-    become `{"input_features": (B, 64, T), "audio_attention_mask": (B, T), "input_ids": (B, 1, L),
-    "attention_mask": (B, 1, L), "group_ids": (B,), "clip_index": (B,)}`.
+    become `{"input_features": (B, 64, T), "audio_attention_mask": (B, T), "input_ids": (B, K, L),
+    "attention_mask": (B, K, L), "group_ids": (B,), "clip_index": (B,)}`, K texts a clip.
 
     The draw depends on `(seed, epoch, clip_id)` only, not on workers, processes or the order of the batch, so a run
-    that is resumed or spread over more processes sees the same data [A 3.1, ML-CLAP's random language].
+    that is resumed or spread over more processes sees the same data.
 
     Args:
         processor: the model's processor.
-        languages: ISO 639-3 codes to draw from, uniformly among those that the clip has.
+        languages: ISO 639-3 codes; the first is the anchor.
         positives: see `group_id`.
         max_audio_seconds: longer recordings are cropped to this, at a random place.
         seed: of the draws.
+        scheme: `random`, one language, uniformly among those that the clip has, K = 1 [A 3.1, ML-CLAP]; `kcl`, the same
+            caption in all languages, K = their number [A eq. 9]; `cacl`, the same caption in the anchor language and in
+            one other, K = 2 [A eq. 12]. Captions with the same place in two languages are taken for translations.
     """
 
     def __init__(
@@ -140,9 +154,13 @@ class TrainingCollator(ContrastiveCollator):
         positives: str = "clip",
         max_audio_seconds: float | None = 30.0,
         seed: int = 0,
+        scheme: str = "random",
     ) -> None:
         super().__init__(processor, languages, positives, max_audio_seconds)
+        if scheme not in ("random", "kcl", "cacl"):
+            raise ValueError(f"scheme is {scheme!r}; it must be random, kcl or cacl")
         self.seed = seed
+        self.scheme = scheme
         # Shared memory, so that workers that outlive an epoch see the next one.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -152,15 +170,32 @@ class TrainingCollator(ContrastiveCollator):
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         draws = [self._draw(row) for row in rows]
-        return self._batch(rows, [position for position, _ in draws], [[caption] for _, caption in draws])
+        return self._batch(rows, [position for position, _ in draws], [captions for _, captions in draws])
 
-    def _draw(self, row: Row) -> tuple[float, tuple[str, str]]:
+    def _draw(self, row: Row) -> tuple[float, list[tuple[str, str]]]:
+        """Where to crop a clip, and its K captions as (language, text)."""
         random = np.random.default_rng([self.seed, int(self._epoch), stable_id(row["clip_id"])])
-        captions = self._captions(row)
-        present = sorted({language for language, _ in captions})
-        language = present[random.integers(len(present))]
-        texts = [text for spoken, text in captions if spoken == language]
-        return random.random(), (language, texts[random.integers(len(texts))])
+        present = [language for language in sorted(self.languages) if row["captions"].get(language)]
+        position = random.random()
+        if self.scheme == "random":
+            self._captions(row)
+            languages = [present[random.integers(len(present))]]
+        elif self.scheme == "kcl":
+            languages = self._require(row, self.languages)
+        else:
+            others = [language for language in present if language != self.languages[0]]
+            other = others[random.integers(len(others))] if others else self.languages[1]
+            languages = self._require(row, [self.languages[0], other])
+        number = random.integers(min(len(row["captions"][language]) for language in languages))
+        return position, [(language, row["captions"][language][number]) for language in languages]
+
+    def _require(self, row: Row, languages: Sequence[str]) -> list[str]:
+        missing = [language for language in languages if not row["captions"].get(language)]
+        if missing:
+            raise ValueError(
+                f"{self.scheme} needs captions of clip {row['clip_id']} in {list(languages)}; no {missing}"
+            )
+        return list(languages)
 
 
 class EvaluationCollator(ContrastiveCollator):
@@ -175,3 +210,57 @@ class EvaluationCollator(ContrastiveCollator):
         most = max(map(len, captions))
         padded = [pairs + [pairs[0]] * (most - len(pairs)) for pairs in captions]
         return self._batch(rows, [0.0] * len(rows), padded)
+
+
+class TemporalCollator(TrainingCollator):
+    """Pairs of recordings to the items of TeminAL, put together as they are needed.
+
+    Rows `{"clip_index": 7}` name pairs of an epoch. Each gives R items: a single sound and a pair in stage a; the pair
+    forward, reversed and overlaid in stage b. The batch holds B R clips, `input_ids` `(B, R K, L)`, K texts an item,
+    `group_ids` `(B, R)`, equal where the meaning is, and in stage a `class_ids` `(B, 3)`.
+
+    Args:
+        processor: the model's processor.
+        items: draws recordings, relations and captions; its epoch is the collator's.
+        stage: `a` or `b`.
+        options: how clips are joined.
+        languages: as `TrainingCollator`.
+        max_audio_seconds: longer recordings are cut to their beginning before they are put together; to half of what
+            the feature extractor takes, where it has a limit (CLAP's 10 s), so that both clips of a pair are heard.
+        seed: of the draw of a language and a phrasing.
+        scheme: as `TrainingCollator`; `kcl` takes every item's caption in all languages.
+    """
+
+    def __init__(
+        self,
+        processor: SupCLAPProcessor,
+        items: TemporalItems,
+        stage: str,
+        options: RenderOptions | None = None,
+        languages: Sequence[str] = ("eng",),
+        max_audio_seconds: float | None = 30.0,
+        seed: int = 0,
+        scheme: str = "random",
+    ) -> None:
+        super().__init__(processor, languages, max_audio_seconds=max_audio_seconds, seed=seed, scheme=scheme)
+        limit = getattr(processor.feature_extractor, "max_length_s", None)
+        if limit is not None and self.max_audio_seconds is not None:
+            self.max_audio_seconds = min(self.max_audio_seconds, limit / 2)
+        self.items = items
+        self.stage = stage
+        self.options = options
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        draw = self.items.stage_a if self.stage == "a" else self.items.triple
+        drawn = [draw(int(self._epoch), row["clip_index"]) for row in rows]
+        rate_hz = self.processor.feature_extractor.sampling_rate
+        clips = [render(item, self._read, rate_hz, self.options) for roles in drawn for item in roles]
+        batch = {
+            **self._inputs(clips, [[text for item in roles for text in self._draw(vars(item))[1]] for roles in drawn]),
+            "group_ids": torch.tensor([[stable_id(item.meaning) for item in roles] for roles in drawn]),
+            "clip_index": torch.tensor([row["clip_index"] for row in rows]),
+        }
+        if self.stage == "a":
+            classes = [[self.items.labels.index(label) for item in roles for label in item.labels] for roles in drawn]
+            batch["class_ids"] = torch.tensor(classes)
+        return batch

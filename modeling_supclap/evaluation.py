@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from metrics.recall.ranking import LazySimilarity, chance_scores, retrieval_scores
+from metrics.mrv import mean_rank_variance
+from metrics.recall.ranking import LazySimilarity, best_ranks, chance_scores, retrieval_scores
 
 from .collator import all_captions, group_id
 from .modeling_supclap import SupCLAPModel
@@ -110,6 +111,42 @@ def retrieval_report(
     }
 
 
+def parallel_ranks(
+    audio_embeds: np.ndarray,
+    text_embeds: np.ndarray,
+    rows: Sequence[Mapping[str, Any]],
+    languages: Sequence[str],
+    positives: str,
+) -> np.ndarray:
+    """The rank of its clip for each caption that exists in all languages, text to audio; what MRV compares.
+
+    Captions with the same place in two languages are taken for translations of each other.
+
+    Args:
+        audio_embeds: `(N, d)`, in the order of `rows`.
+        text_embeds: `(N, K, d)`, as `EvaluationCollator` lays them out.
+        rows: the split.
+        languages: all that were embedded, in order.
+        positives: see `collator.group_id`.
+
+    Returns:
+        0-based ranks `(queries, languages)`, int64; no row where no clip has captions in all of them.
+    """
+    clips, places = [], []
+    for index, row in enumerate(rows):
+        counts = [len(row["captions"].get(language) or ()) for language in languages]
+        starts = np.cumsum([0, *counts[:-1]])
+        for number in range(min(counts)):
+            clips.append(index)
+            places.append(starts + number)
+    if not clips:
+        return np.empty((0, len(languages)), dtype=np.int64)
+    groups = np.array([group_id(row, positives) for row in rows])
+    relevant = [np.flatnonzero(groups == groups[clip]).tolist() for clip in clips]
+    texts = text_embeds[np.array(clips)[:, None], np.array(places)]
+    return np.stack([best_ranks(LazySimilarity(texts[:, k], audio_embeds), relevant) for k in range(len(languages))], 1)
+
+
 def retrieval_metrics_of(dataset: Any, languages: Sequence[str], positives: str) -> Callable[[Any], dict[str, float]]:
     """A `compute_metrics` for the Trainer, for one split.
 
@@ -121,7 +158,7 @@ def retrieval_metrics_of(dataset: Any, languages: Sequence[str], positives: str)
     Returns:
         A function of the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)
         to `{"eng_t2a_R@1": ..., ..., "mean_recall": ...}`. `mean_recall` is the mean of R@1, R@5 and R@10 over both
-        directions and all languages.
+        directions and all languages. With several languages also `MRV`, over the clips with parallel captions.
     """
 
     def compute_metrics(prediction: Any) -> dict[str, float]:
@@ -134,10 +171,31 @@ def retrieval_metrics_of(dataset: Any, languages: Sequence[str], positives: str)
             for direction in ("t2a", "a2t")
             for name, value in scores[direction].items()
         }
-        recalls = [value for name, value in flat.items() if "_R@" in name]
-        return {**flat, "mean_recall": float(np.mean(recalls))}
+        flat["mean_recall"] = float(np.mean([value for name, value in flat.items() if "_R@" in name]))
+        ranks = parallel_ranks(audio_embeds, text_embeds, rows, languages, positives)
+        if len(languages) > 1 and len(ranks):
+            flat["MRV"] = mean_rank_variance(ranks)
+        return flat
 
     return compute_metrics
+
+
+def temporal_metrics(prediction: Any) -> dict[str, float]:
+    """Which of a pair's captions is an item's own? Chance is one in as many as the pair has items.
+
+    Args:
+        prediction: the Trainer's: audio `(N, R, d)` and text `(N, R, d)` embeddings of N pairs in R roles.
+
+    Returns:
+        `temporal_accuracy`, and the accuracy of each role; a tie with a wrong caption is wrong.
+    """
+    audio_embeds, text_embeds = in_row_order(prediction)
+    similarity = np.einsum("nrd,nsd->nrs", audio_embeds, text_embeds)
+    own = np.einsum("nrr->nr", similarity)
+    right = (similarity >= own[:, :, None]).sum(axis=2) == 1
+    roles = ("single", "combined") if right.shape[1] == 2 else ("forward", "reversed", "overlaid")
+    by_role = {f"{role}_accuracy": float(share) for role, share in zip(roles, right.mean(axis=0), strict=True)}
+    return {"temporal_accuracy": float(right.mean()), **by_role}
 
 
 def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -6,12 +6,13 @@ audio `(N, d)`, text `(N, K, d)`, K texts a clip. Its parameters train with the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .losses.contrastive import info_nce, reweighted_info_nce, sigmoid_loss, similarity_matrix
+from .losses.multilingual import by_language, cacl_loss, kcl_loss, multilingual_support_vector_loss
 from .losses.support_vector import (
     DynamicRadius,
     Similarity,
@@ -20,6 +21,7 @@ from .losses.support_vector import (
     support_vector_loss,
     support_vector_sigmoid_loss,
 )
+from .losses.temporal import teminal_a_weights, teminal_b_weights, temporal_nce
 from .training_args import SupCLAPTrainingArguments
 
 Logs = dict[str, Tensor]
@@ -31,6 +33,7 @@ class SupportVectorRegularizer(nn.Module):
     Args:
         radii: a radius module for each direction that is regularised, by its name: `t2a` displaces texts toward their
             clips, `a2t` clips toward their texts.
+        base: the loss it rides on; support vectors take its form and scale: `infonce`, `siglip`, `kcl` or `cacl`.
         alpha: weight of each direction's SVR term.
         beta: weight of the constraint, which acts on dynamic radii only, as in the paper.
         similarity: of a support vector to its targets, `cosine` or `dot`.
@@ -40,6 +43,7 @@ class SupportVectorRegularizer(nn.Module):
     def __init__(
         self,
         radii: dict[str, nn.Module],
+        base: Literal["infonce", "siglip", "kcl", "cacl"] = "infonce",
         alpha: float = 1.0,
         beta: float = 0.01,
         similarity: Similarity = "cosine",
@@ -47,6 +51,7 @@ class SupportVectorRegularizer(nn.Module):
     ) -> None:
         super().__init__()
         self.radii = nn.ModuleDict(radii)
+        self.base: Literal["infonce", "siglip", "kcl", "cacl"] = base
         self.alpha = alpha
         self.beta = beta
         self.similarity: Similarity = similarity
@@ -60,7 +65,7 @@ class SupportVectorRegularizer(nn.Module):
         logit_bias: Tensor | None = None,
         group_ids: Tensor | None = None,
     ) -> tuple[Tensor, Logs]:
-        """The regularisation of one batch; texts are `(N, d)`. With a bias the support vectors go through SigLIP."""
+        """The regularisation of one batch; texts are `(N, d)`, or `(K, N, d)` on a multilingual loss."""
         total = audio_embeds.new_zeros(())
         logs: Logs = {}
         for direction, radius_of in self.radii.items():
@@ -84,11 +89,12 @@ class SupportVectorRegularizer(nn.Module):
         logit_bias: Tensor | None,
         group_ids: Tensor | None,
     ) -> Tensor:
-        if logit_bias is not None:
-            return support_vector_sigmoid_loss(
-                anchors, targets, radius, logit_scale, logit_bias, self.similarity, group_ids
-            )
-        return support_vector_loss(anchors, targets, radius, logit_scale, self.similarity, self.decoupled, group_ids)
+        pairs = (anchors, targets, radius, logit_scale)
+        if self.base == "siglip":
+            return support_vector_sigmoid_loss(*pairs, _required_bias(logit_bias), self.similarity, group_ids)
+        if self.base == "kcl" or self.base == "cacl":
+            return multilingual_support_vector_loss(*pairs, self.base, self.similarity, self.decoupled, group_ids)
+        return support_vector_loss(*pairs, self.similarity, self.decoupled, group_ids)
 
 
 class ContrastiveObjective(nn.Module):
@@ -137,30 +143,158 @@ class ContrastiveObjective(nn.Module):
         if text_embeds.shape[1] != 1:
             raise ValueError(f"got {text_embeds.shape[1]} texts a clip; {self.loss} contrasts pairs, give one")
         pairs = (audio_embeds, text_embeds[:, 0], logit_scale)
-        bias = self._bias(logit_bias)
-        base = self._base(*pairs, bias, group_ids)
-        total, logs = base, {f"loss_{self.loss}": base}
-        if self.regularizer is not None:
-            extra, extra_logs = self.regularizer(*pairs, bias, group_ids)
-            total, logs = base + extra, logs | extra_logs
-        return total, {name: value.detach() for name, value in logs.items()}
-
-    def _bias(self, logit_bias: Tensor | None) -> Tensor | None:
-        if self.loss != "siglip":
-            return None
-        if logit_bias is None:
-            raise ValueError("siglip needs a model with a bias: SupCLAPConfig(logit_bias=-10.0, temperature=0.1)")
-        return logit_bias
+        base = self._base(*pairs, logit_bias, group_ids)
+        return _with_regularizer(self.loss, base, self.regularizer, *pairs, logit_bias, group_ids)
 
     def _base(
         self, audio: Tensor, text: Tensor, logit_scale: Tensor, logit_bias: Tensor | None, group_ids: Tensor | None
     ) -> Tensor:
-        if logit_bias is not None:
-            return sigmoid_loss(audio, text, logit_scale, logit_bias, group_ids)
+        if self.loss == "siglip":
+            return sigmoid_loss(audio, text, logit_scale, _required_bias(logit_bias), group_ids)
         if self.loss == "reweighted":
             weight = self.log_positive_weight.exp().squeeze()
             return reweighted_info_nce(audio, text, logit_scale, weight, group_ids)
         return info_nce(audio, text, logit_scale, group_ids)
+
+
+class MultilingualObjective(nn.Module):
+    """KCL or CACL [A eq. 9-13], with or without support vectors on their audio-text terms [S table 8].
+
+    Args:
+        loss: `kcl`, every clip with its caption in all languages; or `cacl`, with the anchor language and one other.
+        regularizer: what is added to it, if anything.
+
+    Raises:
+        ValueError: an unknown loss.
+    """
+
+    def __init__(self, loss: str = "kcl", regularizer: SupportVectorRegularizer | None = None) -> None:
+        super().__init__()
+        if loss not in ("kcl", "cacl"):
+            raise ValueError(f"got loss={loss!r}; it must be kcl or cacl")
+        self.loss = loss
+        self.regularizer = regularizer
+
+    def forward(
+        self,
+        audio_embeds: Tensor,
+        text_embeds: Tensor,
+        logit_scale: Tensor,
+        logit_bias: Tensor | None = None,
+        group_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Logs]:
+        """The loss of a batch of clips with parallel captions, and its parts.
+
+        Args:
+            audio_embeds: `(N, d)`, unit norm.
+            text_embeds: `(N, K, d)`, unit norm, a clip's caption in K languages; for `cacl` the anchor language's and
+                one other.
+            logit_scale: 1 / temperature, `()`.
+            logit_bias: not used.
+            group_ids: `(N,)`, clips with equal ids are positives of each other.
+
+        Returns:
+            The loss, `()`, and detached scalars by name.
+
+        Raises:
+            ValueError: fewer than two texts a clip, or for `cacl` another number than two.
+        """
+        if self.loss == "cacl" and text_embeds.shape[1] != 2:
+            raise ValueError(f"got {text_embeds.shape[1]} texts a clip; cacl takes two, the anchor language's first")
+        if self.loss == "cacl":
+            base = cacl_loss(audio_embeds, text_embeds[:, 0], text_embeds[:, 1], logit_scale, group_ids)
+        else:
+            base = kcl_loss(audio_embeds, text_embeds, logit_scale, group_ids)
+        texts = by_language(text_embeds)
+        return _with_regularizer(self.loss, base, self.regularizer, audio_embeds, texts, logit_scale, None, group_ids)
+
+
+class TemporalObjective(nn.Module):
+    """TeminAL, stage A or B [T eq. 3-9, 22-26]: InfoNCE over the roles of a batch with weighted denominators.
+
+    Args:
+        stage: `a`, single sounds against pairs; or `b`, forward, reversed and overlaid pairs.
+        beta: weight of the direction from text to audio, relative to that from audio to text.
+        alphas: by name, the weights of the stage: those of `teminal_a_weights` or of `teminal_b_weights`.
+
+    Raises:
+        ValueError: an unknown stage.
+    """
+
+    def __init__(self, stage: str, beta: float = 1.0, **alphas: float) -> None:
+        super().__init__()
+        if stage not in ("a", "b"):
+            raise ValueError(f"got stage={stage!r}; it must be a or b")
+        self.stage = stage
+        self.beta = beta
+        self.alphas = alphas
+
+    def forward(
+        self,
+        audio_embeds: Tensor,
+        text_embeds: Tensor,
+        logit_scale: Tensor,
+        logit_bias: Tensor | None = None,
+        group_ids: Tensor | None = None,
+        class_ids: Tensor | None = None,
+    ) -> tuple[Tensor, Logs]:
+        """The loss of N drawn pairs of recordings, each in R roles.
+
+        Args:
+            audio_embeds: `(N, R, d)`, unit norm; the roles are single and combined in stage a, forward, reversed and
+                overlaid in stage b.
+            text_embeds: `(N, R K, d)`, unit norm: for each role the caption in K languages.
+            logit_scale: 1 / temperature, `()`.
+            logit_bias: not used.
+            group_ids: `(N, R)`; items with equal ids mean the same and are positives of each other, whatever alpha.
+            class_ids: `(N, 3)`, the classes of the single sound and of the two of the pair; stage a needs them.
+
+        Returns:
+            The loss, `()`, and detached scalars by name.
+
+        Raises:
+            ValueError: another number of roles than the stage has, or class ids that are missing.
+        """
+        roles = 2 if self.stage == "a" else 3
+        if audio_embeds.ndim != 3 or audio_embeds.shape[1] != roles:
+            raise ValueError(
+                f"got audio of shape {tuple(audio_embeds.shape)}; stage {self.stage} takes (N, {roles}, d)"
+            )
+        audio = audio_embeds.transpose(0, 1).flatten(0, 1)
+        text = text_embeds.unflatten(1, (roles, -1)).permute(2, 1, 0, 3).flatten(1, 2)
+        groups = None if group_ids is None else group_ids.T.flatten()
+        weights = self._weights(len(audio_embeds), class_ids).to(audio)
+        if groups is not None:
+            weights = weights.masked_fill(groups.unsqueeze(1) == groups, 1.0)  # a positive is no candidate to weigh
+        loss = temporal_nce(audio, text, logit_scale, weights, self.beta, groups)
+        return loss, {f"loss_teminal_{self.stage}": loss.detach()}
+
+    def _weights(self, count: int, class_ids: Tensor | None) -> Tensor:
+        if self.stage == "b":
+            return teminal_b_weights(count, **self.alphas)
+        if class_ids is None:
+            raise ValueError("stage a weighs candidates by their classes; class_ids is missing")
+        return teminal_a_weights(class_ids[:, 0], class_ids[:, 1:], **self.alphas)
+
+
+def _with_regularizer(
+    name: str,
+    base: Tensor,
+    regularizer: SupportVectorRegularizer | None,
+    *embeddings: Tensor | None,
+) -> tuple[Tensor, Logs]:
+    """The base loss and what is added to it, with the parts of both by name."""
+    total, logs = base, {f"loss_{name}": base}
+    if regularizer is not None:
+        extra, extra_logs = regularizer(*embeddings)
+        total, logs = base + extra, logs | extra_logs
+    return total, {part: value.detach() for part, value in logs.items()}
+
+
+def _required_bias(logit_bias: Tensor | None) -> Tensor:
+    if logit_bias is None:
+        raise ValueError("siglip needs a model with a bias: SupCLAPConfig(logit_bias=-10.0, temperature=0.1)")
+    return logit_bias
 
 
 def build_objective(args: SupCLAPTrainingArguments) -> nn.Module:
@@ -170,8 +304,9 @@ def build_objective(args: SupCLAPTrainingArguments) -> nn.Module:
         ValueError: `svr` on the re-weighted loss, which is the baseline that goes without, or `svr_decoupled` on
             siglip, which has no denominator to leave a positive out of.
     """
+    objective = MultilingualObjective if args.loss in ("kcl", "cacl") else ContrastiveObjective
     if args.svr == "none":
-        return ContrastiveObjective(args.loss)
+        return objective(args.loss)
     if args.loss == "reweighted":
         raise ValueError("loss reweighted is a baseline without support vectors; set svr to none")
     if args.loss == "siglip" and args.svr_decoupled:
@@ -180,12 +315,13 @@ def build_objective(args: SupCLAPTrainingArguments) -> nn.Module:
     directions = ("t2a", "a2t") if reach == "bi" else ("t2a",)
     regularizer = SupportVectorRegularizer(
         {direction: _radius(kind, args) for direction in directions},
+        base=args.loss,  # type: ignore[arg-type]  # checked by the arguments
         alpha=args.svr_alpha,
         beta=args.svr_beta,
         similarity=args.svr_similarity,  # type: ignore[arg-type]  # checked by the arguments
         decoupled=args.svr_decoupled,
     )
-    return ContrastiveObjective(args.loss, regularizer)
+    return objective(args.loss, regularizer)
 
 
 def _radius(kind: str, args: Any) -> nn.Module:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,17 @@ from transformers import ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import ModelOutput
 
-from .collator import EvaluationCollator, IndexedRows, TrainingCollator
+from datasets_scripts.temporal import RenderOptions, TemporalItems
+
+from .callbacks import Averages, DriftCallback, EpochCallback, SupCLAPProgressCallback, ThroughputCallback
+from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator
 from .distributed import gather
-from .evaluation import retrieval_metrics_of
+from .evaluation import retrieval_metrics_of, temporal_metrics
+from .grad_cache import embed_in_chunks, refuse_batch_statistics
 from .modeling_supclap import SupCLAPModel
-from .objectives import build_objective
+from .objectives import TemporalObjective, build_objective
 from .processing_supclap import SupCLAPProcessor
-from .training_args import SupCLAPTrainingArguments
+from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 
 @dataclass
@@ -30,7 +33,7 @@ class ContrastiveOutput(ModelOutput):
 
     Args:
         loss: the objective on the global batch, `()`; absent when the module is in evaluation mode.
-        audio_embeds: unit norm, `(B, d)`.
+        audio_embeds: unit norm, `(B, d)`, or `(B, R, d)` with R clips a row.
         text_embeds: unit norm, `(B, K, d)`, K texts a clip.
         logs: detached scalars of the objective, by name.
     """
@@ -50,43 +53,64 @@ class ContrastiveModule(nn.Module):
     Args:
         model: what embeds.
         objective: what turns embeddings into a loss, see `objectives.py`.
+        chunk_size: clips, and texts, to hold the activations of, see `grad_cache.py`; None holds the whole batch's.
     """
 
     accepts_loss_kwargs = False
 
-    def __init__(self, model: SupCLAPModel, objective: nn.Module) -> None:
+    def __init__(self, model: SupCLAPModel, objective: nn.Module, chunk_size: int | None = None) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
+        self.chunk_size = chunk_size
+        if chunk_size is not None:
+            refuse_batch_statistics(model)
 
     def forward(
         self,
         input_features: torch.Tensor,
-        audio_attention_mask: torch.Tensor,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
+        audio_attention_mask: torch.Tensor | None = None,
+        is_longer: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
         group_ids: torch.Tensor | None = None,
+        class_ids: torch.Tensor | None = None,
         clip_index: torch.Tensor | None = None,
     ) -> ContrastiveOutput:
-        """Embeds B clips and their K texts each; in training also gathers all processes' and computes the loss."""
-        audio_embeds = self.model.get_audio_features(
-            input_features=input_features, audio_attention_mask=audio_attention_mask
-        ).pooler_output
+        """Embeds B rows of R clips and K texts each; in training also gathers all processes' and computes the loss."""
+        audio = {
+            "input_features": input_features,
+            "audio_attention_mask": audio_attention_mask,
+            "is_longer": is_longer,
+        }
+        audio_embeds = self._embed(self.model.get_audio_features, audio)
         texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         flat = {name: tensor.flatten(0, 1) for name, tensor in texts.items() if tensor is not None}
-        text_embeds = self.model.get_text_features(**flat).pooler_output.unflatten(0, input_ids.shape[:2])
+        text_embeds = self._embed(self.model.get_text_features, flat, mask="attention_mask")
+        text_embeds = text_embeds.unflatten(0, input_ids.shape[:2])
+        if len(audio_embeds) > len(text_embeds):
+            audio_embeds = audio_embeds.unflatten(0, (len(text_embeds), -1))
         if not self.training:
             return ContrastiveOutput(audio_embeds=audio_embeds, text_embeds=text_embeds)
         loss, logs = self.objective(
             gather(audio_embeds),
             gather(text_embeds),
-            logit_scale=self.model.logit_scale.exp(),
-            logit_bias=self.model.logit_bias,
+            logit_scale=self.model.logit_scale.exp().squeeze(),
+            logit_bias=None if self.model.logit_bias is None else self.model.logit_bias.squeeze(),
             group_ids=None if group_ids is None else gather(group_ids),
+            **({} if class_ids is None else {"class_ids": gather(class_ids)}),
         )
-        logs = {**logs, "temperature": 1 / self.model.logit_scale.detach().exp()}
+        logs = {**logs, "temperature": 1 / self.model.logit_scale.detach().exp().squeeze()}
         return ContrastiveOutput(loss=loss, audio_embeds=audio_embeds, text_embeds=text_embeds, logs=logs)
+
+    def _embed(
+        self, tower: Callable[..., Any], inputs: Mapping[str, torch.Tensor | None], mask: str | None = None
+    ) -> torch.Tensor:
+        given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+        if self.chunk_size is None:
+            return tower(**given).pooler_output
+        return embed_in_chunks(lambda rows: tower(**rows).pooler_output, given, self.chunk_size, mask)
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
         """Passes the Trainer's request on to both towers, under the name of transformers 5.23 and later."""
@@ -134,9 +158,9 @@ class SupCLAPTrainer(Trainer):
         if args.n_gpu > 1:
             raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process a GPU with `accelerate launch`")
         _require_a_full_batch(train_dataset, args)
-        shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
-        collator = TrainingCollator(processing_class, args.languages, seed=args.seed, **shared)
-        self.module = ContrastiveModule(model, build_objective(args) if objective is None else objective)
+        collator, self._evaluation_collator = self._collators(processing_class, args)
+        objective = build_objective(args) if objective is None else objective
+        self.module = ContrastiveModule(model, objective, args.cached_chunk_size)
         self.train_rows = train_dataset
         super().__init__(
             model=self.module,
@@ -145,16 +169,32 @@ class SupCLAPTrainer(Trainer):
             train_dataset=None if train_dataset is None else IndexedRows(train_dataset),
             eval_dataset=None if eval_dataset is None else IndexedRows(eval_dataset),
             processing_class=processing_class,
-            callbacks=[_EpochCallback(collator), *(callbacks or [])],
+            callbacks=[EpochCallback(collator), *(callbacks or [])],
             optimizers=optimizers,
         )
         self.clap = model
         self.processor = processing_class
-        self._evaluation_collator = EvaluationCollator(processing_class, args.eval_languages, **shared)
-        self._logs = _Averages()
-        self.add_callback(_ThroughputCallback(self._logs))
+        self._logs = Averages()
+        if args.track_drift:
+            self.add_callback(DriftCallback(self.module.objective, self._logs))
+        self.add_callback(ThroughputCallback(self._logs))
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(SupCLAPProgressCallback())
+
+    def _collators(
+        self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments
+    ) -> tuple[TrainingCollator, Callable[..., Any]]:
+        """Rows to batches, in training and in evaluation."""
+        shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
+        scheme = args.loss if args.loss in ("kcl", "cacl") else "random"
+        return (
+            TrainingCollator(processor, args.languages, seed=args.seed, scheme=scheme, **shared),
+            EvaluationCollator(processor, args.eval_languages, **shared),
+        )
+
+    def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
+        """The `compute_metrics` of a split."""
+        return retrieval_metrics_of(rows, self.args.eval_languages, self.args.positives)
 
     # ---- training ----
 
@@ -207,7 +247,7 @@ class SupCLAPTrainer(Trainer):
         before = self.data_collator, self.args.dataloader_drop_last, self.compute_metrics
         self.data_collator = self._evaluation_collator
         self.args.dataloader_drop_last = False
-        self.compute_metrics = retrieval_metrics_of(rows, self.args.eval_languages, self.args.positives)
+        self.compute_metrics = self._metrics_of(rows)
         try:
             yield
         finally:
@@ -242,72 +282,82 @@ class SupCLAPTrainer(Trainer):
             self.processor.save_pretrained(folder)
 
 
-class SupCLAPProgressCallback(ProgressCallback):
-    """One bar with loss and clips per second, and one line an evaluation."""
+class MultilingualTrainer(SupCLAPTrainer):
+    """Trains on captions in several languages, evaluates each of them and their agreement (MRV).
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Shows the last loss on the bar."""
-        if self.training_bar is not None and logs and "loss" in logs:
-            self.training_bar.set_postfix_str(
-                f"loss {logs['loss']:.3f}, {logs['clips_per_second']:.0f} clips/s", refresh=False
-            )
+    `loss` says how: `infonce` on a language drawn for each clip and epoch (ML-CLAP's scheme), `kcl` on all at once,
+    `cacl` on the anchor language and another; `svr` adds support vectors to any of them [ATRI; S table 8].
 
-    def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
+    Args:
+        model: as `SupCLAPTrainer`.
+        args: as `SupCLAPTrainer`, with two languages or more.
+        **kwargs: as `SupCLAPTrainer`.
+
+    Raises:
+        ValueError: a single language.
+    """
+
+    def __init__(self, model: SupCLAPModel, args: SupCLAPTrainingArguments, **kwargs: Any) -> None:
+        if len(args.languages) < 2:
+            raise ValueError(f"multilingual training needs two languages or more, got {args.languages}")
+        super().__init__(model, args, **kwargs)
+
+
+class TemporalTrainer(SupCLAPTrainer):
+    """Post-trains a model on the order of sounds: one stage of TeminAL [T 3.2].
+
+    Evaluation asks of each held-out item which of its pair's captions is its own: `temporal_accuracy`.
+
+    Args:
+        model: the model to post-train; freeze what should stay as it is beforehand, see `post_training.py`.
+        args: stage, weights and the rest.
+        train_items: draws the items to train on, from the training part of a labelled set.
+        eval_items: draws those to evaluate on; always the same ones.
+        **kwargs: as `SupCLAPTrainer`.
+    """
+
+    args: TemporalTrainingArguments
+
+    def __init__(
+        self,
+        model: SupCLAPModel,
+        args: TemporalTrainingArguments,
+        train_items: TemporalItems,
+        eval_items: TemporalItems | None = None,
+        **kwargs: Any,
     ) -> None:
-        """Prints the validation recall above the bar."""
-        super().on_evaluate(args, state, control, **kwargs)
-        key = f"eval_{(args.metric_for_best_model or 'mean_recall').removeprefix('eval_')}"
-        if self.training_bar is not None and metrics and key in metrics:
-            best = max(metrics[key], state.best_metric or 0.0)
-            self.training_bar.write(
-                f"epoch {state.epoch:g}: validation {key.removeprefix('eval_')} {metrics[key]:.3f} (best {best:.3f})"
+        self.train_items = train_items
+        self.eval_items = train_items if eval_items is None else eval_items
+        super().__init__(
+            model,
+            args,
+            train_dataset=_numbered(train_items),
+            eval_dataset=None if eval_items is None else _numbered(eval_items),
+            objective=TemporalObjective(args.stage, args.temporal_beta, **args.alphas),
+            **kwargs,
+        )
+
+    def _collators(
+        self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments
+    ) -> tuple[TrainingCollator, Callable[..., Any]]:
+        assert isinstance(args, TemporalTrainingArguments)
+        options = RenderOptions(args.crossfade_seconds, args.gap_seconds, args.match_loudness)
+        shared: dict[str, Any] = {"max_audio_seconds": args.max_audio_seconds, "seed": args.seed}
+        training, evaluation = (
+            TemporalCollator(processor, items, args.stage, options, languages, scheme=scheme, **shared)
+            for items, languages, scheme in (
+                (self.train_items, args.languages, args.text_scheme),
+                (self.eval_items, args.eval_languages[:1], "random"),
             )
+        )
+        return training, evaluation
+
+    def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
+        return temporal_metrics
 
 
-class _Averages:
-    """Means of named scalars since the last look, kept on their device so that adding never waits for it."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[Any]] = {}
-
-    def add(self, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            self._values.setdefault(name, []).append(value)
-
-    def drain(self) -> dict[str, float]:
-        means = {name: float(sum(values) / len(values)) for name, values in self._values.items()}
-        self._values = {}
-        return means
-
-
-class _EpochCallback(TrainerCallback):
-    """Tells the collator which epoch it draws for."""
-
-    def __init__(self, collator: TrainingCollator) -> None:
-        self.collator = collator
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.collator.set_epoch(int(state.epoch or 0))
-
-
-class _ThroughputCallback(TrainerCallback):
-    """Clips per second of training, evaluation and saving left out."""
-
-    def __init__(self, averages: _Averages) -> None:
-        self.averages = averages
-        self._since = time.perf_counter()
-
-    def _restart(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._since = time.perf_counter()
-
-    on_train_begin = on_evaluate = on_save = _restart
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        now = time.perf_counter()
-        clips = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        self.averages.add({"seconds_per_clip": (now - self._since) / clips})
-        self._since = now
+def _numbered(items: TemporalItems) -> list[dict[str, str]]:
+    return [{"clip_id": f"pair {number}"} for number in range(len(items))]
 
 
 def _require_a_full_batch(train_dataset: Any, args: SupCLAPTrainingArguments) -> None:

@@ -14,7 +14,7 @@ import torch
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
-LOSSES = ("infonce", "siglip", "reweighted")
+LOSSES = ("infonce", "siglip", "reweighted", "kcl", "cacl")
 SUPPORT_VECTORS = ("none", "uni-static", "bi-static", "uni-dynamic", "bi-dynamic")
 POSITIVES = ("clip", "captions")
 
@@ -28,7 +28,9 @@ class SupCLAPTrainingArguments(TrainingArguments):
     training batch is dropped, since a loss over fewer negatives is another loss.
 
     Args:
-        loss: the base loss: `infonce`, `siglip` or `reweighted` (the SimpleReweight baseline of [S E.4]).
+        loss: the base loss: `infonce`, `siglip` or `reweighted` (the SimpleReweight baseline of [S E.4]) on one caption
+            a clip, in a language that is drawn; `kcl` on its caption in all languages; `cacl` on the anchor language's,
+            the first of `languages`, and one other.
         svr: Support Vector Regularisation on top of it: `none`, or a direction and a radius: `uni-static`,
             `bi-static`, `uni-dynamic`, `bi-dynamic`.
         svr_alpha: weight of the SVR term, relative to the sum of both directions of the base loss [S eq. 6].
@@ -38,11 +40,16 @@ class SupCLAPTrainingArguments(TrainingArguments):
         svr_decoupled: leaves the positive out of SVR's denominator, as eq. 6 is printed.
         radius_init: where a static radius starts.
         radius_num_similarities: similarities that a dynamic radius looks at, the positive and the largest negatives.
-        languages: ISO 639-3 codes of the captions to train on; one is drawn for each clip and epoch.
-        eval_languages: the languages to evaluate, by default the first of `languages`.
+        languages: ISO 639-3 codes of the captions to train on.
+        eval_languages: the languages to evaluate, by default all of `languages`.
         positives: `clip`, each clip has its own captions (the papers' protocol), or `captions`, clips with exactly
             the same captions are right answers to each other, as where captions are made from class names.
         max_audio_seconds: longer recordings are cropped, at random in training, to their beginning in evaluation.
+        track_drift: logs drift, radius and positive similarity of the batch in which a log falls, see
+            `callbacks.DriftCallback`.
+        cached_chunk_size: with gradient caching, the clips (and texts) whose activations are in memory at a time: a
+            batch of any size trains in the memory of one of this size, with its own exact gradients, for about a
+            third more time.
     """
 
     loss: str = field(default="infonce", metadata={"help": f"Base loss, one of {', '.join(LOSSES)}."})
@@ -57,6 +64,8 @@ class SupCLAPTrainingArguments(TrainingArguments):
     eval_languages: list[str] = field(default_factory=list, metadata={"help": "Languages to evaluate."})
     positives: str = field(default="clip", metadata={"help": f"One of {', '.join(POSITIVES)}."})
     max_audio_seconds: float = field(default=30.0, metadata={"help": "Longer recordings are cropped to this."})
+    track_drift: bool = field(default=True, metadata={"help": "Log drift, radius and positive similarity."})
+    cached_chunk_size: int | None = field(default=None, metadata={"help": "Gradient caching in chunks of this size."})
 
     per_device_train_batch_size: int = field(default=24, metadata={"help": "Clips per device in a training step."})
     per_device_eval_batch_size: int = field(default=32, metadata={"help": "Clips per device in evaluation."})
@@ -87,13 +96,68 @@ class SupCLAPTrainingArguments(TrainingArguments):
         _require_one_of("positives", self.positives, POSITIVES)
         if not self.languages:
             raise ValueError("languages is empty; name at least one, such as eng")
+        if self.loss in ("kcl", "cacl") and len(self.languages) < 2:
+            raise ValueError(f"loss {self.loss} needs two languages or more, got {self.languages}")
         if self.max_audio_seconds <= 0:
             raise ValueError(f"max_audio_seconds is {self.max_audio_seconds}; it must be positive")
+        if self.cached_chunk_size is not None and self.cached_chunk_size < 1:
+            raise ValueError(f"cached_chunk_size is {self.cached_chunk_size}; it must be 1 or more, or left out")
         if self.per_device_train_batch_size * self.world_size < 2:
             raise ValueError(
                 "a batch of one clip has nothing to contrast with: per_device_train_batch_size must be 2 or more"
             )
-        self.eval_languages = self.eval_languages or self.languages[:1]
+        self.eval_languages = self.eval_languages or self.languages
+
+
+@dataclass
+class TemporalTrainingArguments(SupCLAPTrainingArguments):
+    """Arguments of a stage of TeminAL, with the paper's defaults: batch 256, learning rate 1e-4 [T B.2].
+
+    The weights alpha lie between 0, a candidate is left out of the denominator, and 1.
+
+    Args:
+        stage: `a`, single sounds against pairs, or `b`, pairs forward, reversed and overlaid.
+        temporal_beta: weight of the direction from text to audio, relative to that from audio to text [T eq. 3].
+        alpha_same: stage a, candidates across the blocks that share a class [T eq. 22-26].
+        alpha_diff: stage a, candidates across the blocks that share none.
+        alpha_same_time: stage b, the reversal of the same pair [T eq. 3-7].
+        alpha_cross_time: stage b, the reversals of other pairs.
+        alpha_same_overlay: stage b, the overlay of the same pair.
+        alpha_cross_overlay: stage b, the overlays of other pairs.
+        text_scheme: `random`, each item's caption in one language that is drawn, or `kcl`, in all of them at once.
+        crossfade_seconds: overlap of two clips that follow each other.
+        gap_seconds: silence between two clips that follow each other.
+        match_loudness: brings two clips that follow each other to the same level; overlaid ones always are.
+    """
+
+    stage: str = field(default="b", metadata={"help": "a or b."})
+    temporal_beta: float = field(default=1.0, metadata={"help": "Weight of the text-to-audio direction."})
+    alpha_same: float = field(default=1.0, metadata={"help": "Stage a, across blocks with a class in common."})
+    alpha_diff: float = field(default=1.0, metadata={"help": "Stage a, across blocks without."})
+    alpha_same_time: float = field(default=1.0, metadata={"help": "Stage b, reversal of the same pair."})
+    alpha_cross_time: float = field(default=1.0, metadata={"help": "Stage b, reversals of other pairs."})
+    alpha_same_overlay: float = field(default=1.0, metadata={"help": "Stage b, overlay of the same pair."})
+    alpha_cross_overlay: float = field(default=1.0, metadata={"help": "Stage b, overlays of other pairs."})
+    text_scheme: str = field(default="random", metadata={"help": "random or kcl."})
+    crossfade_seconds: float = field(default=0.0, metadata={"help": "Overlap of consecutive clips."})
+    gap_seconds: float = field(default=0.0, metadata={"help": "Silence between consecutive clips."})
+    match_loudness: bool = field(default=False, metadata={"help": "Bring consecutive clips to one level."})
+    per_device_train_batch_size: int = field(default=256, metadata={"help": "Pairs per device in a training step."})
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
+    metric_for_best_model: str | None = field(default="temporal_accuracy", metadata={"help": "What best means."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_one_of("stage", self.stage, ("a", "b"))
+        _require_one_of("text_scheme", self.text_scheme, ("random", "kcl"))
+        if self.loss != "infonce" or self.svr != "none":
+            raise ValueError(f"TeminAL has a loss of its own; leave loss and svr alone, got {self.loss} and {self.svr}")
+
+    @property
+    def alphas(self) -> dict[str, float]:
+        """The weights of this stage, by name."""
+        names = ("same", "diff") if self.stage == "a" else ("same_time", "cross_time", "same_overlay", "cross_overlay")
+        return {f"alpha_{name}": getattr(self, f"alpha_{name}") for name in names}
 
 
 def parse_arguments(

@@ -25,6 +25,7 @@ def tone_rows(folder: Path, count: int = 8, captions_per_clip: int = 2) -> list[
                 "audio_path": str(path),
                 "captions": captions,
                 "labels": [f"tone_{index % 4}"],
+                "source": f"recording{index}",
             }
         )
     return rows

@@ -54,7 +54,7 @@ def test_languages_are_drawn_equally_often_however_many_captions_they_have(proce
     french = 0
     for epoch in range(200):
         collator.set_epoch(epoch)
-        french += collator._draw(row)[1][0] == "fra"
+        french += collator._draw(row)[1][0][0] == "fra"
     assert 70 < french < 130
 
 
@@ -66,6 +66,53 @@ def test_the_draw_depends_on_seed_epoch_and_clip_only(processor, rows):
     assert one_by_one[::-1] == whole
     assert drawn(TrainingCollator(processor, ["eng", "fra"], seed=4), rows, epoch=5) != whole
     assert drawn(TrainingCollator(processor, ["eng", "fra"], seed=3), rows, epoch=6) != whole
+
+
+def test_kcl_takes_the_same_caption_in_every_language(processor, rows):
+    collator = TrainingCollator(processor, ["eng", "fra"], scheme="kcl")
+    numbers = set()
+    for epoch in range(10):
+        collator.set_epoch(epoch)
+        batch = collator([rows[1], rows[2]])
+        assert batch["input_ids"].shape[:2] == (2, 2)
+        for index, row in enumerate((rows[1], rows[2])):
+            (_, english), (_, french) = collator._draw(row)[1]
+            numbers.add(row["captions"]["eng"].index(english))
+            assert row["captions"]["fra"].index(french) == row["captions"]["eng"].index(english)
+            decoded = texts(processor, {"input_ids": batch["input_ids"][index : index + 1]})
+            assert decoded == [english, french]
+    assert numbers == {0, 1}
+
+
+def test_cacl_takes_the_anchor_and_each_other_language_in_turn(processor, rows):
+    row = {**rows[0], "captions": {"eng": ["a dog"], "fra": ["un chien"], "deu": ["ein hund"], "spa": []}}
+    collator = TrainingCollator(processor, ["eng", "fra", "deu", "spa"], scheme="cacl")
+    others = []
+    for epoch in range(100):
+        collator.set_epoch(epoch)
+        (anchor, _), (other, _) = collator._draw(row)[1]
+        assert anchor == "eng"
+        others.append(other)
+    assert set(others) == {"fra", "deu"}
+    assert 30 < others.count("fra") < 70
+
+
+@pytest.mark.parametrize(
+    ("scheme", "captions", "message"),
+    [
+        ("kcl", {"eng": ["a"], "fra": []}, r"kcl needs captions of clip clip0 in \['eng', 'fra'\]; no \['fra'\]"),
+        ("cacl", {"eng": [], "fra": ["un"]}, r"cacl needs captions of clip clip0 in \['eng', 'fra'\]; no \['eng'\]"),
+        ("cacl", {"eng": ["a"], "fra": []}, r"cacl needs captions of clip clip0 in \['eng', 'fra'\]; no \['fra'\]"),
+    ],
+)
+def test_a_language_that_a_scheme_needs_is_named(processor, rows, scheme, captions, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingCollator(processor, ["eng", "fra"], scheme=scheme)([{**rows[0], "captions": captions}])
+
+
+def test_an_unknown_scheme_names_the_known(processor):
+    with pytest.raises(ValueError, match="scheme is 'all'; it must be random, kcl or cacl"):
+        TrainingCollator(processor, ["eng"], scheme="all")
 
 
 def test_workers_that_stay_alive_see_the_next_epoch(processor, rows):

@@ -4,20 +4,27 @@ import pytest
 import torch
 
 from modeling_supclap.losses import (
+    cacl_loss,
     info_nce,
+    kcl_loss,
     radius_constraint,
     reweighted_info_nce,
     sigmoid_loss,
     support_vector_loss,
     support_vector_sigmoid_loss,
+    teminal_a_weights,
+    teminal_b_weights,
+    temporal_nce,
 )
-from modeling_supclap.objectives import ContrastiveObjective, build_objective
+from modeling_supclap.objectives import ContrastiveObjective, MultilingualObjective, TemporalObjective, build_objective
 from modeling_supclap.training_args import SupCLAPTrainingArguments
 
 GENERATOR = torch.Generator().manual_seed(0)
 AUDIO, TEXT = torch.nn.functional.normalize(torch.randn(2, 6, 5, generator=GENERATOR, dtype=torch.float64), dim=-1)
 SCALE, BIAS = torch.tensor(10.0, dtype=torch.float64), torch.tensor(-3.0, dtype=torch.float64)
 GROUPS = torch.tensor([0, 0, 1, 2, 3, 4])
+TEXTS = torch.nn.functional.normalize(torch.randn(6, 3, 5, generator=GENERATOR, dtype=torch.float64), dim=-1)
+ROLES = torch.nn.functional.normalize(torch.randn(2, 4, 3, 5, generator=GENERATOR, dtype=torch.float64), dim=-1)
 
 
 def objective(tmp_path, **kwargs):
@@ -80,6 +87,76 @@ def test_a_dynamic_radius_is_constrained(tmp_path):
     torch.testing.assert_close(total, info_nce(AUDIO, TEXT, SCALE) + svr + 0.3 * constraint)
 
 
+@pytest.mark.parametrize("groups", [None, GROUPS])
+def test_multilingual_losses_with_support_vectors(tmp_path, groups):
+    radius = torch.tensor(0.1, dtype=torch.float32).double()
+    for loss, count, scale in (("kcl", 3, 1 / 2), ("cacl", 2, 1 / 3)):
+        module = objective(tmp_path, loss=loss, svr="bi-static", languages=["eng", "fra", "deu"])
+        total, logs = module(AUDIO, TEXTS[:, :count], SCALE, group_ids=groups)
+        svr = sum(
+            support_vector_loss(TEXTS[:, k], AUDIO, radius, SCALE, group_ids=groups)
+            + support_vector_loss(AUDIO, TEXTS[:, k], radius, SCALE, group_ids=groups)
+            for k in range(count)
+        )
+        if loss == "kcl":
+            base = kcl_loss(AUDIO, TEXTS, SCALE, groups)
+        else:
+            base = cacl_loss(AUDIO, TEXTS[:, 0], TEXTS[:, 1], SCALE, groups)
+        torch.testing.assert_close(logs[f"loss_{loss}"], base)
+        torch.testing.assert_close(total, base + scale * svr / count)
+
+
+def test_a_dynamic_radius_serves_every_language(tmp_path):
+    total, logs = objective(tmp_path, loss="kcl", svr="bi-dynamic", languages=["eng", "fra"])(AUDIO, TEXTS, SCALE)
+    assert total.isfinite()
+    assert logs["radius_a2t"].item() == pytest.approx(0.1)
+
+
+def blocks(*sides):
+    """(N, R, d) to the blocks of one role after the other that the pure functions take."""
+    return [torch.cat([side[:, role] for role in range(side.shape[1])]) for side in sides]
+
+
+def test_temporal_stage_b_sees_its_roles_in_blocks():
+    alphas = {"alpha_same_time": 0.5, "alpha_cross_time": 0.25, "alpha_same_overlay": 0.75, "alpha_cross_overlay": 0.0}
+    total, logs = TemporalObjective("b", beta=0.7, **alphas)(*ROLES, SCALE)
+    expected = temporal_nce(*blocks(*ROLES), SCALE, teminal_b_weights(4, **alphas).double(), beta=0.7)
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(logs["loss_teminal_b"], expected)
+
+
+def test_temporal_stage_a_weighs_by_class():
+    audio, text = ROLES[:, :, :2]
+    classes = torch.tensor([[0, 0, 1], [1, 2, 3], [2, 1, 0], [3, 0, 2]])
+    total, _ = TemporalObjective("a", alpha_same=0.0, alpha_diff=0.5)(audio, text, SCALE, class_ids=classes)
+    weights = teminal_a_weights(classes[:, 0], classes[:, 1:], alpha_same=0.0, alpha_diff=0.5).double()
+    torch.testing.assert_close(total, temporal_nce(*blocks(audio, text), SCALE, weights))
+
+
+def test_a_temporal_batch_in_several_languages_is_the_mean_over_them():
+    audio, text = ROLES
+    other = text.flip(0)
+    several = torch.stack([text, other], dim=2).flatten(1, 2)
+    stage_b = TemporalObjective("b")
+    expected = (stage_b(audio, text, SCALE)[0] + stage_b(audio, other, SCALE)[0]) / 2
+    torch.testing.assert_close(stage_b(audio, several, SCALE)[0], expected)
+
+
+def test_temporal_items_of_one_group_are_positives_of_each_other():
+    groups = torch.tensor([[0, 1, 2], [0, 3, 4], [5, 6, 7], [8, 9, 10]])
+    grouped, _ = TemporalObjective("b")(*ROLES, SCALE, group_ids=groups)
+    weights = teminal_b_weights(4).double()
+    torch.testing.assert_close(grouped, temporal_nce(*blocks(*ROLES), SCALE, weights, group_ids=groups.T.flatten()))
+    assert not torch.isclose(grouped, TemporalObjective("b")(*ROLES, SCALE)[0])
+
+
+def test_a_positive_in_a_block_that_alpha_leaves_out_is_still_a_positive():
+    groups = torch.tensor([[0, 1, 2], [1, 0, 2], [3, 4, 5], [6, 7, 8]])  # the second pair is the first one reversed
+    alphas = {"alpha_same_time": 0.0, "alpha_cross_time": 0.0, "alpha_cross_overlay": 0.0}
+    total, _ = TemporalObjective("b", **alphas)(*ROLES, SCALE, group_ids=groups)
+    assert total.isfinite()
+
+
 @pytest.mark.parametrize("svr", ["bi-static", "bi-dynamic"])
 def test_every_parameter_of_an_objective_trains(tmp_path, svr):
     module = objective(tmp_path, svr=svr)
@@ -105,6 +182,13 @@ def test_logs_hold_no_graph(tmp_path):
         (lambda path: objective(path)(AUDIO, TEXT[:, None].repeat(1, 2, 1), SCALE), "got 2 texts a clip"),
         (lambda path: objective(path)(AUDIO[:1], TEXT[:1, None], SCALE), "contrast needs two"),
         (lambda path: ContrastiveObjective("nce"), "got loss='nce'"),
+        (lambda path: MultilingualObjective("nce"), "got loss='nce'; it must be kcl or cacl"),
+        (lambda path: MultilingualObjective("cacl")(AUDIO, TEXTS, SCALE), "got 3 texts a clip; cacl takes two"),
+        (lambda path: MultilingualObjective("kcl")(AUDIO, TEXTS[:, :1], SCALE), "K = 1 language"),
+        (lambda path: objective(path, loss="kcl"), "loss kcl needs two languages or more"),
+        (lambda path: TemporalObjective("c"), "got stage='c'; it must be a or b"),
+        (lambda path: TemporalObjective("a")(*ROLES, SCALE), r"stage a takes \(N, 2, d\)"),
+        (lambda path: TemporalObjective("a")(*ROLES[:, :, :2], SCALE), "class_ids is missing"),
     ],
 )
 def test_what_does_not_go_together(tmp_path, call, message):

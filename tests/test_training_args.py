@@ -37,8 +37,9 @@ def test_the_default_file_is_read_when_none_is_named(config):
     assert parse("--svr", "none", default=config)[0].dataset == "esc50"
 
 
-def test_the_first_language_is_evaluated_by_default(config):
-    assert parse(config)[1].eval_languages == ["fra"]
+def test_all_languages_are_evaluated_by_default(config):
+    assert parse(config)[1].eval_languages == ["fra", "deu"]
+    assert parse(config, "--eval_languages", "deu")[1].eval_languages == ["deu"]
 
 
 def test_defaults_are_the_papers(tmp_path):
