@@ -1,0 +1,132 @@
+"""Post-trains a model on the order of sounds: TeminAL's stages A and B, one after the other [T 3.2].
+
+    accelerate launch recipes/posttrain_teminal.py --model outputs/esc10 --data_dir DIR
+    accelerate launch recipes/posttrain_teminal.py recipes/configs/teminal.yaml --clap laion/clap-htsat-unfused \\
+        --data_dir DIR
+
+Without a file, `configs/teminal_esc10.yaml` is read. The output folder then holds the model for `from_pretrained` and
+`results.json`: how often an item's own caption wins among those of its pair, before, between and after the stages.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from datasets import concatenate_datasets
+from transformers import ClapProcessor, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from datasets_scripts import load_splits
+from datasets_scripts.captions import label_phrases
+from datasets_scripts.temporal import TemporalItems, split_by_source
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.conversion import load_clap, processor_from_clap, supclap_from_clap
+from modeling_supclap.evaluation import write_results
+from modeling_supclap.post_training import train_last_layers, trainable_table
+from modeling_supclap.trainer import TemporalTrainer
+from modeling_supclap.training_args import TemporalTrainingArguments, parse_arguments
+
+DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
+
+
+@dataclass
+class PostTrainingArguments:
+    """What to post-train, and on what."""
+
+    model: str | None = field(default=None, metadata={"help": "A SupCLAP model (id or folder)."})
+    clap: str | None = field(default=None, metadata={"help": "Or a transformers CLAP model (id or folder)."})
+    audio_layers: int = field(default=1, metadata={"help": "Last blocks of the audio encoder that train."})
+    text_layers: int = field(default=1, metadata={"help": "Last blocks of the text encoder that train."})
+    dataset: str = field(default="esc50", metadata={"help": "A labelled builder of datasets_scripts."})
+    data_dir: str | None = field(default=None, metadata={"help": "Folder of the recordings."})
+    train_fraction: float = field(default=0.7, metadata={"help": "Of each class's source recordings, to train on."})
+    pairs_per_epoch: int | None = field(default=None, metadata={"help": "Class pairs an epoch; default, all."})
+    eval_pairs: int = field(default=90, metadata={"help": "Held-out pairs to evaluate on."})
+
+
+def load_model(args: PostTrainingArguments) -> tuple[SupCLAPModel, SupCLAPProcessor]:
+    """The model to post-train and its processor."""
+    if args.model is not None and args.clap is None:
+        return SupCLAPModel.from_pretrained(args.model), SupCLAPProcessor.from_pretrained(args.model)
+    if args.clap is not None and args.model is None:
+        return supclap_from_clap(load_clap(args.clap)), processor_from_clap(ClapProcessor.from_pretrained(args.clap))
+    raise ValueError(f"give either model or clap, got model={args.model!r} and clap={args.clap!r}")
+
+
+def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments) -> tuple[TemporalItems, TemporalItems]:
+    """Items to train on and held-out ones, from different source recordings."""
+    options = {} if args.data_dir is None else {"data_dir": args.data_dir}
+    with training.main_process_first(desc="preparing the data"):
+        rows = concatenate_datasets(list(load_splits(args.dataset, **options).values()))
+    parts = split_by_source(rows, args.train_fraction, training.seed)
+    train, held_out = (rows.select(part) for part in parts)
+    shared: dict[str, Any] = {"phrases": label_phrases(args.dataset), "languages": training.languages}
+    classes = len({row["labels"][0] for row in held_out})
+    eval_pairs = min(args.eval_pairs, classes * (classes - 1))
+    return (
+        TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, **shared),
+        TemporalItems(held_out, training.seed, pairs_per_epoch=eval_pairs, **shared),
+    )
+
+
+def run_stage(
+    stage: str,
+    model: SupCLAPModel,
+    processor: SupCLAPProcessor,
+    args: TemporalTrainingArguments,
+    items: tuple[TemporalItems, TemporalItems],
+) -> dict[str, float]:
+    """Trains one stage in its own folder, from its last checkpoint when the run is resumed; gives its last scores."""
+    folder = Path(args.output_dir or ".") / f"stage_{stage}"
+    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    if last is not None and args.resume_from_checkpoint is None:
+        raise ValueError(f"{last} is there already: pass --resume_from_checkpoint last, or another --output_dir")
+    trainer = TemporalTrainer(
+        model,
+        replace(args, stage=stage, output_dir=str(folder)),
+        train_items=items[0],
+        eval_items=items[1],
+        processing_class=processor,
+    )
+    trainer.train(resume_from_checkpoint=last)
+    return evaluate(trainer)
+
+
+def evaluate(trainer: TemporalTrainer) -> dict[str, float]:
+    """How often an item's own caption wins among those of its pair, by role."""
+    metrics = trainer.evaluate()
+    return {name.removeprefix("eval_"): value for name, value in metrics.items() if name.endswith("_accuracy")}
+
+
+def main() -> None:
+    """Parse, load, freeze, train A, train B, save."""
+    started = time.perf_counter()
+    post_args, args = parse_arguments((PostTrainingArguments, TemporalTrainingArguments), default_config=DEFAULT_CONFIG)
+    set_seed(args.seed)
+    model, processor = load_model(post_args)
+    items = load_items(post_args, args)
+    train_last_layers(model, post_args.audio_layers, post_args.text_layers)
+    print(trainable_table(model))
+
+    untrained = TemporalTrainer(model, args, items[0], items[1], processing_class=processor)
+    scores = {"before": evaluate(untrained)}
+    for stage in ("a", "b"):
+        scores[f"stage_{stage}"] = run_stage(stage, model, processor, args, items)
+    if not untrained.is_world_process_zero():
+        return
+    output = Path(args.output_dir or ".")
+    model.save_pretrained(output)
+    processor.save_pretrained(output)
+    arguments = {**vars(post_args), **args.to_dict()}
+    seconds = time.perf_counter() - started
+    write_results(output / "results.json", {"scores": scores, "seconds": seconds, "arguments": arguments})
+    print(json.dumps(scores, indent=2))
+    print(f"model and results.json are in {output} ({seconds:.0f} s in all)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The TeminAL recipe, launched as a user launches it, on a small folder in ESC-50's layout."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import builders
+import pytest
+import soundfile
+import torch
+
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+
+ROOT = Path(__file__).parents[1]
+CLASSES = ("dog", "rain", "rooster", "sneezing")
+
+
+@pytest.fixture(scope="module")
+def esc_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("esc")
+    (folder / "meta").mkdir()
+    (folder / "audio").mkdir()
+    lines = ["filename,fold,target,category,esc10,src_file,take"]
+    for target, name in enumerate(CLASSES):
+        for source in range(6):
+            filename = f"{source % 2 + 1}-{100 * target + source}-A-{target}.wav"
+            tone = 0.5 * builders.tone(300.0 * (target + 1) + 10 * source, 8000)
+            soundfile.write(folder / "audio" / filename, tone, builders.RATE_HZ)
+            lines.append(f"{filename},{source % 2 + 1},{target},{name},True,{100 * target + source},A")
+    (folder / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    builders.supclap_model().save_pretrained(folder)
+    builders.bert_processor().save_pretrained(folder)
+    return folder
+
+
+def launch(*arguments):
+    command = [sys.executable, "-m", "accelerate.commands.launch", "recipes/posttrain_teminal.py", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def run(esc_folder, model_folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("post") / "run"
+    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4"]
+    layers = ["--audio_layers", "1", "--text_layers", "1"]
+    places = ["--model", str(model_folder), "--data_dir", str(esc_folder), "--output_dir", str(output)]
+    code, printed = launch(*places, *small, *layers)
+    assert code == 0, printed
+    return output, printed, [*places, *small, *layers]
+
+
+def test_both_stages_run_and_are_scored(run):
+    scores = json.loads((run[0] / "results.json").read_text())["scores"]
+    assert list(scores) == ["before", "stage_a", "stage_b"]
+    assert set(scores["stage_a"]) == {"temporal_accuracy", "single_accuracy", "combined_accuracy"}
+    assert all(0 <= value <= 1 for stage in scores.values() for value in stage.values())
+    assert "audio encoder" in run[1]
+
+
+def test_only_the_last_blocks_have_moved(run, model_folder):
+    before, after = (SupCLAPModel.from_pretrained(path).state_dict() for path in (model_folder, run[0]))
+    moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert "audio_model.blocks.1.attn.qkv.weight" in moved
+    assert "text_model.encoder.layer.1.attention.self.query.weight" in moved
+    assert "audio_projection.linear1.weight" in moved
+    assert not [name for name in moved if ".blocks.0." in name or ".layer.0." in name or "embeddings" in name]
+
+
+def test_the_folder_loads_with_its_processor(run):
+    processor = SupCLAPProcessor.from_pretrained(run[0])
+    assert processor(text="a dog", return_tensors="pt")["input_ids"].shape[0] == 1
+
+
+def test_a_used_folder_is_not_written_over(run):
+    code, printed = launch(*run[2])
+    assert code != 0
+    assert "is there already: pass --resume_from_checkpoint last" in printed
+
+
+def test_a_model_is_needed(esc_folder, tmp_path):
+    code, printed = launch("--data_dir", str(esc_folder), "--output_dir", str(tmp_path))
+    assert code != 0
+    assert "give either model or clap, got model=None and clap=None" in printed
