@@ -26,7 +26,7 @@ results: setup
 		--output_dir outputs/results/esc10
 
 test: setup
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)
 
 test-slow: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow $(ARGS)

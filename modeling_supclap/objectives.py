@@ -218,7 +218,7 @@ class TemporalObjective(nn.Module):
         alphas: by name, the weights of the stage: those of `teminal_a_weights` or of `teminal_b_weights`.
 
     Raises:
-        ValueError: an unknown stage.
+        ValueError: an unknown stage, or an alpha outside 0 to 1.
     """
 
     def __init__(self, stage: str, beta: float = 1.0, **alphas: float) -> None:
@@ -228,6 +228,7 @@ class TemporalObjective(nn.Module):
         self.stage = stage
         self.beta = beta
         self.alphas = alphas
+        self._weights(1, torch.tensor([[0, 0, 1]]))  # an alpha outside its range is an error now, not in the first step
 
     def forward(
         self,

@@ -24,9 +24,9 @@ from datasets_scripts import load_splits
 from datasets_scripts.captions import label_phrases
 from datasets_scripts.temporal import TemporalItems, split_by_source
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import load_clap, processor_from_clap, supclap_from_clap
+from modeling_supclap.conversion import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap
 from modeling_supclap.evaluation import write_results
-from modeling_supclap.post_training import train_last_layers, trainable_table
+from modeling_supclap.post_training import add_lora, merge_lora, train_last_layers, trainable_table
 from modeling_supclap.trainer import TemporalTrainer
 from modeling_supclap.training_args import TemporalTrainingArguments, parse_arguments
 
@@ -41,6 +41,9 @@ class PostTrainingArguments:
     clap: str | None = field(default=None, metadata={"help": "Or a transformers CLAP model (id or folder)."})
     audio_layers: int = field(default=1, metadata={"help": "Last blocks of the audio encoder that train."})
     text_layers: int = field(default=1, metadata={"help": "Last blocks of the text encoder that train."})
+    lora_rank: int | None = field(
+        default=None, metadata={"help": "Train adapters of this rank in place of the blocks."}
+    )
     dataset: str = field(default="esc50", metadata={"help": "A labelled builder of datasets_scripts."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder of the recordings."})
     train_fraction: float = field(default=0.7, metadata={"help": "Of each class's source recordings, to train on."})
@@ -71,6 +74,25 @@ def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments)
         TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, **shared),
         TemporalItems(held_out, training.seed, pairs_per_epoch=eval_pairs, **shared),
     )
+
+
+def choose_parameters(model: SupCLAPModel, args: PostTrainingArguments) -> None:
+    """Freezes the model but for its last layers, or for low-rank adapters in them, and the projections."""
+    layers = {"audio_layers": args.audio_layers, "text_layers": args.text_layers}
+    if args.lora_rank is None:
+        train_last_layers(model, **layers)
+    else:
+        add_lora(model, rank=args.lora_rank, **layers)
+    print(trainable_table(model))
+
+
+def save(model: SupCLAPModel, processor: SupCLAPProcessor, output: Path, args: PostTrainingArguments) -> None:
+    """Writes the stock model, adapters merged in; what was a `ClapModel` also becomes one again, in `clap`."""
+    merged = model if args.lora_rank is None else merge_lora(model)
+    merged.save_pretrained(output)
+    processor.save_pretrained(output)
+    if args.clap is not None:
+        clap_from_supclap(merged).save_pretrained(output / "clap")
 
 
 def run_stage(
@@ -109,8 +131,7 @@ def main() -> None:
     set_seed(args.seed)
     model, processor = load_model(post_args)
     items = load_items(post_args, args)
-    train_last_layers(model, post_args.audio_layers, post_args.text_layers)
-    print(trainable_table(model))
+    choose_parameters(model, post_args)
 
     untrained = TemporalTrainer(model, args, items[0], items[1], processing_class=processor)
     scores = {"before": evaluate(untrained)}
@@ -119,8 +140,7 @@ def main() -> None:
     if not untrained.is_world_process_zero():
         return
     output = Path(args.output_dir or ".")
-    model.save_pretrained(output)
-    processor.save_pretrained(output)
+    save(model, processor, output, post_args)
     arguments = {**vars(post_args), **args.to_dict()}
     seconds = time.perf_counter() - started
     write_results(output / "results.json", {"scores": scores, "seconds": seconds, "arguments": arguments})

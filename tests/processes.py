@@ -1,9 +1,12 @@
 """Runs a function of a test file in several real gloo processes, as `torchrun` starts them."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,3 +24,13 @@ def run_processes(script: str, *arguments: str, count: int = 2, timeout_seconds:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def assert_same_training(one: Path, many: Path, world_size: int) -> None:
+    """Both reports hold `{"world_size": W, run: {parameter: values}}`; the parameters agree to 1e-6."""
+    expected, found = (json.loads(path.read_text()) for path in (one, many))
+    assert (expected.pop("world_size"), found.pop("world_size")) == (1, world_size)
+    assert expected.keys() == found.keys()
+    for run, parameters in expected.items():
+        for name, values in parameters.items():
+            np.testing.assert_allclose(found[run][name], values, atol=1e-6, rtol=0, err_msg=f"{run}: {name}")

@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 
 import builders
-import numpy as np
 import pytest
-from processes import run_processes
+from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from test_trainer import _KillAt, _Killed, arguments, losses, processor, with_dropout
 
@@ -75,11 +74,12 @@ def test_one_language_is_refused(tmp_path, rows):
 
 def train_and_report(folder, report, batch):
     Path(folder, "tones").mkdir(exist_ok=True)
-    rows = tone_rows(Path(folder, "tones"), count=12)
+    rows = tone_rows(Path(folder, "tones"), count=32)
     content = {}
     for loss, svr in SCHEMES:
-        options = {"loss": loss, "svr": svr, "per_device_train_batch_size": int(batch), "max_steps": 3, **QUICK}
+        options = {"loss": loss, "svr": svr, "per_device_train_batch_size": int(batch), "max_steps": 2, **QUICK}
         trainer = build(f"{folder}/{loss}{batch}", rows, positives="captions", **options)
+        trainer.model.double()  # Adam turns the rounding noise of a zero gradient into a step
         trainer.train()
         content["world_size"] = trainer.args.world_size
         content[loss] = {name: value.tolist() for name, value in trainer.model.named_parameters()}
@@ -89,13 +89,9 @@ def train_and_report(folder, report, batch):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_several_processes_train_like_one(tmp_path, count):
-    train_and_report(str(tmp_path), str(tmp_path / "one.json"), "8")
-    run_processes(__file__, str(tmp_path), str(tmp_path / "many.json"), str(8 // count), count=count)
-    one, many = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "many.json"))
-    assert (one.pop("world_size"), many.pop("world_size")) == (1, count)
-    for loss, parameters in one.items():
-        for name, value in parameters.items():
-            np.testing.assert_allclose(many[loss][name], value, atol=1e-6, err_msg=f"{loss} {name}")
+    train_and_report(str(tmp_path), str(tmp_path / "one.json"), "32")
+    run_processes(__file__, str(tmp_path), str(tmp_path / "many.json"), str(32 // count), count=count)
+    assert_same_training(tmp_path / "one.json", tmp_path / "many.json", count)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import builders
 import pytest
 import soundfile
 import torch
+from transformers import ClapModel
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 
@@ -81,6 +82,35 @@ def test_only_the_last_blocks_have_moved(run, model_folder):
 def test_the_folder_loads_with_its_processor(run):
     processor = SupCLAPProcessor.from_pretrained(run[0])
     assert processor(text="a dog", return_tensors="pt")["input_ids"].shape[0] == 1
+
+
+def test_lora_ends_in_a_stock_model(esc_folder, model_folder, tmp_path):
+    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--lora_rank", "2"]
+    places = ["--model", str(model_folder), "--data_dir", str(esc_folder), "--output_dir", str(tmp_path / "lora")]
+    code, printed = launch(*places, *small, "--audio_layers", "1", "--text_layers", "1")
+    assert code == 0, printed
+    before = SupCLAPModel.from_pretrained(model_folder).state_dict()
+    loaded, report = SupCLAPModel.from_pretrained(tmp_path / "lora", output_loading_info=True)
+    assert not any(report.values()), report
+    moved = {name for name, value in before.items() if not torch.equal(value, loaded.state_dict()[name])}
+    assert "audio_model.blocks.1.attn.qkv.weight" in moved
+    assert not [name for name in moved if ".blocks.0." in name or ".mlp." in name]
+
+
+def test_a_clap_model_stays_one(esc_folder, tmp_path):
+    builders.clap_model().save_pretrained(tmp_path / "clap")
+    builders.clap_processor().save_pretrained(tmp_path / "clap")
+    small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--languages", "eng"]
+    places = ["--clap", str(tmp_path / "clap"), "--data_dir", str(esc_folder), "--output_dir", str(tmp_path / "out")]
+    code, printed = launch(*places, *small)
+    assert code == 0, printed
+    before, after = (
+        ClapModel.from_pretrained(path).state_dict() for path in (tmp_path / "clap", tmp_path / "out" / "clap")
+    )
+    moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert "audio_projection.linear1.weight" in moved
+    assert "text_model.encoder.layer.1.attention.self.query.weight" in moved
+    assert not [name for name in moved if "embeddings" in name]
 
 
 def test_a_used_folder_is_not_written_over(run):

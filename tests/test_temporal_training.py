@@ -8,7 +8,7 @@ import builders
 import numpy as np
 import pytest
 import torch
-from processes import run_processes
+from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from test_trainer import _KillAt, _Killed, losses, processor, with_dropout
 
@@ -151,8 +151,8 @@ def test_what_is_refused(tmp_path, items, options, message):
 
 
 def test_an_alpha_outside_its_range_is_refused(tmp_path, items):
-    with pytest.raises(ValueError, match="alpha_same_time=1.5"):
-        build(tmp_path, items, alpha_same_time=1.5, max_steps=1, **QUICK).train()
+    with pytest.raises(ValueError, match=r"alpha_same_time=1\.5"):
+        build(tmp_path, items, alpha_same_time=1.5)
 
 
 # ---- several processes ----
@@ -171,6 +171,7 @@ def train_and_report(folder, report, batch):
         trainer = build(
             f"{folder}/{name}{batch}", items, alpha_same=0.5, alpha_same_time=0.5, **size, **options, **QUICK
         )
+        trainer.model.double()  # Adam turns the rounding noise of a zero gradient into a step
         trainer.train()
         content["world_size"] = trainer.args.world_size
         content[name] = {key: value.tolist() for key, value in trainer.model.named_parameters()}
@@ -178,14 +179,11 @@ def train_and_report(folder, report, batch):
         Path(report).write_text(json.dumps(content))
 
 
-def test_two_processes_train_like_one(tmp_path):
+@pytest.mark.parametrize("count", [2, 4])
+def test_several_processes_train_like_one(tmp_path, count):
     train_and_report(str(tmp_path), str(tmp_path / "one.json"), "8")
-    run_processes(__file__, str(tmp_path), str(tmp_path / "two.json"), "4")
-    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
-    assert (one.pop("world_size"), two.pop("world_size")) == (1, 2)
-    for stage, parameters in one.items():
-        for name, value in parameters.items():
-            np.testing.assert_allclose(two[stage][name], value, atol=1e-6, err_msg=f"{stage} {name}")
+    run_processes(__file__, str(tmp_path), str(tmp_path / "many.json"), str(8 // count), count=count)
+    assert_same_training(tmp_path / "one.json", tmp_path / "many.json", count)
 
 
 if __name__ == "__main__":
