@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 SMOKE = "recipes/configs/smoke.yaml"
 
 
-def launch(*arguments: str, wait: bool = True):
+def launch(*arguments: str, wait: bool = True, timeout_seconds: float = 300):
     """`accelerate launch recipes/train_supclap.py arguments`, from the project's folder."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "recipes/train_supclap.py", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -32,7 +32,7 @@ def launch(*arguments: str, wait: bool = True):
     )
     if not wait:
         return process
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=timeout_seconds)
     return process.returncode, output
 
 
@@ -74,8 +74,9 @@ def test_results_hold_scores_chance_and_how_they_came_about(run):
     assert 0 <= results["test"]["zero_shot"]["top1"] <= results["test"]["zero_shot"]["top5"] <= 1
 
 
-def test_curves_are_a_picture(run):
-    assert imread(run[0] / "training_curves.png")[..., :3].std() > 0.05
+@pytest.mark.parametrize("name", ["training_curves.png", "drift.png"])
+def test_curves_are_a_picture(run, name):
+    assert imread(run[0] / name)[..., :3].std() > 0.05
 
 
 def test_the_folder_is_a_model_with_its_processor(run):
@@ -114,3 +115,22 @@ def test_an_unknown_key_names_the_valid_one():
     code, output = launch(SMOKE, "--svr_alhpa", "2")
     assert code != 0
     assert "unknown key 'svr_alhpa': did you mean svr_alpha" in output
+
+
+@pytest.mark.slow
+def test_the_default_job_reaches_ten_times_chance_in_both_directions(tmp_path):
+    code, output = launch("--output_dir", str(tmp_path / "run"), timeout_seconds=1200)
+    assert code == 0, output
+    scores = json.loads((tmp_path / "run" / "results.json").read_text())["test"]["retrieval"]["eng"]
+    for direction in ("t2a", "a2t"):
+        assert scores[direction]["R@1"] >= 10 * scores[f"{direction}_chance"]["R@1"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("SUPCLAP_ESC10" not in os.environ, reason="set SUPCLAP_ESC10 to a folder of ESC-10 to train on it")
+def test_real_recordings_are_learned(tmp_path):
+    folder = ["--data_dir", os.environ["SUPCLAP_ESC10"], "--output_dir", str(tmp_path / "run")]
+    code, output = launch("recipes/configs/esc10.yaml", *folder, timeout_seconds=1800)
+    assert code == 0, output
+    results = json.loads((tmp_path / "run" / "results.json").read_text())["test"]
+    assert results["zero_shot"]["top1"] >= 4 * results["zero_shot"]["chance"]
