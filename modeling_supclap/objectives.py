@@ -62,16 +62,31 @@ class SupportVectorRegularizer(nn.Module):
         audio_embeds: Tensor,
         text_embeds: Tensor,
         logit_scale: Tensor,
-        logit_bias: Tensor | None = None,
-        group_ids: Tensor | None = None,
+        logit_bias: Tensor | None,
+        group_ids: Tensor | None,
+        cross: Tensor,
     ) -> tuple[Tensor, Logs]:
-        """The regularisation of one batch; texts are `(N, d)`, or `(K, N, d)` on a multilingual loss."""
+        """The regularisation of one batch.
+
+        Args:
+            audio_embeds: `(N, d)`, unit norm.
+            text_embeds: `(N, d)`, or `(K, N, d)` on a multilingual loss, unit norm.
+            logit_scale: 1 / temperature, `()`.
+            logit_bias: SigLIP's bias, `()`.
+            group_ids: `(N,)`.
+            cross: audio . text, `(N, N)` or `(K, N, N)`, as the base loss has it: but for A A^T and T T^T, support
+                vectors need no product of their own.
+
+        Returns:
+            What to add to the base loss, `()`, and its parts by name.
+        """
         total = audio_embeds.new_zeros(())
         logs: Logs = {}
         for direction, radius_of in self.radii.items():
             anchors, targets = (text_embeds, audio_embeds) if direction == "t2a" else (audio_embeds, text_embeds)
-            radius = radius_of(logit_scale * similarity_matrix(anchors, targets), group_ids)
-            term = self._term(anchors, targets, radius, logit_scale, logit_bias, group_ids)
+            products = cross.mT if direction == "t2a" else cross
+            radius = radius_of(logit_scale * products, group_ids)
+            term = self._term((anchors, targets, radius, logit_scale), logit_bias, group_ids, products)
             total = total + self.alpha * term
             logs |= {f"loss_svr_{direction}": term, f"radius_{direction}": radius.mean()}
             if isinstance(radius_of, DynamicRadius):
@@ -82,19 +97,18 @@ class SupportVectorRegularizer(nn.Module):
 
     def _term(
         self,
-        anchors: Tensor,
-        targets: Tensor,
-        radius: Tensor,
-        logit_scale: Tensor,
+        displaced: tuple[Tensor, Tensor, Tensor, Tensor],
         logit_bias: Tensor | None,
         group_ids: Tensor | None,
+        products: Tensor,
     ) -> Tensor:
-        pairs = (anchors, targets, radius, logit_scale)
         if self.base == "siglip":
-            return support_vector_sigmoid_loss(*pairs, _required_bias(logit_bias), self.similarity, group_ids)
+            bias = _required_bias(logit_bias)
+            return support_vector_sigmoid_loss(*displaced, bias, self.similarity, group_ids, products)
+        options = (self.similarity, self.decoupled, group_ids, products)
         if self.base == "kcl" or self.base == "cacl":
-            return multilingual_support_vector_loss(*pairs, self.base, self.similarity, self.decoupled, group_ids)
-        return support_vector_loss(*pairs, self.similarity, self.decoupled, group_ids)
+            return multilingual_support_vector_loss(*displaced, self.base, *options)
+        return support_vector_loss(*displaced, *options)
 
 
 class ContrastiveObjective(nn.Module):
@@ -143,18 +157,22 @@ class ContrastiveObjective(nn.Module):
         if text_embeds.shape[1] != 1:
             raise ValueError(f"got {text_embeds.shape[1]} texts a clip; {self.loss} contrasts pairs, give one")
         pairs = (audio_embeds, text_embeds[:, 0], logit_scale)
-        base = self._base(*pairs, logit_bias, group_ids)
-        return _with_regularizer(self.loss, base, self.regularizer, *pairs, logit_bias, group_ids)
+        cross = similarity_matrix(*pairs[:2])
+        base = self._base(pairs, logit_bias, group_ids, cross)
+        return _with_regularizer(self.loss, base, self.regularizer, *pairs, logit_bias, group_ids, cross)
 
     def _base(
-        self, audio: Tensor, text: Tensor, logit_scale: Tensor, logit_bias: Tensor | None, group_ids: Tensor | None
+        self,
+        pairs: tuple[Tensor, Tensor, Tensor],
+        logit_bias: Tensor | None,
+        group_ids: Tensor | None,
+        cross: Tensor,
     ) -> Tensor:
         if self.loss == "siglip":
-            return sigmoid_loss(audio, text, logit_scale, _required_bias(logit_bias), group_ids)
+            return sigmoid_loss(*pairs, _required_bias(logit_bias), group_ids, cross)
         if self.loss == "reweighted":
-            weight = self.log_positive_weight.exp().squeeze()
-            return reweighted_info_nce(audio, text, logit_scale, weight, group_ids)
-        return info_nce(audio, text, logit_scale, group_ids)
+            return reweighted_info_nce(*pairs, self.log_positive_weight.exp().squeeze(), group_ids, cross)
+        return info_nce(*pairs, group_ids, cross)
 
 
 class MultilingualObjective(nn.Module):
@@ -201,12 +219,14 @@ class MultilingualObjective(nn.Module):
         """
         if self.loss == "cacl" and text_embeds.shape[1] != 2:
             raise ValueError(f"got {text_embeds.shape[1]} texts a clip; cacl takes two, the anchor language's first")
-        if self.loss == "cacl":
-            base = cacl_loss(audio_embeds, text_embeds[:, 0], text_embeds[:, 1], logit_scale, group_ids)
-        else:
-            base = kcl_loss(audio_embeds, text_embeds, logit_scale, group_ids)
         texts = by_language(text_embeds)
-        return _with_regularizer(self.loss, base, self.regularizer, audio_embeds, texts, logit_scale, None, group_ids)
+        cross = similarity_matrix(audio_embeds, texts)
+        if self.loss == "cacl":
+            base = cacl_loss(audio_embeds, texts[0], texts[1], logit_scale, group_ids)
+        else:
+            base = kcl_loss(audio_embeds, text_embeds, logit_scale, group_ids, cross)
+        shared = (audio_embeds, texts, logit_scale, None, group_ids, cross)
+        return _with_regularizer(self.loss, base, self.regularizer, *shared)
 
 
 class TemporalObjective(nn.Module):

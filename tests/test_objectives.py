@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from modeling_supclap.losses import (
     cacl_loss,
@@ -194,3 +195,14 @@ def test_logs_hold_no_graph(tmp_path):
 def test_what_does_not_go_together(tmp_path, call, message):
     with pytest.raises(ValueError, match=message):
         call(tmp_path)
+
+
+@pytest.mark.parametrize(("svr", "count"), [("none", 1), ("uni-static", 2), ("bi-static", 3), ("bi-dynamic", 3)])
+def test_support_vectors_need_no_product_but_those_within_a_side(tmp_path, svr, count):
+    module = objective(tmp_path, svr=svr)
+    with FlopCounterMode(display=False) as counter:
+        module(AUDIO, TEXT[:, None], SCALE)
+    products = [flops for name, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(name)]
+    whole = 2 * 6 * 6 * 5  # N N d multiplications and additions
+    perceptrons = 0 if svr != "bi-dynamic" else 2 * 2 * 6 * (16 * 64 + 64 * 64 + 64)
+    assert sum(products) == count * whole + perceptrons

@@ -49,6 +49,11 @@ def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
         return first @ second.mT
 
 
+def products(first: Tensor, second: Tensor, known: Tensor | None) -> Tensor:
+    """`similarity_matrix(first, second)`, or the same matrix where one has it already."""
+    return similarity_matrix(first, second) if known is None else known
+
+
 def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> Tensor:
     """Which pairs are positive: the diagonal, or all pairs whose clips share a group.
 
@@ -120,7 +125,11 @@ def sigmoid_contrast(logits: Tensor, group_ids: Tensor | None = None) -> Tensor:
 
 
 def info_nce(
-    audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, group_ids: Tensor | None = None
+    audio_embeds: Tensor,
+    text_embeds: Tensor,
+    logit_scale: float | Tensor,
+    group_ids: Tensor | None = None,
+    cross: Tensor | None = None,
 ) -> Tensor:
     """InfoNCE, the sum of its two directions [SupCLAP eq. 5].
 
@@ -136,6 +145,7 @@ def info_nce(
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor, which then gets a gradient.
         group_ids: (N,) integers; clips with the same id (two captions of one recording, two crops of one file) are
             positives of each other. Default: every clip its own.
+        cross: (N, N), audio . text, where it is at hand: `similarity_matrix(audio_embeds, text_embeds)`.
 
     Returns:
         0-d tensor.
@@ -147,7 +157,7 @@ def info_nce(
     >>> round(info_nce(pairs, pairs, logit_scale=1.0).item(), 4)  # 2 log(1 + exp(-1))
     0.6265
     """
-    logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
+    logits = logit_scale * products(audio_embeds, text_embeds, cross)
     return softmax_contrast(logits, group_ids) + softmax_contrast(logits.mT, group_ids)
 
 
@@ -157,6 +167,7 @@ def sigmoid_loss(
     logit_scale: float | Tensor,
     logit_bias: float | Tensor,
     group_ids: Tensor | None = None,
+    cross: Tensor | None = None,
 ) -> Tensor:
     """SigLIP's loss: every pair is a two-way question of its own (Zhai et al. 2023, [SupCLAP 4.2]).
 
@@ -171,6 +182,7 @@ def sigmoid_loss(
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor. Starts at 10.
         logit_bias: added to every logit; a number or a 0-d tensor. Starts at -10.
         group_ids: (N,) integers; clips with the same id are positives of each other. Default: every clip its own.
+        cross: (N, N), audio . text, where it is at hand: `similarity_matrix(audio_embeds, text_embeds)`.
 
     Returns:
         0-d tensor.
@@ -182,7 +194,7 @@ def sigmoid_loss(
     >>> round(sigmoid_loss(pairs, pairs, logit_scale=2.0, logit_bias=-1.0).item(), 4)  # 2 log(1 + exp(-1))
     0.6265
     """
-    logits = logit_scale * similarity_matrix(audio_embeds, text_embeds) + logit_bias
+    logits = logit_scale * products(audio_embeds, text_embeds, cross) + logit_bias
     return sigmoid_contrast(logits, group_ids)
 
 
@@ -192,6 +204,7 @@ def reweighted_info_nce(
     logit_scale: float | Tensor,
     positive_weight: float | Tensor,
     group_ids: Tensor | None = None,
+    cross: Tensor | None = None,
 ) -> Tensor:
     """InfoNCE whose positive is re-weighted, the "Simple Reweight" baseline [SupCLAP E.4].
 
@@ -206,6 +219,7 @@ def reweighted_info_nce(
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         positive_weight: w > 0; a number or a 0-d tensor. A learnable one is best kept as its logarithm.
         group_ids: (N,) integers; clips with the same id are positives of each other. Default: every clip its own.
+        cross: (N, N), audio . text, where it is at hand: `similarity_matrix(audio_embeds, text_embeds)`.
 
     Returns:
         0-d tensor.
@@ -219,7 +233,7 @@ def reweighted_info_nce(
     """
     if not isinstance(positive_weight, Tensor) and positive_weight <= 0:
         raise ValueError(f"got positive_weight={positive_weight}; it must be positive (1 gives plain InfoNCE)")
-    logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
+    logits = logit_scale * products(audio_embeds, text_embeds, cross)
     log_weight = torch.as_tensor(positive_weight, dtype=logits.dtype, device=logits.device).log()
     logits = logits + log_weight * positive_mask(logits.shape[-1], group_ids, logits.device)
     return softmax_contrast(logits, group_ids) + softmax_contrast(logits.mT, group_ids)

@@ -34,7 +34,11 @@ def by_language(text_embeds: Tensor) -> Tensor:
 
 
 def kcl_loss(
-    audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, group_ids: Tensor | None = None
+    audio_embeds: Tensor,
+    text_embeds: Tensor,
+    logit_scale: float | Tensor,
+    group_ids: Tensor | None = None,
+    cross: Tensor | None = None,
 ) -> Tensor:
     """1-to-K contrastive learning: every clip with its caption in all K languages at once [ATRI eq. 9-11].
 
@@ -47,6 +51,7 @@ def kcl_loss(
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         group_ids: (N,) integers; clips with the same id are positives of each other. Default: every clip its own.
+        cross: (K, N, N), audio . text in each language, where it is at hand.
 
     Returns:
         0-d tensor.
@@ -63,7 +68,7 @@ def kcl_loss(
         raise ValueError(
             f"got captions in K = {len(texts)} language; KCL contrasts two or more at once, for one use info_nce"
         )
-    return DIRECTION_SCALE["kcl"] * info_nce(audio_embeds, texts, logit_scale, group_ids)
+    return DIRECTION_SCALE["kcl"] * info_nce(audio_embeds, texts, logit_scale, group_ids, cross)
 
 
 def cacl_loss(
@@ -110,6 +115,7 @@ def multilingual_support_vector_loss(
     similarity: Similarity = "cosine",
     decoupled: bool = False,
     group_ids: Tensor | None = None,
+    cross: Tensor | None = None,
 ) -> Tensor:
     """SVR on KCL or CACL, one direction, at the scale that a direction has in that loss [SupCLAP table 8].
 
@@ -127,6 +133,7 @@ def multilingual_support_vector_loss(
         similarity: of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
         decoupled: leave the positives out of the denominator.
         group_ids: (N,) integers; clips with the same id are positives of each other.
+        cross: (K, N, N), anchors . targets, where it is at hand.
 
     Returns:
         0-d tensor.
@@ -140,7 +147,7 @@ def multilingual_support_vector_loss(
     """
     if base not in DIRECTION_SCALE:
         raise ValueError(f"got base={base!r}; it must be one of {sorted(DIRECTION_SCALE)}")
-    loss = support_vector_loss(anchors, targets, radius, logit_scale, similarity, decoupled, group_ids)
+    loss = support_vector_loss(anchors, targets, radius, logit_scale, similarity, decoupled, group_ids, cross)
     return DIRECTION_SCALE[base] * loss
 
 

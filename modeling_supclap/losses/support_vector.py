@@ -26,6 +26,7 @@ from .contrastive import (
     at_least_float32,
     decoupled_contrast,
     positive_mask,
+    products,
     sigmoid_contrast,
     similarity_matrix,
     softmax_contrast,
@@ -107,7 +108,11 @@ def displaced_similarity(
 
 
 def support_similarity(
-    anchors: Tensor, targets: Tensor, radius: float | Tensor, similarity: Similarity = "cosine"
+    anchors: Tensor,
+    targets: Tensor,
+    radius: float | Tensor,
+    similarity: Similarity = "cosine",
+    cross: Tensor | None = None,
 ) -> Tensor:
     """Similarity of every anchor's support vector to every target, in the linear form of the module docstring.
 
@@ -117,6 +122,7 @@ def support_similarity(
         radius: R, a distance like ||a - t||: a number, a 0-d tensor or (N,).
         similarity: "cosine" re-normalises the support vector, so that R has an optimum, which tends to ||a - t||; "dot"
             does not, as in the paper's derivation [SupCLAP appendix D], and then rewards ever larger radii.
+        cross: (N, N), anchors . targets, where it is at hand.
 
     Returns:
         (N, N), float32 or wider, not scaled.
@@ -129,7 +135,7 @@ def support_similarity(
     tensor([[1., 0.],
             [0., 1.]])
     """
-    cross, within = similarity_matrix(anchors, targets), similarity_matrix(targets, targets)
+    cross, within = products(anchors, targets, cross), similarity_matrix(targets, targets)
     distance = positive_distance(anchors, targets)
     cross, within = at_least_float32(cross, within)
     return displaced_similarity(cross, within, distance, radius, similarity)
@@ -143,6 +149,7 @@ def support_vector_loss(
     similarity: Similarity = "cosine",
     decoupled: bool = False,
     group_ids: Tensor | None = None,
+    cross: Tensor | None = None,
 ) -> Tensor:
     """The SVR term, one direction [SupCLAP eq. 6]: InfoNCE of the displaced anchors against all targets.
 
@@ -162,6 +169,7 @@ def support_vector_loss(
             them in.
         group_ids: (N,) integers; targets with the same id are positives of each other's anchors, the target being
             uniform over them. An anchor is always displaced toward its own. Default: every pair its own.
+        cross: (N, N), anchors . targets, where it is at hand.
 
     Returns:
         0-d tensor.
@@ -174,7 +182,7 @@ def support_vector_loss(
     >>> round(support_vector_loss(texts, audios, radius=2**0.5, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
     0.3133
     """
-    logits = logit_scale * support_similarity(anchors, targets, radius, similarity)
+    logits = logit_scale * support_similarity(anchors, targets, radius, similarity, cross)
     return decoupled_contrast(logits, group_ids) if decoupled else softmax_contrast(logits, group_ids)
 
 
@@ -186,6 +194,7 @@ def support_vector_sigmoid_loss(
     logit_bias: float | Tensor,
     similarity: Similarity = "cosine",
     group_ids: Tensor | None = None,
+    cross: Tensor | None = None,
 ) -> Tensor:
     """The SVR term for SigLIP, one direction [SupCLAP tables 1 and 8]: its loss on the displaced anchors.
 
@@ -201,6 +210,7 @@ def support_vector_sigmoid_loss(
         logit_bias: added to every logit; a number or a 0-d tensor.
         similarity: of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
         group_ids: (N,) integers; targets with the same id are positives of each other's anchors.
+        cross: (N, N), anchors . targets, where it is at hand.
 
     Returns:
         0-d tensor.
@@ -212,7 +222,7 @@ def support_vector_sigmoid_loss(
     >>> round(support_vector_sigmoid_loss(texts, audios, 2**0.5, logit_scale=2.0, logit_bias=-1.0).item(), 4)
     0.6265
     """
-    logits = logit_scale * support_similarity(anchors, targets, radius, similarity) + logit_bias
+    logits = logit_scale * support_similarity(anchors, targets, radius, similarity, cross) + logit_bias
     return sigmoid_contrast(logits, group_ids)
 
 
