@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train results test test-slow test-gpu check
+.PHONY: setup train results bench test test-slow test-gpu check
 .DEFAULT_GOAL := test
 
 setup: .venv/ready
@@ -24,6 +24,11 @@ results: setup
 	$(BIN)/accelerate launch recipes/train_supclap.py --output_dir outputs/results/synthetic
 	$(BIN)/accelerate launch recipes/train_supclap.py recipes/configs/esc10.yaml --data_dir $(DATA) \
 		--output_dir outputs/results/esc10
+
+# Costs as ratios, each beside its peer in one run.
+bench: setup
+	$(BIN)/python benchmarks/bench_support_vector.py
+	$(BIN)/python benchmarks/bench_drift.py
 
 test: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)
