@@ -85,7 +85,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = build_model().to(device)
+    model = build_model()
     arguments = SupCLAPTrainingArguments(output_dir="outputs/bench", svr="bi-dynamic", report_to="none")
     plain, tracked = (ContrastiveModule(model, build_objective(arguments)).to(device).train() for _ in range(2))
     averages = Averages()

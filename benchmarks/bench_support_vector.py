@@ -64,7 +64,10 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    raw = tuple(torch.randn(options.clips, options.dim, requires_grad=True) for _ in range(2))
+    raw = (
+        torch.randn(options.clips, options.dim, requires_grad=True),
+        torch.randn(options.clips, options.dim, requires_grad=True),
+    )
     losses = variants()
     rounds = [{name: seconds(loss, raw) for name, loss in losses.items()} for _ in range(options.rounds + 1)][1:]
     print(f"{options.clips} clips, {options.dim} dimensions, {torch.get_num_threads()} threads")
