@@ -10,12 +10,12 @@ import builders
 import numpy as np
 import pytest
 import torch
+from killing import KillAt, Killed
 from processes import run_processes
 from recordings import tone_rows
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import TrainerCallback
 
 from modeling_supclap.grad_cache import embed_in_chunks, refuse_batch_statistics
 from modeling_supclap.losses import info_nce
@@ -393,26 +393,13 @@ def test_a_run_is_the_plain_run(tmp_path, rows, processor, precision):
         torch.testing.assert_close(other, value, atol=tolerance, rtol=0, msg=name)
 
 
-class _Killed(Exception):
-    pass
-
-
-class _KillAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise _Killed
-
-
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, rows, processor):
     options = {"svr": "bi-dynamic", "per_device_train_batch_size": 4, "num_train_epochs": 3, "cached_chunk_size": 3}
     options |= {"save_strategy": "steps", "save_steps": 4}
     whole = build(tmp_path / "whole", rows, model_with_dropout(), processor, **options)
     whole.train()
-    with pytest.raises(_Killed):
-        build(tmp_path / "cut", rows, model_with_dropout(), processor, [_KillAt(5)], **options).train()
+    with pytest.raises(Killed):
+        build(tmp_path / "cut", rows, model_with_dropout(), processor, [KillAt(5)], **options).train()
     resumed = build(tmp_path / "cut", rows, model_with_dropout(), processor, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
     assert losses(resumed) == losses(whole)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import builders
 import pytest
+from killing import KillAt, Killed
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
-from test_trainer import _KillAt, _Killed, arguments, losses, processor, with_dropout
+from test_trainer import arguments, losses, processor, with_dropout
 
 from modeling_supclap.trainer import MultilingualTrainer
 
@@ -57,8 +58,8 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, rows, loss, svr):
     options = {"loss": loss, "svr": svr, "num_train_epochs": 3, **steps}
     whole = build(tmp_path / "whole", rows, model=with_dropout(), **options)
     whole.train()
-    with pytest.raises(_Killed):
-        build(tmp_path / "cut", rows, model=with_dropout(), callbacks=[_KillAt(5)], **options).train()
+    with pytest.raises(Killed):
+        build(tmp_path / "cut", rows, model=with_dropout(), callbacks=[KillAt(5)], **options).train()
     resumed = build(tmp_path / "cut", rows, model=builders.supclap_model(with_dropout().config, seed=99), **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
     assert losses(resumed) == losses(whole)

@@ -8,9 +8,10 @@ import builders
 import numpy as np
 import pytest
 import torch
+from killing import KillAt, Killed
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
-from test_trainer import _KillAt, _Killed, losses, processor, with_dropout
+from test_trainer import losses, processor, with_dropout
 
 from datasets_scripts.temporal import TemporalItems, render
 from modeling_supclap.audio import load_clip
@@ -130,8 +131,8 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, items, stage):
     options = {"stage": stage, "num_train_epochs": 3, **steps}
     whole = build(tmp_path / "whole", items, model=with_dropout(), **options)
     whole.train()
-    with pytest.raises(_Killed):
-        build(tmp_path / "cut", items, model=with_dropout(), callbacks=[_KillAt(4)], **options).train()
+    with pytest.raises(Killed):
+        build(tmp_path / "cut", items, model=with_dropout(), callbacks=[KillAt(4)], **options).train()
     resumed = build(tmp_path / "cut", items, model=builders.supclap_model(with_dropout().config, seed=99), **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
     assert losses(resumed) == losses(whole)

@@ -9,10 +9,10 @@ import builders
 import numpy as np
 import pytest
 import torch
+from killing import KillAt, Killed
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from safetensors.torch import load_file
-from transformers import TrainerCallback
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.collator import IndexedRows, TrainingCollator
@@ -177,19 +177,6 @@ def test_the_best_checkpoint_by_validation_recall_is_kept(tmp_path, rows):
     assert trainer.evaluate()["eval_mean_recall"] == pytest.approx(best)
 
 
-class _Killed(Exception):
-    pass
-
-
-class _KillAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            raise _Killed
-
-
 def with_dropout():
     config = builders.supclap_config(builders.bert_config(hidden_dropout_prob=0.1))
     return builders.supclap_model(config)
@@ -208,8 +195,8 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, rows, svr):
     }
     whole = build(tmp_path / "whole", rows, model=with_dropout(), **options)
     whole.train()
-    with pytest.raises(_Killed):
-        build(tmp_path / "cut", rows, model=with_dropout(), callbacks=[_KillAt(5)], **options).train()
+    with pytest.raises(Killed):
+        build(tmp_path / "cut", rows, model=with_dropout(), callbacks=[KillAt(5)], **options).train()
     resumed = build(tmp_path / "cut", rows, model=builders.supclap_model(with_dropout().config, seed=99), **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
     assert losses(resumed) == losses(whole)
