@@ -76,6 +76,8 @@ class ContrastiveCollator:
             (10 s for CLAP's).
     """
 
+    recordings_per_clip = 1
+
     def __init__(
         self,
         processor: SupCLAPProcessor,
@@ -86,8 +88,11 @@ class ContrastiveCollator:
         self.processor = processor
         self.languages = tuple(languages)
         self.positives = positives
-        limits = (max_audio_seconds, getattr(processor.feature_extractor, "max_length_s", None))
-        self.max_audio_seconds = min((limit for limit in limits if limit is not None), default=None)
+        self.max_audio_seconds = max_audio_seconds
+        limit = getattr(processor.feature_extractor, "max_length_s", None)
+        if limit is not None:
+            share = limit / self.recordings_per_clip
+            self.max_audio_seconds = share if max_audio_seconds is None else min(max_audio_seconds, share)
 
     def _captions(self, row: Row) -> list[tuple[str, str]]:
         captions = all_captions(row, self.languages)
@@ -231,6 +236,8 @@ class TemporalCollator(TrainingCollator):
         scheme: as `TrainingCollator`; `kcl` takes every item's caption in all languages.
     """
 
+    recordings_per_clip = 2
+
     def __init__(
         self,
         processor: SupCLAPProcessor,
@@ -243,9 +250,6 @@ class TemporalCollator(TrainingCollator):
         scheme: str = "random",
     ) -> None:
         super().__init__(processor, languages, max_audio_seconds=max_audio_seconds, seed=seed, scheme=scheme)
-        limit = getattr(processor.feature_extractor, "max_length_s", None)
-        if limit is not None and self.max_audio_seconds is not None:
-            self.max_audio_seconds = min(self.max_audio_seconds, limit / 2)
         self.items = items
         self.stage = stage
         self.options = options

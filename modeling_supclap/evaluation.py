@@ -57,7 +57,12 @@ class RetrievalSet:
 
 
 def retrieval_set(
-    audio_embeds: np.ndarray, text_embeds: np.ndarray, rows: Sequence[Mapping[str, Any]], language: str, **options: Any
+    audio_embeds: np.ndarray,
+    text_embeds: np.ndarray,
+    rows: Sequence[Mapping[str, Any]],
+    language: str,
+    languages: Sequence[str],
+    positives: str,
 ) -> RetrievalSet:
     """Picks one language out of the embeddings of a split.
 
@@ -66,7 +71,8 @@ def retrieval_set(
         text_embeds: `(N, K, d)`: the captions of each row, as `EvaluationCollator` lays them out.
         rows: the split.
         language: the language of the queries and candidates.
-        options: `languages`, all that were embedded, and `positives`, see `collator.group_id`.
+        languages: all that were embedded, in order.
+        positives: see `collator.group_id`.
 
     Returns:
         The clips that have a caption in the language, and those captions.
@@ -78,11 +84,11 @@ def retrieval_set(
     seen: dict[tuple[int, str], np.ndarray] = {}
     groups: list[int] = []
     for index, row in enumerate(rows):
-        captions = all_captions(row, options["languages"])
+        captions = all_captions(row, languages)
         places = [place for place, (spoken, _) in enumerate(captions) if spoken == language]
         if places:
             clips.append(index)
-            groups.append(group_id(row, options["positives"]))
+            groups.append(group_id(row, positives))
         for place in places:
             seen.setdefault((groups[-1], captions[place][1]), text_embeds[index, place])
     if not clips:
@@ -104,9 +110,7 @@ def retrieval_report(
 ) -> dict[str, dict[str, dict[str, float]]]:
     """The scores of every language: `{"eng": {"t2a": {...}, "a2t": {...}, ...}, ...}`; arguments as `retrieval_set`."""
     return {
-        language: retrieval_set(
-            audio_embeds, text_embeds, rows, language, languages=languages, positives=positives
-        ).scores()
+        language: retrieval_set(audio_embeds, text_embeds, rows, language, languages, positives).scores()
         for language in languages
     }
 
@@ -172,9 +176,9 @@ def retrieval_metrics_of(dataset: Any, languages: Sequence[str], positives: str)
             for name, value in scores[direction].items()
         }
         flat["mean_recall"] = float(np.mean([value for name, value in flat.items() if "_R@" in name]))
-        ranks = parallel_ranks(audio_embeds, text_embeds, rows, languages, positives)
-        if len(languages) > 1 and len(ranks):
-            flat["MRV"] = mean_rank_variance(ranks)
+        if len(languages) > 1:
+            ranks = parallel_ranks(audio_embeds, text_embeds, rows, languages, positives)
+            flat |= {"MRV": mean_rank_variance(ranks)} if len(ranks) else {}
         return flat
 
     return compute_metrics

@@ -6,7 +6,7 @@ audio `(N, d)`, text `(N, K, d)`, K texts a clip. Its parameters train with the 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -222,7 +222,7 @@ class MultilingualObjective(nn.Module):
         texts = by_language(text_embeds)
         cross = similarity_matrix(audio_embeds, texts)
         if self.loss == "cacl":
-            base = cacl_loss(audio_embeds, texts[0], texts[1], logit_scale, group_ids)
+            base = cacl_loss(audio_embeds, texts[0], texts[1], logit_scale, group_ids, cross)
         else:
             base = kcl_loss(audio_embeds, text_embeds, logit_scale, group_ids, cross)
         shared = (audio_embeds, texts, logit_scale, None, group_ids, cross)
@@ -345,7 +345,7 @@ def build_objective(args: SupCLAPTrainingArguments) -> nn.Module:
     return objective(args.loss, regularizer)
 
 
-def _radius(kind: str, args: Any) -> nn.Module:
+def _radius(kind: str, args: SupCLAPTrainingArguments) -> nn.Module:
     if kind == "static":
         return StaticRadius(args.radius_init)
     return DynamicRadius(args.radius_num_similarities, init=args.radius_init)

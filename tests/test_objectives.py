@@ -206,3 +206,14 @@ def test_support_vectors_need_no_product_but_those_within_a_side(tmp_path, svr, 
     whole = 2 * 6 * 6 * 5  # N N d multiplications and additions
     perceptrons = 0 if svr != "bi-dynamic" else 2 * 2 * 6 * (16 * 64 + 64 * 64 + 64)
     assert sum(products) == count * whole + perceptrons
+
+
+@pytest.mark.parametrize(("loss", "count"), [("kcl", 3), ("cacl", 2)])
+def test_nor_on_several_languages(tmp_path, loss, count):
+    module = objective(tmp_path, loss=loss, svr="bi-static", languages=["eng", "fra"])
+    with FlopCounterMode(display=False) as counter:
+        module(AUDIO, TEXTS[:, :count], SCALE)
+    products = sum(flops for name, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(name))
+    between, among_audio, among_texts = count, 1, count
+    anchor_with_other = 1 if loss == "cacl" else 0
+    assert products == (between + among_audio + among_texts + anchor_with_other) * 2 * 6 * 6 * 5

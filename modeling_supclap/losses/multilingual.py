@@ -77,6 +77,7 @@ def cacl_loss(
     other_text_embeds: Tensor,
     logit_scale: float | Tensor,
     group_ids: Tensor | None = None,
+    cross: Tensor | None = None,
 ) -> Tensor:
     """Audio-English co-anchor contrastive learning: English and one drawn language a clip [ATRI eq. 12-13].
 
@@ -89,6 +90,7 @@ def cacl_loss(
         other_text_embeds: (N, d), unit norm; the same captions, each in a language drawn from the others.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         group_ids: (N,) integers; clips with the same id are positives of each other. Default: every clip its own.
+        cross: (2, N, N), audio . text for the anchor and the other language, where it is at hand.
 
     Returns:
         0-d tensor.
@@ -100,8 +102,9 @@ def cacl_loss(
     >>> round(cacl_loss(pairs, pairs, pairs, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
     0.3133
     """
-    audio_anchor = info_nce(audio_embeds, anchor_text_embeds, logit_scale, group_ids)
-    audio_other = info_nce(audio_embeds, other_text_embeds, logit_scale, group_ids)
+    audio_to_anchor, audio_to_other = (None, None) if cross is None else cross
+    audio_anchor = info_nce(audio_embeds, anchor_text_embeds, logit_scale, group_ids, audio_to_anchor)
+    audio_other = info_nce(audio_embeds, other_text_embeds, logit_scale, group_ids, audio_to_other)
     anchor_other = info_nce(anchor_text_embeds, other_text_embeds, logit_scale, group_ids)
     return (audio_anchor + audio_other + anchor_other) / 6
 
