@@ -1,0 +1,273 @@
+"""Recordings on disk: found by one look at the folder, whatever their format, sub-folder and naming."""
+
+import hashlib
+import html
+import logging
+import os
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import soundfile
+
+logger = logging.getLogger(__name__)
+
+SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".m4a", ".aac")
+"""The formats that are looked for, the preferred first; libsndfile reads all but the last two, which need FFmpeg."""
+
+_OTHER_SUFFIXES = (".mp4", ".webm", ".mkv", ".wma")  # of names in metadata, before a conversion
+
+_STARTS = ("{start}", "{start:.1f}", "{start:.3f}", "{start:06d}", "{start_ms}")
+_ENDS = ("{end}", "{end:.1f}", "{end:.3f}", "{end:06d}", "{end_ms}")
+YOUTUBE_NAMINGS = tuple(
+    prefix + naming
+    for naming in (
+        *(f"{{id}}_{start}{dash}{end}" for start, end in zip(_STARTS, _ENDS, strict=True) for dash in "_-"),
+        *(f"{{id}}_{start}" for start in _STARTS),
+        "{id}",
+    )
+    for prefix in ("", "Y")
+)
+"""The names, without suffix, under which clips of YouTube videos are kept: the most telling first.
+
+The fields are the video, the clip's start and end in seconds, and both in milliseconds. The last two say nothing of
+the start, so they are taken only for a video that has a single clip.
+"""
+
+Segment = tuple[str, int]
+"""A clip of a video: the YouTube id and the start in seconds."""
+
+
+def walk(folder: str | Path) -> list[str]:
+    """All files below a folder.
+
+    Args:
+        folder: A folder; links to folders are followed, each once.
+
+    Returns:
+        Sorted paths relative to it, with slashes. Hidden files are passed over, and so are, with a warning, names
+        that are not UTF-8, which no row can hold.
+    """
+    found: list[str] = []
+    undecodable: list[str] = []
+    seen: set[str] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+        relative = os.path.relpath(place, folder).replace(os.sep, "/")
+        start = "" if relative == "." else relative + "/"
+        for name in files:
+            if not name.startswith("."):
+                (found if _is_utf8(start + name) else undecodable).append(start + name)
+    if undecodable:
+        logger.warning(
+            "%s: %d file names are not UTF-8 and are passed over, such as %r; rename them",
+            folder, len(undecodable), min(undecodable),
+        )  # fmt: skip
+    return sorted(found)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def stem_of(name: str) -> str:
+    """A file name without folders and without the suffix of an audio or video format; other dots stay.
+
+    >>> stem_of("development/FR.CTC.08.wav"), stem_of("FR.CTC.08")
+    ('FR.CTC.08', 'FR.CTC.08')
+    """
+    return _without_suffix(name).rsplit("/", 1)[-1]
+
+
+def _without_suffix(name: str) -> str:
+    stem, suffix = os.path.splitext(name)
+    return stem if suffix.lower() in SUFFIXES + _OTHER_SUFFIXES else name
+
+
+class Recordings:
+    """The audio files below a folder: only their names are looked at, none is opened.
+
+    Attributes:
+        folder: The folder.
+        files: The audio files in it and its sub-folders, as sorted relative paths.
+    """
+
+    def __init__(self, folder: str | Path, files: Iterable[str] | None = None) -> None:
+        """Looks into the folder, unless `files` says what is in it.
+
+        Args:
+            folder: Where the audio is.
+            files: Relative paths, from `walk`.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
+        """
+        self.folder = Path(folder).expanduser().resolve()
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"{self.folder} is not a folder; give the one that holds the audio")
+        names = walk(self.folder) if files is None else files
+        self.files = tuple(name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES)
+
+    def at(self, name: str) -> Path | None:
+        """The recording of a relative path, be it in another format; the format named wins."""
+        return self._path(name if name in self._names else self._by_path.get(_without_suffix(name)))
+
+    def named(self, stems: Iterable[str]) -> Path | None:
+        """The recording with the first of these stems that is there, in whatever sub-folder and format."""
+        return self._path(next((self._by_stem[stem] for stem in stems if stem in self._by_stem), None))
+
+    def matching(self, names: Sequence[str]) -> dict[str, Path]:
+        """Finds files whose names are awkward, and were changed where a system or a tool could not hold them.
+
+        Args:
+            names: Names from the metadata.
+
+        Returns:
+            The path by name, of those that are there: by the same stem, else by the same letters once HTML entities
+            are resolved, or once everything but letters and digits is dropped. A match of the second kind counts only
+            where it fits a single file and a single name that have no better one.
+        """
+        found = {name: self._by_stem[stem_of(name)] for name in names if stem_of(name) in self._by_stem}
+        for key in (_resolved, _bare):
+            taken = set(found.values())
+            files = _unique_by_key((file for file in self._by_stem.values() if file not in taken), key)
+            wanted = _unique_by_key((name for name in names if name not in found), key)
+            found.update({name: files[text] for text, name in wanted.items() if text in files})
+        return {name: self.folder / file for name, file in found.items()}
+
+    def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
+        """The recordings in sub-folders whose names hold a word, such as "development" or "freesound".
+
+        Args:
+            word: In lower case.
+            others: The words of the other parts of the dataset.
+
+        Returns:
+            Those; where no sub-folder has the word, the recordings that are in none of the others' sub-folders.
+        """
+        folders = [(file, f"{os.path.dirname(file)}/".casefold()) for file in self.files]
+        own = [file for file, folder in folders if word in folder]
+        shared = [file for file, folder in folders if not any(other in folder for other in others)]
+        return Recordings(self.folder, own or shared)
+
+    def fingerprint(self, sizes: bool = False) -> str:
+        """A hash of the folder and the names in it, to key caches with.
+
+        Args:
+            sizes: Whether the files' sizes count, for rows that say something about the sound.
+        """
+        contents = hashlib.sha256(str(self.folder).encode())
+        for file in self.files:
+            size = f":{(self.folder / file).stat().st_size}" if sizes else ""
+            contents.update(f"\n{file}{size}".encode())
+        return contents.hexdigest()
+
+    def _path(self, file: str | None) -> Path | None:
+        return None if file is None else self.folder / file
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.files)
+
+    @cached_property
+    def _by_path(self) -> dict[str, str]:
+        return {_without_suffix(file): file for file in self._worst_first}
+
+    @cached_property
+    def _by_stem(self) -> dict[str, str]:
+        return {stem_of(file): file for file in self._worst_first}
+
+    @property
+    def _worst_first(self) -> Iterator[str]:
+        """So that in a dictionary the preferred format, and then the first path, wins."""
+        ranks = {suffix: rank for rank, suffix in enumerate(SUFFIXES)}
+        order = sorted(self.files, key=lambda file: ranks[os.path.splitext(file)[1].lower()])
+        return reversed(order)
+
+
+def find_segments(recordings: Recordings, segments: Sequence[Segment], seconds: int = 10) -> dict[Segment, Path]:
+    """Finds clips of YouTube videos under any of `YOUTUBE_NAMINGS`.
+
+    Args:
+        recordings: Where they may be.
+        segments: All clips of the dataset; each once.
+        seconds: How long the clips are.
+
+    Returns:
+        The path by clip, of those that are there.
+    """
+    counts = Counter(youtube_id for youtube_id, _ in segments)
+    found = {}
+    for youtube_id, start in segments:
+        affixes = _affixes(start, start + seconds)
+        path = recordings.named(
+            f"{before}{youtube_id}{after}" for before, after in affixes if after or counts[youtube_id] == 1
+        )
+        if path is not None:
+            found[youtube_id, start] = path
+    return found
+
+
+@lru_cache
+def _affixes(start: int, end: int) -> list[tuple[str, str]]:
+    """What `YOUTUBE_NAMINGS` put before and after the id."""
+    fields = {"id": "/", "start": start, "end": end, "start_ms": 1000 * start, "end_ms": 1000 * end}
+    names = [naming.format(**fields).split("/") for naming in YOUTUBE_NAMINGS]
+    return [(before, after) for before, after in names]
+
+
+def duration_seconds(path: Path) -> float:
+    """The length of a recording.
+
+    Args:
+        path: An audio file.
+
+    Returns:
+        Its length by its header.
+
+    Raises:
+        ValueError: It holds no samples, or libsndfile cannot read its header.
+    """
+    try:
+        seconds = soundfile.info(path).duration
+    except soundfile.SoundFileError as error:
+        raise ValueError(f"the header of {path} cannot be read ({error}); replace the file, or convert it") from error
+    if seconds == 0:
+        raise ValueError(f"{path} holds no samples; replace the file")
+    return seconds
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first few names, for a message.
+
+    >>> some(["a.wav", "b.wav", "c.wav"], 2)
+    'a.wav, b.wav, ...'
+    """
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _resolved(name: str) -> str:
+    return unicodedata.normalize("NFC", html.unescape(stem_of(name))).strip()
+
+
+def _bare(name: str) -> str:
+    letters = unicodedata.normalize("NFKD", html.unescape(stem_of(name))).casefold()
+    return "".join(letter for letter in letters if letter.isalnum())
+
+
+def _unique_by_key(names: Iterable[str], key: Callable[[str], str]) -> Mapping[str, str]:
+    by_key = defaultdict(list)
+    for name in names:
+        by_key[key(name)].append(name)
+    return {text: members[0] for text, members in by_key.items() if text and len(members) == 1}
