@@ -4,23 +4,37 @@ Takes the folder as its author publishes it, `meta/esc50.csv` and `audio/`. A cs
 it ESC-10.
 """
 
-import csv
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import datasets
 import numpy as np
-import soundfile
 
+from datasets_scripts import metadata
 from datasets_scripts.captions import captions_fingerprint, check_languages, label_phrases, render_captions
+from datasets_scripts.recordings import SUFFIXES, Recordings, duration_seconds, some
 from datasets_scripts.schema import LANGUAGES, Row, features, validate_row
 
 _COLUMNS = ("filename", "fold", "category", "esc10", "src_file")
-_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+
+
+class InFold(Protocol):
+    """A clip of a dataset in folds: its fold, its class, and the recording that it was cut from."""
+
+    @property
+    def fold(self) -> int: ...
+
+    @property
+    def category(self) -> str: ...
+
+    @property
+    def src_file(self) -> str: ...
+
+
+InFoldT = TypeVar("InFoldT", bound=InFold)
 
 
 class Recording(NamedTuple):
@@ -64,11 +78,11 @@ class ESC50Config(datasets.BuilderConfig):
 
     def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
         """Keys the cache on the files too: `datasets` alone would give old rows after the folder has changed."""
-        csv_path = _metadata_path(self.data_dir)
-        contents = hashlib.sha256(csv_path.read_bytes())
-        for path in sorted(csv_path.parent.parent.glob("audio/*")):
-            contents.update(f"{path}:{path.stat().st_size}".encode())
-        made_of = {"files": contents.hexdigest(), "captions": captions_fingerprint("esc50")}
+        made_of = {
+            "metadata": metadata.fingerprint([_metadata_path(self.data_dir)]),
+            "audio": Recordings(Path(str(self.data_dir), "audio")).fingerprint(sizes=True),
+            "captions": captions_fingerprint("esc50"),
+        }
         return super().create_config_id({**config_kwargs, **made_of}, custom_features)
 
 
@@ -80,6 +94,22 @@ class ESC50(datasets.GeneratorBasedBuilder):
 
     VERSION = "1.0.0"
     BUILDER_CONFIG_CLASS = ESC50Config
+
+    def report(self) -> dict[str, Any]:
+        """Says what there is no row for: without all the audio there are no rows at all.
+
+        Returns:
+            "missing": the names of `meta/esc50.csv` that have no audio; "left_out": by reason, the ids of clips whose
+            source is in the test fold too.
+        """
+        config = self.config
+        recordings = read_recordings(config.data_dir)
+        splits = split_recordings(recordings, config.test_fold, config.validation_fraction, config.seed)
+        placed = {recording for members in splits.values() for recording in members}
+        shared = [Path(recording.filename).stem for recording in recordings if recording not in placed]
+        found = Recordings(Path(config.data_dir, "audio"))
+        missing = [recording.filename for recording in recordings if found.at(recording.filename) is None]
+        return {"missing": missing, "left_out": {"source in another split": shared} if shared else {}}
 
     def _info(self) -> datasets.DatasetInfo:
         return datasets.DatasetInfo(
@@ -96,7 +126,7 @@ class ESC50(datasets.GeneratorBasedBuilder):
         # Here and not per clip: errors raised while generating reach the user wrapped in one that says nothing.
         context = {
             "paths": paths,
-            "durations_seconds": {filename: _duration_seconds(path) for filename, path in paths.items()},
+            "durations_seconds": {filename: duration_seconds(path) for filename, path in paths.items()},
             "phrases": _phrases_of(recordings),
             # ESC-50's README: the ESC-10 subset is CC BY, the whole CC BY-NC.
             "licence": "CC BY 3.0" if all(recording.esc10 for recording in recordings) else "CC BY-NC 3.0",
@@ -143,19 +173,12 @@ def read_recordings(data_dir: str | Path) -> list[Recording]:
         FileNotFoundError: The folder or the csv is missing.
         ValueError: A column is missing, or a fold is not a number.
     """
-    path = _metadata_path(data_dir)
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = csv.DictReader(file, restval="")
-        columns = lines.fieldnames or []
-        missing = [column for column in _COLUMNS if column not in columns]
-        if missing:
-            raise ValueError(f"{path} lacks the columns {missing}; it has {list(columns)}")
-        return [_recording(line, f"{path}, line {lines.line_num}") for line in lines]
+    return [_recording(line) for line in metadata.read_csv(_metadata_path(data_dir), _COLUMNS)]
 
 
 def split_recordings(
-    recordings: Sequence[Recording], test_fold: int, validation_fraction: float, seed: int
-) -> dict[str, list[Recording]]:
+    recordings: Sequence[InFoldT], test_fold: int, validation_fraction: float, seed: int
+) -> dict[str, list[InFoldT]]:
     """Splits by fold, then by source recording.
 
     Args:
@@ -201,15 +224,13 @@ def find_audio(folder: Path, filenames: Sequence[str]) -> dict[str, Path]:
     Raises:
         FileNotFoundError: Some have no file: says how many, and names the first few.
     """
-    files = sorted(folder.glob("*"))
-    by_stem = {path.stem: path for path in files if path.suffix.lower() in _SUFFIXES}
-    by_name = {path.name: path for path in files}
-    found = {name: by_name.get(name) or by_stem.get(Path(name).stem) for name in filenames}
+    recordings = Recordings(folder)
+    found = {name: recordings.at(name) for name in filenames}
     missing = [name for name, path in found.items() if path is None]
     if missing:
         raise FileNotFoundError(
             f"{len(missing)} of {len(filenames)} audio files are missing in {folder}, in any of the formats "
-            f"{', '.join(_SUFFIXES)}: {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}"
+            f"{', '.join(SUFFIXES)}: {some(missing)}"
         )
     return {name: path for name, path in found.items() if path is not None}
 
@@ -224,18 +245,12 @@ def _metadata_path(data_dir: str | Path | None) -> Path:
     return path
 
 
-def _duration_seconds(path: Path) -> float:
-    duration_seconds = soundfile.info(path).duration
-    if duration_seconds == 0:
-        raise ValueError(f"{path} holds no samples; replace the file")
-    return duration_seconds
-
-
-def _recording(line: Mapping[str, str], where: str) -> Recording:
-    if not line["fold"].strip().isdigit():
-        raise ValueError(f"{where}: fold is {line['fold']!r}; give a number")
-    is_esc10 = line["esc10"].strip().lower() == "true"
-    return Recording(line["filename"], int(line["fold"]), line["category"], is_esc10, line["src_file"])
+def _recording(line: metadata.Line) -> Recording:
+    values = line.values
+    if not values["fold"].strip().isdigit():
+        raise ValueError(f"{line.where}: fold is {values['fold']!r}; give a number")
+    is_esc10 = values["esc10"].strip().lower() == "true"
+    return Recording(values["filename"], int(values["fold"]), values["category"], is_esc10, values["src_file"])
 
 
 def _phrases_of(recordings: Sequence[Recording]) -> dict[str, dict[str, str]]:
@@ -246,7 +261,7 @@ def _phrases_of(recordings: Sequence[Recording]) -> dict[str, dict[str, str]]:
     return phrases
 
 
-def _validation_sources(recordings: Sequence[Recording], fraction: float, seed: int) -> set[str]:
+def _validation_sources(recordings: Sequence[InFold], fraction: float, seed: int) -> set[str]:
     if fraction == 0:
         return set()
     class_of_source: dict[str, str] = {}

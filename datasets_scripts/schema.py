@@ -3,7 +3,7 @@
 A row is a clip. Its audio stays a path, because decoding belongs to the collator; its captions are grouped by
 language, because the multilingual objectives draw or stack languages per clip; its events say what sounds when,
 because the temporal methods build on that; its source says which recording it was cut from, because splits must never
-share one.
+share one. Rows of a prepared set may hold their audio too, in `AUDIO_COLUMNS`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +13,9 @@ from datasets import Features, List, Value
 
 LANGUAGES = ("eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho")
 """The languages of ML-CLAP and ATRI as ISO 639-3 codes. The first is the anchor of the multilingual objectives."""
+
+AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
+"""Where rows of a prepared set hold their audio: a file's bytes in `audio`, or int16 samples and their rate."""
 
 
 class Event(TypedDict):
@@ -76,6 +79,19 @@ def features(languages: Sequence[str] = LANGUAGES) -> Features:
             "licence": text,
         }
     )
+
+
+def without_audio(rows: Any) -> Any:
+    """The same rows without the audio that they hold, for whoever walks through all of them and wants the rest.
+
+    Args:
+        rows: A dataset, or any sequence of rows.
+
+    Returns:
+        A view where `rows` is a dataset that holds audio, else `rows` itself.
+    """
+    held = [name for name in AUDIO_COLUMNS if name in (getattr(rows, "column_names", None) or ())]
+    return rows.remove_columns(held) if held else rows
 
 
 def validate_row(row: Mapping[str, Any], languages: Sequence[str] = LANGUAGES) -> None:

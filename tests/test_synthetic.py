@@ -317,6 +317,7 @@ def test_streaming_gives_the_same_rows(tmp_path):
         ({"duration_seconds": 0.5}, "duration_seconds is 0.5; give at least 1"),
         ({"sampling_rate_hz": 8000}, "sampling_rate_hz is 8000; give at least 16000"),
         ({"languages": ["english"]}, r"no captions in \['english'\]"),
+        ({"translation": "x"}, r"unknown config key of 'synthetic': 'translation' \(did you mean 'translations'\?\)"),
         (
             {"num_trian": 5},
             r"unknown config key of 'synthetic': 'num_trian' \(did you mean 'num_train'\?\); valid: audio",
@@ -330,6 +331,6 @@ def test_bad_settings_are_refused(tmp_path, config, message):
 
 def test_an_unknown_dataset_is_refused_with_the_known_ones():
     with pytest.raises(
-        ValueError, match=r"unknown dataset: 'synthetics' \(did you mean 'synthetic'\?\); valid: esc50, "
+        ValueError, match=r"unknown dataset: 'synthetics' \(did you mean 'synthetic'\?\); valid: audio_folder, "
     ):
         load_splits("synthetics")

@@ -1,0 +1,84 @@
+"""The fields of a builder's configuration as options of a command line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+import yaml
+
+
+def add_builder_options(parser: argparse.ArgumentParser, config_class: type[datasets.BuilderConfig]) -> list[str]:
+    """Adds `--key value` for each field that a builder's configuration declares, itself or by a base of ours.
+
+    Args:
+        parser: Gets the options, in a group; one that is not given leaves no trace in the namespace.
+        config_class: The builder's `BUILDER_CONFIG_CLASS`; help texts are those of the docstring's "Attributes",
+            inherited ones too.
+
+    Returns:
+        The names of the fields.
+    """
+    ours = [base for base in config_class.__mro__ if not issubclass(datasets.BuilderConfig, base)]
+    declared = {name for base in ours for name in inspect.get_annotations(base)}
+    hints = typing.get_type_hints(config_class)
+    texts: dict[str, str] = {}
+    for base in reversed(config_class.__mro__):
+        texts.update(_attribute_texts(base.__doc__ or ""))
+    group = parser.add_argument_group("options of the builder")
+    names = []
+    for field in dataclasses.fields(config_class):
+        if field.name not in declared:
+            continue
+        names.append(field.name)
+        group.add_argument(
+            f"--{field.name}",
+            default=argparse.SUPPRESS,
+            help=texts.get(field.name, "").replace("%", "%%"),
+            **_kind(hints[field.name]),
+        )
+    return names
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    """How argparse is to read a value of that type."""
+    members = [member for member in _members(hint) if member is not type(None)]
+    names = {member: member.__name__.upper() for member in (int, float, str)}
+    if bool in members:
+        return {"type": _boolean, "metavar": "true|false"}
+    if any(typing.get_origin(member) in (list, tuple, Sequence) for member in members):
+        return {"nargs": "+", "metavar": "VALUE"}
+    for kind in (str, float, int):  # a text is taken as it is, "0123" too
+        if kind in members:
+            return {"type": kind, "metavar": names[kind]}
+    return {"type": yaml.safe_load, "metavar": "YAML"}
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+def _attribute_texts(docstring: str) -> dict[str, str]:
+    """The texts of a docstring's "Attributes" section by name.
+
+    >>> _attribute_texts("A thing.\\n\\n    Attributes:\\n        size: How large\\n            it is.\\n    ")
+    {'size': 'How large it is.'}
+    """
+    section = re.search(r"^Attributes:\n(.*)", inspect.cleandoc(docstring), re.DOTALL | re.MULTILINE)
+    if section is None:
+        return {}
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section[1], re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}

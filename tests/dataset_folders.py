@@ -1,0 +1,205 @@
+"""Tiny folders of every dataset, of the form in which users have them; the audio files are empty unless read."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import builders
+import soundfile
+
+
+class Made(NamedTuple):
+    """A folder and what is in it.
+
+    Attributes:
+        config: What the builder wants to be told.
+        counts: Clips by split.
+        audio: The audio files.
+        table: A metadata file.
+        text: A caption, or a label, of the table; where it is blank a clip has no caption left.
+    """
+
+    config: dict[str, Any]
+    counts: dict[str, int]
+    audio: list[Path]
+    table: Path
+    text: str
+
+
+def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(lines)
+    return path
+
+
+def write_json(path: Path, value: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def touch(folder: Path, names: Iterable[str]) -> list[Path]:
+    paths = [folder / name for name in names]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return paths
+
+
+def youtube_id(number: int) -> str:
+    """Eleven characters, with the two that are not letters."""
+    return f"-_{number:09d}"
+
+
+def audiocaps(folder: Path, train: int = 6, held_out: int = 2, naming: str = "Y{id}.wav") -> Made:
+    """AudioCaps: a caption a clip in train, five in the others."""
+    counts, audio, number = {"train": train, "val": held_out, "test": held_out}, [], 0
+    for split, count in counts.items():
+        lines = [["audiocap_id", "youtube_id", "start_time", "caption"]]
+        for _ in range(count):
+            number += 1
+            turns = range(1 if split == "train" else 5)
+            lines += [
+                [10 * number + turn, youtube_id(number), 30, f"A dog, {split} {number} barks “là” {turn}"]
+                for turn in turns
+            ]
+            audio += touch(folder / "audio" / split, [naming.format(id=youtube_id(number))])
+        write_csv(folder / f"{split}.csv", lines)
+    return Made(
+        {"data_dir": str(folder)},
+        {"train": train, "validation": held_out, "test": held_out},
+        audio,
+        folder / "train.csv",
+        f"A dog, train {train} barks “là” 0",
+    )
+
+
+CLOTHO_NAMES = (
+    "Rain, #2 'roof'.wav",
+    "Glass .wav",
+    "121006_rain&amp;storm.wav",
+    "FR.CTC.08.001.wav",
+    "Très [loud].wav",
+)
+
+
+def clotho(folder: Path) -> Made:
+    """Clotho: the same awkward names in each part."""
+    audio = []
+    for part in ("development", "validation", "evaluation"):
+        lines = [["file_name", *(f"caption_{turn}" for turn in range(1, 6))]]
+        lines += [[name, *(f"{part} {name}, {turn}" for turn in range(5))] for name in CLOTHO_NAMES]
+        write_csv(folder / f"clotho_captions_{part}.csv", lines)
+        audio += touch(folder / part, CLOTHO_NAMES)
+    counts = dict.fromkeys(("train", "validation", "test"), len(CLOTHO_NAMES))
+    return Made({"data_dir": str(folder)}, counts, audio, folder / "clotho_captions_development.csv", "")
+
+
+def wavcaps(folder: Path, blacklisted: bool = True) -> Made:
+    """WavCaps: four parts, ids that two of them share, and blacklists of two clips."""
+    parts = {
+        "AudioSet_SL/as_final.json": [f"Y{youtube_id(number)}.wav" for number in range(8)],
+        "BBC_Sound_Effects/bbc_final.json": [f"NHU{number:08d}" for number in range(4)],
+        "FreeSound/fsd_final.json": [str(number) for number in range(8)],
+        "SoundBible/sb_final.json": [str(number) for number in range(4)],
+    }
+    audio = []
+    for table, ids in parts.items():
+        entries = [{"id": name, "caption": f"A sound in {table} « {name} »", "duration": 1.0} for name in ids]
+        write_json(folder / "json_files" / table, {"num_captions_per_audio": 1, "data": entries})
+        names = [f"{name.removesuffix('.wav')}.flac" for name in ids]
+        audio += touch(folder / "waveforms" / f"{Path(table).parent}_flac", names)
+    lists = {
+        "all_ac": {"AudioSet": [f"Y{youtube_id(7)}.wav"], "FreeSound": ["Not found"]},
+        "test_ac": {"AudioSet": [], "FreeSound": []},
+        "ub8k_esc50_vggsound": {"AudioSet": [], "FreeSound": ["3", "99"]},
+    }
+    for name, listed in lists.items() if blacklisted else ():
+        write_json(folder / "json_files" / "blacklist" / f"blacklist_exclude_{name}.json", listed)
+    return Made(
+        {"data_dir": str(folder), "num_test": 5, "num_validation": 3},
+        {"train": 14, "validation": 3, "test": 5},
+        audio,
+        folder / "json_files/SoundBible/sb_final.json",
+        "A sound in SoundBible/sb_final.json « 3 »",
+    )
+
+
+def vggsound(folder: Path, naming: str = "{id}_{start:06d}.wav") -> Made:
+    """VGGSound: four classes, one of them with a comma."""
+    labels = ["dog barking", "cap gun, shooting", "people eating noodle", "playing zither"]
+    clips = [
+        [youtube_id(number), 10 * number, labels[number % 4], "train" if number < 8 else "test"] for number in range(11)
+    ]
+    clips[7][2] = "zebra braying"
+    table = write_csv(folder / "vggsound.csv", clips)
+    audio = touch(folder / "audio", [naming.format(id=name, start=start) for name, start, *_ in clips])
+    return Made({"data_dir": str(folder)}, {"train": 8, "test": 3}, audio, table, "zebra braying")
+
+
+US8K_COLUMNS = ["slice_file_name", "fsID", "start", "end", "salience", "fold", "classID", "class"]
+
+
+def urbansound8k(folder: Path) -> Made:
+    """UrbanSound8K: three folds of two classes with two recordings of two slices each."""
+    lines, audio = [], []
+    for fold in (1, 2, 3):
+        for class_id, label in enumerate(["air_conditioner", "car_horn"]):
+            for recording in range(2):
+                source = 1000 * fold + 10 * class_id + recording
+                for piece in range(2):
+                    name, start = f"{source}-{class_id}-0-{piece}.wav", 0.5 * piece
+                    lines.append([name, source, start, start + 1.25, 1 + piece, fold, class_id, label])
+                    audio += touch(folder / "audio" / f"fold{fold}", [name])
+    table = write_csv(folder / "metadata" / "UrbanSound8K.csv", [US8K_COLUMNS, *lines])
+    return Made({"data_dir": str(folder)}, {"train": 12, "validation": 4, "test": 8}, audio, table, "")
+
+
+def audio_folder(folder: Path, count: int = 10) -> Made:
+    """A folder of recordings with captions in English, and in French for every other."""
+    names = [f"sub é/clip {number}, #1.wav" if number % 2 else f"clip_{number}.flac" for number in range(count)]
+    lines = [
+        [name, f"A sound {number}", f"Un son « {number} »" if number % 2 else ""] for number, name in enumerate(names)
+    ]
+    table = write_csv(folder / "metadata.csv", [["file_name", "caption", "caption_fra"], *lines])
+    return Made(
+        {"data_dir": str(folder)},
+        {"train": count - 2, "validation": 1, "test": 1},
+        touch(folder, names),
+        table,
+        f"A sound {count - 2}",
+    )
+
+
+def esc50(folder: Path) -> Made:
+    """ESC-50: three folds of two classes with two recordings each."""
+    lines, audio = [], []
+    for fold in (1, 2, 3):
+        for target, label in ((0, "dog"), (10, "rain")):
+            for recording in range(2):
+                source = 1000 * fold + 10 * target + recording
+                name = f"{fold}-{source}-A-{target}.wav"
+                lines.append([name, fold, target, label, True, source, "A"])
+                audio += touch(folder / "audio", [name])
+                soundfile.write(audio[-1], builders.tone(300.0, 800), 8000)
+    columns = ["filename", "fold", "target", "category", "esc10", "src_file", "take"]
+    table = write_csv(folder / "meta" / "esc50.csv", [columns, *lines])
+    return Made({"data_dir": str(folder)}, {"train": 6, "validation": 2, "test": 4}, audio, table, "")
+
+
+def synthetic(folder: Path) -> Made:
+    """Generated events: nothing is on disk."""
+    counts = {"train": 3, "validation": 2, "test": 2}
+    config = {f"num_{split}": count for split, count in counts.items()}
+    return Made({**config, "duration_seconds": 1.0, "audio_dir": str(folder)}, counts, [], folder, "")
+
+
+FOLDERS: dict[str, Callable[[Path], Made]] = {
+    make.__name__: make for make in (audio_folder, audiocaps, clotho, urbansound8k, vggsound, wavcaps)
+}
+"""The datasets whose builders leave out what is missing."""
+
+MAKERS: dict[str, Callable[[Path], Made]] = {**FOLDERS, "esc50": esc50, "synthetic": synthetic}
