@@ -4,9 +4,11 @@
 >>> splits = load_splits("synthetic", num_train=640, num_test=64)  # doctest: +SKIP
 """
 
+import dataclasses
 import difflib
 import importlib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,32 +16,86 @@ if TYPE_CHECKING:
 
 # Module and class by name, so that only the builder that is asked for gets imported.
 _BUILDERS = {
+    "audio_folder": ("datasets_scripts.audio_folder", "AudioFolder"),
+    "audiocaps": ("datasets_scripts.audiocaps", "AudioCaps"),
+    "clotho": ("datasets_scripts.clotho", "Clotho"),
     "esc50": ("datasets_scripts.esc50", "ESC50"),
+    "prepared": ("datasets_scripts.prepared", "Prepared"),
     "synthetic": ("datasets_scripts.synthetic", "SyntheticEvents"),
+    "urbansound8k": ("datasets_scripts.urbansound8k", "UrbanSound8K"),
+    "vggsound": ("datasets_scripts.vggsound", "VGGSound"),
+    "wavcaps": ("datasets_scripts.wavcaps", "WavCaps"),
 }
 
 
-def load_splits(name: str, cache_dir: str | None = None, **config: Any) -> "DatasetDict":
+def load_splits(
+    name: str,
+    cache_dir: str | None = None,
+    translations: str | Sequence[str] | Mapping[str, Any] | None = None,
+    **config: Any,
+) -> "DatasetDict":
     """Prepares a dataset, or takes it from the cache, and gives all its splits.
 
     Args:
-        name: "esc50" or "synthetic".
+        name: "audio_folder" for any folder of recordings with captions, "audiocaps", "clotho", "esc50",
+            "prepared" for what `prepare.py` wrote, "synthetic", "urbansound8k", "vggsound" or "wavcaps".
         cache_dir: Where `datasets` keeps prepared rows; its own default when None.
-        **config: Fields of the builder's config, such as `data_dir` (esc50) or `num_train` (synthetic).
+        translations: Parquet files of translated captions to join, one or several; or the arguments of
+            `multilingual.join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
+        **config: Fields of the builder's config, such as `data_dir` (all but synthetic) or `num_train` (synthetic);
+            each builder's module says what the folder has to hold.
 
     Returns:
         Splits by name, each a dataset of rows as `schema.py` has them.
 
     Raises:
-        ValueError: The name or a config key is unknown; the message names the valid ones.
+        FileNotFoundError: The metadata or all of the audio is missing.
+        ValueError: The name or a config key is unknown; the message names the valid ones. Or the translations do not
+            fit, see `join_translations`.
     """
+    _check_config(name, config, "translations")
+    splits = load_builder(name, cache_dir, **config).as_dataset()
+    if translations is None:
+        return splits
+    from datasets_scripts.multilingual import join_translations
+
+    options = dict(translations) if isinstance(translations, Mapping) else {"path": translations}
+    _check_known("option of translations", options, list(inspect.signature(join_translations).parameters)[1:])
+    return join_translations(splits, **options)
+
+
+def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
+    """The builder behind `load_splits`, its rows prepared; arguments and errors are the same.
+
+    Beyond the rows, its `report()` says which clips got none: "missing" names recordings, "left_out" clips by reason.
+    """
+    _check_config(name, config)
+    builder = find_builder(name)(cache_dir=cache_dir, **config)
+    builder.download_and_prepare()
+    return builder
+
+
+def builder_names() -> list[str]:
+    """The names that `load_splits` knows."""
+    return sorted(_BUILDERS)
+
+
+def find_builder(name: str) -> Any:
+    """The class of the builder of that name."""
     _check_known("dataset", [name], _BUILDERS)
     module, class_name = _BUILDERS[name]
-    builder_class = getattr(importlib.import_module(module), class_name)
-    _check_known(f"config key of {name!r}", config, builder_class.BUILDER_CONFIG_CLASS.__annotations__)
-    builder = builder_class(cache_dir=cache_dir, **config)
-    builder.download_and_prepare()
-    return builder.as_dataset()
+    return getattr(importlib.import_module(module), class_name)
+
+
+def _check_config(name: str, config: Mapping[str, Any], *more: str) -> None:
+    _check_known(f"config key of {name!r}", config, {*config_keys(find_builder(name).BUILDER_CONFIG_CLASS), *more})
+
+
+def config_keys(config_class: type) -> set[str]:
+    """The fields that our configs declare, without those that `datasets` gives to every config."""
+    ours = [cls for cls in config_class.__mro__ if cls.__module__.startswith(__name__)]
+    declared = {name for cls in ours for name in inspect.get_annotations(cls)}
+    return declared & {field.name for field in dataclasses.fields(config_class)}
 
 
 def _check_known(what: str, given: Iterable[str], valid: Iterable[str]) -> None:

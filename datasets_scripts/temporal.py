@@ -21,7 +21,7 @@ import numpy as np
 
 from datasets_scripts.captions import check_languages
 from datasets_scripts.mixing import RenderOptions, compose
-from datasets_scripts.schema import LANGUAGES
+from datasets_scripts.schema import LANGUAGES, without_audio
 
 RELATIONS = ("before", "after", "while", "single", "combined")
 
@@ -203,7 +203,7 @@ class TemporalItems:
         pairs_per_epoch: int | None = None,
         use_after: bool = True,
     ) -> None:
-        self._rows, self._seed, self._use_after = rows, seed, use_after
+        self.rows, self._seed, self._use_after = rows, seed, use_after
         self._recordings = recordings_by_label(rows)
         self.languages = check_languages(languages)
         self.labels = _check_labels(sorted(self._recordings) if labels is None else labels, self._recordings)
@@ -277,7 +277,7 @@ class TemporalItems:
         others = [other for other in self._recordings[labels[1]] if other.source != first.source]
         if not others:
             raise ValueError(f"all clips of {labels[1]!r} are from {first.source!r}, and so is clip {first.clip_id!r}")
-        return self._rows[first.row_index], self._rows[drawn(others, *key, "second").row_index]
+        return self.rows[first.row_index], self.rows[drawn(others, *key, "second").row_index]
 
     def _pair_item(self, role: str, relation: str, rows: tuple[Row, Row]) -> TemporalItem:
         is_reversed = role == "reversed"
@@ -300,7 +300,7 @@ def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
     """The rows by class, in the order of their ids, so that draws do not depend on the order of the rows."""
     by_label: dict[str, list[Recording]] = {}
     seen = set()
-    for index, row in enumerate(rows):
+    for index, row in enumerate(without_audio(rows)):
         if len(row["labels"]) != 1:
             raise ValueError(f"clip {row['clip_id']!r} has the labels {list(row['labels'])}; give it exactly one")
         if row["clip_id"] in seen:

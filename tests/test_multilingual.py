@@ -1,275 +1,339 @@
-"""KCL, CACL, SVR on them and the data distribution error against loops, closed forms and their gradients."""
+"""Translated captions beside a dataset's own, against a join written as loops."""
 
-import math
+import logging
+import random
+import unicodedata
 
+import pyarrow as pa
 import pytest
-import reference
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from datasets import Audio, Dataset, DatasetDict, Features, IterableDatasetDict, Value
 
-from modeling_supclap.losses import (
-    DynamicRadius,
-    StaticRadius,
-    by_language,
-    cacl_loss,
-    data_distribution_error,
-    info_nce,
-    kcl_loss,
-    language_distribution_error,
-    multilingual_support_vector_loss,
-    radius_constraint,
-    similarity_matrix,
+from datasets_scripts import load_splits
+from datasets_scripts.multilingual import Caption, join_translations, missing_translations, read_captions
+from datasets_scripts.schema import features
+from datasets_scripts.translation_table import source_hash, write_translations
+
+NEW = ["fra", "jpn"]
+
+
+def rows_of(captions_of, languages=("eng",)):
+    """Rows of the schema with these English captions by clip id."""
+    rest = {"labels": [], "events": [], "source": "s", "licence": "l"}
+    return [
+        {"clip_id": clip, "audio_path": f"{clip}.wav", "captions": {**{x: [] for x in languages}, "eng": texts}, **rest}
+        for clip, texts in captions_of.items()
+    ]
+
+
+def dataset(captions_of, languages=("eng",)):
+    return Dataset.from_list(rows_of(captions_of, languages), features=features(languages))
+
+
+def lines_of(captions_of, languages=NEW, hashed=True):
+    """A translation of every caption."""
+    return [
+        {
+            "clip_id": clip,
+            "caption_index": index,
+            "language": language,
+            "text": f"{language} {text}",
+            "model": "m",
+            "source_hash": source_hash(text) if hashed else None,
+        }
+        for language in languages
+        for clip, texts in captions_of.items()
+        for index, text in enumerate(texts)
+    ]
+
+
+def naive_join(rows, lines, languages):
+    """The join as loops: a language's captions where all of them are there, made from the captions as they are."""
+    joined = []
+    for row in rows:
+        captions = dict(row["captions"])
+        for language in languages:
+            texts = []
+            for index, text in enumerate(row["captions"]["eng"]):
+                for line in lines:
+                    key = (line["clip_id"], line["caption_index"], line["language"])
+                    if key == (row["clip_id"], index, language) and line["source_hash"] in (None, source_hash(text)):
+                        texts.append(line["text"])
+            if len(texts) == len(row["captions"]["eng"]) and not captions.get(language):
+                captions[language] = texts
+            captions.setdefault(language, [])
+        joined.append({**row, "captions": captions})
+    return joined
+
+
+@pytest.fixture
+def some():
+    """Captions of 30 clips with 0 to 4 captions, in no order, with ids and texts of many letters."""
+    rng = random.Random(0)
+    ids = [f"clip {number} ç犬'#" for number in range(30)]
+    rng.shuffle(ids)
+    return {clip: [f"a dog {clip} {index}" for index in range(rng.randrange(5))] for clip in ids}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "translations.parquet"
+
+
+KINDS = {
+    "dataset": lambda rows: rows,
+    "empty": lambda rows: rows.select([]),
+    "selection": lambda rows: rows.select([7, 3, 21, 4]),
+    "range": lambda rows: rows.select(range(5, 15)),
+    "shuffled": lambda rows: rows.shuffle(seed=1),
+    "formatted": lambda rows: rows.with_format("numpy", columns=["clip_id"]),
+    "iterable": lambda rows: rows.to_iterable_dataset(num_shards=3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("languages", [("eng",), ("eng", "fra", "deu")], ids=["alone", "empty_ones"])
+@pytest.mark.parametrize("damage", [0, 10], ids=["complete", "gaps"])
+def test_it_is_the_join_written_as_loops(some, path, kind, languages, damage, caplog):
+    rows = KINDS[kind](dataset(some, languages))
+    lines = lines_of(some)
+    rng = random.Random(1)
+    rng.shuffle(lines)
+    lines = lines[damage:]
+    for line in lines[:damage]:
+        line["source_hash"] = source_hash("something else")
+    write_translations(path, lines)
+
+    joined = join_translations(rows, path, strict=False)
+    plain = rows.with_format(None) if isinstance(rows, Dataset) else rows
+    assert type(joined) is type(rows)
+    assert joined.features == Features(
+        {**rows.features, "captions": features([*dict.fromkeys([*languages, *NEW])])["captions"]}
+    )
+    assert list(joined.with_format(None)) == naive_join(plain, lines, NEW)
+    if isinstance(rows, Dataset):
+        assert joined.format == rows.format
+        assert joined.column_names == rows.column_names
+        if not damage and kind in ("dataset", "shuffled", "formatted"):
+            assert not caplog.records
+            assert join_translations(rows, path)._fingerprint == joined._fingerprint != rows._fingerprint
+
+
+def test_splits_are_joined_as_one(some, path):
+    clips = list(some)
+    parts = {"train": {c: some[c] for c in clips[:20]}, "test": {c: some[c] for c in clips[20:]}}
+    splits = DatasetDict({name: dataset(part) for name, part in parts.items()})
+    lines = lines_of(some)
+    write_translations(path, lines)
+    joined = join_translations(splits, path)
+    assert isinstance(joined, DatasetDict)
+    streamed = join_translations(IterableDatasetDict({n: s.to_iterable_dataset() for n, s in splits.items()}), path)
+    assert isinstance(streamed, IterableDatasetDict)
+    for name, split in splits.items():
+        assert list(joined[name]) == list(streamed[name]) == naive_join(split, lines, NEW)
+
+
+def test_languages_are_chosen_in_the_order_asked_for(path):
+    captions = {"a": ["A dog"]}
+    write_translations(path, lines_of(captions, ["fra", "jpn", "deu"]))
+    assert list(join_translations(dataset(captions), path, ["jpn", "fra"]).features["captions"]) == [
+        "eng",
+        "jpn",
+        "fra",
+    ]
+    assert join_translations(dataset(captions), path)[0]["captions"] == {
+        "eng": ["A dog"],
+        "fra": ["fra A dog"],
+        "deu": ["deu A dog"],
+        "jpn": ["jpn A dog"],
+    }
+
+
+def test_the_captions_may_be_in_another_language_than_english(path):
+    rows = Dataset.from_list(rows_of({"a": []}, ["eng", "swe"]), features=features(["eng", "swe"]))
+    rows = rows.map(lambda row: {"captions": {"eng": [], "swe": ["En hund"]}}, load_from_cache_file=False)
+    write_translations(path, lines_of({"a": ["En hund"]}, ["eng"]))
+    joined = join_translations(rows, path, source_language="swe")
+    assert joined[0]["captions"] == {"eng": ["eng En hund"], "swe": ["En hund"]}
+    with pytest.raises(ValueError, match="the file translates into 'eng', the language it is made from"):
+        join_translations(rows, path)
+    with pytest.raises(ValueError, match=r"no captions in 'nor'; they have \['eng', 'swe'\]"):
+        join_translations(rows, path, source_language="nor")
+
+
+def test_clips_that_speak_the_language_already_keep_their_captions(path):
+    native = {"clip_id": "b", "captions": {"eng": ["A cat"], "fra": ["Un chat"]}}
+    rows = [*rows_of({"a": ["A dog"]}, ["eng", "fra"]), {**rows_of({"b": []})[0], **native}]
+    rows = Dataset.from_list(rows, features=features(["eng", "fra"]))
+    write_translations(path, lines_of({"a": ["A dog"]}, ["fra"]))
+    for joined in (join_translations(rows, path), list(join_translations(rows.to_iterable_dataset(), path))):
+        assert [row["captions"]["fra"] for row in joined] == [["fra A dog"], ["Un chat"]]
+    write_translations(path, lines_of({"a": ["A dog"], "b": ["A cat"]}, ["fra"]))
+    for strict in (True, False):
+        with pytest.raises(ValueError, match=r"1 clips have captions in fra of their own .*: 'b'\. Load the dataset"):
+            join_translations(rows, path, strict=strict)
+
+
+CAPTIONS = {"a": ["A dog", "A barking dog"], "b": ["Rain"]}
+
+
+def without(*keys):
+    """All lines but these of French."""
+    return [x for x in lines_of(CAPTIONS) if x["language"] != "fra" or (x["clip_id"], x["caption_index"]) not in keys]
+
+
+UNKNOWN = [*lines_of(CAPTIONS), *lines_of({"c": ["Wind"]}, ["fra"])]
+STALE = [*without(("b", 0)), *lines_of({"b": ["Snow"]}, ["fra"])]
+DOGS, RAIN = ["fra A dog", "fra A barking dog"], ["fra Rain"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message", "french"),
+    [
+        (without(("a", 1)), "1 translations into fra are missing: 'a' caption 1", [[], RAIN]),
+        (without(("a", 0), ("a", 1)), "2 translations into fra are missing: 'a' caption 0, 'a' caption 1", [[], RAIN]),
+        (STALE, "1 translations into fra are of captions that have changed since: 'b' caption 0", [DOGS, []]),
+        (UNKNOWN, "1 clips of the file are not in the dataset: 'c'", [DOGS, RAIN]),
+    ],
+    ids=["part", "clip", "stale", "unknown"],
 )
-
-SCALE = 1 / 0.07
-GROUPS = [0, 1, 0, 2, 1]
-
-
-def unit_rows(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
-
-
-def multilingual_batch(n: int = 5, languages: int = 3, d: int = 7) -> tuple[Tensor, Tensor]:
-    """Audio (N, d) and captions (N, K, d) around it."""
-    audio = unit_rows(n, d)
-    return audio, F.normalize(audio.unsqueeze(1) + 0.7 * unit_rows(n, languages, d, seed=1), dim=-1)
-
-
-# --- KCL
+def test_what_does_not_fit_is_an_error_or_a_counted_warning(path, caplog, lines, message, french):
+    write_translations(path, lines)
+    with pytest.raises(ValueError, match=message):
+        join_translations(dataset(CAPTIONS), path)
+    with caplog.at_level(logging.WARNING):
+        joined = join_translations(dataset(CAPTIONS), path, strict=False)
+    assert [row["captions"]["fra"] for row in joined] == french
+    assert [row["captions"]["jpn"] for row in joined] == [["jpn A dog", "jpn A barking dog"], ["jpn Rain"]]
+    assert len(caplog.records) == 1
+    assert message in caplog.text
+    stream = dataset(CAPTIONS).to_iterable_dataset()
+    assert [row["captions"]["fra"] for row in join_translations(stream, path, strict=False)] == french
+    if "not in the dataset" not in message:  # which a stream cannot know
+        with pytest.raises(ValueError, match=message):
+            list(join_translations(stream, path))
 
 
-@pytest.mark.parametrize("languages", [2, 3, 8])
-@pytest.mark.parametrize("groups", [None, GROUPS])
-def test_kcl_equals_the_loops(languages: int, groups: list[int] | None) -> None:
-    audio, text = multilingual_batch(languages=languages)
-    ids = None if groups is None else torch.tensor(groups)
-    expected = reference.kcl_loss(audio, text, SCALE, groups)
-    assert kcl_loss(audio, text, SCALE, ids).item() == pytest.approx(expected, abs=1e-12)
+def test_all_that_does_not_fit_is_in_one_message(path):
+    write_translations(path, [*without(("a", 1)), *lines_of({"c": ["Wind"]}, ["fra", "jpn"])])
+    with pytest.raises(ValueError, match=r"1 clips .*: 'c'; 1 translations into fra are missing.*strict=False"):
+        join_translations(dataset(CAPTIONS), path)
 
 
-def test_kcl_is_half_the_mean_info_nce_of_the_languages() -> None:
-    audio, text = multilingual_batch()
-    expected = sum(info_nce(audio, text[:, k], SCALE) for k in range(3)) / 6
-    torch.testing.assert_close(kcl_loss(audio, text, SCALE), expected)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_translation_of_a_caption_that_the_clip_lacks_is_an_error(path, strict):
+    write_translations(path, [*lines_of(CAPTIONS), {**lines_of(CAPTIONS)[0], "clip_id": "b", "caption_index": 1}])
+    message = r"1 translations into fra are of captions that the clip does not have .*: 'b' caption 1 of 1"
+    for rows in (dataset(CAPTIONS), dataset(CAPTIONS).to_iterable_dataset()):
+        with pytest.raises(ValueError, match=message):
+            list(join_translations(rows, path, strict=strict))
 
 
-def test_kcl_gradcheck() -> None:
-    audio, text = (x.requires_grad_() for x in multilingual_batch(4, 2, 3))
-    scale = torch.tensor(9.0, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(kcl_loss, (audio, text, scale))
-    torch.autograd.gradcheck(lambda a, t, s: kcl_loss(a, t, s, torch.tensor([0, 1, 0, 2])), (audio, text, scale))
+def test_a_clip_id_in_another_normal_form_is_pointed_at(path):
+    composed, decomposed = (unicodedata.normalize(form, "pluie en été") for form in ("NFC", "NFD"))
+    write_translations(path, lines_of({composed: ["Rain"]}))
+    with pytest.raises(ValueError, match=f"'{composed}' \\(there in another Unicode normal form\\)"):
+        join_translations(dataset({decomposed: ["Rain"]}), path)
 
 
-def test_kcl_trains_every_pair_of_every_language_in_both_directions() -> None:
-    """dL/dS_k = scale/(2NK) (P_a2t + P_t2a - 2 delta); the identity as audio makes S_k the texts, transposed."""
-    similarity = unit_rows(2, 3, 3, seed=3).requires_grad_()
-    loss = kcl_loss(torch.eye(3, dtype=torch.float64), similarity.mT.transpose(0, 1), 5.0)
-    (gradient,) = torch.autograd.grad(loss, similarity)
-    exponentials = (5.0 * similarity.detach()).exp()
-    both = exponentials / exponentials.sum(2, keepdim=True) + exponentials / exponentials.sum(1, keepdim=True)
-    torch.testing.assert_close(gradient, 5.0 / (2 * 3 * 2) * (both - 2 * torch.eye(3)))
-    assert (gradient.abs() > 1e-4).all()
+def test_a_clip_id_that_is_there_twice_is_an_error(path):
+    write_translations(path, lines_of(CAPTIONS))
+    rows = Dataset.from_list([*rows_of(CAPTIONS), *rows_of({"a": ["A cat"]})], features=features(["eng"]))
+    with pytest.raises(ValueError, match="1 clip ids are in the dataset more than once: 'a'"):
+        join_translations(rows, path)
 
 
-def test_negatives_are_of_the_captions_own_language() -> None:
-    """A caption of another language that matches a wrong clip perfectly is no candidate."""
-    audio, text = multilingual_batch(languages=2)
-    text[0, 1] = audio[3]
-    other = text[:, 1].clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(kcl_loss(audio, torch.stack([text[:, 0], other], dim=1), SCALE), other)
-    (alone,) = torch.autograd.grad(info_nce(audio, other, SCALE) / 4, other)
-    torch.testing.assert_close(gradient, alone)
+def test_missing_translations_lists_them_all(some, path):
+    lines = lines_of(some)
+    random.Random(0).shuffle(lines)
+    for line in lines[10:15]:
+        line["source_hash"] = source_hash("something else")
+    write_translations(path, lines[10:])
+    expected = {language: [] for language in [*NEW, "cat"]}
+    good = {(x["clip_id"], x["caption_index"], x["language"]) for x in lines[15:]}
+    for clip, texts in some.items():
+        for index in range(len(texts)):
+            for language in expected:
+                if (clip, index, language) not in good:
+                    expected[language].append((clip, index))
+    assert missing_translations(dataset(some), path, [*NEW, "cat"]) == expected
+    assert sum(map(len, missing_translations(DatasetDict(test=dataset(some)), path).values())) == 15
 
 
-def test_values_of_a_random_and_of_a_perfect_batch() -> None:
-    alike = F.normalize(torch.ones(6, 8, dtype=torch.float64), dim=1)
-    assert kcl_loss(alike, alike.unsqueeze(1).expand(6, 4, 8), SCALE).item() == pytest.approx(math.log(6))
-    assert cacl_loss(alike, alike, alike, SCALE).item() == pytest.approx(math.log(6))
-    perfect = torch.eye(6, dtype=torch.float64)
-    assert kcl_loss(perfect, perfect.unsqueeze(1).expand(6, 4, 6), 100.0).item() == pytest.approx(0, abs=1e-12)
-    assert cacl_loss(perfect, perfect, perfect, 100.0).item() == pytest.approx(0, abs=1e-12)
+def test_captions_are_read_in_the_order_of_the_rows():
+    splits = DatasetDict(train=dataset(CAPTIONS).select([1, 0]), test=dataset({"c": []}))
+    assert read_captions(splits) == [
+        Caption("b", 0, "Rain"),
+        Caption("a", 0, "A dog"),
+        Caption("a", 1, "A barking dog"),
+    ]
 
 
-def test_order_of_batch_and_languages_does_not_matter() -> None:
-    audio, text = multilingual_batch()
-    order = torch.tensor([3, 0, 4, 1, 2])
-    torch.testing.assert_close(kcl_loss(audio[order], text[order][:, [2, 0, 1]], SCALE), kcl_loss(audio, text, SCALE))
-    assert kcl_loss(audio[order], text, SCALE) > kcl_loss(audio, text, SCALE)
+@pytest.fixture
+def with_audio():
+    """Rows that hold audio that cannot be decoded, far more of it than text."""
+    audio = [{"bytes": bytes([i]) * 100_000, "path": None} for i in range(20)]
+    columns = {
+        "clip_id": [f"c{i}" for i in range(20)],
+        "audio": audio,
+        "captions": [{"eng": [f"dog {i}"]} for i in range(20)],
+    }
+    kinds = {"bytes": Value("binary"), "path": Value("string")}
+    schema = Features({"clip_id": Value("string"), "audio": kinds, "captions": features(["eng"])["captions"]})
+    return Dataset.from_dict(columns, features=schema), {f"c{i}": [f"dog {i}"] for i in range(20)}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_costs_only_the_rounding_of_the_embeddings(dtype: torch.dtype) -> None:
-    audio, text = (x.to(dtype) for x in multilingual_batch())
-    assert kcl_loss(audio, text, SCALE).item() == pytest.approx(
-        kcl_loss(audio.double(), text.double(), SCALE).item(), rel=1e-5, abs=1e-6
-    )
+def audio_address(rows):
+    """Where the audio's bytes lie in memory."""
+    return rows.data["audio"].chunk(0).field("bytes").buffers()[2].address
 
 
-# --- CACL
+@pytest.mark.parametrize("kind", ["dataset", "shuffled", "range"])
+@pytest.mark.parametrize("cast", [False, True], ids=["struct", "audio"])
+def test_audio_is_neither_copied_nor_decoded(with_audio, path, kind, cast):
+    rows, captions = with_audio
+    write_translations(path, lines_of(captions))
+    rows = KINDS[kind](rows.cast_column("audio", Audio()) if cast else rows)
+    before = pa.total_allocated_bytes()
+    joined = join_translations(rows, path, strict=False)
+    assert pa.total_allocated_bytes() - before < 100_000
+    assert audio_address(joined) == audio_address(rows)
+    assert joined.features["audio"] == rows.features["audio"]
+    got = joined.cast_column("audio", {"bytes": Value("binary"), "path": Value("string")})
+    for row in got:
+        assert row["audio"]["bytes"] == bytes([int(row["clip_id"][1:])]) * 100_000
+        assert row["captions"]["jpn"] == [f"jpn dog {row['clip_id'][1:]}"]
 
 
-def test_cacl_equals_the_loops() -> None:
-    audio, text = multilingual_batch()
-    loss = cacl_loss(audio, text[:, 0], text[:, 1], SCALE)
-    assert loss.item() == pytest.approx(reference.cacl_loss(audio, text[:, 0], text[:, 1], SCALE), abs=1e-12)
+def test_a_stream_passes_its_audio_on_undecoded(with_audio, path):
+    rows, captions = with_audio
+    write_translations(path, lines_of(captions))
+    stream = join_translations(rows.cast_column("audio", Audio()).to_iterable_dataset(), path)
+    assert stream.features["audio"] == Audio()
+    row = next(iter(stream.cast_column("audio", Audio(decode=False))))
+    assert row["audio"]["bytes"] == bytes(100_000)
+    assert row["captions"]["fra"] == ["fra dog 0"]
 
 
-def test_cacl_with_groups_is_made_of_grouped_terms() -> None:
-    audio, text = multilingual_batch()
-    anchor, other, ids = text[:, 0], text[:, 1], torch.tensor(GROUPS)
-    terms = [info_nce(u, v, SCALE, ids) for u, v in ((audio, anchor), (audio, other), (anchor, other))]
-    torch.testing.assert_close(cacl_loss(audio, anchor, other, SCALE, ids), sum(terms) / 6)
+def test_a_stream_without_types_is_joined(path):
+    write_translations(path, lines_of(CAPTIONS))
+    stream = dataset(CAPTIONS).to_iterable_dataset().map(lambda row: row)
+    assert stream.features is None
+    assert list(join_translations(stream, path)) == naive_join(rows_of(CAPTIONS), lines_of(CAPTIONS), NEW)
 
 
-def test_cacl_gradcheck() -> None:
-    audio, text = multilingual_batch(4, 2, 3)
-    inputs = [x.clone().requires_grad_() for x in (audio, text[:, 0], text[:, 1])]
-    scale = torch.tensor(9.0, dtype=torch.float64, requires_grad=True)
-    torch.autograd.gradcheck(cacl_loss, (*inputs, scale))
-
-
-@pytest.mark.parametrize("solved", ["audio-anchor", "audio-other", "anchor-other"])
-def test_each_pair_of_cacl_pulls_when_the_third_is_blind(solved: str) -> None:
-    """Two of the three embeddings equal and perfect: the third still trains, against both."""
-    perfect, stray = torch.eye(4, dtype=torch.float64), unit_rows(4, 4, seed=5)
-    position = {"audio-anchor": 2, "audio-other": 1, "anchor-other": 0}[solved]
-    inputs = [perfect.clone() for _ in range(3)]
-    inputs[position] = stray.requires_grad_()
-    (gradient,) = torch.autograd.grad(cacl_loss(inputs[0], inputs[1], inputs[2], 8.0), stray)
-    one_pair = torch.autograd.grad(info_nce(stray, perfect, 8.0), stray)[0]
-    torch.testing.assert_close(gradient, 2 * one_pair / 6)
-    assert (gradient.norm(dim=1) > 1e-3).all()
-
-
-# --- SVR on them
-
-
-def per_language(radii: list[list[float]]) -> Tensor:
-    return torch.tensor(radii, dtype=torch.float64)
-
-
-RADII = [[0.1, 0.4, -0.2, 0.0, 1.3], [0.2, 0.2, 0.3, 0.1, 0.0], [0.0, 0.9, 0.5, 0.2, 0.1]]
-
-
-@pytest.mark.parametrize("direction", ["t2a", "a2t"])
-def test_svr_on_kcl_equals_the_loops(direction: str) -> None:
-    audio, text = multilingual_batch()
-    sides = [(text[:, k], audio) if direction == "t2a" else (audio, text[:, k]) for k in range(3)]
-    expected = sum(
-        reference.support_vector_loss(*side, radii, SCALE) / (2 * 3) for side, radii in zip(sides, RADII, strict=True)
-    )
-    both = (by_language(text), audio) if direction == "t2a" else (audio, by_language(text))
-    loss = multilingual_support_vector_loss(*both, per_language(RADII), SCALE, base="kcl")
-    assert loss.item() == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("direction", ["t2a", "a2t"])
-def test_svr_on_cacl_equals_the_loops(direction: str) -> None:
-    audio, text = multilingual_batch(languages=2)
-    sides = [(text[:, k], audio) if direction == "t2a" else (audio, text[:, k]) for k in range(2)]
-    expected = sum(
-        reference.support_vector_loss(*side, radii, SCALE) / 6 for side, radii in zip(sides, RADII[:2], strict=True)
-    )
-    texts = torch.stack([text[:, 0], text[:, 1]])
-    both = (texts, audio) if direction == "t2a" else (audio, texts)
-    loss = multilingual_support_vector_loss(*both, per_language(RADII[:2]), SCALE, base="cacl")
-    assert loss.item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_svr_has_the_scale_of_the_loss_it_rides_on() -> None:
-    """At radius 0, both directions are KCL itself, and CACL without its anchor-other term."""
-    audio, text = multilingual_batch(languages=2)
-    texts = by_language(text)
-    for base in ("kcl", "cacl"):
-        loss = multilingual_support_vector_loss(texts, audio, 0.0, SCALE, base=base)
-        loss = loss + multilingual_support_vector_loss(audio, texts, 0.0, SCALE, base=base)
-        if base == "kcl":
-            expected = kcl_loss(audio, text, SCALE)
-        else:
-            expected = cacl_loss(audio, texts[0], texts[1], SCALE) - info_nce(texts[0], texts[1], SCALE) / 6
-        torch.testing.assert_close(loss, expected)
-
-
-@pytest.mark.parametrize("module", [StaticRadius(0.3), DynamicRadius(5, init=0.3)], ids=["static", "dynamic"])
-def test_one_radius_module_serves_all_languages(module: torch.nn.Module) -> None:
-    audio, text = multilingual_batch()
-    texts = by_language(text)
-    radius = module(SCALE * similarity_matrix(texts, audio))
-    assert radius.shape == (3, 5)
-    assert radius_constraint(texts, audio, radius - 1).item() > 0.6
-    loss = multilingual_support_vector_loss(texts, audio, radius, SCALE, base="kcl")
-    (gradient,) = torch.autograd.grad(loss, list(module.parameters())[-1])
-    assert gradient.abs().sum() > 0
-
-
-# --- the data distribution error
-
-
-def scheme(name: str, n: int, languages: int) -> Tensor:
-    """[i, k]: which languages a step trains; the same draw from the others for random and CACL."""
-    if name == "kcl":
-        return torch.ones(n, languages, dtype=torch.bool)
-    drawn = torch.randint(1, languages, (n,), generator=torch.Generator().manual_seed(0))
-    trained = F.one_hot(drawn, languages).bool()
-    if name == "cacl":
-        trained[:, 0] = True
-    return trained
-
-
-@pytest.mark.parametrize("languages", [2, 3, 8])
-def test_language_distribution_error_has_its_closed_forms(languages: int) -> None:
-    expected = {"random": 2 * (1 - 1 / languages), "cacl": 2 * (1 - 2 / languages), "kcl": 0.0}
-    for name, value in expected.items():
-        error = language_distribution_error(scheme(name, 6, languages))
-        assert error.item() == pytest.approx(value, abs=1e-6)
-
-
-@pytest.mark.parametrize("name", ["random", "cacl", "kcl"])
-def test_data_distribution_error_equals_the_loops(name: str) -> None:
-    audio, text = multilingual_batch(languages=4)
-    trained = scheme(name, 5, 4)
-    expected = reference.data_distribution_error(audio, text, SCALE, trained.tolist())
-    assert data_distribution_error(audio, text, SCALE, trained).item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_both_errors_order_the_schemes() -> None:
-    audio, text = multilingual_batch(languages=4)
-    schemes = [scheme(name, 5, 4) for name in ("random", "cacl", "kcl")]
-    by_model = [data_distribution_error(audio, text, SCALE, trained).item() for trained in schemes]
-    by_count = [language_distribution_error(trained).item() for trained in schemes]
-    for random, cacl, kcl in (by_model, by_count):
-        assert random > cacl + 0.1 > kcl + 0.2
-        assert kcl == pytest.approx(0, abs=1e-12)
-
-
-def test_the_two_errors_agree_on_a_model_that_knows_nothing() -> None:
-    alike = F.normalize(torch.ones(5, 7, dtype=torch.float64), dim=1)
-    for name in ("random", "cacl", "kcl"):
-        trained = scheme(name, 5, 4)
-        error = data_distribution_error(alike, alike.unsqueeze(1).expand(5, 4, 7), SCALE, trained)
-        assert error.item() == pytest.approx(language_distribution_error(trained).item(), abs=1e-6)
-
-
-# --- errors
-
-
-def test_errors_say_what_would_be_right() -> None:
-    audio, text = multilingual_batch()
-    with pytest.raises(ValueError, match="got captions in K = 1 language; KCL contrasts two or more"):
-        kcl_loss(audio, text[:, :1], SCALE)
-    with pytest.raises(ValueError, match=r"text_embeds of shape \(5, 7\); give \(N, K, d\)"):
-        kcl_loss(audio, text[:, 0], SCALE)
-    for loss in (kcl_loss(audio[:2], text[:2], SCALE), cacl_loss(audio[:2], text[:2, 0], text[:2, 1], SCALE)):
-        assert loss.isfinite()
-    with pytest.raises(ValueError, match="got a batch of 1; contrast needs two"):
-        kcl_loss(audio[:1], text[:1], SCALE)
-    with pytest.raises(ValueError, match="got a batch of 1; contrast needs two"):
-        cacl_loss(audio[:1], text[:1, 0], text[:1, 1], SCALE)
-    with pytest.raises(ValueError, match=r"shapes \(5, 7\) and \(3, 4, 7\)"):
-        kcl_loss(audio, text[:4], SCALE)
-    with pytest.raises(ValueError, match=r"base='infonce'; it must be one of \['cacl', 'kcl'\]"):
-        multilingual_support_vector_loss(by_language(text), audio, 0.1, SCALE, base="infonce")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"trained of shape \(5, 2\) for text_embeds \(5, 3, 7\)"):
-        data_distribution_error(audio, text, SCALE, torch.ones(5, 2, dtype=torch.bool))
+def test_every_builder_takes_translations(path, tmp_path):
+    options = {"num_train": 32, "num_validation": 32, "num_test": 32, "languages": ["eng"], "cache_dir": str(tmp_path)}
+    plain = load_splits("synthetic", **options)
+    captions = {}
+    for caption in read_captions(plain):
+        captions.setdefault(caption.clip_id, []).append(caption.text)
+    write_translations(path, lines_of(captions))
+    splits = load_splits("synthetic", translations=str(path), **options)
+    assert splits.keys() == plain.keys()
+    for name, split in splits.items():
+        expected = [[f"fra {text}" for text in row["captions"]["eng"]] for row in plain[name]]
+        assert [row["captions"]["fra"] for row in split] == expected
+    chosen = load_splits("synthetic", translations={"path": str(path), "languages": ["jpn"]}, **options)
+    assert list(chosen["test"].features["captions"]) == ["eng", "jpn"]
+    with pytest.raises(ValueError, match=r"unknown option of translations: 'strickt' .did you mean 'strict'"):
+        load_splits("synthetic", translations={"path": str(path), "strickt": False}, **options)
