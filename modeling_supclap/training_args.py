@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
+
+from datasets_scripts.bad_audio import ON_BAD_AUDIO
 
 LOSSES = ("infonce", "siglip", "reweighted", "kcl", "cacl")
 SUPPORT_VECTORS = ("none", "uni-static", "bi-static", "uni-dynamic", "bi-dynamic")
@@ -45,6 +48,8 @@ class SupCLAPTrainingArguments(TrainingArguments):
         positives: `clip`, each clip has its own captions (the papers' protocol), or `captions`, clips with exactly
             the same captions are right answers to each other, as where captions are made from class names.
         max_audio_seconds: longer recordings are cropped, at random in training, to their beginning in evaluation.
+        on_bad_audio: what to do with recordings that cannot be used: `error`, stop and name the first that is met;
+            `skip`, read all once before the run and leave them out; `report`, also name each in the log.
         track_drift: logs drift, radius and positive similarity of the batch in which a log falls, see
             `callbacks.DriftCallback`.
         cached_chunk_size: with gradient caching, the clips (and texts) whose activations are in memory at a time: a
@@ -64,6 +69,7 @@ class SupCLAPTrainingArguments(TrainingArguments):
     eval_languages: list[str] = field(default_factory=list, metadata={"help": "Languages to evaluate."})
     positives: str = field(default="clip", metadata={"help": f"One of {', '.join(POSITIVES)}."})
     max_audio_seconds: float = field(default=30.0, metadata={"help": "Longer recordings are cropped to this."})
+    on_bad_audio: str = field(default="error", metadata={"help": f"One of {', '.join(ON_BAD_AUDIO)}."})
     track_drift: bool = field(default=True, metadata={"help": "Log drift, radius and positive similarity."})
     cached_chunk_size: int | None = field(default=None, metadata={"help": "Gradient caching in chunks of this size."})
 
@@ -94,6 +100,7 @@ class SupCLAPTrainingArguments(TrainingArguments):
         _require_one_of("svr", self.svr, SUPPORT_VECTORS)
         _require_one_of("svr_similarity", self.svr_similarity, ("cosine", "dot"))
         _require_one_of("positives", self.positives, POSITIVES)
+        _require_one_of("on_bad_audio", self.on_bad_audio, ON_BAD_AUDIO)
         if not self.languages:
             raise ValueError("languages is empty; name at least one, such as eng")
         if self.loss in ("kcl", "cacl") and len(self.languages) < 2:
@@ -189,6 +196,14 @@ def parse_arguments(
     if unknown:
         _reject_unknown([word.lstrip("-").split("=")[0] for word in unknown if word.startswith("-")] or unknown, valid)
     return tuple(filled)
+
+
+def as_mapping(value: dict | str | None) -> dict[str, Any]:
+    """A mapping from the YAML file, or the same as JSON from the command line."""
+    parsed = json.loads(value) if isinstance(value, str) else value or {}
+    if not isinstance(parsed, dict):
+        raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")
+    return parsed
 
 
 def _read_config(path: Path, valid: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,19 @@
+"""Captions into other languages: translators, a job that survives a kill, and a report on how good the result is."""
+
+from .chat import ChatTranslator, RateLimiter
+from .jobs import Item, complete_translations, sample
+from .quality import SentenceEncoder, format_translation_report, report_translations
+from .seq2seq import Seq2SeqTranslator, Translator
+
+__all__ = [
+    "ChatTranslator",
+    "Item",
+    "RateLimiter",
+    "SentenceEncoder",
+    "Seq2SeqTranslator",
+    "Translator",
+    "complete_translations",
+    "format_translation_report",
+    "report_translations",
+    "sample",
+]

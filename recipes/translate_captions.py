@@ -1,0 +1,252 @@
+"""Translates the captions of a dataset and measures how good the translations are.
+
+    python recipes/translate_captions.py --dataset audiocaps --data_dir DIR --output audiocaps.parquet
+    python recipes/translate_captions.py --captions captions.csv --output captions.parquet --languages fra jpn \\
+        --model deepseek-chat --endpoint https://api.deepseek.com/v1 --api_key_env DEEPSEEK_API_KEY
+
+The file is then joined with `dataset_config: {translations: audiocaps.parquet}` in a training configuration, or with
+`datasets_scripts.multilingual.join_translations`. A run that was killed continues when it is started again; a caption
+that has changed is translated again. Beside the file lie `audiocaps.back.parquet`, the translations translated back
+into English, and `audiocaps.report.json`: per language how many are missing, how long they are, and how much of the
+meaning comes back, the mean cosine of the sentence embeddings of a caption and of its translation back [S E.9].
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from datasets_scripts import load_splits
+from datasets_scripts.multilingual import Caption, read_captions
+from datasets_scripts.schema import LANGUAGES
+from datasets_scripts.translation_table import listing
+from modeling_supclap.evaluation import write_results
+from modeling_supclap.training_args import as_mapping, parse_arguments
+from modeling_supclap.translation import ChatTranslator, Seq2SeqTranslator, Translator
+from modeling_supclap.translation.jobs import Item, Key, clean, complete_translations, sample
+from modeling_supclap.translation.quality import SentenceEncoder, format_translation_report, report_translations
+
+
+@dataclass
+class CaptionArguments:
+    """What to translate, and where to put it."""
+
+    output: str = field(
+        default="translations.parquet", metadata={"help": "The file of translations; what it holds already is kept."}
+    )
+    dataset: str | None = field(default=None, metadata={"help": "A builder of datasets_scripts."})
+    data_dir: str | None = field(default=None, metadata={"help": "Folder of its recordings."})
+    dataset_config: dict | str | None = field(default=None, metadata={"help": "Further options of the builder, JSON."})
+    splits: list[str] = field(default_factory=list, metadata={"help": "Splits to translate; default, all."})
+    captions: str | None = field(
+        default=None, metadata={"help": "Instead: .parquet, .csv or .jsonl of clip_id, caption_index, text."}
+    )
+    source_language: str = field(default="eng", metadata={"help": "ISO 639-3 code of the captions."})
+    languages: list[str] = field(
+        default_factory=lambda: list(LANGUAGES[1:]), metadata={"help": "ISO 639-3 codes to translate into."}
+    )
+
+
+@dataclass
+class TranslatorArguments:
+    """What translates: a seq2seq model of transformers, or with an endpoint the language model behind that."""
+
+    model: str = field(
+        default="facebook/nllb-200-distilled-600M",
+        metadata={"help": "Hub id or folder, {source} and {target} in it become ISO 639-1; or the endpoint's model."},
+    )
+    batch_size: int = field(default=32, metadata={"help": "Captions a batch, or a request."})
+    prompt: str | None = field(
+        default=None, metadata={"help": "For models that want one: 'translate {source} to {target}: {text}'."}
+    )
+    num_beams: int = field(default=4, metadata={"help": "Beams of the search; 1 is greedy."})
+    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; default, a GPU where there is one."})
+    dtype: str = field(default="auto", metadata={"help": "Of the weights, such as bfloat16; auto, as stored."})
+    endpoint: str | None = field(default=None, metadata={"help": "Such as https://api.deepseek.com/v1."})
+    api_key_env: str | None = field(default=None, metadata={"help": "Environment variable that holds its key."})
+    requests_per_minute: float | None = field(default=None, metadata={"help": "At most so many; default, no limit."})
+    workers: int = field(default=4, metadata={"help": "Requests at a time."})
+    retries: int = field(default=6, metadata={"help": "Of a request that the endpoint was too busy for."})
+    request_options: dict | str | None = field(
+        default=None, metadata={"help": 'Further fields of a request, JSON; default {"temperature": 0}.'}
+    )
+    fill_gaps: bool = field(
+        default=False, metadata={"help": "Keep what other models have put into the output, and add to it."}
+    )
+
+
+@dataclass
+class QualityArguments:
+    """How translations are checked: translated back, and compared with what they were made from."""
+
+    back_model: str | None = field(
+        default=None, metadata={"help": "Transformers model that translates back; default, model."}
+    )
+    back_sample: int | None = field(
+        default=None, metadata={"help": "Captions a language to translate back; default, all; 0, none."}
+    )
+    sentence_encoder: str = field(
+        default="sentence-transformers/all-roberta-large-v1", metadata={"help": "Its tokens are averaged."}
+    )
+    threshold: float = field(default=0.7, metadata={"help": "A cosine below it is counted."})
+    num_worst: int = field(default=10, metadata={"help": "Worst translations to list for each language."})
+
+
+def load_captions(args: CaptionArguments) -> list[Caption]:
+    """The captions to translate, from a builder or from a file; blank and doubled ones are refused."""
+    if (args.dataset is None) == (args.captions is None):
+        raise ValueError(f"give either dataset or captions, got {args.dataset!r} and {args.captions!r}")
+    captions = from_builder(args) if args.captions is None else list(from_file(Path(args.captions)))
+    blank = [f"{caption.clip_id!r} caption {caption.caption_index}" for caption in captions if not clean(caption.text)]
+    if blank:
+        raise ValueError(f"{len(blank)} captions are blank or damaged: {listing(blank)}")
+    counts = Counter(caption[:2] for caption in captions)
+    twice = [f"{clip_id!r} caption {index}" for (clip_id, index), count in counts.items() if count > 1]
+    if twice:
+        raise ValueError(f"{len(twice)} captions are there more than once: {listing(twice)}")
+    return captions
+
+
+def from_builder(args: CaptionArguments) -> list[Caption]:
+    """The captions of a dataset, whose languages must not be there yet."""
+    options = as_mapping(args.dataset_config) | ({} if args.data_dir is None else {"data_dir": args.data_dir})
+    splits = load_splits(str(args.dataset), **options)
+    unknown = [name for name in args.splits if name not in splits]
+    if unknown:
+        raise ValueError(f"there are no splits {unknown}; there are {list(splits)}")
+    chosen = [rows for name, rows in splits.items() if not args.splits or name in args.splits]
+    for language in args.languages:
+        if any(language in rows.features["captions"] and read_captions(rows, language) for rows in chosen):
+            raise ValueError(
+                f"{args.dataset} has captions in {language!r} of its own; choose other languages, or load it without: "
+                f'dataset_config {{"languages": ["{args.source_language}"]}}'
+            )
+    return [caption for rows in chosen for caption in read_captions(rows, args.source_language)]
+
+
+def from_file(path: Path) -> Iterator[Caption]:
+    """The captions of a Parquet, CSV or JSON Lines file."""
+    readers = {".parquet": read_parquet, ".csv": read_csv, ".jsonl": read_jsonl}
+    if path.suffix not in readers:
+        raise ValueError(f"captions is {path}; give a {', '.join(readers)} file")
+    for number, line in enumerate(readers[path.suffix](path), 1):
+        try:
+            yield Caption(str(line["clip_id"]), int(line["caption_index"]), str(line["text"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path}, entry {number}: {line} needs clip_id, caption_index and text") from error
+
+
+def read_parquet(path: Path) -> Iterator[Any]:
+    """The lines of a Parquet file."""
+    yield from pq.read_table(path).to_pylist()
+
+
+def read_csv(path: Path) -> Iterator[Any]:
+    """The lines of a CSV file with a header."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        yield from csv.DictReader(file)
+
+
+def read_jsonl(path: Path) -> Iterator[Any]:
+    """The lines of a JSON Lines file."""
+    with path.open(encoding="utf-8") as file:
+        yield from map(json.loads, filter(str.strip, file))
+
+
+def build_translator(args: TranslatorArguments) -> Translator:
+    """The translator that the arguments describe."""
+    if args.endpoint is None:
+        return Seq2SeqTranslator(args.model, args.prompt, args.num_beams, args.device, args.dtype)
+    api_key = None if args.api_key_env is None else os.environ.get(args.api_key_env)
+    if args.api_key_env is not None and not api_key:
+        raise ValueError(f"api_key_env is {args.api_key_env}, but there is no such environment variable")
+    options = None if args.request_options is None else as_mapping(args.request_options)
+    return ChatTranslator(
+        args.model, args.endpoint, api_key, options, args.requests_per_minute, args.workers, args.retries
+    )
+
+
+def back_arguments(args: TranslatorArguments, check: QualityArguments) -> TranslatorArguments:
+    """How to translate back: by the same model, unless another is named."""
+    if check.back_model is None:
+        return args
+    return replace(args, model=check.back_model, endpoint=None, prompt=None, request_options=None)
+
+
+def settings_of(args: TranslatorArguments) -> dict[str, Any]:
+    """What the translations depend on besides the model."""
+    return {name: getattr(args, name) for name in ("prompt", "num_beams", "dtype", "request_options")}
+
+
+def by_language(texts: Mapping[Key, str], language: str) -> dict[tuple[str, int], str]:
+    """The texts of one language, by clip and place."""
+    return {key[:2]: text for key, text in texts.items() if key[2] == language}
+
+
+def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments) -> None:
+    """Refuses what would only fail after hours, or make no sense."""
+    languages = caption_args.languages
+    if not languages or len(set(languages)) < len(languages) or caption_args.source_language in languages:
+        raise ValueError(f"languages is {languages}; give at least one, each once, not {caption_args.source_language}")
+    unknown = [language for language in languages if not re.fullmatch("[a-z]{3}", language)]
+    if unknown:
+        raise ValueError(f"languages holds {unknown}; give ISO 639-3 codes such as {', '.join(LANGUAGES)}")
+    if Path(caption_args.output).suffix != ".parquet":
+        raise ValueError(f"output is {caption_args.output}; it must end with .parquet")
+    for name in ("batch_size", "num_beams", "workers"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"{name} is {getattr(args, name)}; it must be 1 or more")
+    if not -1 <= check.threshold <= 1:
+        raise ValueError(f"threshold is {check.threshold}; a cosine lies between -1 and 1")
+
+
+def main() -> None:
+    """Parse, load, translate, translate back, compare, report."""
+    caption_args, args, check = parse_arguments((CaptionArguments, TranslatorArguments, QualityArguments))
+    check_arguments(args, caption_args, check)
+    output, english = Path(caption_args.output), caption_args.source_language
+    captions = load_captions(caption_args)
+    print(f"{len(captions):,} captions to have in {', '.join(caption_args.languages)}")
+    encoder = SentenceEncoder(check.sentence_encoder, device=args.device) if check.back_sample != 0 else None
+    translator, back_args = build_translator(args), back_arguments(args, check)
+    back_translator = translator if back_args is args else build_translator(back_args)
+    for language in caption_args.languages:  # before hours of work
+        translator.check(english, language)
+        back_translator.check(language, english)
+
+    options: dict[str, Any] = {"batch_size": args.batch_size, "fill_gaps": args.fill_gaps}
+    items = [
+        Item(caption.clip_id, caption.caption_index, language, caption.text, english, language)
+        for language in caption_args.languages
+        for caption in captions
+    ]
+    texts = complete_translations(output, items, translator, settings=settings_of(args), **options)
+
+    backs: dict[Key, str] = {}
+    if encoder is not None:
+        there = sample([Item(*key, text, key[2], english) for key, text in texts.items()], check.back_sample)
+        path = output.with_suffix(".back.parquet")
+        backs = complete_translations(path, there, back_translator, settings=settings_of(back_args), **options)
+
+    sources = {caption[:2]: caption.text for caption in captions}
+    report = {}
+    for language in caption_args.languages:
+        there_and_back = by_language(texts, language), by_language(backs, language)
+        report[language] = report_translations(sources, *there_and_back, encoder, check.threshold, check.num_worst)
+    arguments = {**vars(caption_args), **vars(args), **vars(check)}
+    write_results(output.with_suffix(".report.json"), {"languages": report, "arguments": arguments})
+    print(format_translation_report(report, check.threshold))
+    print(f"translations are in {output}, this report with the worst of them in {output.with_suffix('.report.json')}")
+
+
+if __name__ == "__main__":
+    main()
