@@ -90,6 +90,15 @@ def test_lower_precision_is_unit_norm_enough(dtype):
     assert scores == pytest.approx(gap_and_distance(other, english), abs=1e-3)
 
 
+@pytest.mark.parametrize(("norm", "warns"), [(1.0, False), (0.991, False), (1.009, False), (0.98, True), (1.02, True)])
+def test_the_tolerance_of_unit_norm(norm, warns):
+    other, english = directions(0, 9, 4), directions(1, 9, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert gap_and_distance(other * norm, english) == pytest.approx(gap_and_distance(other, english), abs=1e-12)
+    assert bool(caught) == warns
+
+
 def test_memory_is_that_of_a_block():
     other, english = (np.ones((200_000, 16), np.float32) / 4 for _ in range(2))
     tracemalloc.start()
@@ -108,6 +117,7 @@ BAD = [
     (NOT_FINITE, np.eye(2), r"other_embeds\[1\] has norm nan"),
     (np.eye(2), np.array([[np.inf, 0.0], [1.0, 0.0]]), r"english_embeds\[0\] has norm inf"),
     (np.zeros((2, 2)), np.eye(2), r"other_embeds\[0\] has norm 0.0"),
+    ([[1.0, 0.0], [1.0]], np.eye(2), "rows of other_embeds differ in length"),
 ]
 
 
@@ -142,6 +152,15 @@ def test_evaluate_takes_whole_matrices_as_keywords(metric):
     rows = [7, 2, 5]
     scores = metric.compute(predictions=rows, references=[1, 2, 3], other_embeds=other, english_embeds=english)
     assert scores == gap_and_distance(other[rows], english[1:4])
+
+
+def test_evaluate_combines(metric):
+    other, english = directions(0, 10, 4), directions(1, 10, 4)
+    combined = evaluate.combine({"fra": metric}, force_prefix=True)
+    expected = {f"fra_{name}": value for name, value in gap_and_distance(other, english).items()}
+    assert combined.compute(predictions=other, references=english, k=[1]) == expected
+    combined.add_batch(predictions=other, references=english)
+    assert combined.compute() == expected
 
 
 @pytest.mark.parametrize(

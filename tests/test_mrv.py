@@ -91,6 +91,36 @@ def test_evaluate_gives_the_same_number(metric):
     assert metric.compute() == expected
 
 
+def test_evaluate_takes_the_ranks_as_a_keyword(metric):
+    ranks = np.array([*ML_CLAP, *KCL])
+    expected = {"MRV": mean_rank_variance(ranks)}
+    assert metric.compute(predictions=range(6), ranks=ranks) == expected
+    assert metric.compute(predictions=[0, 4], ranks=ranks) == {"MRV": mean_rank_variance(ranks[[0, 4]])}
+    for row in range(6):
+        metric.add(prediction=row)
+    assert metric.compute(ranks=ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"predictions": [0, 6], "ranks": [[1, 2]] * 3}, "from 0 to 2; got 0 first"),
+        ({"predictions": [-1], "ranks": [[1, 2]] * 3}, "got -1 first"),
+        ({"predictions": [[1, 2]], "ranks": [[1, 2]]}, "row numbers"),
+        ({"predictions": [3, 4]}, "give one row of ranks"),
+    ],
+)
+def test_row_numbers_and_ranks_belong_together(metric, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        metric.compute(**inputs)
+
+
+def test_two_columns_combine():
+    both = evaluate.combine({"t2a": evaluate.load(str(FOLDER)), "a2t": evaluate.load(str(FOLDER))}, force_prefix=True)
+    both.add_batch(predictions=ML_CLAP)
+    assert both.compute(k=1) == {f"{name}_MRV": mean_rank_variance(ML_CLAP) for name in ("t2a", "a2t")}
+
+
 @pytest.mark.parametrize(("ranks", "message"), BAD)
 def test_evaluate_errors_are_clear(metric, ranks, message):
     with pytest.raises(ValueError, match=message):

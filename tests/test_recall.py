@@ -1,5 +1,6 @@
 """metrics/recall against naive loops, enumeration, scikit-learn, golden numbers and the real `evaluate` loader."""
 
+import ast
 import itertools
 import json
 import math
@@ -8,6 +9,7 @@ import re
 import subprocess
 import sys
 import tracemalloc
+import warnings
 from pathlib import Path
 
 import evaluate
@@ -21,6 +23,8 @@ from metrics.recall import (
     best_ranks,
     chance_scores,
     ranks_from_embeddings,
+    relevant_from_qrels,
+    retrieval_outcomes,
     retrieval_scores,
 )
 
@@ -185,16 +189,16 @@ def test_chance_is_stable_at_scale():
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64, 1000])
-@pytest.mark.parametrize("num_candidates", [1, 63, 64, 5000])
+@pytest.mark.parametrize("num_candidates", [1, 63, 64, 5000, 9001])
 def test_chunks_of_embeddings_equal_the_whole_matrix(chunk, num_candidates):
     """On small integers a product is exact in any order, so the whole matrix is the truth; it is full of ties too."""
     rng = np.random.default_rng(num_candidates)
     queries = rng.integers(-2, 3, (70, 6)).astype(np.float32)
     candidates = rng.integers(-2, 3, (num_candidates, 6)).astype(np.float32)
     relevant = [rng.permutation(num_candidates)[: rng.integers(1, 7)].tolist() for _ in range(70)]
-    lazy, whole = LazySimilarity(queries, candidates, chunk), queries @ candidates.T
+    lazy, whole = LazySimilarity(queries, candidates, chunk, similarity="dot"), queries @ candidates.T
     np.testing.assert_array_equal(
-        ranks_from_embeddings(queries, candidates, relevant, chunk), best_ranks(whole, relevant)
+        ranks_from_embeddings(queries, candidates, relevant, chunk, similarity="dot"), best_ranks(whole, relevant)
     )
     assert retrieval_scores(lazy, relevant) == retrieval_scores(whole, relevant)
 
@@ -202,7 +206,7 @@ def test_chunks_of_embeddings_equal_the_whole_matrix(chunk, num_candidates):
 def test_lazy_scores_are_the_products():
     rng = np.random.default_rng(0)
     queries, candidates = rng.standard_normal((90, 33)), rng.standard_normal((5000, 33))
-    lazy = LazySimilarity(queries, candidates, chunk=32)
+    lazy = LazySimilarity(queries, candidates, chunk=32, similarity="dot")
     whole = np.full((90, 5000), np.nan)
     for start in range(0, 90, 32):
         for first, tile in lazy.tiles(slice(start, start + 32)):
@@ -214,14 +218,47 @@ def test_lazy_scores_are_the_products():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize("num_candidates", [5, 190, 4100])
+@pytest.mark.parametrize("num_candidates", [5, 190, 4100, 8300])
 def test_equal_embeddings_tie_wherever_they_stand(dtype, num_candidates):
     """A model that gives every clip one embedding is constant: in chunks, too, it must score as the worst."""
     rng = np.random.default_rng(0)
     queries = rng.standard_normal((37, 46)).astype(dtype)
     candidates = np.tile(rng.standard_normal(46).astype(dtype), (num_candidates, 1))
-    ranks = ranks_from_embeddings(queries, candidates, rng.integers(0, num_candidates, (37, 1)), chunk=17)
-    assert ranks.tolist() == [num_candidates - 1] * 37
+    right = rng.integers(0, num_candidates, (37, 1))
+    worst = [num_candidates - 1] * 37
+    assert ranks_from_embeddings(queries, candidates, right, chunk=17, similarity="dot").tolist() == worst
+    with pytest.warns(UserWarning, match="where 1 is expected"):
+        assert ranks_from_embeddings(queries, candidates, right, chunk=17).tolist() == worst
+
+
+def directions(rng, *shape):
+    embeds = rng.standard_normal(shape)
+    return embeds / np.linalg.norm(embeds, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("num_candidates", [20, 8200])  # a block of scores that is held, and one that is not
+def test_other_norms_are_normalised_with_a_warning(num_candidates):
+    rng = np.random.default_rng(0)
+    queries, candidates = directions(rng, 300, 3), directions(rng, num_candidates, 3)
+    relevant = rng.integers(0, num_candidates, (300, 1))
+    longer = candidates * rng.uniform(0.5, 3, (num_candidates, 1))
+    with pytest.warns(UserWarning, match=r"candidates has rows of norm .* where 1 is expected"):
+        found = ranks_from_embeddings(queries, longer, relevant)
+    np.testing.assert_array_equal(found, best_ranks(queries @ candidates.T, relevant))
+    as_they_are = ranks_from_embeddings(queries, longer, relevant, similarity="dot")
+    np.testing.assert_array_equal(as_they_are, best_ranks(queries @ longer.T, relevant))
+    assert (found != as_they_are).any()
+    with pytest.warns(UserWarning, match="queries has rows of norm 2 "):
+        np.testing.assert_array_equal(ranks_from_embeddings(2 * queries, candidates, relevant), found)
+
+
+@pytest.mark.parametrize(("norm", "warns"), [(1.0, False), (0.991, False), (1.009, False), (0.98, True), (1.02, True)])
+def test_the_tolerance_of_unit_norm(norm, warns):
+    queries = directions(np.random.default_rng(0), 5, 16)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        LazySimilarity(queries.astype(np.float16), queries * norm)
+    assert bool(caught) == warns
 
 
 def traced_peak(function, *arguments):
@@ -236,8 +273,8 @@ def traced_peak(function, *arguments):
 
 def test_chunks_bound_the_memory():
     rng = np.random.default_rng(0)
-    queries = rng.standard_normal((1500, 4), dtype=np.float32)
-    candidates = rng.standard_normal((30_000, 4), dtype=np.float32)
+    queries = directions(rng, 1500, 4).astype(np.float32)
+    candidates = directions(rng, 30_000, 4).astype(np.float32)
     relevant = rng.integers(0, 30_000, (1500, 1))
     assert traced_peak(ranks_from_embeddings, queries, candidates, relevant, 128) < 8e6  # the matrix: 180e6 bytes
 
@@ -281,6 +318,26 @@ def test_bad_input_says_what_and_where(similarity, relevant, message):
         best_ranks(similarity, relevant)
 
 
+@pytest.mark.parametrize(("similarity", "relevant"), CASES[::3])
+@pytest.mark.parametrize("map_cutoff", [1, 10, 16])
+def test_outcomes_are_what_the_scores_are_means_of(similarity, relevant, map_cutoff):
+    outcomes = retrieval_outcomes(similarity, relevant, (1, 3), map_cutoff)
+    scores = retrieval_scores(similarity, relevant, (1, 3), map_cutoff)
+    assert list(outcomes) == ["R@1", "R@3", f"mAP@{map_cutoff}", "rank"]
+    ranks = [naive_ranks(row, set(right)) for row, right in zip(similarity.tolist(), relevant, strict=True)]
+    assert outcomes.pop("rank").tolist() == [mine[0] - 1 for mine in ranks]
+    for name, outcome in outcomes.items():
+        assert outcome.dtype == np.float64
+        assert scores[name] == outcome.mean()
+    assert outcomes["R@3"].tolist() == [mine[0] <= 3 for mine in ranks]
+    precisions = [
+        sum(place / rank for place, rank in enumerate(mine, 1) if rank <= map_cutoff) / len(mine) for mine in ranks
+    ]
+    assert outcomes[f"mAP@{map_cutoff}"] == pytest.approx(precisions, abs=1e-12)
+    chance = chance_scores(relevant, similarity.shape[1], (1, 3), map_cutoff)
+    assert list(chance) == ["R@1", "R@3", f"mAP@{map_cutoff}"]
+
+
 @pytest.mark.parametrize("k", [0, -1, 2.5, [1, 0], [], True, "10"])
 def test_a_cutoff_is_a_positive_whole_number(k):
     with pytest.raises(ValueError, match="positive whole numbers"):
@@ -295,6 +352,8 @@ def test_a_cutoff_is_a_positive_whole_number(k):
         (np.eye(2), np.array([[np.inf, 0.0], [1.0, 0.0]]), 8, r"candidates\[0\] has NaN, inf or huge"),
         (np.ones((0, 2)), np.eye(2), 8, r"queries has shape \(0, 2\)"),
         (np.eye(2), np.eye(2), 0, "chunk is 0"),
+        (np.eye(2), np.array([[1.0, 0.0], [0.0, 0.0]]), 8, r"candidates\[1\] is zero"),
+        (np.full((1, 2), 3e38, np.float32), np.eye(2, dtype=np.float32), 8, r"queries\[0\] has NaN, inf or huge"),
     ],
 )
 def test_bad_embeddings_say_what_and_where(queries, candidates, chunk, message):
@@ -332,6 +391,45 @@ def test_evaluate_takes_the_whole_matrix_as_a_keyword(load_metric):
     assert metric.compute(similarity=similarity) == expected
 
 
+def test_evaluate_takes_embeddings_as_keywords(load_metric):
+    rng = np.random.default_rng(0)
+    queries, candidates = directions(rng, 9, 4), directions(rng, 6, 4)
+    relevant = [[i % 6] for i in range(9)]
+    expected = retrieval_scores(queries @ candidates.T, relevant, k=1, map_cutoff=16)
+    inputs = {"predictions": range(9), "references": relevant, "k": 1, "map_cutoff": 16}
+    metric = load_metric()
+    assert metric.compute(**inputs, query_embeds=queries, candidate_embeds=candidates) == pytest.approx(expected)
+    lazy = LazySimilarity(queries, candidates)  # of this package's own copy of the class
+    assert metric.compute(**inputs, similarity=lazy) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="give both query_embeds and candidate_embeds"):
+        metric.compute(**inputs, query_embeds=queries)
+
+
+def test_a_keyword_never_passes_through_arrow(load_metric):
+    """3000 x 3000 scores are 36 MB; through Arrow they would be 450 MB of Python numbers and more."""
+    similarity = np.random.default_rng(0).standard_normal((3000, 3000), dtype=np.float32)
+    metric, relevant = load_metric(), [[i] for i in range(3000)]
+    metric.compute(predictions=[0], references=[[0]], similarity=np.eye(1))  # what is imported once
+
+    def compute():
+        metric.compute(predictions=range(3000), references=relevant, similarity=similarity)
+
+    assert traced_peak(compute) < similarity.nbytes / 5
+
+
+def test_evaluate_has_the_reader_of_qrels(load_metric):
+    rows = [("q", "a", 0), ("q", "b", 1)]
+    assert load_metric().relevant_from_qrels(rows, ["q"], ["a", "b"]) == relevant_from_qrels(rows, ["q"], ["a", "b"])
+
+
+def test_an_empty_split_is_an_error(load_metric):
+    metric = load_metric()
+    with pytest.raises(ValueError, match="at least once before calling `compute`"):
+        metric.compute()
+    with pytest.raises(ValueError, match="hold at least one query"):
+        metric.add_batch(predictions=[], references=[])
+
+
 def test_evaluate_combines(load_metric):
     similarity, relevant = random_case(7, 10, 6, 2, None)
     both = evaluate.combine({"first": load_metric(), "second": load_metric()}, force_prefix=True)
@@ -362,11 +460,25 @@ import json, sys
 import numpy as np
 import evaluate
 folder, rank = sys.argv[1], int(sys.argv[2])
-metric = evaluate.load(folder, num_process=2, process_id=rank, experiment_id="pair")
-similarity = np.random.default_rng(0).standard_normal((10, 6))
 mine = slice(0, 7) if rank == 0 else slice(7, 10)
-metric.add_batch(predictions=similarity[mine], references=[[i % 6] for i in range(10)][mine])
-print(json.dumps(metric.compute(k=[1, 2])))
+rng = np.random.default_rng(0)
+scores, other = rng.standard_normal((10, 6)), rng.standard_normal((10, 6))
+unit = lambda rows: rows / np.linalg.norm(rows, axis=1, keepdims=True)
+columns = {
+    "recall": {"predictions": scores, "references": [[i % 6] for i in range(10)]},
+    "zste": {"predictions": scores, "references": [[i % 6] for i in range(10)], "tasks": ["4A"] * 10},
+    "mrv": {"predictions": rng.integers(0, 9, (10, 3))},
+    "embedding_gap": {"predictions": unit(scores), "references": unit(other)},
+}
+result = {}
+for name, inputs in columns.items():
+    metric = evaluate.load(f"{folder}/{name}", num_process=2, process_id=rank, experiment_id="pair")
+    metric.add_batch(**{column: rows[mine] for column, rows in inputs.items()})
+    together = metric.compute(k=[1, 2])
+    alone = evaluate.load(f"{folder}/{name}", experiment_id=f"alone{rank}").compute(**inputs, k=[1, 2])
+    assert alone, name
+    result[name] = together if rank else together == alone and sorted(alone)
+print(json.dumps(result))
 """
 
 
@@ -375,7 +487,7 @@ def test_two_processes_elsewhere_and_offline(tmp_path):
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(FOLDER), str(rank)],
+            [sys.executable, "-c", WORKER, str(FOLDER.parent), str(rank)],
             cwd=tmp_path,
             env=environment,
             stdout=subprocess.PIPE,
@@ -383,14 +495,44 @@ def test_two_processes_elsewhere_and_offline(tmp_path):
         )
         for rank in (0, 1)
     ]
-    answers = [json.loads(process.communicate(timeout=120)[0]) for process in ranks]
-    similarity = np.random.default_rng(0).standard_normal((10, 6))
-    assert answers == [retrieval_scores(similarity, [[i % 6] for i in range(10)], k=[1, 2]), None]
+    main, other = (json.loads(process.communicate(timeout=300)[0]) for process in ranks)
+    assert main == {
+        "recall": ["R@1", "R@2", "mAP@10", "mean_rank", "median_rank", "num_queries"],
+        "zste": ["4A", "4A_chance", "4A_questions"],
+        "mrv": ["MRV"],
+        "embedding_gap": ["Dis", "Gap"],
+    }
+    assert other == dict.fromkeys(main)
     assert (tmp_path / "home" / "modules" / "evaluate_modules").is_dir()
+
+
+def imports_of(path):
+    """(level, module) of the imports of a file."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    plain = {(0, alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {(node.level, node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+@pytest.mark.parametrize("name", ["recall", "mrv", "zste", "embedding_gap"])
+def test_a_folder_needs_no_other(name):
+    """`evaluate` copies the metric's file and the helpers that this file itself names, and nothing else."""
+    folder = FOLDER.parent / name
+    main = imports_of(folder / f"{name}.py")
+    helpers = {path.stem for path in folder.glob("*.py")} - {"__init__", name}
+    assert {module for level, module in main if level} == helpers
+    for path in folder.glob("*.py"):
+        for level, module in imports_of(path):
+            assert (level, module in helpers) == (1, True) or (
+                level == 0 and module.split(".")[0] in {"numpy", "datasets", "evaluate"} | sys.stdlib_module_names
+            ), f"{path.name} imports {'.' * level}{module}"
+    for line in (folder / f"{name}.py").read_text(encoding="utf-8").splitlines():
+        assert not (line.startswith("from .") and "#" in line), "the loader takes the comment for an address"
 
 
 def test_the_card_runs(monkeypatch):
     monkeypatch.chdir(ROOT)
     blocks = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 2
-    exec("\n".join(blocks), {})
+    assert len(blocks) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        exec("\n".join(blocks), {})

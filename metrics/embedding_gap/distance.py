@@ -33,12 +33,12 @@ def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict
         ValueError: the shapes differ or are not (N, d), or an embedding is zero or holds NaN or inf.
 
     Warns:
-        UserWarning: the embeddings are not of unit norm; they are normalised.
+        UserWarning: the embeddings are not of unit norm, to within 0.01; they are normalised.
 
     >>> gap_and_distance([[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]])  # a permutation: one centre
     {'Gap': 0.0, 'Dis': 1.4142135623730951}
     """
-    other, english = np.asarray(other_embeds), np.asarray(english_embeds)
+    other, english = _as_array(other_embeds, "other_embeds"), _as_array(english_embeds, "english_embeds")
     if other.shape != english.shape or other.ndim != 2 or not other.size:
         raise ValueError(
             f"other_embeds has shape {other.shape}, english_embeds {english.shape}; both must be (N, d), "
@@ -52,6 +52,13 @@ def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict
         displacement += difference.sum(axis=0)
         distance += np.linalg.norm(difference, axis=1).sum()
     return {"Gap": float(np.linalg.norm(displacement)) / len(other), "Dis": float(distance) / len(other)}
+
+
+def _as_array(embeds: ArrayLike, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(embeds)
+    except ValueError as error:
+        raise ValueError(f"the rows of {name} differ in length; all embeddings must have the same dimension") from error
 
 
 def _norms(embeds: NDArray[Any], name: str) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 import evaluate
+import numpy as np
 
 from .rank_variance import mean_rank_variance
 
@@ -17,7 +18,8 @@ Mean rank variance (MRV): the variance over languages of the rank of a query's r
 
 _INPUTS = """
 Args:
-    predictions: per query one row of K ranks, one for each language.
+    predictions: per query one row of K ranks, one for each language; or, with `ranks`, its row number.
+    ranks: the ranks of all queries as a matrix (queries, languages), which does not pass through Arrow.
 Returns:
     MRV.
 Examples:
@@ -43,12 +45,31 @@ class MRV(evaluate.Metric):
             description=_DESCRIPTION,
             citation=_CITATION,
             inputs_description=_INPUTS,
-            features=datasets.Features(predictions=datasets.Sequence(datasets.Value("float64"))),
+            features=[
+                datasets.Features(predictions=datasets.Sequence(datasets.Value("float64"))),
+                datasets.Features(predictions=datasets.Value("int64")),
+            ],
         )
+
+    def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
+        if batch["predictions"] is None or len(batch["predictions"]) == 0:
+            raise ValueError("there are no queries; predictions must hold at least one row of ranks")
+        return super()._infer_feature_from_batch(batch)
+
+    def _infer_feature_from_example(self, example: dict[str, Any]) -> datasets.Features:
+        # By its form: the ranks of one query [3, 5] are a row, 3 is a row number.
+        return self.features[0 if np.ndim(example["predictions"]) else 1]
 
     def _compute(
         self,
-        predictions: Sequence[Sequence[float]],
+        predictions: Sequence[Any],
+        ranks: Any = None,
         **kwargs: Any,  # what `evaluate.combine` hands to all its metrics
     ) -> dict[str, float]:
-        return {"MRV": mean_rank_variance(predictions)}
+        if ranks is None:
+            return {"MRV": mean_rank_variance(predictions)}
+        if np.ndim(predictions[0]) or min(predictions) < 0 or max(predictions) >= len(ranks):
+            raise ValueError(
+                f"with `ranks`, predictions are its row numbers, from 0 to {len(ranks) - 1}; got {predictions[0]} first"
+            )
+        return {"MRV": mean_rank_variance(np.asarray(ranks)[predictions])}

@@ -6,6 +6,8 @@ from .ranking import (
     best_ranks,
     chance_scores,
     ranks_from_embeddings,
+    relevant_from_qrels,
+    retrieval_outcomes,
     retrieval_scores,
 )
 
@@ -15,5 +17,7 @@ __all__ = [
     "best_ranks",
     "chance_scores",
     "ranks_from_embeddings",
+    "relevant_from_qrels",
+    "retrieval_outcomes",
     "retrieval_scores",
 ]

@@ -1,7 +1,7 @@
 """`evaluate.load("metrics/recall")`: the retrieval scores of `ranking.py` behind the interface of `evaluate.Metric`.
 
-`evaluate` reads this file line by line to learn what to copy: one import a line, helpers by a flat relative import, and
-`evaluate.Metric` never imported by name.
+`evaluate` reads this file line by line to learn what to copy: one import a line, every helper by a flat relative import
+of its own without a comment behind it, and `evaluate.Metric` never imported by name.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import evaluate
 import numpy as np
 
 from .ranking import retrieval_scores
+from .relevance import relevant_from_qrels
+from .similarity import LazySimilarity
 
 _DESCRIPTION = """\
 Retrieval scores of a similarity matrix: R@k, mAP@10, median and mean rank of the best relevant candidate. Several
@@ -25,8 +27,10 @@ Args:
     predictions: per query one row of scores (floats, higher is closer); or, with `similarity`, its row number.
     references: per query the list of the columns of its relevant candidates.
     k: cutoffs of R@k, (1, 5, 10) unless told.
+    map_cutoff: cutoff of mAP, 10 unless told.
     similarity: the whole matrix (queries, candidates), or a LazySimilarity of embeddings; it does not pass through
         Arrow, which costs about 50 bytes a score.
+    query_embeds, candidate_embeds: instead of it the embeddings, of unit norm, of which the matrix is never made.
 Returns:
     R@k and mAP@10 as fractions, median_rank and mean_rank (1-based), num_queries.
 Examples:
@@ -48,6 +52,8 @@ _CITATION = """\
 
 class Recall(evaluate.Metric):
     """R@k, mAP@10, median and mean rank; see the card, README.md."""
+
+    relevant_from_qrels = staticmethod(relevant_from_qrels)
 
     def _info(self) -> evaluate.MetricInfo:
         columns = datasets.Sequence(datasets.Value("int64"))
@@ -72,12 +78,24 @@ class Recall(evaluate.Metric):
         predictions: Sequence[Any],
         references: Sequence[Sequence[int]],
         k: int | Sequence[int] = (1, 5, 10),
+        map_cutoff: int = 10,
         similarity: Any = None,
+        query_embeds: Any = None,
+        candidate_embeds: Any = None,
         **kwargs: Any,  # what `evaluate.combine` hands to all its metrics
     ) -> dict[str, float]:
+        if query_embeds is not None or candidate_embeds is not None:
+            similarity = _from_embeddings(similarity, query_embeds, candidate_embeds)
         if similarity is None:
-            return retrieval_scores(predictions, references, k)
-        return retrieval_scores(similarity, _in_row_order(predictions, references, np.shape(similarity)[0]), k)
+            return retrieval_scores(predictions, references, k, map_cutoff)
+        relevant = _in_row_order(predictions, references, np.shape(similarity)[0])
+        return retrieval_scores(similarity, relevant, k, map_cutoff)
+
+
+def _from_embeddings(similarity: Any, query_embeds: Any, candidate_embeds: Any) -> LazySimilarity:
+    if similarity is not None or query_embeds is None or candidate_embeds is None:
+        raise ValueError("give both query_embeds and candidate_embeds, or similarity, or rows of scores as predictions")
+    return LazySimilarity(query_embeds, candidate_embeds)
 
 
 def _in_row_order(

@@ -1,0 +1,190 @@
+"""How sure is a score, and is one system better than another? Bootstrap intervals and a paired test over clips.
+
+The captions of one clip succeed and fail together, so queries are not independent draws: resampling them one by one
+gives intervals that are too narrow. Here whole clusters, clips with all their queries, are drawn. A score is the mean
+over the queries drawn,
+
+    score* = sum over clusters c of w_c s_c / sum over c of w_c n_c
+
+with s_c the sum of the outcomes of a cluster's n_c queries and w_c how often it was drawn (multinomial). Outcomes come
+from `metrics.recall.retrieval_outcomes` or `metrics.zste.zste_outcomes`: one number for each query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# Draws held at once: few enough for a core's cache.
+_DRAWS = 1 << 18
+# Up to so many clusters that differ, all 2^n signs are tried.
+_EXACT_CLUSTERS = 12
+
+
+def bootstrap_intervals(
+    outcomes: Mapping[str, ArrayLike],
+    clusters: Sequence[Any] | None = None,
+    num_resamples: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> dict[str, tuple[float, float]]:
+    """Percentile bootstrap intervals of the mean of each outcome (Efron and Tibshirani 1993, chapter 13).
+
+    Intervals of few clusters (below 30, say) are too narrow, as all percentile intervals are; outcomes that are all
+    alike give an interval of no width.
+
+    Args:
+        outcomes: by name the outcome of each query, (Q,).
+        clusters: of each query the clip it belongs to, by any name; without, every query stands alone.
+        num_resamples: how often the clusters are drawn.
+        confidence: the share of intervals that hold the true mean, in 0..1.
+        seed: of the draws; the same for all outcomes, so that they are resampled together.
+
+    Returns:
+        By name the lower and the upper end.
+
+    Raises:
+        ValueError: there is no outcome or fewer than two clusters, lengths differ, an outcome is NaN or infinite, or
+            `num_resamples` or `confidence` is out of range.
+
+    >>> low, high = bootstrap_intervals({"R@1": [1, 1, 0, 0, 1, 0]}, clusters=["a", "a", "b", "b", "c", "c"])["R@1"]
+    >>> 0 <= low <= 0.5 <= high <= 1
+    True
+    """
+    table = _table(outcomes)
+    sums, sizes = _cluster_sums(table, clusters)
+    ends = _percentiles(_resampled(sums, sizes, num_resamples, seed), confidence)
+    return {name: (float(low), float(high)) for name, low, high in zip(outcomes, *ends, strict=True)}
+
+
+def paired_test(
+    a: Mapping[str, ArrayLike],
+    b: Mapping[str, ArrayLike],
+    clusters: Sequence[Any] | None = None,
+    num_resamples: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> dict[str, dict[str, float]]:
+    """Is system a better than system b on the same queries? A paired randomisation test over clusters.
+
+    If the two were alike, the difference of a cluster could as well have the other sign. The p-value is the share of
+    all sign patterns whose mean difference is at least as far from 0 as the one found (two-sided): exactly, when up to
+    12 clusters differ, and else from `num_resamples` patterns, (1 + hits) / (1 + patterns), which is never 0
+    (Smucker, Allan and Carterette 2007, "A comparison of statistical significance tests for information retrieval
+    evaluation"). The interval is the bootstrap's. Several outcomes are several tests; nothing is corrected for that.
+
+    Args:
+        a: by name the outcome of each query, (Q,), under the one system.
+        b: the same names and queries under the other.
+        clusters: as `bootstrap_intervals`.
+        num_resamples: of the interval, and of the test.
+        confidence: of the interval.
+        seed: as `bootstrap_intervals`.
+
+    Returns:
+        By name `difference`, mean a - mean b; `low` and `high`, its interval; `p_value`.
+
+    Raises:
+        ValueError: as `bootstrap_intervals`; or a and b differ in names or in number of queries.
+
+    >>> paired_test({"R@1": [1, 1, 1, 1, 0]}, {"R@1": [0, 0, 0, 0, 0]})["R@1"]["p_value"]  # 2 of 2^4 sign patterns
+    0.125
+    """
+    if a.keys() != b.keys():
+        raise ValueError(f"a has the outcomes {list(a)}, b has {list(b)}; both must have the same")
+    first, second = _table(a), _table({name: b[name] for name in a})
+    if first.shape != second.shape:
+        raise ValueError(f"a has {len(first)} queries and b {len(second)}; both must answer the same ones")
+    difference = first - second
+    sums, sizes = _cluster_sums(difference, clusters)
+    lows, highs = _percentiles(_resampled(sums, sizes, num_resamples, seed), confidence)
+    return {
+        name: {
+            "difference": float(difference[:, column].mean()),
+            "low": float(lows[column]),
+            "high": float(highs[column]),
+            "p_value": _sign_flip_p_value(sums[:, column], num_resamples, seed),
+        }
+        for column, name in enumerate(a)
+    }
+
+
+def _table(outcomes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
+    """(Q, M), one column for each outcome."""
+    columns = {name: np.asarray(values, np.float64) for name, values in outcomes.items()}
+    shapes = {name: column.shape for name, column in columns.items()}
+    if not columns or len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
+        raise ValueError(f"outcomes have the shapes {shapes}; give one outcome at least, each with one number a query")
+    for name, column in columns.items():
+        bad = np.flatnonzero(~np.isfinite(column))
+        if len(bad):
+            raise ValueError(f"{name}[{bad[0]}] is {column[bad[0]]}; every outcome must be finite")
+    return np.stack(list(columns.values()), axis=1)
+
+
+def _cluster_sums(
+    table: NDArray[np.float64], clusters: Sequence[Any] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(C, M) the sum of each outcome over each cluster's queries, and (C,) how many these are."""
+    if clusters is None:
+        number = np.arange(len(table))
+    elif len(clusters) != len(table):
+        raise ValueError(f"got {len(clusters)} clusters for {len(table)} queries; give the cluster of each query")
+    else:
+        order: dict[Any, int] = {}
+        number = np.array([order.setdefault(cluster, len(order)) for cluster in clusters])
+    sizes = np.bincount(number).astype(np.float64)
+    if len(sizes) < 2:
+        raise ValueError(f"there are {len(sizes)} clusters of queries; resampling needs two or more")
+    sums = [np.bincount(number, weights=column) for column in table.T]
+    return np.stack(sums, axis=1).astype(np.float64), sizes
+
+
+def _resampled(
+    sums: NDArray[np.float64], sizes: NDArray[np.float64], num_resamples: int, seed: int
+) -> NDArray[np.float64]:
+    """(num_resamples, M) the means of the resamples."""
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples is {num_resamples}; give 1 or more")
+    rng, count = np.random.default_rng(seed), len(sizes)
+    totals = np.column_stack([sums, sizes])
+    drawn = [_weights(rng, number, count) @ totals for number in _chunks(num_resamples, count)]
+    weighted = np.concatenate(drawn)
+    return weighted[:, :-1] / weighted[:, -1:]
+
+
+def _weights(rng: np.random.Generator, number: int, count: int) -> NDArray[np.float64]:
+    """(number, count) how often each cluster is drawn in each resample: multinomial."""
+    draws = rng.integers(0, count, (number, count)) + count * np.arange(number)[:, None]
+    return np.bincount(draws.ravel(), minlength=number * count).reshape(number, count).astype(np.float64)
+
+
+def _chunks(total: int, width: int) -> Iterator[int]:
+    step = max(1, _DRAWS // width)
+    for start in range(0, total, step):
+        yield min(step, total - start)
+
+
+def _percentiles(means: NDArray[np.float64], confidence: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}; give a share between 0 and 1, such as 0.95")
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    return low, high
+
+
+def _sign_flip_p_value(differences: NDArray[np.float64], num_resamples: int, seed: int) -> float:
+    differing = differences[differences != 0]  # the others have no sign to flip
+    found = abs(differing.sum()) - 1e-12 * np.abs(differing).sum()  # sums in another order differ by rounding
+    count = len(differing)
+    if count <= _EXACT_CLUSTERS:
+        patterns = np.arange(2**count)[:, None] >> np.arange(count) & 1
+        return float((np.abs((2 * patterns - 1) @ differing) >= found).mean())
+    rng = np.random.default_rng((seed, 1))  # apart from the draws of the interval
+    hits = 0
+    for number in _chunks(num_resamples, count):
+        flipped = rng.integers(0, 2, (number, count), dtype=np.int8).astype(np.float64)
+        hits += int((np.abs(2 * flipped @ differing - differing.sum()) >= found).sum())
+    return (1 + hits) / (1 + num_resamples)

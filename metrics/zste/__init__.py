@@ -1,0 +1,11 @@
+"""ZSTE: does a model hear what sounds, and in which order?"""
+
+from .temporal_questions import (
+    zste_chance,
+    zste_outcomes,
+    zste_ranks,
+    zste_scores,
+    zste_scores_by_language,
+)
+
+__all__ = ["zste_chance", "zste_outcomes", "zste_ranks", "zste_scores", "zste_scores_by_language"]

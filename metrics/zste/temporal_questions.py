@@ -1,0 +1,284 @@
+"""Scores of ZSTE, the zero-shot temporal evaluation of TeminAL (section 4.2, appendix B.4 and table 3).
+
+A question is a clip, the scores of its candidate texts, and which of them are right. Let r_1 < r_2 be the ranks, from
+0, of the right candidates; a wrong candidate that ties with a right one ranks before it, so that a model which answers
+the same to everything scores 0. Then a question scores
+
+    1A, 3A, 3B, 4A, 4B    [r_1 = 0]                      one right candidate
+    2A, 2C                [r_2 = 1]                      both right ones are the first two
+    2B, 2D                [r_1 < 2]                      one at least is among the first two
+    5A, 5B                ([r_1 < 2] + [r_2 < 2]) / 2    the share of the right ones that are
+
+and a task the mean over its questions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_RIGHT = {"1A": 1, "2A": 2, "2B": 2, "2C": 2, "2D": 2, "3A": 1, "3B": 1, "4A": 1, "4B": 1, "5A": 2, "5B": 2}
+"""How many candidates of a question of each task are right."""
+
+
+def zste_outcomes(
+    scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], tasks: Sequence[str]
+) -> dict[str, NDArray[np.float64]]:
+    """The score of every question, by task; see the module for the rules.
+
+    Args:
+        scores: for each question the scores of its candidates, higher is closer; questions may differ in how many.
+        relevant: for each question the indices of its right candidates, one or two as its task has it.
+        tasks: for each question its task, "1A" to "5B".
+
+    Returns:
+        For each task that is asked, in the order of `NUM_RIGHT`, the scores in 0..1 of its questions in their order.
+
+    Raises:
+        ValueError: there is no question, the three differ in length, a task is unknown, a score is NaN or infinite, or
+            the right candidates are too few, too many, repeated or out of range.
+
+    >>> zste_outcomes([[0.1, 0.9, 0.3], [0.6, 0.5, 0.8]], [[1], [0, 1]], ["3A", "5A"])
+    {'3A': array([1.]), '5A': array([0.5])}
+    """
+    first, last = _right_ranks(scores, relevant, tasks)
+    names = np.asarray(tasks)
+    rules = {
+        "1": first == 0,
+        "all": last < 2,
+        "any": first < 2,
+        "share": ((first < 2).astype(np.float64) + (last < 2)) / 2,
+    }
+    return {task: rules[_rule(task)][names == task].astype(np.float64) for task in NUM_RIGHT if (names == task).any()}
+
+
+def zste_ranks(
+    scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], tasks: Sequence[str]
+) -> NDArray[np.int64]:
+    """The rank, from 0, of each question's best right candidate: the number of wrong ones scored at least as high.
+
+    Args:
+        scores: as `zste_outcomes`.
+        relevant: as `zste_outcomes`.
+        tasks: as `zste_outcomes`.
+
+    Returns:
+        (Q,), in the order of the questions.
+
+    Raises:
+        ValueError: as `zste_outcomes`.
+
+    >>> zste_ranks([[0.1, 0.9, 0.3], [0.6, 0.5, 0.8]], [[1], [0, 1]], ["3A", "5A"])
+    array([0, 1])
+    """
+    return _right_ranks(scores, relevant, tasks)[0]
+
+
+def zste_chance(num_candidates: int, task: str) -> float:
+    """The expected score of a question when its candidates stand in random order, exactly.
+
+    With n candidates:
+
+        1A, 3, 4: 1/n        2A, 2C: 1 / C(n, 2)        2B, 2D: 1 - C(n - 2, 2) / C(n, 2)        5: 2/n
+
+    Args:
+        num_candidates: n, the right ones among them.
+        task: "1A" to "5B".
+
+    Returns:
+        A fraction: 1/3 for 3A and 3B, 1/2 for 5A.
+
+    Raises:
+        ValueError: the task is unknown, or has fewer candidates than right ones.
+
+    >>> zste_chance(3, "3A"), zste_chance(4, "5A"), zste_chance(50, "2A") == 1 / 1225
+    (0.3333333333333333, 0.5, True)
+    """
+    _check_task(task)
+    if num_candidates < NUM_RIGHT[task]:
+        raise ValueError(f"num_candidates is {num_candidates}; task {task} has {NUM_RIGHT[task]} right ones")
+    rule, pairs = _rule(task), comb(num_candidates, 2)
+    if rule == "all":
+        return 1 / pairs
+    if rule == "any":
+        return (pairs - comb(num_candidates - 2, 2)) / pairs
+    return NUM_RIGHT[task] / num_candidates
+
+
+def zste_scores(
+    scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], tasks: Sequence[str]
+) -> dict[str, float]:
+    """The score of each task, beside what random answers would get.
+
+    Args:
+        scores: as `zste_outcomes`.
+        relevant: as `zste_outcomes`.
+        tasks: as `zste_outcomes`.
+
+    Returns:
+        For each task that is asked `3A`, its score in 0..1 (a perfect model: 1, a constant one: 0), `3A_chance`, the
+        mean of `zste_chance` over its questions, and `3A_questions`, their number.
+
+    Raises:
+        ValueError: as `zste_outcomes`.
+
+    >>> zste_scores([[0.1, 0.9, 0.3, 0.0], [0.6, 0.5, 0.8, 0.0]], [[1], [0, 1]], ["4A", "5A"])
+    {'4A': 1.0, '4A_chance': 0.25, '4A_questions': 1, '5A': 0.5, '5A_chance': 0.5, '5A_questions': 1}
+    """
+    summary: dict[str, float] = {}
+    for task, outcomes in zste_outcomes(scores, relevant, tasks).items():
+        sizes = [len(row) for row, asked in zip(scores, tasks, strict=True) if asked == task]
+        chance = _mean(partial(zste_chance, task=task), sizes)
+        summary |= {task: float(outcomes.mean()), f"{task}_chance": chance, f"{task}_questions": len(outcomes)}
+    return summary
+
+
+def zste_scores_by_language(
+    scores: Sequence[Sequence[float]],
+    relevant: Sequence[Sequence[int]],
+    tasks: Sequence[str],
+    languages: Sequence[str],
+    questions: Sequence[Hashable] | None = None,
+) -> dict[str, float]:
+    """The scores of each language, and how alike the languages answer the same questions.
+
+    MRV of a task = mean over its questions that are asked in every language of the variance, over the languages, of
+    the rank of the best right candidate (ATRI, eq. 16, on temporal questions). The variance is divided by K, the number
+    of languages. Ranks at random give (1 - 1/K) m (n + 1) (n - m) / ((m + 1)^2 (m + 2)) on average, with m of n
+    candidates right; for m = 1 that is (1 - 1/K) (n^2 - 1) / 12.
+
+    Args:
+        scores: as `zste_outcomes`.
+        relevant: as `zste_outcomes`.
+        tasks: as `zste_outcomes`.
+        languages: of each question, such as "fra".
+        questions: for each question what it asks, alike in all languages, such as the clip's id; a task asks it once in
+            each language. Without, the i-th question of a task in one language is the i-th in every other.
+
+    Returns:
+        What `zste_scores` gives for each language, as `fra_3A`, `fra_3A_chance`, `fra_3A_questions`. With two languages
+        or more and questions asked in all of them also `3A_MRV` (0, the best: every question gets one rank in all
+        languages), `3A_MRV_chance` and `3A_MRV_questions`, the number of such questions.
+
+    Raises:
+        ValueError: as `zste_outcomes`; or `languages` or `questions` do not fit, a question repeats in a language, has
+            not the same number of candidates in all of them, or is not named although the languages differ in their
+            number of questions.
+
+    >>> scores = zste_scores_by_language(
+    ...     [[0.9, 0.1, 0.3], [0.1, 0.9, 0.3]], [[0], [0]], ["3A", "3A"], ["eng", "fra"]
+    ... )
+    >>> scores["eng_3A"], scores["fra_3A"], scores["3A_MRV"]  # ranks 0 and 2
+    (1.0, 0.0, 1.0)
+    """
+    ranks = zste_ranks(scores, relevant, tasks)
+    for name, column in (("languages", languages), ("questions", questions)):
+        if column is not None and len(column) != len(ranks):
+            raise ValueError(f"got {len(column)} {name} for {len(ranks)} questions; give one for each")
+    summary: dict[str, float] = {}
+    for language in dict.fromkeys(languages):
+        own = [place for place, spoken in enumerate(languages) if spoken == language]
+        answers = zste_scores([scores[i] for i in own], [relevant[i] for i in own], [tasks[i] for i in own])
+        summary |= {f"{language}_{name}": value for name, value in answers.items()}
+    sizes = np.array([len(row) for row in scores])
+    for task in (task for task in NUM_RIGHT if task in tasks):
+        own = [place for place, asked in enumerate(tasks) if asked == task]
+        table = _parallel(own, task, languages, questions)
+        if table.size:
+            summary |= _consistency(task, ranks[table], sizes[table])
+    return summary
+
+
+def _rule(task: str) -> str:
+    return {"2": "all" if task[1] in "AC" else "any", "5": "share"}.get(task[0], "1")
+
+
+def _check_task(task: str) -> None:
+    if task not in NUM_RIGHT:
+        raise ValueError(f"unknown task {task!r}; the tasks are {', '.join(NUM_RIGHT)}")
+
+
+def _right_ranks(
+    scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], tasks: Sequence[str]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of each question the ranks of its best and of its last right candidate."""
+    if not len(scores) == len(relevant) == len(tasks) or not len(scores):
+        raise ValueError(
+            f"got {len(scores)} rows of scores, {len(relevant)} lists of right candidates and {len(tasks)} tasks; "
+            "give one of each for every question, and one question at least"
+        )
+    ranks = np.empty((2, len(scores)), np.int64)
+    for place, (row, right, task) in enumerate(zip(scores, relevant, tasks, strict=True)):
+        values, columns = _checked(place, row, right, task)
+        chosen = np.sort(values[columns])[::-1]
+        values[columns] = -np.inf
+        ahead = (values >= chosen[:, None]).sum(axis=1) + np.arange(len(columns))
+        ranks[:, place] = ahead[0], ahead[-1]
+    return ranks[0], ranks[1]
+
+
+def _checked(
+    place: int, row: Sequence[float], right: Sequence[int], task: str
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """A question's scores, copied, and its right columns."""
+    _check_task(task)
+    values, columns = np.array(row, np.float64), np.array(right)
+    if values.ndim != 1 or not np.isfinite(values).all():
+        raise ValueError(f"question {place} has the scores {row!r}; give finite numbers, one for each candidate")
+    if columns.shape != (NUM_RIGHT[task],) or columns.dtype.kind not in "iu":
+        raise ValueError(
+            f"question {place} has the right candidates {right!r}; task {task} has {NUM_RIGHT[task]} of them"
+        )
+    if len(set(columns.tolist())) < len(columns) or min(columns) < 0 or max(columns) >= len(values):
+        raise ValueError(
+            f"question {place} has the right candidates {right!r}; they must differ and lie in 0..{len(values) - 1}"
+        )
+    return values, columns
+
+
+def _parallel(
+    places: Sequence[int], task: str, languages: Sequence[str], questions: Sequence[Hashable] | None
+) -> NDArray[np.int64]:
+    """(N, K): where the questions of a task stand that all K languages ask; empty for one language."""
+    asked: dict[str, dict[Hashable, int]] = {language: {} for language in dict.fromkeys(languages)}
+    for place in places:
+        held = asked[languages[place]]
+        question = len(held) if questions is None else questions[place]
+        if question in held:
+            raise ValueError(f"task {task} asks question {question!r} twice in {languages[place]!r}")
+        held[question] = place
+    counts = {language: len(held) for language, held in asked.items()}
+    if questions is None and len(set(counts.values())) > 1:
+        raise ValueError(f"task {task} has {counts} questions; name them in `questions`, since their numbers differ")
+    if len(counts) < 2:
+        return np.empty((0, len(counts)), np.int64)
+    one, *others = asked.values()
+    everywhere = [name for name in one if all(name in held for held in others)]
+    return np.array([[held[name] for held in asked.values()] for name in everywhere], np.int64)
+
+
+def _consistency(task: str, ranks: NDArray[np.int64], sizes: NDArray[np.int64]) -> dict[str, float]:
+    """MRV of (N, K) ranks among (N, K) candidates, with its chance level."""
+    differing = np.flatnonzero((sizes != sizes[:, :1]).any(axis=1))
+    if len(differing):
+        raise ValueError(
+            f"parallel question {differing[0]} of task {task} has {sizes[differing[0]].tolist()} candidates in its "
+            "languages; ask all of them among the same"
+        )
+    m, spread = NUM_RIGHT[task], 1 - 1 / ranks.shape[1]
+    chance = _mean(lambda n: spread * m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2)), sizes[:, 0].tolist())
+    return {
+        f"{task}_MRV": float(ranks.var(axis=1).mean()),
+        f"{task}_MRV_chance": chance,
+        f"{task}_MRV_questions": len(ranks),
+    }
+
+
+def _mean(chance: Callable[[int], float], sizes: Sequence[int]) -> float:
+    """Of the chance levels of questions with so many candidates; that of one size is not rounded."""
+    return sum(count / len(sizes) * chance(size) for size, count in Counter(sizes).items())

@@ -1,0 +1,92 @@
+"""`evaluate.load("metrics/zste")`: the scores of `temporal_questions.py` behind the interface of `evaluate.Metric`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import datasets
+import evaluate
+import numpy as np
+
+from .temporal_questions import zste_scores, zste_scores_by_language
+
+_DESCRIPTION = """\
+ZSTE, the zero-shot temporal evaluation: does a model hear which sounds a clip holds, and in which order? Eleven tasks,
+1A to 5B, each with its exact chance level; ties count against the model. With languages also the scores of each, and
+how much the rank of the right answer varies between them.
+"""
+
+_INPUTS = """
+Args:
+    predictions: per question the scores of its candidates (floats, higher is closer); or, with `similarity`, its row
+        number there.
+    references: per question the list of its right candidates, one (tasks 1, 3, 4) or two (tasks 2, 5).
+    tasks: per question its task, "1A" to "5B".
+    similarity: the rows of scores, which then do not pass through Arrow.
+    languages: per question its language, in the order in which the questions were added.
+    questions: per question what it asks, alike in all languages.
+Returns:
+    For each task that is asked its score (3A), chance level (3A_chance) and number of questions (3A_questions); with
+    languages these for each language (fra_3A, ...) and 3A_MRV, 3A_MRV_chance, 3A_MRV_questions.
+Examples:
+    >>> zste = evaluate.load("metrics/zste")
+    >>> zste.compute(predictions=[[0.1, 0.9, 0.3]], references=[[1]], tasks=["3A"])["3A"]
+    1.0
+"""
+
+_CITATION = """\
+@article{sinha_teminal,
+  title = {Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised Post-Training with
+           Text-Audio Pairs},
+  author = {Sinha, Anshuman and Migozzi, Camille and Rey, Aubin and Zhang, Chao}
+}
+"""
+
+
+class ZSTE(evaluate.Metric):
+    """The eleven tasks of ZSTE; see the card, README.md."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        others = {
+            "references": datasets.Sequence(datasets.Value("int64")),
+            "tasks": datasets.Value("string"),
+        }
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation=_CITATION,
+            inputs_description=_INPUTS,
+            features=[
+                datasets.Features(predictions=datasets.Sequence(datasets.Value("float64")), **others),
+                datasets.Features(predictions=datasets.Value("int64"), **others),
+            ],
+        )
+
+    def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
+        if any(column is None or len(column) == 0 for column in batch.values()):
+            raise ValueError("predictions, references and tasks must all be given and hold at least one question")
+        return super()._infer_feature_from_batch(batch)
+
+    def _compute(
+        self,
+        predictions: Sequence[Any],
+        references: Sequence[Sequence[int]],
+        tasks: Sequence[str],
+        similarity: Sequence[Sequence[float]] | None = None,
+        languages: Sequence[str] | None = None,
+        questions: Sequence[Hashable] | None = None,
+        **kwargs: Any,  # what `evaluate.combine` hands to all its metrics
+    ) -> dict[str, float]:
+        scores = predictions if similarity is None else _rows(similarity, predictions)
+        if languages is None:
+            return zste_scores(scores, references, tasks)
+        return zste_scores_by_language(scores, references, tasks, languages, questions)
+
+
+def _rows(similarity: Sequence[Sequence[float]], numbers: Sequence[int]) -> list[Sequence[float]]:
+    if np.ndim(numbers[0]) or min(numbers) < 0 or max(numbers) >= len(similarity):
+        raise ValueError(
+            f"with `similarity`, predictions are its row numbers, from 0 to {len(similarity) - 1}; got {numbers[0]} "
+            "first"
+        )
+    return [similarity[number] for number in numbers]

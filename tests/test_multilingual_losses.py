@@ -1,0 +1,275 @@
+"""KCL, CACL, SVR on them and the data distribution error against loops, closed forms and their gradients."""
+
+import math
+
+import pytest
+import reference
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modeling_supclap.losses import (
+    DynamicRadius,
+    StaticRadius,
+    by_language,
+    cacl_loss,
+    data_distribution_error,
+    info_nce,
+    kcl_loss,
+    language_distribution_error,
+    multilingual_support_vector_loss,
+    radius_constraint,
+    similarity_matrix,
+)
+
+SCALE = 1 / 0.07
+GROUPS = [0, 1, 0, 2, 1]
+
+
+def unit_rows(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def multilingual_batch(n: int = 5, languages: int = 3, d: int = 7) -> tuple[Tensor, Tensor]:
+    """Audio (N, d) and captions (N, K, d) around it."""
+    audio = unit_rows(n, d)
+    return audio, F.normalize(audio.unsqueeze(1) + 0.7 * unit_rows(n, languages, d, seed=1), dim=-1)
+
+
+# --- KCL
+
+
+@pytest.mark.parametrize("languages", [2, 3, 8])
+@pytest.mark.parametrize("groups", [None, GROUPS])
+def test_kcl_equals_the_loops(languages: int, groups: list[int] | None) -> None:
+    audio, text = multilingual_batch(languages=languages)
+    ids = None if groups is None else torch.tensor(groups)
+    expected = reference.kcl_loss(audio, text, SCALE, groups)
+    assert kcl_loss(audio, text, SCALE, ids).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_kcl_is_half_the_mean_info_nce_of_the_languages() -> None:
+    audio, text = multilingual_batch()
+    expected = sum(info_nce(audio, text[:, k], SCALE) for k in range(3)) / 6
+    torch.testing.assert_close(kcl_loss(audio, text, SCALE), expected)
+
+
+def test_kcl_gradcheck() -> None:
+    audio, text = (x.requires_grad_() for x in multilingual_batch(4, 2, 3))
+    scale = torch.tensor(9.0, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(kcl_loss, (audio, text, scale))
+    torch.autograd.gradcheck(lambda a, t, s: kcl_loss(a, t, s, torch.tensor([0, 1, 0, 2])), (audio, text, scale))
+
+
+def test_kcl_trains_every_pair_of_every_language_in_both_directions() -> None:
+    """dL/dS_k = scale/(2NK) (P_a2t + P_t2a - 2 delta); the identity as audio makes S_k the texts, transposed."""
+    similarity = unit_rows(2, 3, 3, seed=3).requires_grad_()
+    loss = kcl_loss(torch.eye(3, dtype=torch.float64), similarity.mT.transpose(0, 1), 5.0)
+    (gradient,) = torch.autograd.grad(loss, similarity)
+    exponentials = (5.0 * similarity.detach()).exp()
+    both = exponentials / exponentials.sum(2, keepdim=True) + exponentials / exponentials.sum(1, keepdim=True)
+    torch.testing.assert_close(gradient, 5.0 / (2 * 3 * 2) * (both - 2 * torch.eye(3)))
+    assert (gradient.abs() > 1e-4).all()
+
+
+def test_negatives_are_of_the_captions_own_language() -> None:
+    """A caption of another language that matches a wrong clip perfectly is no candidate."""
+    audio, text = multilingual_batch(languages=2)
+    text[0, 1] = audio[3]
+    other = text[:, 1].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(kcl_loss(audio, torch.stack([text[:, 0], other], dim=1), SCALE), other)
+    (alone,) = torch.autograd.grad(info_nce(audio, other, SCALE) / 4, other)
+    torch.testing.assert_close(gradient, alone)
+
+
+def test_values_of_a_random_and_of_a_perfect_batch() -> None:
+    alike = F.normalize(torch.ones(6, 8, dtype=torch.float64), dim=1)
+    assert kcl_loss(alike, alike.unsqueeze(1).expand(6, 4, 8), SCALE).item() == pytest.approx(math.log(6))
+    assert cacl_loss(alike, alike, alike, SCALE).item() == pytest.approx(math.log(6))
+    perfect = torch.eye(6, dtype=torch.float64)
+    assert kcl_loss(perfect, perfect.unsqueeze(1).expand(6, 4, 6), 100.0).item() == pytest.approx(0, abs=1e-12)
+    assert cacl_loss(perfect, perfect, perfect, 100.0).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_order_of_batch_and_languages_does_not_matter() -> None:
+    audio, text = multilingual_batch()
+    order = torch.tensor([3, 0, 4, 1, 2])
+    torch.testing.assert_close(kcl_loss(audio[order], text[order][:, [2, 0, 1]], SCALE), kcl_loss(audio, text, SCALE))
+    assert kcl_loss(audio[order], text, SCALE) > kcl_loss(audio, text, SCALE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_costs_only_the_rounding_of_the_embeddings(dtype: torch.dtype) -> None:
+    audio, text = (x.to(dtype) for x in multilingual_batch())
+    assert kcl_loss(audio, text, SCALE).item() == pytest.approx(
+        kcl_loss(audio.double(), text.double(), SCALE).item(), rel=1e-5, abs=1e-6
+    )
+
+
+# --- CACL
+
+
+def test_cacl_equals_the_loops() -> None:
+    audio, text = multilingual_batch()
+    loss = cacl_loss(audio, text[:, 0], text[:, 1], SCALE)
+    assert loss.item() == pytest.approx(reference.cacl_loss(audio, text[:, 0], text[:, 1], SCALE), abs=1e-12)
+
+
+def test_cacl_with_groups_is_made_of_grouped_terms() -> None:
+    audio, text = multilingual_batch()
+    anchor, other, ids = text[:, 0], text[:, 1], torch.tensor(GROUPS)
+    terms = [info_nce(u, v, SCALE, ids) for u, v in ((audio, anchor), (audio, other), (anchor, other))]
+    torch.testing.assert_close(cacl_loss(audio, anchor, other, SCALE, ids), sum(terms) / 6)
+
+
+def test_cacl_gradcheck() -> None:
+    audio, text = multilingual_batch(4, 2, 3)
+    inputs = [x.clone().requires_grad_() for x in (audio, text[:, 0], text[:, 1])]
+    scale = torch.tensor(9.0, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(cacl_loss, (*inputs, scale))
+
+
+@pytest.mark.parametrize("solved", ["audio-anchor", "audio-other", "anchor-other"])
+def test_each_pair_of_cacl_pulls_when_the_third_is_blind(solved: str) -> None:
+    """Two of the three embeddings equal and perfect: the third still trains, against both."""
+    perfect, stray = torch.eye(4, dtype=torch.float64), unit_rows(4, 4, seed=5)
+    position = {"audio-anchor": 2, "audio-other": 1, "anchor-other": 0}[solved]
+    inputs = [perfect.clone() for _ in range(3)]
+    inputs[position] = stray.requires_grad_()
+    (gradient,) = torch.autograd.grad(cacl_loss(inputs[0], inputs[1], inputs[2], 8.0), stray)
+    one_pair = torch.autograd.grad(info_nce(stray, perfect, 8.0), stray)[0]
+    torch.testing.assert_close(gradient, 2 * one_pair / 6)
+    assert (gradient.norm(dim=1) > 1e-3).all()
+
+
+# --- SVR on them
+
+
+def per_language(radii: list[list[float]]) -> Tensor:
+    return torch.tensor(radii, dtype=torch.float64)
+
+
+RADII = [[0.1, 0.4, -0.2, 0.0, 1.3], [0.2, 0.2, 0.3, 0.1, 0.0], [0.0, 0.9, 0.5, 0.2, 0.1]]
+
+
+@pytest.mark.parametrize("direction", ["t2a", "a2t"])
+def test_svr_on_kcl_equals_the_loops(direction: str) -> None:
+    audio, text = multilingual_batch()
+    sides = [(text[:, k], audio) if direction == "t2a" else (audio, text[:, k]) for k in range(3)]
+    expected = sum(
+        reference.support_vector_loss(*side, radii, SCALE) / (2 * 3) for side, radii in zip(sides, RADII, strict=True)
+    )
+    both = (by_language(text), audio) if direction == "t2a" else (audio, by_language(text))
+    loss = multilingual_support_vector_loss(*both, per_language(RADII), SCALE, base="kcl")
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["t2a", "a2t"])
+def test_svr_on_cacl_equals_the_loops(direction: str) -> None:
+    audio, text = multilingual_batch(languages=2)
+    sides = [(text[:, k], audio) if direction == "t2a" else (audio, text[:, k]) for k in range(2)]
+    expected = sum(
+        reference.support_vector_loss(*side, radii, SCALE) / 6 for side, radii in zip(sides, RADII[:2], strict=True)
+    )
+    texts = torch.stack([text[:, 0], text[:, 1]])
+    both = (texts, audio) if direction == "t2a" else (audio, texts)
+    loss = multilingual_support_vector_loss(*both, per_language(RADII[:2]), SCALE, base="cacl")
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_svr_has_the_scale_of_the_loss_it_rides_on() -> None:
+    """At radius 0, both directions are KCL itself, and CACL without its anchor-other term."""
+    audio, text = multilingual_batch(languages=2)
+    texts = by_language(text)
+    for base in ("kcl", "cacl"):
+        loss = multilingual_support_vector_loss(texts, audio, 0.0, SCALE, base=base)
+        loss = loss + multilingual_support_vector_loss(audio, texts, 0.0, SCALE, base=base)
+        if base == "kcl":
+            expected = kcl_loss(audio, text, SCALE)
+        else:
+            expected = cacl_loss(audio, texts[0], texts[1], SCALE) - info_nce(texts[0], texts[1], SCALE) / 6
+        torch.testing.assert_close(loss, expected)
+
+
+@pytest.mark.parametrize("module", [StaticRadius(0.3), DynamicRadius(5, init=0.3)], ids=["static", "dynamic"])
+def test_one_radius_module_serves_all_languages(module: torch.nn.Module) -> None:
+    audio, text = multilingual_batch()
+    texts = by_language(text)
+    radius = module(SCALE * similarity_matrix(texts, audio))
+    assert radius.shape == (3, 5)
+    assert radius_constraint(texts, audio, radius - 1).item() > 0.6
+    loss = multilingual_support_vector_loss(texts, audio, radius, SCALE, base="kcl")
+    (gradient,) = torch.autograd.grad(loss, list(module.parameters())[-1])
+    assert gradient.abs().sum() > 0
+
+
+# --- the data distribution error
+
+
+def scheme(name: str, n: int, languages: int) -> Tensor:
+    """[i, k]: which languages a step trains; the same draw from the others for random and CACL."""
+    if name == "kcl":
+        return torch.ones(n, languages, dtype=torch.bool)
+    drawn = torch.randint(1, languages, (n,), generator=torch.Generator().manual_seed(0))
+    trained = F.one_hot(drawn, languages).bool()
+    if name == "cacl":
+        trained[:, 0] = True
+    return trained
+
+
+@pytest.mark.parametrize("languages", [2, 3, 8])
+def test_language_distribution_error_has_its_closed_forms(languages: int) -> None:
+    expected = {"random": 2 * (1 - 1 / languages), "cacl": 2 * (1 - 2 / languages), "kcl": 0.0}
+    for name, value in expected.items():
+        error = language_distribution_error(scheme(name, 6, languages))
+        assert error.item() == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["random", "cacl", "kcl"])
+def test_data_distribution_error_equals_the_loops(name: str) -> None:
+    audio, text = multilingual_batch(languages=4)
+    trained = scheme(name, 5, 4)
+    expected = reference.data_distribution_error(audio, text, SCALE, trained.tolist())
+    assert data_distribution_error(audio, text, SCALE, trained).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_both_errors_order_the_schemes() -> None:
+    audio, text = multilingual_batch(languages=4)
+    schemes = [scheme(name, 5, 4) for name in ("random", "cacl", "kcl")]
+    by_model = [data_distribution_error(audio, text, SCALE, trained).item() for trained in schemes]
+    by_count = [language_distribution_error(trained).item() for trained in schemes]
+    for random, cacl, kcl in (by_model, by_count):
+        assert random > cacl + 0.1 > kcl + 0.2
+        assert kcl == pytest.approx(0, abs=1e-12)
+
+
+def test_the_two_errors_agree_on_a_model_that_knows_nothing() -> None:
+    alike = F.normalize(torch.ones(5, 7, dtype=torch.float64), dim=1)
+    for name in ("random", "cacl", "kcl"):
+        trained = scheme(name, 5, 4)
+        error = data_distribution_error(alike, alike.unsqueeze(1).expand(5, 4, 7), SCALE, trained)
+        assert error.item() == pytest.approx(language_distribution_error(trained).item(), abs=1e-6)
+
+
+# --- errors
+
+
+def test_errors_say_what_would_be_right() -> None:
+    audio, text = multilingual_batch()
+    with pytest.raises(ValueError, match="got captions in K = 1 language; KCL contrasts two or more"):
+        kcl_loss(audio, text[:, :1], SCALE)
+    with pytest.raises(ValueError, match=r"text_embeds of shape \(5, 7\); give \(N, K, d\)"):
+        kcl_loss(audio, text[:, 0], SCALE)
+    for loss in (kcl_loss(audio[:2], text[:2], SCALE), cacl_loss(audio[:2], text[:2, 0], text[:2, 1], SCALE)):
+        assert loss.isfinite()
+    with pytest.raises(ValueError, match="got a batch of 1; contrast needs two"):
+        kcl_loss(audio[:1], text[:1], SCALE)
+    with pytest.raises(ValueError, match="got a batch of 1; contrast needs two"):
+        cacl_loss(audio[:1], text[:1, 0], text[:1, 1], SCALE)
+    with pytest.raises(ValueError, match=r"shapes \(5, 7\) and \(3, 4, 7\)"):
+        kcl_loss(audio, text[:4], SCALE)
+    with pytest.raises(ValueError, match=r"base='infonce'; it must be one of \['cacl', 'kcl'\]"):
+        multilingual_support_vector_loss(by_language(text), audio, 0.1, SCALE, base="infonce")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"trained of shape \(5, 2\) for text_embeds \(5, 3, 7\)"):
+        data_distribution_error(audio, text, SCALE, torch.ones(5, 2, dtype=torch.bool))
