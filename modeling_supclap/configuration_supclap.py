@@ -3,7 +3,7 @@
 Declared fields only: constructing a configuration reads no file and needs no network.
 """
 
-from typing import Any
+from typing import Any, ClassVar, cast
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
@@ -24,8 +24,47 @@ SONAR_TEXT_CONFIG: dict[str, Any] = {
 }
 
 
+class OwnTypeMixin:
+    """Makes `from_pretrained` refuse a folder of another model, of which transformers only warns.
+
+    It would go on to build the default model, which may be of any size, and fail on the weights or not at all.
+    """
+
+    model_type: ClassVar[str]
+    base_config_key: ClassVar[str]
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
+        """As in transformers, of this type of model.
+
+        Args:
+            pretrained_model_name_or_path: Hub id or folder.
+            **kwargs: As in transformers.
+
+        Raises:
+            OSError: There is no such folder or id, or its file cannot be read.
+            ValueError: There is no configuration, or it is of another model.
+        """
+        name, parent = pretrained_model_name_or_path, cast(Any, super())
+        try:
+            fields, rest = parent.get_config_dict(name, **kwargs)
+        except OSError as error:
+            raise OSError(f"no configuration can be read from {str(name)!r}, as folder or Hub id: {error}") from error
+        # A whole model's file has the part that is asked for under this key, from where transformers takes it.
+        found = (fields.get(cls.base_config_key) or fields).get("model_type")
+        if found != cls.model_type:
+            seen = f"is of a model of type {found!r}" if fields else "is no checkpoint: it holds no config.json"
+            raise ValueError(f"{name} {seen}; give a {cls.model_type!r} checkpoint{cls.advice()}")
+        return fields, rest
+
+    @classmethod
+    def advice(cls) -> str:
+        """What else could have been meant, for the message."""
+        return ""
+
+
 @strict
-class CEDConfig(PreTrainedConfig):
+class CEDConfig(OwnTypeMixin, PreTrainedConfig):
     """Shape of a CED audio encoder, in the field names of the `mispeech/ced-*` checkpoints.
 
     Their `config.json` loads unchanged: fields of their classifier that the encoder has no use for (`outputdim`,
@@ -130,7 +169,7 @@ class CEDConfig(PreTrainedConfig):
 
 
 @strict
-class SupCLAPConfig(PreTrainedConfig):
+class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     """Two towers and what joins them. Without arguments: CED-base and SONAR, the model of ML-CLAP.
 
     Args:
@@ -165,6 +204,11 @@ class SupCLAPConfig(PreTrainedConfig):
         self.text_config = config_from_dict(self.text_config or SONAR_TEXT_CONFIG)
         # An empty dictionary lets each tower keep its own; None would take it from a tower that is built already.
         super().__post_init__(**{"attn_implementation": {}, **kwargs})
+
+    @classmethod
+    def advice(cls) -> str:
+        """Towers on their own are joined in another way."""
+        return ", or join two encoders with SupCLAPModel.from_encoders"
 
     def validate_architecture(self) -> None:
         """Refuse values that cannot be built; called by the constructor."""

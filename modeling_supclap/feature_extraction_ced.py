@@ -79,6 +79,16 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         self.center = center
         self.top_db = top_db
 
+    @classmethod
+    def from_config(cls, config: Any) -> "CEDFeatureExtractor":
+        """The front end that an encoder was trained on, by the fields of its `CEDConfig`.
+
+        Args:
+            config: The configuration.
+        """
+        fields = ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center")
+        return cls(feature_size=config.n_mels, **{name: getattr(config, name) for name in fields})
+
     @property
     def min_samples(self) -> int:
         """The shortest clip that makes one patch: 2400 samples, 0.15 s."""
@@ -116,13 +126,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 
     def _prepare(self, clip: Audio, rate_hz: int, name: str) -> np.ndarray:
         """One clip as mono float32 at the extractor's rate, or an error that names it."""
-        samples = _as_array(clip, name)
-        if not samples.size:
-            raise ValueError(f"{name} is empty: it has shape {samples.shape}")
-        waveform = _mono(_as_float(samples, name), name)
-        if not np.isfinite(waveform).all():
-            raise ValueError(f"{name} holds NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
-        waveform = resample(waveform, rate_hz, self.sampling_rate)
+        waveform = as_waveform(clip, rate_hz, self.sampling_rate, name)
         if len(waveform) < self.min_samples:
             raise ValueError(
                 f"{name} lasts {len(waveform) / self.sampling_rate:.4f} s, too short to encode; "
@@ -162,6 +166,35 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             power, multiplier=10.0, amin=POWER_FLOOR, db_multiplier=0.0, top_db=self.top_db
         )
         return decibels.squeeze(1)
+
+
+def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the clip") -> np.ndarray:
+    """One clip, however it was given, as mono float32 at a sampling rate.
+
+    Args:
+        clip: (samples,) or (channels, samples), of which the mean is taken. Floats have full scale 1; int16 and int32
+            are PCM.
+        from_hz: Its rate.
+        to_hz: The rate wanted.
+        name: What errors call the clip.
+
+    Returns:
+        float32, (samples,).
+
+    Raises:
+        ValueError: The rate is missing or no rate; or the clip is empty, not finite, of a wrong shape or type.
+
+    Example:
+        >>> as_waveform(np.array([[8192, 0], [0, 8192]], dtype=np.int16), 16000, 16000).tolist()
+        [0.125, 0.125]
+    """
+    samples = _as_array(clip, name)
+    if not samples.size:
+        raise ValueError(f"{name} is empty: it has shape {samples.shape}")
+    waveform = _mono(_as_float(samples, name), name)
+    if not np.isfinite(waveform).all():
+        raise ValueError(f"{name} holds NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
+    return resample(waveform, _check_rate(from_hz), to_hz)
 
 
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:

@@ -19,6 +19,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_supclap import CEDConfig
+from .strict_loading import StrictLoadingMixin
 
 
 def eager_attention_forward(
@@ -137,6 +138,17 @@ class CEDBlock(GradientCheckpointingLayer):
         return hidden_states + self.drop_path(self.mlp(self.norm2(hidden_states)))
 
 
+class CEDBatchNorm(nn.BatchNorm1d):
+    """Normalises mel bands by the statistics of the checkpoint, in training too."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Features (B, mels, T) of any type to its own."""
+        features = features.to(self.weight.dtype)
+        return nn.functional.batch_norm(
+            features, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
+
+
 class CEDPatchEmbed(nn.Module):
     """Cuts a spectrogram into square patches and embeds each."""
 
@@ -149,7 +161,7 @@ class CEDPatchEmbed(nn.Module):
         return self.proj(frames.transpose(1, 2).unsqueeze(1))
 
 
-class CEDPreTrainedModel(PreTrainedModel):
+class CEDPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
     """What transformers needs to know about CED in order to load, place and initialise it."""
 
     config: CEDConfig
@@ -202,7 +214,7 @@ class CEDModel(CEDPreTrainedModel):
     def __init__(self, config: CEDConfig) -> None:
         super().__init__(config)
         rows, columns = config.n_mels // config.patch_size, config.target_length // config.patch_size
-        self.init_bn = nn.BatchNorm1d(config.n_mels)
+        self.init_bn = CEDBatchNorm(config.n_mels)
         self.patch_embed = CEDPatchEmbed(config)
         self.time_pos_embed = nn.Parameter(torch.empty(1, config.embed_dim, 1, columns))
         self.freq_pos_embed = nn.Parameter(torch.empty(1, config.embed_dim, rows, 1))
@@ -247,7 +259,8 @@ class CEDModel(CEDPreTrainedModel):
         Returns:
             `pooler_output` (B, D), and `last_hidden_state` (B, chunks * tokens of a chunk, D) in the order chunk,
             mel row, time column; tokens of padding are zero. `hidden_states` and `attentions` have one entry on
-            their first axis for each chunk that holds sound: chunk by chunk, clip after clip.
+            their first axis for each chunk that holds sound (when compiled for every chunk): chunk by chunk, clip
+            after clip.
 
         Raises:
             ValueError: The input has another shape, the mask is not ones followed by zeros, or a clip is shorter
@@ -257,8 +270,9 @@ class CEDModel(CEDPreTrainedModel):
         frames = self._normalise(input_features, audio_attention_mask)
         chunks = self._split(frames)
         token_mask = self._token_mask(n_frames, *chunks.shape[1:3])
-        # (B, chunks); None where all hold sound, which needs no question to the device.
-        live = None if audio_attention_mask is None or chunks.shape[1] == 1 else token_mask.any(dim=-1)
+        # (B, chunks); None where all are computed. While a graph is traced that is always so: its shapes are fixed.
+        one_chunk = audio_attention_mask is None or chunks.shape[1] == 1
+        live = None if one_chunk or torch.compiler.is_compiling() else token_mask.any(dim=-1)
 
         tokens = self._embed(_take(chunks, live))
         attention_mask = None
@@ -288,7 +302,8 @@ class CEDModel(CEDPreTrainedModel):
                 f"audio_attention_mask must have one number a frame, {(len(features), features.shape[2])}, "
                 f"got {tuple(mask.shape)}"
             )
-        if (mask[:, 1:] > mask[:, :-1]).any():
+        # Values are not known while a graph is traced (torch.compile, torch.export), and are not checked there.
+        if not torch.compiler.is_compiling() and (mask[:, 1:] > mask[:, :-1]).any():
             raise ValueError("audio_attention_mask must be ones followed by zeros; pad clips on the right")
 
     def _count_frames(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -298,7 +313,7 @@ class CEDModel(CEDPreTrainedModel):
             n_frames, shortest = torch.full((len(features),), features.shape[2]), features.shape[2]
         else:
             n_frames = mask.sum(dim=1)
-            shortest = int(n_frames.min())
+            shortest = self.config.patch_size if torch.compiler.is_compiling() else int(n_frames.min())
         if shortest < self.config.patch_size:
             raise ValueError(
                 f"clip {int(n_frames.argmin())} has {shortest} frames, fewer than the {self.config.patch_size} of one "
@@ -308,11 +323,7 @@ class CEDModel(CEDPreTrainedModel):
 
     def _normalise(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Features (B, mels, T) to normalised frames (B, T, mels); padding becomes 0, a band's mean."""
-        norm = self.init_bn
-        features = features.to(norm.weight.dtype)
-        frames = nn.functional.batch_norm(
-            features, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
-        ).transpose(1, 2)
+        frames = self.init_bn(features).transpose(1, 2)
         if mask is not None:
             frames = frames.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
         return frames.to(self.patch_embed.proj.weight.dtype)

@@ -9,6 +9,8 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
+from .strict_loading import StrictLoadingMixin
+
 logger = logging.get_logger(__name__)
 
 
@@ -33,7 +35,7 @@ def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
     return total / real.sum(dim=1).clamp(min=1).to(total.dtype)
 
 
-class SonarTextModel(M2M100Encoder):
+class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
     """The encoder of M2M100 with SONAR's pooling: the mean over all real tokens, language token and EOS included.
 
     Folders of the encoder alone (`cointegrated/SONAR_200_text_encoder`) load by name. SONAR knows no layer drop,

@@ -1,6 +1,5 @@
 """The two-tower model: an audio encoder and a text encoder projected into one space. It knows no training loss."""
 
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -8,24 +7,26 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from transformers import MODEL_MAPPING, AutoModel, ClapAudioModel, ClapTextModel, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from .configuration_supclap import SupCLAPConfig, config_from_dict
-from .modeling_ced import CEDModel
-from .modeling_sonar import SonarTextModel, mean_pool
-
-# Towers that AutoModel does not know, or of which it would build more than the encoder.
-TOWERS: dict[str, type[PreTrainedModel]] = {
-    "ced": CEDModel,
-    "m2m_100": SonarTextModel,
-    "clap_audio_model": ClapAudioModel,
-    "clap_text_model": ClapTextModel,
-}
+from .configuration_supclap import SupCLAPConfig
+from .encoding import EncodingMixin
+from .modeling_sonar import mean_pool
+from .strict_loading import StrictLoadingMixin
+from .towers import (
+    build_audio_tower,
+    build_text_tower,
+    check_source,
+    check_width,
+    load_audio_tower,
+    load_text_tower,
+    takes,
+)
 
 
 @dataclass
@@ -70,7 +71,7 @@ class SupCLAPProjection(nn.Module):
         return self.linear2(self.activation(self.linear1(pooled)))
 
 
-class SupCLAPPreTrainedModel(PreTrainedModel):
+class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
     """What transformers needs to know about the model in order to load, place and initialise it."""
 
     config: SupCLAPConfig
@@ -97,7 +98,7 @@ class SupCLAPPreTrainedModel(PreTrainedModel):
                 init.constant_(module.logit_bias, self.config.logit_bias or 0.0)
 
 
-class SupCLAPModel(SupCLAPPreTrainedModel):
+class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
     """Embeds recordings and captions into one space, where a cosine says how well they match.
 
     Training losses live outside, in `modeling_supclap.losses`; `return_loss=True` gives plain InfoNCE for tools
@@ -109,7 +110,7 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
         text_model: A loaded text tower of `config.text_config`; None builds one with random weights.
 
     Raises:
-        ValueError: A tower's configuration is not that of one encoder.
+        ValueError: A tower's configuration is not that of one encoder, or a loaded tower has another width.
 
     Example:
         >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -130,16 +131,18 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
         text_model: PreTrainedModel | None = None,
     ) -> None:
         super().__init__(config)
-        self.audio_model = audio_model or _build_tower(config.audio_config)
-        self.text_model = text_model or _build_tower(config.text_config, config.text_pooling)
-        self.audio_projection = SupCLAPProjection(_width(config.audio_config), config)
-        self.text_projection = SupCLAPProjection(_width(config.text_config), config)
+        self.audio_model = audio_model or build_audio_tower(config.audio_config)
+        self.text_model = text_model or build_text_tower(config.text_config, config.text_pooling)
+        check_width(self.audio_model, config.audio_config, "audio_config")
+        check_width(self.text_model, config.text_config, "text_config")
+        self.audio_projection = SupCLAPProjection(self.audio_model.config.hidden_size, config)
+        self.text_projection = SupCLAPProjection(self.text_model.config.hidden_size, config)
         # One element and not 0-d: FSDP shards no scalar parameters.
         self.logit_scale = nn.Parameter(torch.empty(1))
         self.logit_bias = None if config.logit_bias is None else nn.Parameter(torch.empty(1))
-        self._audio_takes_mask = _takes(self.audio_model, "audio_attention_mask")
-        self._audio_takes_longer = _takes(self.audio_model, "is_longer")
-        self._text_takes_types = _takes(self.text_model, "token_type_ids")
+        self._audio_takes_mask = takes(self.audio_model, "audio_attention_mask")
+        self._audio_takes_longer = takes(self.audio_model, "is_longer")
+        self._text_takes_types = takes(self.text_model, "token_type_ids")
         self.post_init()
 
     @classmethod
@@ -152,15 +155,36 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
             **kwargs: Further fields of `SupCLAPConfig`.
 
         Returns:
-            The model in float32, in evaluation mode.
+            The model in float32, in evaluation mode. `SupCLAPProcessor.from_encoders(audio, text)` goes with it.
 
         Raises:
-            ValueError: A checkpoint lacks weights of its tower, which would be left random.
+            OSError: There is no such folder or id.
+            TypeError: A keyword is no field of `SupCLAPConfig`.
+            ValueError: A checkpoint is not of an encoder, or lacks weights of it, which would be left random.
         """
-        audio_model = _load_tower(audio)
-        text_model = _load_tower(text, kwargs.get("text_pooling", SupCLAPConfig.text_pooling))
+        known = {*SupCLAPConfig.__annotations__, "attn_implementation"} - {"audio_config", "text_config"}
+        if unknown := sorted(kwargs.keys() - known):
+            raise TypeError(f"from_encoders has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        audio_model = load_audio_tower(audio)
+        text_model = load_text_tower(text, kwargs.get("text_pooling", SupCLAPConfig.text_pooling))
         config = SupCLAPConfig(audio_config=audio_model.config, text_config=text_model.config, **kwargs)
         return cls(config, audio_model, text_model).eval()
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, with clear errors for a missing folder and for an adapter whose base model is missing.
+
+        Args:
+            pretrained_model_name_or_path: Hub id or folder.
+            *args: As in transformers.
+            **kwargs: As in transformers.
+
+        Raises:
+            OSError: There is no such folder or id.
+            ValueError: The checkpoint is of another model, an adapter alone, or lacks weights of the model.
+        """
+        check_source(pretrained_model_name_or_path)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     def train(self, mode: bool = True) -> "SupCLAPModel":
         """As in torch, but batch norms (HTSAT has one) keep their statistics: no clip depends on its batch mates."""
@@ -203,6 +227,8 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
             kwargs["audio_attention_mask"] = audio_attention_mask
         if self._audio_takes_longer:
             kwargs["is_longer"] = is_longer
+        if self.audio_model.config.model_type != "ced":  # which normalises in float32 whatever it computes in
+            input_features = input_features.to(self.audio_model.dtype)
         outputs = self.audio_model(input_features=input_features, return_dict=True, **kwargs)
         return _with_embeds(outputs, self.audio_projection(outputs.pooler_output))
 
@@ -239,6 +265,8 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
             return mean_pool(outputs.last_hidden_state, attention_mask)
         if self.config.text_pooling == "cls":
             return outputs.last_hidden_state[:, 0]
+        if outputs.get("pooler_output") is None:
+            raise ValueError(f"{type(self.text_model).__name__} has no pooler; text_pooling must be 'mean' or 'cls'")
         return outputs.pooler_output
 
     @can_return_tuple
@@ -275,15 +303,17 @@ class SupCLAPModel(SupCLAPPreTrainedModel):
             raise ValueError("input_ids is missing; to embed clips alone call get_audio_features")
         audio = self.get_audio_features(input_features, audio_attention_mask, is_longer, return_dict=True, **kwargs)
         text = self.get_text_features(input_ids, attention_mask, token_type_ids, return_dict=True, **kwargs)
-        logits = self.logit_scale.exp() * audio.pooler_output @ text.pooler_output.T
+        # The towers may be on two devices, by a device_map.
+        audio_embeds, text_embeds = audio.pooler_output, text.pooler_output.to(audio.pooler_output.device)
+        logits = self.logit_scale.exp().to(audio_embeds.device) * audio_embeds @ text_embeds.T
         if self.logit_bias is not None:
-            logits = logits + self.logit_bias
+            logits = logits + self.logit_bias.to(logits.device)
         return SupCLAPOutput(
             loss=_info_nce(logits) if return_loss else None,
             logits_per_audio=logits,
             logits_per_text=logits.T,
-            audio_embeds=audio.pooler_output,
-            text_embeds=text.pooler_output,
+            audio_embeds=audio_embeds,
+            text_embeds=text_embeds,
             audio_model_output=audio,
             text_model_output=text,
         )
@@ -305,49 +335,3 @@ def _with_embeds(outputs: Any, projected: torch.Tensor) -> BaseModelOutputWithPo
         hidden_states=outputs.get("hidden_states"),
         attentions=outputs.get("attentions"),
     )
-
-
-def _width(config: Any) -> int:
-    """Width of a tower's tokens; what is a model of several parts, such as a whole CLAP, is no tower."""
-    if config.sub_configs or not hasattr(config, "hidden_size"):
-        raise ValueError(
-            f"{config.model_type!r} cannot be a tower; give the checkpoint or configuration of one encoder"
-        )
-    return config.hidden_size
-
-
-def _takes(tower: nn.Module, argument: str) -> bool:
-    return argument in inspect.signature(type(tower).forward).parameters
-
-
-def _pooler_kwargs(config: PreTrainedConfig, text_pooling: str | None) -> dict[str, Any]:
-    """Leaves out a BERT-like tower's own pooler where nothing would read it, so that no weight stays untrained."""
-    model_class = TOWERS.get(config.model_type) or MODEL_MAPPING.get(type(config), None)
-    if text_pooling is None or not isinstance(model_class, type):
-        return {}
-    takes_it = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
-    return {"add_pooling_layer": text_pooling == "pooler"} if takes_it else {}
-
-
-def _build_tower(config: Any, text_pooling: str | None = None) -> PreTrainedModel:
-    """A tower with random weights; `text_pooling` is None for audio."""
-    kwargs = _pooler_kwargs(config, text_pooling)
-    if config.model_type in TOWERS:
-        return TOWERS[config.model_type]._from_config(config, **kwargs)
-    return AutoModel.from_config(config, **kwargs)
-
-
-def _load_tower(name: str, text_pooling: str | None = None) -> PreTrainedModel:
-    """A tower with the weights of a hub id or folder, all of them; `text_pooling` is None for audio."""
-    fields, _ = PreTrainedConfig.get_config_dict(name)
-    config = config_from_dict(fields)
-    tower_class: Any = TOWERS.get(config.model_type, AutoModel)
-    tower, report = tower_class.from_pretrained(
-        name, config=config, dtype=torch.float32, output_loading_info=True, **_pooler_kwargs(config, text_pooling)
-    )
-    if missing := sorted(report["missing_keys"]):
-        raise ValueError(
-            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; "
-            "give a checkpoint of this encoder alone"
-        )
-    return tower

@@ -2,10 +2,24 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
-from transformers import BatchFeature, PreTrainedTokenizerBase, ProcessorMixin, SequenceFeatureExtractor
+from transformers import (
+    AutoFeatureExtractor,
+    AutoTokenizer,
+    BatchFeature,
+    NllbTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    SequenceFeatureExtractor,
+)
+from transformers.processing_utils import ProcessingKwargs
+from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file, is_protobuf_available
+
+from .configuration_supclap import CEDConfig
+from .feature_extraction_ced import CEDFeatureExtractor, as_waveform
 
 # ISO 639-3 codes of the papers' eight languages in the notation of NLLB and SONAR (FLORES-200).
 FLORES_CODES = {
@@ -23,6 +37,19 @@ SONAR_MAX_TOKENS = 514
 BERT_MAX_TOKENS = 512
 
 
+class SupCLAPAudioKwargs(TypedDict, total=False):
+    """The options of a call that reach the feature extractor too; a `max_length` or a `padding` is the captions'."""
+
+    return_tensors: str | None
+
+
+class SupCLAPProcessorKwargs(ProcessingKwargs, total=False):
+    """Options of `SupCLAPProcessor`, by the part that they are for."""
+
+    audio_kwargs: SupCLAPAudioKwargs  # type: ignore[misc]
+    _defaults = {"text_kwargs": {"padding": True, "truncation": True}}  # type: ignore[misc]  # noqa: RUF012
+
+
 class SupCLAPProcessor(ProcessorMixin):
     """One object for a model's inputs: a feature extractor for recordings and a tokenizer for captions.
 
@@ -33,10 +60,52 @@ class SupCLAPProcessor(ProcessorMixin):
             as its language token; any other ignores the language.
     """
 
+    valid_processor_kwargs: Any = SupCLAPProcessorKwargs
+
     def __init__(
         self, feature_extractor: SequenceFeatureExtractor, tokenizer: PreTrainedTokenizerBase, **kwargs: Any
     ) -> None:
+        _check_tokenizer(tokenizer)
         super().__init__(feature_extractor, tokenizer, **kwargs)
+
+    @classmethod
+    def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> "SupCLAPProcessor":
+        """Joins the feature extractor of one encoder and the tokenizer of another, as `SupCLAPModel` joins the two.
+
+        Args:
+            audio: Hub id or folder of the audio tower. A CED folder without `preprocessor_config.json` gets the front
+                end that its `config.json` describes.
+            text: Hub id or folder of the text tower.
+            **kwargs: For the tokenizer, for example `model_max_length`.
+
+        Raises:
+            OSError: There is no such folder or id, or it holds no feature extractor.
+            ValueError: The tokenizer is none, or files of it are missing.
+        """
+        return cls(_load_feature_extractor(audio), load_tokenizer(text, **kwargs))
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> "SupCLAPProcessor":
+        """As in transformers, with an error that says what a processor consists of.
+
+        Args:
+            pretrained_model_name_or_path: Hub id or folder.
+            *args: As in transformers.
+            **kwargs: As in transformers.
+
+        Raises:
+            OSError: There is no such folder or id, or it holds no processor.
+            ValueError: Files of the tokenizer are missing.
+        """
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        except (OSError, ValueError) as error:
+            kind = ValueError if isinstance(error, ValueError) else OSError
+            raise kind(
+                f"no processor can be loaded from {pretrained_model_name_or_path}: {error}{_missing_protobuf()}\n"
+                "A processor's folder holds processor_config.json and the tokenizer's files; "
+                "SupCLAPProcessor.from_encoders(audio, text) joins those of two encoders"
+            ) from error
 
     def __call__(
         self,
@@ -44,10 +113,7 @@ class SupCLAPProcessor(ProcessorMixin):
         text: str | Sequence[str] | None = None,
         sampling_rate: float | None = None,
         language: str | Sequence[str] | None = None,
-        padding: bool | str = True,
-        truncation: bool | str = True,
-        max_length: int | None = None,
-        return_tensors: str | None = None,
+        **kwargs: Any,
     ) -> BatchFeature:
         """Makes model inputs of recordings, of captions, or of both; their numbers may differ.
 
@@ -57,36 +123,50 @@ class SupCLAPProcessor(ProcessorMixin):
             sampling_rate: Rate of all the clips in hertz.
             language: ISO 639-3 code of the captions ("fra"), or a list with one for each; full codes of the
                 tokenizer ("por_Latn") pass through. None is the tokenizer's own setting.
-            padding: As the tokenizer's: True pads to the longest caption.
-            truncation: As the tokenizer's: True cuts captions at `max_length`.
-            max_length: Most tokens of a caption; None is the tokenizer's limit, or the text tower's usual one.
-            return_tensors: "pt" for torch tensors, "np" for numpy arrays, None for what each part makes.
+            **kwargs: `return_tensors` ("pt" for torch tensors, "np" for numpy arrays, None for what each part makes)
+                and the tokenizer's options. Of these `padding` (to the longest caption) and `truncation` (at
+                `max_length`) are on, and `max_length` is the tokenizer's limit, or the text tower's usual one. As in
+                any processor, `text_kwargs` and `audio_kwargs` are options of one part alone.
 
         Returns:
             The feature extractor's fields (`input_features` and `audio_attention_mask`, or CLAP's `is_longer`) and the
             tokenizer's (`input_ids`, `attention_mask`, for some `token_type_ids`).
 
         Raises:
+            TypeError: An option is none of the tokenizer's.
             ValueError: There is neither audio nor text, a caption is blank, the tokenizer lacks a language, or a clip
                 is unusable.
         """
         if audio is None and text is None:
             raise ValueError("there is nothing to process; give audio, text or both")
+        options = self._options(kwargs)
+        return_tensors = options["text_kwargs"].pop("return_tensors", None)
         data: dict[str, Any] = {}
         if audio is not None:
-            data.update(self._extract(audio, sampling_rate=sampling_rate, return_tensors=return_tensors))
+            data.update(self._extract(audio, **{"sampling_rate": sampling_rate, **options["audio_kwargs"]}))
         if text is not None:
-            if max_length is None and (truncation or padding == "max_length"):
-                max_length = self._max_tokens()
-            data.update(self._tokenize(text, language, padding=padding, truncation=truncation, max_length=max_length))
+            data.update(self._tokenize(text, language, **options["text_kwargs"]))
         return BatchFeature(data, tensor_type=return_tensors)
+
+    def _options(self, kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """The options of a call by part, under the rules of all processors."""
+        parts = SupCLAPProcessorKwargs.__annotations__
+        known = {"common_kwargs", *parts, *parts["text_kwargs"].__annotations__}
+        if unknown := sorted(kwargs.keys() - known):
+            raise TypeError(f"the processor has no option {unknown[0]!r}; it has those of a tokenizer")
+        return self._merge_kwargs(
+            self.valid_processor_kwargs, tokenizer_init_kwargs=self.tokenizer.init_kwargs, **kwargs
+        )
 
     def _extract(self, audio: Any, **kwargs: Any) -> dict[str, Any]:
         """The feature extractor's fields, the same for the same clip whatever its batch mates."""
         if "is_longer" not in self.feature_extractor.model_input_names:
             return self.feature_extractor(audio, **kwargs)
         clips = [audio] if np.ndim(audio[0]) == 0 else audio
-        features = self.feature_extractor([clip[: self.feature_extractor.nb_max_samples] for clip in clips], **kwargs)
+        rate_hz, most = self.feature_extractor.sampling_rate, self.feature_extractor.nb_max_samples
+        # Mono by ours: CLAP's extractor takes the channels of a clip for its spectrum, and fills the memory.
+        mono = [as_waveform(clip, rate_hz, rate_hz, f"clip {index}")[:most] for index, clip in enumerate(clips)]
+        features = self.feature_extractor(mono, **kwargs)
         # CLAP's extractor calls one clip of a batch long, drawn at random, where none is.
         return {**features, "is_longer": [[False]] * len(clips)}
 
@@ -94,6 +174,8 @@ class SupCLAPProcessor(ProcessorMixin):
         self, text: str | Sequence[str], language: str | Sequence[str] | None, **kwargs: Any
     ) -> dict[str, list[list[int]]]:
         """Token ids and masks as lists, each caption under its own language token."""
+        if kwargs.get("max_length") is None and (kwargs["truncation"] or kwargs["padding"] == "max_length"):
+            kwargs["max_length"] = self._max_tokens()
         captions = _check_captions([text] if isinstance(text, str) else list(text))
         encoding = dict(self.tokenizer(captions, **kwargs))
         if language is None:
@@ -113,6 +195,66 @@ class SupCLAPProcessor(ProcessorMixin):
         if self.tokenizer.model_max_length < 1_000_000:  # transformers writes 1e30 where the tokenizer has no limit
             return self.tokenizer.model_max_length
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS
+
+
+def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
+    """The feature extractor of an audio encoder."""
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(name)
+        if fields.get("model_type") != CEDConfig.model_type:
+            return AutoFeatureExtractor.from_pretrained(name)
+        if cached_file(name, FEATURE_EXTRACTOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
+            return CEDFeatureExtractor.from_config(CEDConfig(**fields))
+        # By its class, since the published files name one that is code of theirs.
+        return CEDFeatureExtractor.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise OSError(f"no feature extractor can be loaded from {name!r}, as folder or Hub id: {error}") from error
+
+
+def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a text encoder.
+
+    Args:
+        name: Hub id or folder.
+        **kwargs: For the tokenizer, for example `model_max_length`.
+
+    Raises:
+        OSError: There is no such folder or id, or files of the tokenizer are missing.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(str(name), **kwargs)
+    except (OSError, ValueError, TypeError) as error:  # TypeError: it opens the vocabulary that is not there
+        raise OSError(
+            f"no tokenizer can be loaded from {name!r}, as folder or Hub id: {error}{_missing_protobuf()}"
+        ) from error
+
+
+def _missing_protobuf() -> str:
+    """A hint for errors: without protobuf transformers asks for tiktoken, which would not help."""
+    if is_protobuf_available():
+        return ""
+    return "\nprotobuf is not installed, without which no sentencepiece file is read: pip install protobuf"
+
+
+def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses what transformers makes of a folder that lost files: it builds a tokenizer and says nothing."""
+    name = tokenizer.name_or_path or "the folder"
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
+        raise ValueError(
+            f"the tokenizer of {name} knows no words, only {len(tokenizer)} special tokens: its vocabulary "
+            "(tokenizer.json, vocab.txt or sentencepiece.bpe.model) is missing"
+        )
+    if not hasattr(tokenizer, "src_lang") and _language_ids(tokenizer):
+        raise ValueError(
+            f"the tokenizer of {name} has language tokens but is a {type(tokenizer).__name__}, which cannot place "
+            "them: its tokenizer_config.json is missing or names another class than NllbTokenizer"
+        )
+    is_nllb = isinstance(tokenizer, NllbTokenizer)
+    if is_nllb and tokenizer.convert_tokens_to_ids(tokenizer.src_lang) == tokenizer.unk_token_id:
+        raise ValueError(
+            f"the tokenizer of {name} does not know its own language {tokenizer.src_lang}: its language tokens, in "
+            "tokenizer.json or under added_tokens_decoder of tokenizer_config.json, are missing"
+        )
 
 
 def _check_captions(captions: list[str]) -> list[str]:

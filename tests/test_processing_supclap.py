@@ -7,6 +7,7 @@ import torch
 from transformers import AutoProcessor, BertTokenizer, NllbTokenizer
 
 from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
+from modeling_supclap.processing_supclap import load_tokenizer
 
 TEXTS = list(builders.CAPTIONS.values())
 LANGUAGES = list(builders.CAPTIONS)
@@ -165,3 +166,19 @@ def test_saving_and_loading_loses_nothing(tmp_path, kind):
         for language in (None, LANGUAGES):
             for name, value in before(**call, language=language).items():
                 np.testing.assert_array_equal(after(**call, language=language)[name], value, err_msg=name)
+
+
+def test_stereo_for_clap_is_its_mean():
+    processor = SupCLAPProcessor(builders.clap_processor().feature_extractor, builders.bert_tokenizer())
+    stereo = np.stack([builders.noise(12_000, seed) for seed in (1, 2)])
+    both = processor(audio=[stereo], sampling_rate=16000)["input_features"]
+    mono = processor(audio=[stereo.mean(axis=0)], sampling_rate=16000)["input_features"]
+    np.testing.assert_array_equal(both, mono)
+
+
+def test_a_tokenizer_whose_class_is_not_named_is_named(tmp_path):
+    builders.nllb_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "config.json").write_text('{"model_type": "m2m_100"}')
+    with pytest.raises(OSError, match="no tokenizer can be loaded from"):
+        load_tokenizer(tmp_path)

@@ -1,49 +1,18 @@
-"""Public checkpoints to ours, and back where others want to go on with them.
-
-Every conversion renames tensors into the names of a model of ours and then fills that model by `fill_exactly`, which
-accepts neither a missing nor a left-over tensor, nor one of another shape. A model of several parts is loaded whole and
-then taken apart: `ClapAudioModel.from_pretrained` on a whole CLAP finds none of its weights, and only warns.
-"""
+"""transformers' `ClapModel` to our model and back; its towers are taken from the whole, never loaded alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import ClapConfig, ClapModel, ClapProcessor, PreTrainedConfig
 
-from .configuration_supclap import SupCLAPConfig
-from .modeling_supclap import SupCLAPModel
-from .processing_supclap import SupCLAPProcessor
-
-
-def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], source: str) -> None:
-    """Copies tensors into a model that has exactly their names and shapes.
-
-    Args:
-        model: the model to fill, in place.
-        tensors: all of its parameters and persistent buffers, by name.
-        source: what they come from, for the message of an error.
-
-    Raises:
-        ValueError: names or shapes differ; the model is then as it was.
-    """
-    own = model.state_dict()
-    faults = {
-        "lacks": sorted(own.keys() - tensors.keys()),
-        "has no place for": sorted(tensors.keys() - own.keys()),
-        "has other shapes of": sorted(
-            f"{name} {tuple(tensors[name].shape)} for {tuple(own[name].shape)}"
-            for name in own.keys() & tensors.keys()
-            if tensors[name].shape != own[name].shape
-        ),
-    }
-    _refuse_faults(source, type(model).__name__, faults)
-    model.load_state_dict(tensors)
+from ..configuration_supclap import SupCLAPConfig
+from ..modeling_supclap import SupCLAPModel
+from ..processing_supclap import SupCLAPProcessor
+from .tensors import fill_exactly, refuse_faults
 
 
 def load_clap(name: str | Path) -> ClapModel:
@@ -70,7 +39,7 @@ def load_clap(name: str | Path) -> ClapModel:
         "has no place for": sorted(report["unexpected_keys"]),
         "has other shapes of": sorted(str(key) for key in report["mismatched_keys"]),
     }
-    _refuse_faults(str(name), "ClapModel", faults)
+    refuse_faults(str(name), "ClapModel", faults)
     return model.eval()
 
 
@@ -155,9 +124,3 @@ def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:
         processor: CLAP's own.
     """
     return SupCLAPProcessor(processor.feature_extractor, processor.tokenizer)
-
-
-def _refuse_faults(source: str, target: str, faults: Mapping[str, list[str]]) -> None:
-    told = [f"{fault} {len(names)} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
-    if told:
-        raise ValueError(f"{source} does not fit {target}: it {', it '.join(told)}")

@@ -1,0 +1,151 @@
+"""A converted checkpoint to a folder for `from_pretrained`: whole and proved, or not there at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..modeling_supclap import SupCLAPModel
+from ..processing_supclap import SupCLAPProcessor
+from ..provenance_file import write_provenance
+from .layouts import Conversion
+
+# SONAR's tokenizer is NLLB's, which has English here. Read from its bare SentencePiece file, transformers has no
+# languages, or has them one too high.
+NLLB_VOCABULARY = 256_206
+NLLB_ENGLISH = ("eng_Latn", 256_047)
+
+
+def save_conversion(
+    conversion: Conversion,
+    folder: str | Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    verify: bool = False,
+) -> None:
+    """Writes a model, its processor (or what there is of it) and where its parts come from.
+
+    All is written beside the folder and then renamed to it, so that the folder is there as a whole or not at all.
+
+    Args:
+        conversion: what to write.
+        folder: must not exist, or be empty.
+        tokenizer: of the text tower; without one, a model of two towers has no processor, but only its
+            feature extractor.
+        verify: before the renaming, load what was written and compare it, as `verify_saved` does.
+
+    Raises:
+        ValueError: the folder is in use, the tokenizer is not the text tower's, or the written model is not the same.
+    """
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is in use; give a folder that is empty or does not exist")
+    if tokenizer is not None:
+        check_tokenizer(tokenizer, conversion.model)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+        written = Path(temporary) / "folder"
+        conversion.model.save_pretrained(written)
+        _save_inputs(conversion, written, tokenizer)
+        write_provenance(written, conversion.parts)
+        if verify:
+            verify_saved(conversion, written)
+        os.replace(written, folder)
+
+
+def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """The processor of a model of two towers; of a tower, or without a tokenizer, the one part that there is."""
+    extractor = conversion.feature_extractor
+    if isinstance(conversion.model, SupCLAPModel) and extractor is not None and tokenizer is not None:
+        SupCLAPProcessor(extractor, tokenizer).save_pretrained(folder)
+    elif extractor is not None:
+        extractor.save_pretrained(folder)
+    elif tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """Refuses a tokenizer that numbers tokens otherwise than the text tower.
+
+    Args:
+        tokenizer: what would be saved with the model.
+        model: of two towers, or a text tower.
+
+    Raises:
+        ValueError: the model has no text tower, or its tokens are others.
+    """
+    config: Any = model.config
+    config = getattr(config, "text_config", config)
+    if getattr(config, "vocab_size", None) is None:
+        raise ValueError(f"a {type(model).__name__} reads no text; give no tokenizer")
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens and the text tower {config.vocab_size}")
+    if tokenizer.pad_token_id != config.pad_token_id:
+        raise ValueError(
+            f"the tokenizer pads with {tokenizer.pad_token_id} and the text tower with {config.pad_token_id}"
+        )
+    if config.vocab_size == NLLB_VOCABULARY and tokenizer.convert_tokens_to_ids(NLLB_ENGLISH[0]) != NLLB_ENGLISH[1]:
+        raise ValueError(
+            f"the tokenizer has {NLLB_ENGLISH[0]} at {tokenizer.convert_tokens_to_ids(NLLB_ENGLISH[0])}, SONAR at "
+            f"{NLLB_ENGLISH[1]}; give cointegrated/SONAR_200_text_encoder or a folder with its tokenizer_config.json, "
+            "not a SentencePiece file alone"
+        )
+
+
+def verify_saved(conversion: Conversion, folder: str | Path) -> dict[str, torch.Tensor]:
+    """Loads a written model again and compares it with the one that was written: weights to the bit, then embeddings.
+
+    Args:
+        conversion: what was written.
+        folder: where.
+
+    Returns:
+        The embedding of a tone or of a few tokens by tower, `(1, width)`.
+
+    Raises:
+        ValueError: something was not found in the folder, or differs, or an embedding is not finite.
+    """
+    model: Any = conversion.model
+    expected = _probe(model, conversion.feature_extractor)
+    if broken := [name for name, value in expected.items() if not value.isfinite().all()]:
+        raise ValueError(f"embeddings of {broken} are not finite; the weights of the checkpoint are damaged")
+    loaded, report = type(model).from_pretrained(folder, output_loading_info=True)
+    if faults := {name: sorted(map(str, value))[:3] for name, value in report.items() if value}:
+        raise ValueError(f"{type(model).__name__} does not load from the written folder: {faults}")
+    if not _same_tensors(model.state_dict(), loaded.state_dict()):
+        raise ValueError(f"the {type(model).__name__} in the written folder has other weights than were converted")
+    seen = _probe(loaded.eval(), conversion.feature_extractor)
+    if unequal := [name for name, value in expected.items() if not torch.allclose(seen[name], value, 1e-4, 1e-5)]:
+        raise ValueError(f"the {type(model).__name__} in the written folder embeds otherwise: {unequal}")
+    return expected
+
+
+def _same_tensors(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@torch.no_grad()
+def _probe(model: Any, extractor: Any) -> dict[str, torch.Tensor]:
+    """An embedding of each tower that a model has: of a second of 440 Hz, and of a few tokens."""
+    found: dict[str, torch.Tensor] = {}
+    whole = isinstance(model, SupCLAPModel)
+    if extractor is not None:
+        rate_hz = extractor.sampling_rate
+        tone = np.sin(2 * np.pi * 440 * np.arange(rate_hz) / rate_hz).astype(np.float32)
+        features = extractor([tone], sampling_rate=rate_hz, return_tensors="pt")
+        inputs = {"input_features": features["input_features"]}
+        if "is_longer" in features:
+            # CLAP's extractor calls a clip of a batch long at random, where none is.
+            inputs["is_longer"] = torch.zeros(1, 1, dtype=torch.bool)
+        found["audio"] = (model.get_audio_features if whole else model)(**inputs).pooler_output
+    if whole or extractor is None:
+        inputs = {"input_ids": torch.tensor([[0, 5, 6, 7, 2]])}
+        outputs = (model.get_text_features if whole else model)(**inputs)
+        found["text"] = outputs.pooler_output
+    return found

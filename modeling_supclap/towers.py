@@ -1,0 +1,249 @@
+"""The encoders that can be a tower of the model: which class a configuration builds, and what no tower can be."""
+
+import inspect
+import json
+import os
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_MAPPING,
+    AutoModel,
+    ClapAudioModel,
+    ClapTextModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from .configuration_supclap import config_from_dict
+from .modeling_ced import CEDModel
+from .modeling_sonar import SonarTextModel
+
+AUDIO_TOWERS: dict[str, type[PreTrainedModel]] = {"ced": CEDModel, "clap_audio_model": ClapAudioModel}
+# Text towers that AutoModel does not know, or of which it would build more than the encoder.
+TEXT_TOWERS: dict[str, type[PreTrainedModel]] = {"m2m_100": SonarTextModel, "clap_text_model": ClapTextModel}
+EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
+
+
+def build_audio_tower(config: Any) -> PreTrainedModel:
+    """An audio tower with random weights.
+
+    Args:
+        config: `CEDConfig` or `ClapAudioConfig`.
+
+    Raises:
+        ValueError: The configuration is not of an audio tower.
+    """
+    check_audio_config(config)
+    return AUDIO_TOWERS[config.model_type]._from_config(config)
+
+
+def build_text_tower(config: Any, pooling: str) -> PreTrainedModel:
+    """A text tower with random weights.
+
+    Args:
+        config: `M2M100Config` for SONAR, or that of any encoder that `AutoModel` knows.
+        pooling: "mean", "cls" or "pooler".
+
+    Raises:
+        ValueError: The configuration is not of one text encoder.
+    """
+    check_text_config(config)
+    tower_class: Any = TEXT_TOWERS.get(config.model_type)
+    if tower_class is None:
+        return AutoModel.from_config(config, **_pooler_kwargs(config, pooling))
+    return tower_class._from_config(config, **_pooler_kwargs(config, pooling))
+
+
+def load_audio_tower(name: str) -> PreTrainedModel:
+    """An audio tower with the weights of a Hub id or folder, in float32.
+
+    Args:
+        name: Hub id or folder of a CED or HTSAT encoder.
+
+    Raises:
+        OSError: There is no such folder or id.
+        ValueError: It is no checkpoint of an audio tower, or lacks some of its weights.
+    """
+    config = _load_config(name, "audio")
+    check_audio_config(config)
+    return _load(AUDIO_TOWERS[config.model_type], name, config)
+
+
+def load_text_tower(name: str, pooling: str) -> PreTrainedModel:
+    """A text tower with the weights of a Hub id or folder, in float32.
+
+    Args:
+        name: Hub id or folder of SONAR or of any encoder that `AutoModel` loads.
+        pooling: "mean", "cls" or "pooler".
+
+    Raises:
+        OSError: There is no such folder or id.
+        ValueError: It is no checkpoint of one text encoder, or lacks some of its weights.
+    """
+    config = _load_config(name, "text")
+    check_text_config(config)
+    return _load(TEXT_TOWERS.get(config.model_type, AutoModel), name, config, **_pooler_kwargs(config, pooling))
+
+
+def check_audio_config(config: PreTrainedConfig) -> None:
+    """Refuses what is not the configuration of an audio tower.
+
+    Args:
+        config: Any configuration.
+
+    Raises:
+        ValueError: It is of another model; the message names the types that there are.
+    """
+    if config.model_type not in AUDIO_TOWERS:
+        raise ValueError(
+            f"{config.model_type!r} cannot be a tower for audio; give the checkpoint or configuration of one audio "
+            f"encoder: CED ('ced') or the HTSAT of CLAP ('clap_audio_model')"
+        )
+
+
+def check_text_config(config: PreTrainedConfig) -> None:
+    """Refuses what is not the configuration of one bidirectional text encoder.
+
+    Args:
+        config: Any configuration.
+
+    Raises:
+        ValueError: It is of a model of several parts, of a decoder, or of a model that takes no text.
+    """
+    kind = config.model_type
+    if config.sub_configs or not hasattr(config, "hidden_size"):
+        raise ValueError(f"{kind!r} cannot be a tower; give the checkpoint or configuration of one encoder")
+    if kind in TEXT_TOWERS:
+        return
+    advice = "give an encoder, for example BERT, XLM-R, LaBSE or SONAR"
+    if config.is_encoder_decoder:
+        raise ValueError(f"{kind!r} is an encoder with a decoder and cannot be a tower; {advice}")
+    if _is_decoder(config):
+        raise ValueError(f"{kind!r} is a decoder, whose tokens do not see those after them; {advice}")
+    model_class: Any = AUDIO_TOWERS.get(kind) or MODEL_MAPPING.get(type(config), None)
+    if isinstance(model_class, type) and not takes(model_class, "input_ids"):
+        raise ValueError(f"{kind!r} cannot be a tower for text: {model_class.__name__} takes no input_ids; {advice}")
+
+
+def check_width(tower: PreTrainedModel, config: Any, name: str) -> None:
+    """Refuses a tower whose width is not that of the configuration, before a projection meets it.
+
+    Args:
+        tower: The tower.
+        config: What the model's configuration says of it.
+        name: The configuration's field, for the message.
+
+    Raises:
+        ValueError: The widths differ.
+    """
+    if tower.config.hidden_size != config.hidden_size:
+        raise ValueError(
+            f"{type(tower).__name__} is {tower.config.hidden_size} wide and {name} says {config.hidden_size}; "
+            f"take the configuration from the tower: SupCLAPConfig({name}=tower.config, ...)"
+        )
+
+
+def takes(tower: nn.Module | type, argument: str) -> bool:
+    """Whether a tower's `forward` has an argument of this name.
+
+    Args:
+        tower: The tower or its class.
+        argument: For example "token_type_ids".
+    """
+    tower_class: Any = tower if isinstance(tower, type) else type(tower)
+    return argument in inspect.signature(tower_class.forward).parameters
+
+
+def check_source(name: Any) -> None:
+    """Explains sources of a model that transformers fails on without a word of what they are.
+
+    A path that is no folder is taken for a Hub id of a wrong form; and a folder that holds a LoRA adapter and no model
+    is replaced by the adapter's base model, which may be called None. Before 5.18 transformers also left the modules
+    that an adapter holds whole, such as the projections, as they were.
+
+    Args:
+        name: Hub id or folder.
+
+    Raises:
+        OSError: It is a path, and no folder.
+        ValueError: It is an adapter whose base model is not there, or that this transformers does not load.
+    """
+    path = str(name)
+    if name is None or os.path.isfile(os.path.join(path, "config.json")):
+        return
+    if _is_path(path) and not os.path.isdir(path):
+        raise OSError(f"there is no folder {path}; give a model's folder or a Hub id such as name/model")
+    adapter = os.path.join(path, "adapter_config.json")
+    if not os.path.isfile(adapter):
+        return
+    with open(adapter, encoding="utf-8") as file:
+        settings = json.load(file)
+    base, whole = settings.get("base_model_name_or_path"), settings.get("modules_to_save")
+    advice = (
+        f"Load the base model, then PeftModel.from_pretrained(base, {path!r}).merge_and_unload() is the whole model"
+    )
+    if not base or (_is_path(base) and not os.path.isdir(base)):
+        raise ValueError(
+            f"{path} holds a LoRA adapter and no model, and names {base!r} as its base model, which is not there. "
+            f"{advice}"
+        )
+    if whole and tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 18):
+        raise ValueError(
+            f"transformers {transformers.__version__} does not load {whole} of the adapter {path}. {advice}"
+        )
+
+
+def _is_path(name: str) -> bool:
+    """Whether this cannot be a Hub id, which is one name or two with a slash between."""
+    return os.path.isabs(name) or name.startswith((".", "~")) or name.count("/") > 1
+
+
+def _is_decoder(config: PreTrainedConfig) -> bool:
+    """Whether each token sees only those before it; some decoders have a switch that turns them into encoders."""
+    if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
+        return False
+    causal_only = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
+    return causal_only or bool(getattr(config, "is_decoder", False))
+
+
+def _pooler_kwargs(config: PreTrainedConfig, pooling: str) -> dict[str, Any]:
+    """Leaves out a BERT-like tower's own pooler where nothing would read it, so that no weight stays untrained."""
+    model_class: Any = TEXT_TOWERS.get(config.model_type) or MODEL_MAPPING.get(type(config), None)
+    if not isinstance(model_class, type):
+        return {}
+    takes_it = "add_pooling_layer" in inspect.signature(model_class).parameters
+    return {"add_pooling_layer": pooling == "pooler"} if takes_it else {}
+
+
+def _load_config(name: str, kind: str) -> PreTrainedConfig:
+    """The configuration of a Hub id or folder, or an error that names it."""
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError as error:
+        raise OSError(
+            f"the {kind} tower {name!r} cannot be loaded; give a folder that is there or a Hub id such as "
+            f"{EXAMPLES[kind]}. {error}"
+        ) from error
+    if "model_type" not in fields:
+        if os.path.isfile(os.path.join(name, "adapter_config.json")):
+            raise ValueError(f"{name} holds a LoRA adapter and no encoder; merge it into its base model and save that")
+        raise ValueError(f"{name} is no checkpoint: it holds no config.json with a model_type")
+    return config_from_dict(fields)
+
+
+def _load(tower_class: Any, name: str, config: PreTrainedConfig, **kwargs: Any) -> PreTrainedModel:
+    """A tower with all its weights."""
+    tower, report = tower_class.from_pretrained(
+        name, config=config, dtype=torch.float32, output_loading_info=True, **kwargs
+    )
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; "
+            "give a checkpoint of this encoder alone"
+        )
+    return tower

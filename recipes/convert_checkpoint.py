@@ -1,0 +1,77 @@
+"""Converts a public checkpoint to a folder that `from_pretrained` loads.
+
+    python recipes/convert_checkpoint.py audiotransformer_mini_mAP_4896.pt --out models/ced-mini --verify
+    python recipes/convert_checkpoint.py pretrain.pt --out models/ml-clap \\
+        --tokenizer cointegrated/SONAR_200_text_encoder
+    python recipes/convert_checkpoint.py lukewys/laion_clap/630k-audioset-best.pt --out models/clap \\
+        --tokenizer roberta-base
+
+The layout is recognised by the names of the tensors. Every tensor of the checkpoint finds its place or is named as set
+aside; otherwise nothing is written. The folder also holds `provenance.json`: source, sha256 and licence of each part.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from modeling_supclap.conversion.files import Checkpoint, read_checkpoint
+from modeling_supclap.conversion.layouts import KINDS, PARTS, Conversion, convert_checkpoint
+from modeling_supclap.conversion.saving import save_conversion
+from modeling_supclap.modeling_supclap import SupCLAPModel
+from modeling_supclap.processing_supclap import load_tokenizer
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("source", help="A file, a folder, a Hub id, or a Hub id and a file of it (owner/name/file.pt).")
+    parser.add_argument("--out", required=True, type=Path, help="The folder to make; it must not be in use.")
+    parser.add_argument("--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint.")
+    parser.add_argument("--part", default="whole", choices=PARTS, help="Of two towers, convert only one.")
+    parser.add_argument(
+        "--tokenizer", help="Hub id or folder of the text tower's tokenizer; default, the source's own."
+    )
+    parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
+    parser.add_argument("--verify", action="store_true", help="Load the result again and compare it.")
+    return parser.parse_args(arguments)
+
+
+def own_tokenizer(checkpoint: Checkpoint, conversion: Conversion) -> Path | None:
+    """The source's folder if it holds the tokenizer of the text tower that was converted."""
+    reads_text = isinstance(conversion.model, SupCLAPModel) or conversion.feature_extractor is None
+    has_files = checkpoint.config and any((checkpoint.folder / name).is_file() for name in TOKENIZER_FILES)
+    return checkpoint.folder if reads_text and has_files else None
+
+
+def format_parts(conversion: Conversion) -> str:
+    """A table of the parts, and what of the checkpoint has no place in the model."""
+    width = max(len(part.part) for part in conversion.parts)
+    lines = [f"{'part':{width}}  tensors   parameters  licence"]
+    for part in conversion.parts:
+        lines.append(f"{part.part:{width}}  {part.tensors:7,}  {part.parameters:11,}  {part.licence or 'none stated'}")
+    lines += [f"set aside: {count:,} tensors, {what}" for what, count in conversion.set_aside.items()]
+    return "\n".join([*lines, conversion.remark] if conversion.remark else lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse, read, recognise, convert, write."""
+    args = parse_arguments(arguments)
+    checkpoint = read_checkpoint(args.source, args.revision)
+    conversion = convert_checkpoint(checkpoint, args.kind, args.part)
+    print(f"{checkpoint.source}: recognised as {conversion.layout}, {len(checkpoint.tensors):,} tensors")
+    if checkpoint.set_aside:
+        print(f"of the file, not read: {', '.join(checkpoint.set_aside)}")
+    print(format_parts(conversion))
+
+    name = args.tokenizer or own_tokenizer(checkpoint, conversion)
+    save_conversion(conversion, args.out, None if name is None else load_tokenizer(name), args.verify)
+    print(f"{type(conversion.model).__name__} is in {args.out}{', verified' if args.verify else ''}")
+    if name is None and (isinstance(conversion.model, SupCLAPModel) or conversion.feature_extractor is None):
+        print("without a tokenizer: give --tokenizer to have the text tower's saved with it")
+
+
+if __name__ == "__main__":
+    main()

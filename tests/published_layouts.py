@@ -1,0 +1,193 @@
+"""The names and shapes of public checkpoints, written down from their descriptions and not from the converters."""
+
+import torch
+from transformers import ClapConfig, ClapModel, audio_utils
+
+Shapes = dict[str, tuple[int, ...]]
+
+# Row i of fairseq2's embedding is this row of the Hub's: pad, unk, bos, eos of bos, pad, eos, unk.
+HUB_ROWS = [1, 3, 0, 2]
+
+
+def ced_encoder(width: int = 64, depth: int = 1) -> Shapes:
+    """The encoder of CED, 155 tensors at 12 blocks."""
+    shapes: Shapes = {
+        "time_pos_embed": (1, width, 1, 63),
+        "freq_pos_embed": (1, width, 4, 1),
+        "patch_embed.proj.weight": (width, 1, 16, 16),
+        "patch_embed.proj.bias": (width,),
+        "init_bn.num_batches_tracked": (),
+    }
+    shapes |= {f"init_bn.{name}": (64,) for name in ("weight", "bias", "running_mean", "running_var")}
+    shapes |= {f"norm.{name}": (width,) for name in ("weight", "bias")}
+    linears = {"attn.qkv": (3, 1), "attn.proj": (1, 1), "mlp.fc1": (4, 1), "mlp.fc2": (1, 4)}
+    for block in (f"blocks.{number}" for number in range(depth)):
+        for name, (outer, inner) in linears.items():
+            shapes[f"{block}.{name}.weight"] = (outer * width, inner * width)
+            shapes[f"{block}.{name}.bias"] = (outer * width,)
+        shapes |= {f"{block}.{norm}.{name}": (width,) for norm in ("norm1", "norm2") for name in ("weight", "bias")}
+    return shapes
+
+
+def ced_head(width: int = 64) -> Shapes:
+    return {
+        "outputlayer.0.weight": (width,),
+        "outputlayer.0.bias": (width,),
+        "outputlayer.1.weight": (527, width),
+        "outputlayer.1.bias": (527,),
+    }
+
+
+def original_name(name: str) -> str:
+    """A name of CED's encoder in the authors' files."""
+    return name.replace("init_bn.", "init_bn.1.")
+
+
+def front_end() -> dict[str, torch.Tensor]:
+    """The constants in the authors' files, by another library than the one that the converter asks."""
+    filters = audio_utils.mel_filter_bank(257, 64, 0.0, 8000.0, 16000, norm=None, mel_scale="htk")
+    window = 0.5 - 0.5 * torch.cos(2 * torch.pi * torch.arange(512, dtype=torch.float64) / 512)
+    return {
+        "front_end.0.spectrogram.window": window.float(),
+        "front_end.0.mel_scale.fb": torch.from_numpy(filters).float(),
+    }
+
+
+def sonar_hub(vocabulary: int = 400, width: int = 64, layers: int = 1, ffn: int = 128) -> Shapes:
+    """The Hub's M2M100Encoder, 387 tensors at 24 layers."""
+    shapes: Shapes = {"embed_tokens.weight": (vocabulary, width)}
+    shapes |= {f"layer_norm.{name}": (width,) for name in ("weight", "bias")}
+    linears = {f"self_attn.{name}": (width, width) for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+    linears |= {"fc1": (ffn, width), "fc2": (width, ffn)}
+    for layer in (f"layers.{number}" for number in range(layers)):
+        for name, (outer, inner) in linears.items():
+            shapes[f"{layer}.{name}.weight"], shapes[f"{layer}.{name}.bias"] = (outer, inner), (outer,)
+        for norm in ("self_attn_layer_norm", "final_layer_norm"):
+            shapes |= {f"{layer}.{norm}.{name}": (width,) for name in ("weight", "bias")}
+    return shapes
+
+
+def fairseq2_name(name: str) -> str:
+    """A name of the Hub's M2M100Encoder in fairseq2."""
+    if name == "embed_tokens.weight":
+        return "encoder_frontend.embed.weight"
+    if name.startswith("layer_norm."):
+        return name
+    for hub, theirs in (
+        ("self_attn.out_proj", "self_attn.output_proj"),
+        ("fc1", "ffn.inner_proj"),
+        ("fc2", "ffn.output_proj"),
+        ("final_layer_norm", "ffn_layer_norm"),
+    ):
+        name = name.replace(hub, theirs)
+    return f"encoder.{name}"
+
+
+def fairseq2(hub: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A Hub state dict of SONAR in the layout of fairseq2."""
+    tensors = {fairseq2_name(name): value for name, value in hub.items()}
+    embedding = hub["embed_tokens.weight"]
+    first = embedding[HUB_ROWS]
+    tensors["encoder_frontend.embed.weight"] = torch.cat([first, embedding[4:]])
+    return tensors
+
+
+def ml_clap_joint(audio: int = 64, text: int = 64, shared: int = 16) -> Shapes:
+    shapes: Shapes = {}
+    for name, width in (("audio_proj", audio), ("text_proj", text)):
+        shapes |= {f"{name}.0.weight": (shared, width), f"{name}.0.bias": (shared,)}
+        shapes |= {f"{name}.2.weight": (shared, shared), f"{name}.2.bias": (shared,)}
+    return shapes
+
+
+def random(shapes: Shapes, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Values for shapes; statistics are those of decibels, counts are whole."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for name, value in tensors.items():
+        if name.endswith("running_var"):
+            value.abs_().mul_(100).add_(300)
+        elif name.endswith("running_mean"):
+            value.add_(-40)
+        elif name.endswith("num_batches_tracked"):
+            tensors[name] = torch.tensor(1234)
+    return tensors
+
+
+def on_meta(shapes: Shapes) -> dict[str, torch.Tensor]:
+    """Tensors without storage, for counting and shapes."""
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def ced_original(encoder: dict[str, torch.Tensor], head: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The authors' layout, 161 tensors at 12 blocks."""
+    return {**front_end(), **{original_name(name): value for name, value in encoder.items()}, **head}
+
+
+def ced_hub(encoder: dict[str, torch.Tensor], head: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The layout of mispeech/ced-*, 159 tensors at 12 blocks."""
+    return {**{f"encoder.{name}": value for name, value in encoder.items()}, **head}
+
+
+def ml_clap(
+    audio: dict[str, torch.Tensor], text: dict[str, torch.Tensor], joint: dict[str, torch.Tensor], temperature: float
+) -> dict[str, torch.Tensor]:
+    """ML-CLAP's layout, of an original CED, a fairseq2 SONAR and the projections; 557 tensors in the published size."""
+    towers = {f"audio_encoder.model.{name}": value for name, value in audio.items()}
+    towers |= {f"text_encoder.model.{name}": value for name, value in text.items()}
+    return {**towers, **joint, "temperature": torch.tensor(temperature)}
+
+
+def laion_config(fused: bool = False) -> ClapConfig:
+    """A narrow HTSAT of the published kind and a narrow RoBERTa."""
+    audio = {"patch_embeds_hidden_size": 16, "hidden_size": 128, "depths": [2, 1, 1, 1], "hidden_dropout_prob": 0.0}
+    if fused:
+        audio |= {"enable_fusion": True, "fusion_type": "aff_2d", "aff_block_r": 4}
+    text = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+    text |= {"intermediate_size": 96, "max_position_embeddings": 66, "layer_norm_eps": 1e-5}
+    return ClapConfig(audio_config=audio, text_config=text, projection_dim=24)
+
+
+def laion(clap: ClapModel, filters: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A ClapModel in the layout of lukewys/laion_clap, with all that its files hold besides."""
+    tensors: dict[str, torch.Tensor] = {}
+    state = clap.state_dict()
+    for name, value in state.items():
+        if name.endswith((".position_ids", ".token_type_ids")) or (".self.key." in name and "audio" in name):
+            continue
+        if "audio_model" in name and ".self.value." in name:
+            continue
+        if "audio_model" in name and ".self.query." in name:
+            value = torch.cat([state[name.replace("query", part)] for part in ("query", "key", "value")])
+            name = name.replace("attention.self.query", "attn.qkv")
+        for ours, theirs in (
+            ("audio_model.audio_encoder.", "audio_branch."),
+            ("text_model.", "text_branch."),
+            ("audio_branch.batch_norm", "audio_branch.bn0"),
+            ("projection.linear1", "projection.0"),
+            ("projection.linear2", "projection.2"),
+            ("layernorm_before", "norm1"),
+            ("layernorm_after", "norm2"),
+        ):
+            name = name.replace(ours, theirs)
+        if name.startswith("audio_branch"):
+            for ours, theirs in (
+                ("attention.output.dense", "attn.proj"),
+                ("attention.self", "attn"),
+                ("intermediate.dense", "mlp.fc1"),
+                ("output.dense", "mlp.fc2"),
+            ):
+                name = name.replace(ours, theirs)
+        tensors[name] = value
+    tensors["text_branch.embeddings.position_ids"] = state["text_model.embeddings.position_ids"]
+    tensors["audio_branch.spectrogram_extractor.stft.conv_real.weight"] = torch.zeros(513, 1, 8)
+    tensors["audio_branch.logmel_extractor.melW"] = filters
+    tensors["audio_branch.layers.0.blocks.1.attn_mask"] = torch.zeros(4, 64, 64)
+    for name in (
+        "audio_branch.tscam_conv",
+        "audio_branch.head",
+        "audio_transform.sequential.0",
+        "text_transform.sequential.3",
+    ):
+        tensors |= {f"{name}.weight": torch.ones(2, 2), f"{name}.bias": torch.ones(2)}
+    return tensors

@@ -1,0 +1,213 @@
+"""A converted folder is whole, says where it comes from, and is not there when anything is wrong."""
+
+import json
+import stat
+from dataclasses import replace
+
+import builders
+import numpy as np
+import published_layouts as published
+import pytest
+import torch
+from test_conversion_layouts import checkpoint, ml_clap
+from transformers import AutoProcessor, ClapModel
+
+from modeling_supclap import (
+    CEDFeatureExtractor,
+    CEDModel,
+    SonarTextModel,
+    SupCLAPConfig,
+    SupCLAPModel,
+    SupCLAPProcessor,
+)
+from modeling_supclap.conversion import saving as saving
+from modeling_supclap.conversion import supclap_from_clap
+from modeling_supclap.conversion.laion import laion_feature_extractor
+from modeling_supclap.conversion.layouts import Conversion, convert_checkpoint
+from modeling_supclap.conversion.saving import check_tokenizer, save_conversion, verify_saved
+
+
+@pytest.fixture
+def conversion() -> Conversion:
+    return convert_checkpoint(checkpoint(ml_clap()))
+
+
+def test_a_whole_model_with_its_processor(tmp_path, conversion):
+    save_conversion(conversion, tmp_path / "deep" / "out", builders.nllb_tokenizer(), verify=True)
+    folder = tmp_path / "deep" / "out"
+    model, processor = SupCLAPModel.from_pretrained(folder), SupCLAPProcessor.from_pretrained(folder)
+    assert type(AutoProcessor.from_pretrained(folder)) is SupCLAPProcessor
+    assert all(torch.equal(value, conversion.model.state_dict()[name]) for name, value in model.state_dict().items())
+    inputs = processor(audio=builders.tone(300), text="rain", sampling_rate=16000, language="fra", return_tensors="pt")
+    assert torch.isfinite(model(**inputs).logits_per_audio).all()
+    entries = json.loads((folder / "provenance.json").read_text())
+    assert [entry["part"] for entry in entries] == [part.part for part in conversion.parts]
+    text = next(entry for entry in entries if entry["part"] == "text_model")
+    assert text == {
+        "part": "text_model",
+        "source": "the source",
+        "revision": None,
+        "files": ["x.pt"],
+        "sha256": "0" * 64,
+        "layout": "ML-CLAP",
+        "licence": "cc-by-nc-4.0",
+        "tensors": 19,
+        "parameters": sum(parameter.numel() for parameter in model.text_model.parameters()),
+    }
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+    assert not list(folder.glob("*.bin"))
+
+
+def test_the_folder_has_ordinary_permissions(tmp_path, conversion):
+    save_conversion(conversion, tmp_path / "out")
+    (tmp_path / "ordinary").mkdir()
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
+
+
+def test_without_a_tokenizer_there_is_the_feature_extractor(tmp_path, conversion):
+    save_conversion(conversion, tmp_path / "out")
+    assert CEDFeatureExtractor.from_pretrained(tmp_path / "out").hop_size == 160
+    assert not list((tmp_path / "out").glob("tokenizer*"))
+
+
+@pytest.mark.parametrize(("part", "tower"), [("audio", CEDModel), ("text", SonarTextModel)])
+def test_a_tower_alone_goes_into_another_model(tmp_path, part, tower):
+    conversion = convert_checkpoint(checkpoint(ml_clap()), part=part)
+    save_conversion(conversion, tmp_path / part, builders.nllb_tokenizer() if part == "text" else None, verify=True)
+    other = builders.supclap_model(builders.supclap_config(builders.sonar_config()))
+    other.get_submodule("text_model" if part == "audio" else "audio_model").save_pretrained(tmp_path / "other")
+    pair = (tmp_path / "audio", tmp_path / "other") if part == "audio" else (tmp_path / "other", tmp_path / "text")
+    joined = SupCLAPModel.from_encoders(*map(str, pair)).get_submodule(f"{part}_model")
+    assert type(joined) is tower
+    state = conversion.model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in joined.state_dict().items())
+
+
+def test_a_clap_is_verified(tmp_path):
+    for fused in (False, True):
+        model = supclap_from_clap(ClapModel(published.laion_config(fused)))
+        conversion = Conversion("LAION", model, laion_feature_extractor(fused), (), {})
+        save_conversion(conversion, tmp_path / str(fused), verify=True)
+        assert verify_saved(conversion, tmp_path / str(fused))["audio"].shape == (1, 24)
+
+
+# ---- nothing half-written ----
+
+
+@pytest.mark.parametrize("used", ["file in it", "a file itself"])
+def test_a_used_folder_is_left_alone(tmp_path, conversion, used):
+    out = tmp_path / "out"
+    if used == "file in it":
+        out.mkdir()
+        (out / "mine.txt").write_text("mine")
+    else:
+        out.write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=r"out is in use; give a folder that is empty or does not exist"):
+        save_conversion(conversion, out)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_empty_folder_is_taken(tmp_path, conversion):
+    (tmp_path / "out").mkdir()
+    save_conversion(conversion, tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("step", ["_save_inputs", "verify_saved"])
+def test_a_failure_leaves_nothing(tmp_path, monkeypatch, conversion, step):
+    def fail(*args, **kwargs):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(saving, step, fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        save_conversion(conversion, tmp_path / "out", verify=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- verification ----
+
+
+def test_a_changed_weight_is_found(tmp_path, conversion):
+    save_conversion(conversion, tmp_path / "out")
+    with torch.no_grad():
+        conversion.model.text_projection.linear2.bias[3] += 1e-6
+    with pytest.raises(ValueError, match="the SupCLAPModel in the written folder has other weights"):
+        verify_saved(conversion, tmp_path / "out")
+
+
+def test_a_lost_weight_is_found(tmp_path, conversion):
+    save_conversion(conversion, tmp_path / "out")
+    tensors = conversion.model.state_dict()
+    del tensors["logit_scale"]
+    conversion.model.save_pretrained(tmp_path / "out", state_dict=tensors)
+    with pytest.raises(
+        ValueError, match=r"does not load from the written folder: \{'missing_keys': \['logit_scale'\]\}"
+    ):
+        verify_saved(conversion, tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_damaged_weights_are_found(tmp_path, conversion, value):
+    with torch.no_grad():
+        conversion.model.audio_model.norm.bias[0] = value
+    with pytest.raises(
+        ValueError, match=r"embeddings of \['audio'\] are not finite; the weights of the checkpoint are damaged"
+    ):
+        save_conversion(conversion, tmp_path / "out", verify=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@torch.no_grad()
+def test_the_embeddings_are_told(tmp_path, conversion):
+    save_conversion(conversion, tmp_path / "out")
+    told = verify_saved(conversion, tmp_path / "out")
+    tone = np.sin(2 * np.pi * 440 * np.arange(16000) / 16000).astype(np.float32)
+    inputs = CEDFeatureExtractor()(tone, sampling_rate=16000, return_tensors="pt")
+    expected = conversion.model.get_audio_features(inputs["input_features"]).pooler_output
+    assert torch.equal(told["audio"], expected)
+
+
+@torch.no_grad()
+def test_another_configuration_is_found(tmp_path, conversion):
+    save_conversion(conversion, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config["projection_hidden_act"] = "gelu"
+    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"in the written folder embeds otherwise: \['audio', 'text'\]"):
+        verify_saved(conversion, tmp_path / "out")
+
+
+@torch.no_grad()
+def test_the_text_is_told(tmp_path, conversion):
+    save_conversion(conversion, tmp_path / "out")
+    told = verify_saved(conversion, tmp_path / "out")
+    assert told["text"].norm().item() == pytest.approx(1, abs=1e-6)
+
+
+# ---- the tokenizer ----
+
+
+def on_meta(config: SupCLAPConfig) -> SupCLAPModel:
+    with torch.device("meta"):
+        return SupCLAPModel(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"vocab_size": 100}, r"the tokenizer has \d+ tokens and the text tower 100"),
+        ({"pad_token_id": 3}, "the tokenizer pads with 1 and the text tower with 3"),
+        ({"vocab_size": 256_206}, r"the tokenizer has eng_Latn at \d+, SONAR at 256047; give cointegrated/SONAR_200"),
+    ],
+)
+def test_another_tokenizer_is_refused(tmp_path, conversion, config, message):
+    model = on_meta(builders.supclap_config(builders.sonar_config(**config)))
+    with pytest.raises(ValueError, match=message):
+        save_conversion(replace(conversion, model=model), tmp_path / "out", builders.nllb_tokenizer())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_audio_tower_takes_no_tokenizer():
+    with pytest.raises(ValueError, match="a CEDModel reads no text; give no tokenizer"):
+        check_tokenizer(builders.nllb_tokenizer(), CEDModel(builders.ced_config()))

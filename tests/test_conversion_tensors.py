@@ -1,0 +1,52 @@
+"""What all conversions share: nothing is missing, left over, of another shape, or lost under a new name."""
+
+import pytest
+import torch
+
+from modeling_supclap.conversion.tensors import count_layers, fill_exactly, rename_all, shape_of
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("bias"), r"the file does not fit Linear: it lacks 1 \(bias\)$"),
+        (lambda tensors: tensors.update(gain=torch.ones(1)), r"it has no place for 1 \(gain\)$"),
+        (lambda t: t.update(weight=torch.ones(3, 2)), r"it has other shapes of 1 \(weight \(3, 2\) for \(2, 3\)\)$"),
+        (lambda t: t.update(b=t.pop("bias")), r"it lacks 1 \(bias\), it has no place for 1 \(b\)$"),
+    ],
+)
+def test_a_gap_is_an_error_and_fills_nothing(change, message):
+    model = torch.nn.Linear(3, 2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    tensors = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    change(tensors)
+    with pytest.raises(ValueError, match=message):
+        fill_exactly(model, tensors, "the file")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_new_name_hides_no_tensor():
+    tensors = {"a.1": torch.zeros(1), "b.1": torch.ones(1)}
+    assert rename_all(tensors, lambda name: name.replace("a.", "c."), "the file") == {
+        "c.1": tensors["a.1"],
+        "b.1": tensors["b.1"],
+    }
+    with pytest.raises(ValueError, match=r"mixes two layouts: it has x\.1 under two names, one of them b\.1"):
+        rename_all(tensors, lambda name: "x." + name[2:], "the file")
+
+
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [([], 0), (["layers.0.w", "layers.1.w"], 2), (["layers.10.w", "layersX2.w", "my.layers.30.w"], 11)],
+)
+def test_layers_are_counted_by_their_highest_number(names, count):
+    assert count_layers(dict.fromkeys(names), "layers.") == count
+
+
+def test_a_shape_to_read_is_there_and_has_the_right_axes():
+    tensors = {"weight": torch.zeros(2, 3)}
+    assert shape_of(tensors, "weight", 2, "the file") == (2, 3)
+    with pytest.raises(ValueError, match="the file lacks bias"):
+        shape_of(tensors, "bias", 1, "the file")
+    with pytest.raises(ValueError, match=r"weight has shape \(2, 3\), which should have 4 axes"):
+        shape_of(tensors, "weight", 4, "the file")

@@ -1,0 +1,317 @@
+"""Embedding in three lines: against one clip at a time, whatever the batch; and where the package is missing."""
+
+import os
+import subprocess
+import sys
+
+import builders
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from modeling_supclap import SupCLAPModel, encoding
+from modeling_supclap.conversion import processor_from_clap
+
+LENGTHS = [16000, 200_000, 3000, 50_000, 170_000, 16_001]
+CLIPS = [builders.noise(length, seed) for seed, length in enumerate(LENGTHS)]
+TEXTS = [*builders.CAPTIONS.values(), "rain", "a dog barks while the rain falls"]
+LANGUAGES = [*builders.CAPTIONS, "eng", "fra"]
+
+
+def clap(truncation: str):
+    config = builders.clap_config({"enable_fusion": truncation == "fusion"})
+    return builders.clap_model(config), processor_from_clap(builders.clap_processor(truncation))
+
+
+KINDS = {
+    "ced and bert": lambda: (builders.supclap_model(), builders.bert_processor()),
+    "ced and sonar": lambda: (
+        builders.supclap_model(builders.supclap_config(builders.sonar_config())),
+        builders.nllb_processor(),
+    ),
+    "clap": lambda: clap("rand_trunc"),
+    "fused clap": lambda: clap("fusion"),
+}
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def pair(request):
+    """A model and its processor."""
+    return KINDS[request.param]()
+
+
+def cut(clip, processor, samples):
+    """Independent of `cut_chunks`: whole chunks from the front, and one more from the back where samples are left."""
+    if samples is None or len(clip) <= samples:
+        return [clip]
+    whole = [clip[start : start + samples] for start in range(0, len(clip) - samples + 1, samples)]
+    return whole if len(clip) % samples == 0 else [*whole, clip[-samples:]]
+
+
+@torch.no_grad()
+def alone(model, processor, clip, samples=None):
+    """One clip, chunk by chunk, in float64 after the model."""
+    if encoding.max_chunk_seconds(processor.feature_extractor):
+        samples = processor.feature_extractor.nb_max_samples
+    embeds = []
+    for piece in cut(clip, processor, samples):
+        inputs = processor(audio=[piece], sampling_rate=builders.RATE_HZ, return_tensors="pt")
+        embeds.append(model.get_audio_features(**inputs).pooler_output[0].double().numpy())
+    mean = np.mean(embeds, axis=0)
+    return mean / np.linalg.norm(mean)
+
+
+def test_audio_is_what_each_clip_gives_alone(pair):
+    model, processor = pair
+    expected = np.stack([alone(model, processor, clip) for clip in CLIPS])
+    found = encoding.encode_audio(model, CLIPS, processor, sampling_rate=builders.RATE_HZ)
+    assert (found.dtype, found.shape) == (np.float32, (6, 16))
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    assert np.abs(found[:, None] - found[None]).max(axis=2)[np.triu_indices(6, 1)].min() > 1e-4
+
+
+def test_neither_batch_nor_order_matters_and_twice_is_the_same(pair):
+    model, processor = pair
+    call = {"sampling_rate": builders.RATE_HZ, "processor": processor}
+    expected = encoding.encode_audio(model, CLIPS, **call)
+    assert np.array_equal(encoding.encode_audio(model, CLIPS, **call), expected)
+    for batch_size in (1, 2, 5):
+        found = encoding.encode_audio(model, CLIPS[::-1], batch_size=batch_size, **call)[::-1]
+        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+    texts = encoding.encode_text(model, TEXTS, processor, language=LANGUAGES)
+    assert np.array_equal(encoding.encode_text(model, TEXTS, processor, language=LANGUAGES), texts)
+    found = encoding.encode_text(model, TEXTS[::-1], processor, language=LANGUAGES[::-1], batch_size=3)[::-1]
+    np.testing.assert_allclose(found, texts, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_text_is_what_each_text_gives_alone(pair):
+    model, processor = pair
+    found = encoding.encode_text(model, TEXTS, processor, language=LANGUAGES)
+    for text, language, embed in zip(TEXTS, LANGUAGES, found, strict=True):
+        inputs = processor(text=[text], language=language, return_tensors="pt")
+        np.testing.assert_allclose(embed, model.get_text_features(**inputs).pooler_output[0], atol=1e-6, rtol=0)
+
+
+def test_equal_texts_tie_exactly_unless_their_languages_differ(sonar_model, sonar_processor):
+    texts = ["rain", *TEXTS, "rain"]
+    found = sonar_model.encode_text(texts, sonar_processor, language=["eng", *LANGUAGES, "fra"], batch_size=3)
+    assert np.array_equal(found[0], found[texts.index("rain", 1)])
+    assert np.abs(found[0] - found[-1]).max() > 1e-3
+    assert np.array_equal(found[1], sonar_model.encode_text(texts, sonar_processor, language="eng", batch_size=3)[1])
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.5])
+def test_chunks_end_with_the_clip_and_average_to_its_embedding(model, processor, seconds):
+    samples = round(seconds * builders.RATE_HZ)
+    call = {"processor": processor, "sampling_rate": builders.RATE_HZ, "chunk_seconds": seconds}
+    found = model.encode_audio(CLIPS, **call)
+    expected = np.stack([alone(model, processor, clip, samples) for clip in CLIPS])
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+    chunks = model.encode_audio(CLIPS, return_chunks=True, batch_size=4, **call)
+    for clip, parts, mean in zip(CLIPS, chunks, found, strict=True):
+        assert len(parts.embeds) == len(parts.onset_seconds) == -(-len(clip) // samples)
+        assert parts.offset_seconds[-1] == len(clip) / builders.RATE_HZ
+        if len(clip) > samples:
+            np.testing.assert_allclose(parts.offset_seconds - parts.onset_seconds, seconds, atol=1e-9)
+        average = parts.embeds.astype(np.float64).mean(axis=0)
+        np.testing.assert_allclose(average / np.linalg.norm(average), mean, atol=1e-6)
+    one = model.encode_audio(CLIPS[1], return_chunks=True, **call)
+    np.testing.assert_allclose(one.embeds, chunks[1].embeds, atol=1e-6)
+
+
+def test_a_long_batch_is_split_so_that_memory_does_not_follow_the_longest(model, processor, monkeypatch):
+    sizes = []
+    embed = encoding._embed_audio
+    monkeypatch.setattr(
+        encoding, "_embed_audio", lambda m, p, batch: sizes.append(list(map(len, batch))) or embed(m, p, batch)
+    )
+    clips = [builders.noise(400_000), *[builders.noise(16000, seed) for seed in range(6)]]
+    model.encode_audio(clips, processor, sampling_rate=builders.RATE_HZ, batch_size=4)
+    assert sizes == [[400_000], [16000] * 4, [16000] * 2]
+
+
+def test_paths_waveforms_and_mappings_agree(tmp_path, model, processor):
+    stereo = np.stack([builders.noise(44100, seed) for seed in (1, 2)])
+    soundfile.write(tmp_path / "clip.wav", stereo.T, 44100, subtype="FLOAT")
+    rates = {"processor": processor, "sampling_rate": 44100}
+    expected = model.encode_audio([stereo], **rates)
+    mapping = {"array": stereo, "sampling_rate": 44100}
+    for audio in (
+        [tmp_path / "clip.wav"],
+        [str(tmp_path / "clip.wav")],
+        [torch.tensor(stereo)],
+        [mapping],
+        [stereo.mean(axis=0).tolist()],
+    ):
+        np.testing.assert_allclose(model.encode_audio(audio, **rates), expected, atol=1e-6, rtol=0)
+    both = model.encode_audio([tmp_path / "clip.wav", CLIPS[0]], processor, sampling_rate=[1.0, 16000])
+    np.testing.assert_allclose(both[0], expected[0], atol=1e-6, rtol=0)
+    np.testing.assert_allclose(both[1], model.encode_audio(CLIPS[0], processor, sampling_rate=16000), atol=1e-6)
+
+
+def test_one_item_gives_one_vector_in_the_form_that_was_asked(model, processor):
+    call = {"processor": processor, "sampling_rate": 16000}
+    for found in (
+        model.encode_audio(CLIPS[0], **call),
+        model.encode_audio(CLIPS[0].tolist(), **call),
+        model.encode_audio({"array": CLIPS[0], "sampling_rate": 16000}, processor),
+        model.encode_text("rain", processor),
+    ):
+        assert isinstance(found, np.ndarray)
+        assert found.shape == (16,)
+    assert model.encode_audio(np.stack([CLIPS[0]] * 3), **call).shape == (3, 16)
+    for options in ({"convert_to_tensor": True}, {"convert_to_numpy": False}):
+        for found in (
+            model.encode_audio(CLIPS[:2], **call, **options),
+            model.encode_text(["rain"], processor, **options),
+        ):
+            assert isinstance(found, torch.Tensor)
+            assert not found.requires_grad
+    assert model.encode_audio([], **call).shape == model.encode_text([], processor).shape == (0, 16)
+    assert model.encode_audio([], return_chunks=True, **call) == []
+
+
+def test_every_module_is_left_in_its_own_mode(model, processor):
+    model.train()
+    model.text_model.eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    assert len(set(before.values())) == 2
+    quiet = model.encode_text("rain", processor)
+    with pytest.raises(ValueError, match="too short"):
+        model.encode_audio([CLIPS[0], builders.noise(100)], processor, sampling_rate=16000)
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert np.array_equal(quiet, model.eval().encode_text("rain", processor))
+
+
+@pytest.mark.parametrize("kind", ["ced and bert", "clap"])
+def test_half_precision_gives_unit_norm_in_float32(kind):
+    model, processor = KINDS[kind]()
+    exact = encoding.encode_audio(model, CLIPS[:2], processor, sampling_rate=16000)
+    half = model.to(torch.bfloat16)
+    if kind != "clap":
+        half.audio_model.init_bn.float()  # as from_pretrained keeps it
+    found = encoding.encode_audio(half, CLIPS[:2], processor, sampling_rate=16000)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    assert (found * exact).sum(axis=1).min() > 0.98
+
+
+def test_the_progress_bar_counts_recordings(model, processor, monkeypatch):
+    seen = []
+    monkeypatch.setattr(encoding.logging, "tqdm", lambda items, **options: seen.append((len(items), options)) or items)
+    model.encode_audio(CLIPS[:3], processor, sampling_rate=16000)
+    assert seen == []
+    model.encode_audio(CLIPS[:3], processor, sampling_rate=16000, show_progress_bar=True)
+    model.encode_text(["rain", "a dog", "rain"], processor, batch_size=1, show_progress_bar=True)
+    assert [count for count, _ in seen] == [3, 2]
+
+
+# ---- the processor ----
+
+
+def test_the_processor_comes_from_where_the_model_is_from(tmp_path, model, processor):
+    model.save_pretrained(tmp_path)
+    loaded = SupCLAPModel.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"(?s)no processor can be loaded from .*model\.processor = "):
+        loaded.encode_text("rain")
+    processor.save_pretrained(tmp_path)
+    np.testing.assert_allclose(loaded.encode_text("rain"), model.encode_text("rain", processor), atol=1e-6)
+    assert loaded.processor is loaded.processor
+    loaded.processor = processor
+    assert loaded.processor is processor
+
+
+def test_a_model_from_nowhere_says_so(model):
+    with pytest.raises(ValueError, match="was not loaded from a folder or the Hub"):
+        model.encode_text("rain")
+
+
+# ---- bad input ----
+
+SILENT = np.full(16000, np.nan, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("audio", "options", "message"),
+    [
+        ([CLIPS[0]], {}, "clip 0 is an array whose rate is not known; pass sampling_rate="),
+        ([CLIPS[0], SILENT], {"sampling_rate": 16000}, "clip 1 holds NaN"),
+        ([CLIPS[0], np.zeros(0)], {"sampling_rate": 16000}, "clip 1 is empty"),
+        ([CLIPS[0], CLIPS[1], CLIPS[2][:2000]], {"sampling_rate": 16000}, r"clip 2 lasts 0\.1250 s, too short"),
+        ([CLIPS[0]] * 2, {"sampling_rate": [16000]}, "got 1 values of sampling_rate for 2 inputs"),
+        ([CLIPS[0]], {"sampling_rate": ["fast"]}, r"sampling_rate\[0\] is 'fast'"),
+        ([CLIPS[0]], {"sampling_rate": 16000, "batch_size": 0}, "batch_size is 0"),
+        ([CLIPS[0]], {"sampling_rate": 16000, "chunk_seconds": 0.1}, "chunk_seconds is 0.1, too short"),
+        ([{"array": CLIPS[0]}], {}, 'give "array" and "sampling_rate"'),
+        (np.zeros((1, 2, 16000)), {"sampling_rate": 16000}, r"got an array of shape \(1, 2, 16000\)"),
+    ],
+)
+def test_bad_audio_is_named(model, processor, audio, options, message):
+    with pytest.raises(ValueError, match=message):
+        model.encode_audio(audio, processor, **options)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (["rain", " "], {}, "text 1 is ' '"),
+        (["rain", 3], {}, "text 1 is 3"),
+        (["rain"], {"language": ["eng", "fra"]}, "got 2 values of language for 1 inputs"),
+        (["rain", "dog"], {"language": ["eng", None]}, r"language\[1\] is None"),
+        (["rain"], {"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_bad_text_is_named(model, processor, texts, options, message):
+    with pytest.raises(ValueError, match=message):
+        model.encode_text(texts, processor, **options)
+
+
+def test_a_missing_file_is_named(model, processor, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.wav"):
+        model.encode_audio([tmp_path / "nothing.wav"], processor)
+
+
+def test_clap_takes_no_chunk_longer_than_its_own():
+    model, processor = clap("rand_trunc")
+    with pytest.raises(ValueError, match=r"chunk_seconds is 2\.0, but this model takes at most 1 s"):
+        encoding.encode_audio(model, CLIPS, processor, sampling_rate=16000, chunk_seconds=2.0)
+
+
+STRANGER = """
+import sys
+sys.modules["modeling_supclap"] = sys.modules["datasets_scripts"] = None  # as where the package is not installed
+import numpy as np
+from transformers import AutoModel
+
+model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
+clips = np.load("clips.npy")
+np.savez("found.npz", audio=model.encode_audio(clips, sampling_rate=16000), text=model.encode_text(["rain", "a dog"]))
+try:
+    model.encode_audio("clip.wav")
+except ImportError as error:
+    assert "give arrays with sampling_rate=" in str(error), error
+else:
+    raise AssertionError("paths need the package")
+"""
+
+
+def test_a_saved_folder_embeds_where_the_package_is_missing(tmp_path, model, processor):
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    clips = np.stack([builders.noise(16000, seed) for seed in (1, 2)])
+    np.save(tmp_path / "clips.npy", clips)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", STRANGER, str(tmp_path / "model")],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npz")
+    np.testing.assert_allclose(found["audio"], model.encode_audio(clips, processor, sampling_rate=16000), atol=1e-6)
+    np.testing.assert_allclose(found["text"], model.encode_text(["rain", "a dog"], processor), atol=1e-6)

@@ -1,0 +1,218 @@
+"""The ways to run a model: compiled, checkpointed, spread over devices and disk, in the pipeline."""
+
+import shutil
+import warnings
+
+import builders
+import pytest
+import soundfile
+import torch
+import transformers
+from transformers import pipeline
+
+from modeling_supclap import SupCLAPModel
+
+# Frames of the clips of a batch: one chunk of CED, and several.
+LENGTHS = {"alone": None, "padded": [120, 50], "several chunks": [1500, 50]}
+
+
+def audio_inputs(lengths: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    own = LENGTHS[lengths]
+    features = -40 + 20 * torch.randn(2, 64, own[0] if own else 120)
+    if own is None:
+        return {"input_features": features}
+    mask = torch.arange(own[0]) < torch.tensor(own).unsqueeze(1)
+    return {"input_features": features, "audio_attention_mask": mask.long()}
+
+
+def text_inputs() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
+    ids = torch.randint(5, 170, (2, 7)) * mask + (1 - mask)
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+# ---- torch.compile ----
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def shallow(request) -> SupCLAPModel:
+    """A model of one block a tower: what is traced is the same in each."""
+    text = builders.sonar_config(encoder_layers=1) if request.param == "sonar" else builders.bert_config()
+    return builders.supclap_model(builders.supclap_config(text, builders.ced_config(depth=1)))
+
+
+@pytest.mark.parametrize("shallow", ["bert", "sonar"], indirect=True)
+def test_a_model_is_one_graph_and_trains(shallow):
+    if transformers.__version__.startswith("5.17.") and shallow.config.text_config.model_type == "m2m_100":
+        pytest.skip("transformers 5.17 asks a random number in M2M100's graph whether to drop a layer, in training")
+    inputs = {**audio_inputs("padded"), **text_inputs(), "return_loss": True}
+    shallow.train()(**inputs).loss.backward()
+    expected = {name: weight.grad for name, weight in shallow.named_parameters()}
+    shallow.zero_grad(set_to_none=True)
+    # fullgraph: a graph break is an error.
+    torch.compile(shallow, backend="eager", fullgraph=True)(**inputs).loss.backward()
+    for name, weight in shallow.named_parameters():
+        torch.testing.assert_close(weight.grad, expected[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("shallow", ["bert"], indirect=True)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("lengths", ["alone", "several chunks"])
+@torch.no_grad()
+def test_ced_is_one_graph_for_any_batch(shallow, lengths, attention):
+    """Where a clip has no sound in a chunk, a traced model computes the chunk and leaves it out of the mean."""
+    shallow.set_attn_implementation(attention)
+    inputs = audio_inputs(lengths)
+    compiled = torch.compile(shallow.audio_model, backend="eager", fullgraph=True)(**inputs)
+    for name, expected in shallow.audio_model(**inputs).items():
+        torch.testing.assert_close(compiled[name], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_one_graph_serves_clips_of_several_lengths(model):
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model.audio_model, backend="eager", fullgraph=True, dynamic=True)
+    for frames in (70, 120, 333):
+        features = audio_inputs("padded")["input_features"][..., :1].expand(2, 64, frames)
+        mask = torch.arange(frames).expand(2, -1) < torch.tensor([[frames], [40]])
+        inputs = {"input_features": features.contiguous(), "audio_attention_mask": mask.long()}
+        expected = model.audio_model(**inputs).pooler_output
+        torch.testing.assert_close(compiled(**inputs).pooler_output, expected, atol=1e-5, rtol=0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@torch.no_grad()
+def test_inductor_agrees(model):
+    inputs = {**audio_inputs("several chunks"), **text_inputs()}
+    compiled = torch.compile(model)
+    torch.testing.assert_close(compiled(**inputs).logits_per_audio, model(**inputs).logits_per_audio, atol=1e-4, rtol=0)
+
+
+# ---- activation checkpointing, under its name of today and its name of before ----
+
+
+@pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
+@pytest.mark.parametrize("kind", ["model", "sonar_model"])
+def test_checkpointing_under_both_names(kind, name, request):
+    model = request.getfixturevalue(kind).train()
+    if not hasattr(model, f"{name}_enable"):
+        pytest.skip(f"this transformers has no {name}_enable yet")
+    inputs = {**audio_inputs("padded"), **text_inputs(), "return_loss": True}
+    model(**inputs).loss.backward()
+    expected = {key: weight.grad for key, weight in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        getattr(model, f"{name}_enable")()
+        checkpointed = [type(part).__name__ for part in model.modules() if getattr(part, "gradient_checkpointing", 0)]
+        assert "CEDBlock" in checkpointed
+        assert {"BertLayer", "M2M100EncoderLayer"} & set(checkpointed)
+        model(**inputs).loss.backward()
+        for key, weight in model.named_parameters():
+            assert torch.equal(weight.grad, expected[key]), key
+        getattr(model, f"{name}_disable")()
+        assert not any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
+
+
+# ---- device_map ----
+
+PARTS = ("audio_model", "text_model", "audio_projection", "text_projection", "logit_scale")
+DEVICE_MAPS = {
+    "cpu": "cpu",
+    "auto": "auto",
+    "audio on disk": {part: "disk" if part.startswith("audio") else "cpu" for part in PARTS},
+    "text on disk": {part: "disk" if part.startswith("text") else "cpu" for part in PARTS},
+}
+
+
+@pytest.mark.parametrize("device_map", DEVICE_MAPS)
+@pytest.mark.parametrize("kind", ["model", "sonar_model"])
+@torch.no_grad()
+def test_device_map(kind, device_map, request, tmp_path):
+    model = request.getfixturevalue(kind)
+    model.save_pretrained(tmp_path / "model")
+    placed = SupCLAPModel.from_pretrained(
+        tmp_path / "model", device_map=DEVICE_MAPS[device_map], offload_folder=tmp_path / "disk"
+    )
+    if "disk" in device_map:
+        assert set(placed.hf_device_map.values()) == {"cpu", "disk"}
+        assert any(weight.is_meta for weight in placed.parameters())
+    inputs = {**audio_inputs("several chunks"), **text_inputs()}
+    assert torch.equal(placed(**inputs).logits_per_audio, model(**inputs).logits_per_audio)
+    audio = {name: value for name, value in inputs.items() if "input_features" in name or "audio" in name}
+    expected = model.get_audio_features(**audio).pooler_output
+    assert torch.equal(placed.get_audio_features(**audio).pooler_output, expected)
+
+
+def test_blocks_stay_whole_on_a_device(model, sonar_model):
+    assert {"CEDBlock", "BertLayer"} <= set(model._no_split_modules)
+    assert {"CEDBlock", "M2M100EncoderLayer"} <= set(sonar_model._no_split_modules)
+
+
+# ---- pipeline("zero-shot-audio-classification") ----
+
+LABELS = ["dog", "rain", "pluie"]
+
+
+@pytest.fixture
+def saved(model, processor, tmp_path):
+    """A folder with a model and its processor."""
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def expected_scores(model, processor, clip, template) -> list[float]:
+    texts = [template.format(label) for label in LABELS]
+    inputs = processor(audio=clip, sampling_rate=16000, text=texts, return_tensors="pt")
+    with torch.no_grad():
+        return model(**inputs).logits_per_audio[0].softmax(dim=0).tolist()
+
+
+def scores(result: list[dict]) -> list[float]:
+    by_label = {each["label"]: each["score"] for each in result}
+    return [by_label[label] for label in LABELS]
+
+
+@pytest.mark.parametrize("template", ["This is a sound of {}.", "{}", "on entend {} au loin"])
+def test_pipeline_with_one_clip_a_list_and_batches(saved, model, processor, template):
+    classify = pipeline("zero-shot-audio-classification", model=saved)
+    clips = [builders.noise(16000, seed) for seed in range(3)]
+    expected = [expected_scores(model, processor, clip, template) for clip in clips]
+    options = {"candidate_labels": LABELS, "hypothesis_template": template}
+    assert scores(classify(clips[0], **options)) == pytest.approx(expected[0], abs=1e-5)
+    for batch_size in (1, 2):
+        results = classify(clips, batch_size=batch_size, **options)
+        for result, wanted in zip(results, expected, strict=True):
+            assert scores(result) == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="the pipeline decodes files and bytes by the ffmpeg program")
+@pytest.mark.parametrize("given", ["path", "bytes"])
+def test_pipeline_with_a_file(saved, model, processor, tmp_path, given):
+    clip = builders.noise(16000)
+    path = tmp_path / "noise.wav"
+    soundfile.write(path, clip, 16000, subtype="FLOAT")
+    classify = pipeline("zero-shot-audio-classification", model=saved)
+    audio = str(path) if given == "path" else path.read_bytes()
+    result = classify(audio, candidate_labels=LABELS, hypothesis_template="{}")
+    assert scores(result) == pytest.approx(expected_scores(model, processor, clip, "{}"), abs=1e-4)
+
+
+def test_pipeline_in_half_precision(saved, model, processor):
+    classify = pipeline("zero-shot-audio-classification", model=saved, dtype=torch.bfloat16)
+    clip = builders.noise(16000)
+    result = classify(clip, candidate_labels=LABELS, hypothesis_template="{}")
+    assert scores(result) == pytest.approx(expected_scores(model, processor, clip, "{}"), abs=0.05)

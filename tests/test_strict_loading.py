@@ -1,0 +1,83 @@
+"""Loading traps: where transformers draws weights at random and only warns, here is an error."""
+
+import builders
+import published_layouts as published
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModel, M2M100ForConditionalGeneration, M2M100Model
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
+
+from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel
+
+DECODER = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8}
+
+
+@pytest.mark.parametrize("whole", [M2M100Model, M2M100ForConditionalGeneration])
+def test_a_translation_model_is_no_sonar(tmp_path, whole):
+    whole(builders.sonar_config(**DECODER)).save_pretrained(tmp_path)
+    _, report = M2M100Encoder.from_pretrained(tmp_path, output_loading_info=True)
+    assert len(report["missing_keys"]) == 35, "transformers itself finds not one weight and only warns"
+    with pytest.raises(ValueError, match=r"lacks 35 weights of SonarTextModel.*it has \d+ that the model has not"):
+        SonarTextModel.from_pretrained(tmp_path)
+
+
+def test_an_encoder_under_a_prefix_is_refused(tmp_path):
+    model = SonarTextModel(builders.sonar_config())
+    model.save_pretrained(tmp_path, state_dict={f"encoder.{name}": value for name, value in model.state_dict().items()})
+    with pytest.raises(ValueError, match="lacks 35 weights of SonarTextModel, among them"):
+        SonarTextModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("tower", [CEDModel, SonarTextModel])
+def test_a_whole_model_is_no_tower(tmp_path, tower):
+    builders.supclap_model(builders.supclap_config(builders.sonar_config())).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf"lacks \d+ weights of {tower.__name__}"):
+        tower.from_pretrained(tmp_path)
+
+
+def test_one_lacking_weight_is_enough(tmp_path):
+    model = builders.supclap_model()
+    tensors = model.state_dict()
+    del tensors["audio_model.blocks.1.norm2.bias"]
+    model.save_pretrained(tmp_path, state_dict=tensors)
+    with pytest.raises(ValueError, match=r"lacks 1 weights of SupCLAPModel.*audio_model.blocks.1.norm2.bias"):
+        SupCLAPModel.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="lacks 1 weights"):
+        AutoModel.from_pretrained(tmp_path)
+
+
+def test_the_authors_layout_of_ced_is_refused(tmp_path):
+    encoder = published.random(published.ced_encoder(32, 2))
+    CEDModel(builders.ced_config()).config.save_pretrained(tmp_path)
+    save_file(published.ced_original(encoder, {}), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks 5 weights of CEDModel, among them \['init_bn.bias'.*'init_bn.1.bias'"):
+        CEDModel.from_pretrained(tmp_path)
+
+
+def test_who_reads_the_report_may_have_gaps(tmp_path):
+    SonarTextModel(builders.sonar_config(encoder_layers=1)).save_pretrained(tmp_path)
+    config = builders.sonar_config(encoder_layers=2)
+    with pytest.raises(ValueError, match="lacks 16 weights"):
+        SonarTextModel.from_pretrained(tmp_path, config=config)
+    _, report = SonarTextModel.from_pretrained(tmp_path, config=config, output_loading_info=True)
+    assert len(report["missing_keys"]) == 16
+
+
+def test_a_model_may_be_drawn_on_purpose():
+    model = SonarTextModel.from_pretrained(None, config=builders.sonar_config(), state_dict={})
+    assert torch.isfinite(model.embed_tokens.weight).all()
+
+
+def test_whole_folders_load(tmp_path):
+    for folder, model in (("ced", CEDModel(builders.ced_config())), ("sonar", SonarTextModel(builders.sonar_config()))):
+        model.save_pretrained(tmp_path / folder)
+        loaded = type(model).from_pretrained(tmp_path / folder)
+        assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_a_clap_is_no_supclap(tmp_path):
+    clap = builders.clap_model()
+    clap.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"lacks \d+ weights of SupCLAPModel.*it has \d+ that the model has not"):
+        SupCLAPModel.from_pretrained(tmp_path, config=builders.supclap_config(clap.config.text_config))
