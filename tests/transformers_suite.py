@@ -1,0 +1,100 @@
+"""Imports the common tests of transformers, which `fetch_transformers_tests.py` has put into a folder.
+
+The source distribution ships the files at the top of transformers' `tests/` and leaves out the folders below. What the
+common tests import from those is stood in for here: mixins that test other things (export, text generation) are empty.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from typing import Any
+from unittest import mock
+
+import fetch_transformers_tests
+import transformers
+
+PACKAGE = "transformers_common_tests"
+PIPELINES = "pipelines.test_pipelines_zero_shot_audio_classification"
+# Fields that every configuration has, away from their defaults; test_configuration_common.py reads them back.
+CONFIG_FIELDS = {
+    "return_dict": False,
+    "output_hidden_states": True,
+    "output_attentions": True,
+    "dtype": "float16",
+    "chunk_size_feed_forward": 3,
+    "architectures": ["Any"],
+    "id2label": {0: "rain"},
+    "label2id": {"rain": 0},
+    "problem_type": "regression",
+}
+
+
+def module(name: str, **members: Any) -> types.ModuleType:
+    """A module with these members."""
+    made = types.ModuleType(name)
+    vars(made).update(members)
+    return made
+
+
+class _AnyTestClass(types.ModuleType):
+    """A module that has an empty class of whatever name it is asked for."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+class _Pipelines(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the tests of the single pipelines, of which the source distribution ships none."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if not name.startswith(f"{PACKAGE}.pipelines"):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=name.endswith(".pipelines"))
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _AnyTestClass(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run."""
+
+
+def stand_ins() -> dict[str, types.ModuleType]:
+    """What the common tests import and the source distribution leaves out, by the names of the modules."""
+    inside = {
+        "exporters.test_export": {"ExportTesterMixin": type("ExportTesterMixin", (), {})},
+        "generation.test_utils": {"GenerationTesterMixin": type("GenerationTesterMixin", (), {})},
+        "utils.test_configuration_utils": {"config_common_kwargs": CONFIG_FIELDS},
+    }
+    modules = {f"{PACKAGE}.{name}": module(name, **members) for name, members in inside.items()}
+    packages = {f"{PACKAGE}.{name.split('.')[0]}": module(name, __path__=[]) for name in inside}
+    # It downloads pictures and recordings; none of what is run here opens one.
+    return {**packages, **modules, "fetch_hub_objects_for_ci": module("fetch", url_to_local_path=lambda url: url)}
+
+
+def load(name: str) -> types.ModuleType:
+    """One of the fetched files as a module.
+
+    Args:
+        name: Of the file, without its ending: "test_modeling_common".
+
+    Raises:
+        FileNotFoundError: The files have not been fetched.
+    """
+    folder = fetch_transformers_tests.folder()
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder} is missing: `make setup`, or `python tests/fetch_transformers_tests.py`, fetches the common "
+            f"tests of transformers {transformers.__version__}; SUPCLAP_WITHOUT_COMMON_TESTS=1 goes without them"
+        )
+    if PACKAGE not in sys.modules:
+        sys.modules[PACKAGE] = module(PACKAGE, __path__=[str(folder)])
+        sys.modules.update(stand_ins())
+        sys.meta_path.append(_Pipelines())
+    # The tests ask for a second copy of transformers, from its sources; the one that is installed is under test.
+    direct = mock.patch("transformers.utils.direct_transformers_import", return_value=transformers)
+    with direct, mock.patch.object(sys, "path", list(sys.path)):
+        return importlib.import_module(f"{PACKAGE}.{name}")
