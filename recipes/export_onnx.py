@@ -1,0 +1,75 @@
+"""Exports a model to ONNX: a graph for recordings and one for texts, checked against the model before they are written.
+
+    python recipes/export_onnx.py outputs/esc10 --out outputs/esc10-onnx
+
+The folder then holds `audio.onnx`, `text.onnx`, the processor's files, `onnx.json` (names, scale of the logits, the
+differences found) and a README with code that runs. Needs the extra: pip install "supclap[onnx]".
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.onnx_export import TOLERANCE, Parity, export_onnx
+
+USAGE = """# ONNX graphs of a SupCLAP model
+
+`audio.onnx` turns log-mel spectrograms into unit vectors, `text.onnx` turns token ids into unit vectors of the same
+space; their dot product says how well recording and text match. Batch size, frames and tokens are free: {limits}
+
+Against the PyTorch model in float32 no entry of a vector differs by more than {difference:.1e} ({batches} batches,
+onnxruntime on a CPU; see `onnx.json`). The weights keep the licence of the model they were exported from.
+
+```python
+import numpy as np
+import onnxruntime
+from modeling_supclap import SupCLAPProcessor  # or AutoProcessor, with trust_remote_code=True
+
+processor = SupCLAPProcessor.from_pretrained(".")
+audio = onnxruntime.InferenceSession("audio.onnx")
+text = onnxruntime.InferenceSession("text.onnx")
+
+clips = [np.zeros({rate_hz}, dtype=np.float32), np.zeros({rate_hz} // 2, dtype=np.float32)]  # mono, {rate_hz} Hz
+inputs = processor(audio=clips, sampling_rate={rate_hz}, return_tensors="np")
+audio_embeds = audio.run(None, dict(inputs))[0]
+inputs = processor(text=["a dog barks", "the rain falls"], return_tensors="np")
+text_embeds = text.run(None, {{name: inputs[name] for name in ("input_ids", "attention_mask")}})[0]
+logits = {scale!r} * audio_embeds @ text_embeds.T{bias}
+print(logits.shape)  # (2, 2): clip i against text j
+```
+"""
+
+
+def write_usage(folder: Path, model: SupCLAPModel, processor: SupCLAPProcessor, found: Sequence[Parity]) -> None:
+    """The README of the folder."""
+    bias = "" if model.logit_bias is None else f" + {model.logit_bias.item()!r}"
+    usage = USAGE.format(
+        limits=f"a text has at most {processor._max_tokens()} tokens, a recording any length from 0.15 s.",
+        difference=max(each.difference for each in found),
+        batches=len(found),
+        rate_hz=processor.feature_extractor.sampling_rate,
+        scale=model.logit_scale.exp().item(),
+        bias=bias,
+    )
+    (folder / "README.md").write_text(usage, encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Load, export, check, write."""
+    parser = argparse.ArgumentParser(description="Exports a model's towers to ONNX and checks them.")
+    parser.add_argument("model", help="A SupCLAP model with CED as its audio tower (id or folder).")
+    parser.add_argument("--out", type=Path, required=True, help="Folder to write.")
+    args = parser.parse_args(arguments)
+    model, processor = SupCLAPModel.from_pretrained(args.model), SupCLAPProcessor.from_pretrained(args.model)
+    found = export_onnx(model, processor, args.out)
+    write_usage(args.out, model, processor, found)
+    for each in found:
+        print(f"{each.graph:<6}{each.batch:>3} x {each.length:<6} largest difference {each.difference:.1e}")
+    print(f"all within {TOLERANCE:.0e} of the model; audio.onnx and text.onnx are in {args.out}")
+
+
+if __name__ == "__main__":
+    main()
