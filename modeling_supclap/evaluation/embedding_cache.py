@@ -1,0 +1,157 @@
+"""Embeddings on disk, found again by what they were made of: the same model, data and policy embed only once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from huggingface_hub import constants
+
+CACHE_VERSION = 2
+"""Raise it with any change to what is stored under a key."""
+
+Arrays = dict[str, np.ndarray]
+
+_MOST_HELD = 32
+
+
+class EmbeddingCache:
+    """A folder of npz files, each named by the hash of its key.
+
+    Files appear whole or not at all, so several processes may share the folder. Nothing is ever removed: delete the
+    folder to be rid of it.
+
+    Args:
+        folder: Where the files are; None keeps nothing beyond the last few sets, in memory.
+
+    Attributes:
+        read: How many sets of embeddings were read from the disk.
+        embedded: How many had to be made.
+
+    Example:
+        >>> cache = EmbeddingCache(None)
+        >>> cache.fetch({"texts": ["rain"]}, lambda: {"embeds": np.ones((1, 2))})["embeds"].shape, cache.embedded
+        ((1, 2), 1)
+    """
+
+    def __init__(self, folder: str | Path | None) -> None:
+        self.folder = None if folder is None else Path(folder).expanduser()
+        self.read = 0
+        self.embedded = 0
+        self._digests: dict[str, str] | None = None
+        self._held: dict[str, Arrays] = {}
+
+    @classmethod
+    def default(cls) -> EmbeddingCache:
+        """The one in Hugging Face's own cache folder, `$HF_HOME/supclap/embeddings`."""
+        return cls(Path(constants.HF_HOME) / "supclap" / "embeddings")
+
+    def fetch(self, key: Mapping[str, Any], make: Callable[[], Arrays], keep: bool = True) -> Arrays:
+        """Gives what was made of this key before, or makes it now.
+
+        Args:
+            key: All that the arrays depend on, in types of JSON.
+            make: Makes them.
+            keep: False neither looks on the disk nor writes, as where the key does not name the model.
+
+        Returns:
+            The arrays by name.
+        """
+        if not keep:
+            self.embedded += 1
+            return make()
+        name = digest_of({"cache": CACHE_VERSION, **key})
+        arrays = self._held.pop(name, None)
+        if arrays is None:
+            arrays = self._stored(name, make)
+        self._held[name] = arrays  # the youngest last
+        if len(self._held) > _MOST_HELD:
+            del self._held[next(iter(self._held))]
+        return arrays
+
+    def _stored(self, name: str, make: Callable[[], Arrays]) -> Arrays:
+        """From the disk, or made and written there."""
+        path = None if self.folder is None else self.folder / name[:2] / f"{name}.npz"
+        found = None if path is None else _load(path)
+        if found is not None:
+            self.read += 1
+            return found
+        arrays = make()
+        self.embedded += 1
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_arrays(path, arrays)
+        return arrays
+
+    def file_digest(self, path: str | Path) -> str:
+        """The SHA-256 of a file's bytes; read again only when its size or time of change differs.
+
+        Args:
+            path: The file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no audio file {path}")
+        status = os.stat(path)
+        known = f"{os.path.abspath(path)}|{status.st_size}|{status.st_mtime_ns}"
+        digests = self._known_digests()
+        if known not in digests:
+            with open(path, "rb") as file:
+                digests[known] = hashlib.sha256(file.read()).hexdigest()
+        return digests[known]
+
+    def save_digests(self) -> None:
+        """Keeps what `file_digest` has found for the next run."""
+        if self.folder is None or not self._digests:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f"digests.{os.getpid()}.tmp"
+        temporary.write_text(json.dumps(self._digests), encoding="utf-8")
+        os.replace(temporary, self.folder / "digests.json")
+
+    def _known_digests(self) -> dict[str, str]:
+        if self._digests is None:
+            path = None if self.folder is None else self.folder / "digests.json"
+            self._digests = json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {}
+        return self._digests
+
+
+def digest_of(value: Any) -> str:
+    """The SHA-256 of a value of JSON's types, in hex; the same on every machine.
+
+    >>> digest_of({"b": 1, "a": 2}) == digest_of({"a": 2, "b": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes an npz whole or not at all.
+
+    Args:
+        path: The file to write; its folder exists.
+        arrays: By name; names may hold slashes.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    os.replace(temporary, path)
+
+
+def _load(path: Path) -> Arrays | None:
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except Exception as error:
+        warnings.warn(f"{path} cannot be read ({error}); its embeddings are made again", stacklevel=3)
+        return None

@@ -1,0 +1,303 @@
+"""Any model that embeds recordings and texts, behind one face: ours, transformers' CLAP, or a stranger's.
+
+A stranger needs two methods:
+
+    encode_audio(waveforms, sampling_rate=...)  # a list of float32 (samples,) at `sampling_rate` hertz to (N, d)
+    encode_text(texts, language=...)            # a list of strings, all in one language (ISO 639-3), to (N, d)
+
+It may leave out the named arguments, take `batch_size` too, and say more of itself by the attributes `sampling_rate`
+(what it wants its waveforms at; 48000 where it takes any), `chunk_seconds` (longer recordings come in parts) and
+`fingerprint` (a string that changes with its weights and with whatever else its embeddings depend on; without, they
+are not cached: weights alone do not tell what a stranger does before and after them).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import ClapModel, ClapProcessor, PreTrainedConfig
+
+from .. import encoding
+from ..conversion import load_clap, processor_from_clap
+from ..modeling_supclap import SupCLAPModel
+from ..processing_supclap import SupCLAPProcessor
+
+DEFAULT_RATE_HZ = 48000
+# Half precision leaves the norm of a unit vector within this of 1.
+_NORM_TOLERANCE = 1e-2
+_INCIDENTAL = ("transformers_version", "auto_map", "architectures", "processor_class", "dtype")
+
+
+@dataclass
+class EmbeddingModel:
+    """A model as the evaluation sees it.
+
+    Attributes:
+        name: What the user calls it.
+        kind: "supclap", "clap" or "custom".
+        model: The model itself.
+        audio_encoder: `(waveforms, batch_size)` to embeddings.
+        text_encoder: `(texts, language, batch_size)` to embeddings.
+        sampling_rate_hz: Of the waveforms.
+        chunk_seconds: The longest recording that it takes at once; None, any length.
+        min_seconds: The shortest.
+        fingerprint: Changes with anything that its embeddings depend on; None where that is not known.
+        device: Where it runs.
+        dtype: Its precision.
+    """
+
+    name: str
+    kind: str
+    model: Any
+    audio_encoder: Callable[[Sequence[np.ndarray], int], Any]
+    text_encoder: Callable[[Sequence[str], str, int], Any]
+    sampling_rate_hz: int
+    chunk_seconds: float | None = None
+    min_seconds: float = 0.0
+    fingerprint: str | None = None
+    device: str = "unknown"
+    dtype: str = "unknown"
+
+    def encode_audio(self, waveforms: Sequence[np.ndarray], batch_size: int = 32) -> np.ndarray:
+        """Waveforms (samples,) at `sampling_rate_hz` to unit-norm float32 (N, d)."""
+        return unit_norm(self.audio_encoder(waveforms, batch_size), len(waveforms), f"{self.name}: audio embeddings")
+
+    def encode_text(self, texts: Sequence[str], language: str, batch_size: int = 32) -> np.ndarray:
+        """Texts of one language to unit-norm float32 (N, d)."""
+        return unit_norm(self.text_encoder(texts, language, batch_size), len(texts), f"{self.name}: text embeddings")
+
+    def describe(self) -> dict[str, Any]:
+        """What a receipt says of the model."""
+        weights = self.model.parameters() if isinstance(self.model, torch.nn.Module) else None
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "class": type(self.model).__name__,
+            "fingerprint": self.fingerprint,
+            "parameters": None if weights is None else sum(weight.numel() for weight in weights),
+        }
+
+
+def load_embedding_model(
+    model: Any, processor: Any = None, device: str | torch.device | None = None, name: str | None = None
+) -> EmbeddingModel:
+    """Puts any model behind the one face.
+
+    Args:
+        model: A folder or Hub id of a SupCLAP or a CLAP; `"module:function"`, where the function takes nothing and
+            gives a model; a `SupCLAPModel` or `ClapModel`; an object with `encode_audio` and `encode_text`.
+        processor: Of a model that is given as an object and does not know its own: a `SupCLAPProcessor` or a
+            `ClapProcessor`.
+        device: Where a loaded model goes; by default a GPU if there is one. A model given as an object stays where
+            it is.
+        name: What to call it; by default the folder, the id, or the class.
+
+    Raises:
+        ValueError: It is none of these, or a CLAP without its processor.
+        FileNotFoundError: There is no such folder.
+
+    Example:
+        >>> class Constant:
+        ...     def encode_audio(self, waveforms): return np.ones((len(waveforms), 4)) / 2
+        ...     def encode_text(self, texts): return np.ones((len(texts), 4)) / 2
+        >>> load_embedding_model(Constant()).encode_text(["rain"], "eng").tolist()
+        [[0.5, 0.5, 0.5, 0.5]]
+    """
+    if isinstance(model, EmbeddingModel):
+        return model
+    if isinstance(model, (str, Path)):
+        name = name or str(model)
+        model, processor = _load(str(model), processor, device)
+    name = name or getattr(model, "name_or_path", "") or type(model).__name__
+    if isinstance(model, ClapModel):
+        if processor is None:
+            raise ValueError("a ClapModel given as an object needs its processor: pass processor=ClapProcessor(...)")
+        adapted = processor_from_clap(processor) if isinstance(processor, ClapProcessor) else processor
+        return _of_features(model, adapted, name, "clap")
+    if isinstance(model, SupCLAPModel):
+        return _of_features(model, processor or model.processor, name, "supclap")
+    if callable(getattr(model, "encode_audio", None)) and callable(getattr(model, "encode_text", None)):
+        return _of_stranger(model, name)
+    raise ValueError(
+        f"{name} is a {type(model).__name__}; give a SupCLAP or CLAP model, its folder or Hub id, or an object with "
+        "encode_audio(waveforms, sampling_rate=...) and encode_text(texts, language=...)"
+    )
+
+
+def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
+    """Checks embeddings, and normalises those that are not.
+
+    Args:
+        embeds: (count, d), an array or a tensor.
+        count: How many there should be.
+        name: What messages call them.
+
+    Returns:
+        float32 (count, d), unit norm.
+
+    Raises:
+        ValueError: They are of another shape or number, hold NaN or inf, or one is zero.
+
+    Warns:
+        UserWarning: They are not of unit norm.
+    """
+    array = embeds.detach().float().cpu().numpy() if isinstance(embeds, torch.Tensor) else np.asarray(embeds)
+    if array.ndim != 2 or len(array) != count or not array.shape[1]:
+        raise ValueError(f"{name} have shape {array.shape}; {count} inputs should give ({count}, dimensions)")
+    array = array.astype(np.float32, copy=False)
+    norms = np.linalg.norm(array.astype(np.float64), axis=1)
+    bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
+    if len(bad):
+        raise ValueError(f"{name} must be finite and not zero; number {bad[0]} is not ({len(bad)} of {count})")
+    furthest = float(norms[np.abs(norms - 1).argmax()]) if count else 1.0
+    if abs(furthest - 1) > _NORM_TOLERANCE:
+        warnings.warn(f"{name} have norms up to {furthest:.4g} where 1 is expected; normalising them", stacklevel=3)
+    if abs(furthest - 1) > 1e-6:
+        array = (array / norms[:, None]).astype(np.float32)
+    return array
+
+
+def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
+    """A SHA-256 in hex of all weights and buffers of a model, their names, shapes and types, and of further strings."""
+    digest = hashlib.sha256("\n".join([type(model).__name__, *parts]).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
+    """A model and its processor, where it has one, from a folder, the Hub or a function."""
+    if not os.path.exists(name) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+        module_name, function_name = name.split(":")
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as `python -m` does: the function may be in a file beside the user
+        module = importlib.import_module(module_name)
+        if not callable(getattr(module, function_name, None)):
+            raise ValueError(f"module {module_name} has no function {function_name!r}")
+        return getattr(module, function_name)(), processor
+    kind = _kind_of(name)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "clap":
+        return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(name)
+    if kind == "supclap":
+        return SupCLAPModel.from_pretrained(name).eval().to(device), processor
+    raise ValueError(
+        f"{name} is a {kind!r} model; give a SupCLAP or CLAP checkpoint, or module:function for any other model"
+    )
+
+
+def _kind_of(name: str) -> str | None:
+    """The model type that a folder or a model of the Hub says it is."""
+    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
+        held = sorted(os.listdir(name))
+        inside = [entry for entry in held if os.path.isfile(os.path.join(name, entry, "config.json"))]
+        hint = f"; did you mean {os.path.join(name, inside[-1])}?" if inside else ""
+        raise ValueError(
+            f"the folder {name} has no config.json, it holds {', '.join(held[:8]) or 'nothing'}; give one that "
+            f"save_pretrained has written{hint}"
+        )
+    looks_local = os.path.isabs(name) or name.startswith((".", "~")) or name.count("/") > 1
+    if looks_local and not os.path.exists(name):
+        raise FileNotFoundError(f"there is no model folder {name}")
+    fields, _ = PreTrainedConfig.get_config_dict(name)
+    return fields.get("model_type")
+
+
+def _of_features(model: Any, processor: SupCLAPProcessor, name: str, kind: str) -> EmbeddingModel:
+    """SupCLAP and CLAP: what `encoding` can drive."""
+    extractor: Any = processor.feature_extractor
+    rate_hz = int(extractor.sampling_rate)
+
+    def encode_audio(waveforms: Sequence[np.ndarray], batch_size: int) -> Any:
+        return encoding.encode_audio(model, list(waveforms), processor, sampling_rate=rate_hz, batch_size=batch_size)
+
+    def encode_text(texts: Sequence[str], language: str, batch_size: int) -> Any:
+        return encoding.encode_text(model, texts, processor, language=language, batch_size=batch_size)
+
+    return EmbeddingModel(
+        name=name,
+        kind=kind,
+        model=model,
+        audio_encoder=encode_audio,
+        text_encoder=encode_text,
+        sampling_rate_hz=rate_hz,
+        chunk_seconds=encoding.max_chunk_seconds(extractor),
+        min_seconds=getattr(extractor, "min_samples", 0) / rate_hz,
+        fingerprint=weights_fingerprint(model, json.dumps(_settings(model.config.to_dict())), *_front_end(processor)),
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
+
+
+def _settings(config: Any) -> Any:
+    """Settings without what may differ between two copies of one model: paths, versions, where the code is."""
+    if isinstance(config, dict):
+        kept = (key for key in sorted(config, key=str) if not str(key).startswith("_") and key not in _INCIDENTAL)
+        return {str(key): _settings(config[key]) for key in kept}
+    if isinstance(config, (list, tuple)):
+        return [_settings(value) for value in config]
+    return config if isinstance(config, (int, float, str, bool, type(None))) else str(config)
+
+
+def _front_end(processor: SupCLAPProcessor) -> list[str]:
+    """The settings of the feature extractor and the vocabulary, which embeddings depend on as on weights."""
+    tokenizer: Any = processor.tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
+    # What the last call was padded and cut to stays in there.
+    vocabulary = json.dumps({key: part for key, part in parts.items() if key not in ("padding", "truncation")})
+    settings = json.dumps(_settings(processor.feature_extractor.to_dict()))
+    return [settings, vocabulary, str(tokenizer.model_max_length)]
+
+
+def _of_stranger(model: Any, name: str) -> EmbeddingModel:
+    audio_takes, text_takes = _argument_names(model.encode_audio), _argument_names(model.encode_text)
+    if "sampling_rate" not in audio_takes and getattr(model, "sampling_rate", None) is None:
+        warnings.warn(
+            f"{name} neither takes sampling_rate= nor has the attribute; it gets {DEFAULT_RATE_HZ} Hz", stacklevel=4
+        )
+    rate_hz = int(getattr(model, "sampling_rate", None) or DEFAULT_RATE_HZ)
+
+    def encode_audio(waveforms: Sequence[np.ndarray], batch_size: int) -> Any:
+        offered = {"sampling_rate": rate_hz, "batch_size": batch_size}
+        return model.encode_audio(list(waveforms), **{key: offered[key] for key in offered if key in audio_takes})
+
+    def encode_text(texts: Sequence[str], language: str, batch_size: int) -> Any:
+        offered = {"language": language, "batch_size": batch_size}
+        return model.encode_text(list(texts), **{key: offered[key] for key in offered if key in text_takes})
+
+    return EmbeddingModel(
+        name=name,
+        kind="custom",
+        model=model,
+        audio_encoder=encode_audio,
+        text_encoder=encode_text,
+        sampling_rate_hz=rate_hz,
+        chunk_seconds=getattr(model, "chunk_seconds", None),
+        min_seconds=getattr(model, "min_seconds", 0.0),
+        fingerprint=getattr(model, "fingerprint", None),
+        device=str(getattr(model, "device", "unknown")),
+        dtype=str(getattr(model, "dtype", "unknown")).removeprefix("torch."),
+    )
+
+
+def _argument_names(function: Callable[..., Any]) -> set[str]:
+    """The arguments that may be given by name; for `**kwargs` all that we would give."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        return {"sampling_rate", "batch_size", "language"}
+    return {parameter.name for parameter in parameters}

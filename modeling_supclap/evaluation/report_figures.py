@@ -1,0 +1,102 @@
+"""The pictures of an evaluation report, drawn from its receipt as SVG elements."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from .receipts import Receipt
+
+MAX_PROJECTED_CLIPS = 100
+
+
+def figures(receipt: Receipt) -> Iterator[tuple[str, str]]:
+    """Name and SVG of each picture that the receipt has the numbers for.
+
+    Args:
+        receipt: of an evaluation with retrieval.
+
+    Yields:
+        "similarity", and where scikit-learn is installed and there are three clips, "projection".
+    """
+    languages = [name for name in receipt.protocol["languages"] if f"similarity/{name}/positive" in receipt.arrays]
+    if languages:
+        yield "similarity", similarity_figure(receipt, languages)
+    spoken = [name for name in receipt.protocol["languages"] if f"embeddings/text/{name}" in receipt.arrays]
+    if spoken and len(receipt.arrays["embeddings/audio"]) >= 3 and find_spec("sklearn"):
+        yield "projection", projection_figure(receipt, spoken)
+
+
+def similarity_figure(receipt: Receipt, languages: Sequence[str]) -> str:
+    """Cosine of right pairs by language, and of wrong pairs of the first language [S fig. 4]."""
+    figure, axes = _figure(7.0, 3.4)
+    edges = np.linspace(-1, 1, 81)
+    for number, language in enumerate(languages, start=1):  # the first colour is that of audio in the projection
+        cosines = receipt.arrays[f"similarity/{language}/positive"]
+        _draw_share(axes, cosines, edges, f"right, {language}", color=f"C{number}")
+    wrong = receipt.arrays[f"similarity/{languages[0]}/negative"]
+    _draw_share(axes, wrong, edges, f"wrong, {languages[0]}", color="black", linestyle="--")
+    axes.set(xlabel="cosine of clip and caption", ylabel="share of the pairs", xlim=(-1, 1))
+    axes.legend(fontsize="small", frameon=False)
+    return _svg(figure)
+
+
+def _draw_share(axes: Any, cosines: np.ndarray, edges: np.ndarray, label: str, **style: Any) -> None:
+    counts, _ = np.histogram(cosines, edges)
+    axes.stairs(counts / max(len(cosines), 1), edges, label=label, **style)
+
+
+def projection_figure(receipt: Receipt, languages: Sequence[str]) -> str:
+    """Clips and their captions in two dimensions by t-SNE, a line joining what belongs together [A fig. 3 and 4]."""
+    arrays = receipt.arrays
+    shown = arrays["embeddings/audio_clip"][:MAX_PROJECTED_CLIPS]
+    groups = {"audio": (arrays["embeddings/audio"][: len(shown)], shown)}
+    for language in languages:
+        clips = arrays[f"embeddings/text_clip/{language}"]
+        kept = np.isin(clips, shown)
+        groups[language] = (arrays[f"embeddings/text/{language}"][kept], clips[kept])
+    places = np.split(
+        _tsne(np.concatenate([embeds for embeds, _ in groups.values()])),
+        np.cumsum([len(clips) for _, clips in groups.values()])[:-1],
+    )
+    figure, axes = _figure(7.0, 6.0)
+    audio_places = dict(zip(shown.tolist(), places[0], strict=True))
+    for (name, (_, clips)), points in zip(groups.items(), places, strict=True):
+        for clip, point in zip(clips.tolist(), points, strict=True):
+            axes.plot(*zip(audio_places[clip], point, strict=True), color="0.85", linewidth=0.6, zorder=1)
+        marker = "*" if name == "audio" else "o"
+        axes.scatter(points[:, 0], points[:, 1], s=60 if name == "audio" else 14, marker=marker, label=name, zorder=2)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    axes.legend(fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return _svg(figure)
+
+
+def _tsne(embeds: np.ndarray) -> np.ndarray:
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(embeds) - 1) / 3)
+    return TSNE(perplexity=perplexity, init="pca", random_state=0, metric="cosine").fit_transform(embeds)
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: Any) -> str:
+    """The figure as an SVG element whose text stays text; the same figure gives the same string."""
+    import matplotlib
+
+    drawn = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "report", "svg.fonttype": "none"}):
+        figure.savefig(drawn, format="svg", metadata={"Date": None}, transparent=True)
+    return drawn.getvalue()[drawn.getvalue().index("<svg") :]

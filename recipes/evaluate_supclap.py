@@ -1,0 +1,237 @@
+"""Evaluates any model on any dataset: retrieval, zero-shot classification and ZSTE, with one receipt.
+
+    accelerate launch recipes/evaluate_supclap.py --model outputs/synthetic
+    accelerate launch recipes/evaluate_supclap.py --model outputs/esc10 --dataset esc50 --data_dir DIR \\
+        --folds 1 2 3 4 5 --tasks zero_shot zste --output_dir outputs/evaluation/esc50
+    accelerate launch recipes/evaluate_supclap.py --model laion/clap-htsat-fused --dataset clotho --data_dir DIR
+    accelerate launch recipes/evaluate_supclap.py --model my_module:load_my_model --dataset prepared --data_dir DIR
+    python recipes/evaluate_supclap.py --compare outputs/evaluation/one outputs/evaluation/other
+
+The first argument may be a YAML file; `--key value` pairs override it. Without one and without `--dataset`,
+`configs/evaluate.yaml` is read: the test split that `configs/synthetic.yaml` trains for.
+The output folder then holds `results.json` (scores with intervals and chance levels, the protocol, versions),
+`outcomes.npz` (what each query did, by which `--compare` tests two receipts) and `report.html`, one page for people.
+Embeddings are kept in Hugging Face's cache folder: a second run embeds nothing. One process evaluates; the others of a
+launch end at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accelerate.state import PartialState
+from datasets import concatenate_datasets
+
+from datasets_scripts import load_builder, load_splits
+from datasets_scripts.captions import label_phrases
+from datasets_scripts.schema import without_audio
+from datasets_scripts.zste import ZSTE_FAMILIES
+from modeling_supclap import evaluation
+from modeling_supclap.evaluation.report import write_report
+from modeling_supclap.training_args import as_mapping, parse_arguments
+
+DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
+
+
+@dataclass
+class EvaluationArguments:
+    """What to evaluate, on what, and how."""
+
+    model: str | None = field(
+        default=None, metadata={"help": "A SupCLAP or CLAP model (id or folder), or module:function."}
+    )
+    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one."})
+
+    dataset: str = field(default="synthetic", metadata={"help": "A builder of datasets_scripts, or prepared."})
+    data_dir: str | None = field(default=None, metadata={"help": "Folder of the data."})
+    dataset_config: dict | str | None = field(default=None, metadata={"help": "Further options of the builder, JSON."})
+    split: str = field(default="test", metadata={"help": "Which split; several joined by +."})
+    folds: list[int] = field(default_factory=list, metadata={"help": "Evaluate the test splits of these folds."})
+    train_split: str | None = field(
+        default=None, metadata={"help": "Warn when this split, which the model was trained on, shares recordings."}
+    )
+    missing: str = field(default="error", metadata={"help": "What to do about missing recordings: error or skip."})
+
+    tasks: list[str] = field(default_factory=lambda: ["retrieval"], metadata={"help": "retrieval, zero_shot, zste."})
+    languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of retrieval."})
+    positives: str = field(default="clip", metadata={"help": "Who answers whom: clip or captions."})
+    caption_handling: str = field(default="all", metadata={"help": "Captions that count: all or parallel."})
+
+    template_sets: list[str] = field(
+        default_factory=lambda: ["supclap"], metadata={"help": f"Some of {', '.join(evaluation.TEMPLATE_SETS)}."}
+    )
+    templates: list[str] = field(default_factory=list, metadata={"help": "A set of your own, such as 'I hear {}'."})
+    zero_shot_languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Of class prompts."})
+    phrases: str | None = field(
+        default=None, metadata={"help": "Dataset whose label phrases to use; by default the evaluated one."}
+    )
+
+    zste_languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of ZSTE."})
+    zste_tasks: list[str] = field(default_factory=lambda: list(ZSTE_FAMILIES), metadata={"help": "Some of 1A to 5B."})
+    zste_items: int = field(default=200, metadata={"help": "Clips of each family of ZSTE."})
+    zste_candidates: int = field(default=50, metadata={"help": "Candidates of ZSTE's tasks 4 and 5B."})
+
+    max_audio_seconds: float | None = field(default=None, metadata={"help": "Hear only this much of a recording."})
+    chunk_seconds: float | None = field(
+        default=None, metadata={"help": "Embed longer recordings in chunks; by default as long as the model takes."}
+    )
+    pooling: str = field(default="mean", metadata={"help": "Of chunks: mean, or best for each text."})
+
+    batch_size: int = field(default=32, metadata={"help": "Clips or texts at once; changes no result."})
+    num_resamples: int = field(default=1000, metadata={"help": "Of the bootstrap; 0, no intervals."})
+    confidence: float = field(default=0.95, metadata={"help": "Of the intervals."})
+    seed: int = field(default=0, metadata={"help": "Of the bootstrap and of ZSTE's draws."})
+
+    output_dir: str = field(default="outputs/evaluation", metadata={"help": "Where the receipt goes."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where embeddings are kept; none: nowhere."})
+    compare: list[str] = field(
+        default_factory=list, metadata={"help": "Two receipts to compare; nothing else is done."}
+    )
+    allow_different: bool = field(default=False, metadata={"help": "Compare receipts of different protocols too."})
+
+
+def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, dict[str, Any]]:
+    """The rows to evaluate, the fold of each clip where folds were asked for, and what the receipt says of them."""
+    options = dict(as_mapping(args.dataset_config))
+    data: dict[str, Any] = {"dataset": args.dataset, "dataset_config": dict(options), "split": args.split}
+    if args.data_dir is not None:
+        options["data_dir"] = args.data_dir
+    if args.folds and args.train_split is not None:
+        raise ValueError("folds have a training split each; give train_split without folds, or folds without it")
+    data |= found_on_disk(args, options)
+    if not args.folds:
+        splits = load_splits(args.dataset, **options)
+        data["shared_sources"] = shared_sources(splits, args)
+        return join(splits, args.split), None, data
+    parts = {fold: join(load_splits(args.dataset, **options, test_fold=fold), args.split) for fold in args.folds}
+    folds = {row["clip_id"]: fold for fold, rows in parts.items() for row in without_audio(rows)}
+    if len(folds) < sum(map(len, parts.values())):
+        raise ValueError(f"the folds {args.folds} share clips in split {args.split!r}; evaluate their test splits")
+    return concatenate_datasets(list(parts.values())), folds, data
+
+
+def found_on_disk(args: EvaluationArguments, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the builder has no rows for, in all splits, and the dataset that a prepared set was made from."""
+    asked = {key: value for key, value in options.items() if key != "translations"}
+    if args.folds:
+        asked["test_fold"] = args.folds[0]
+    builder = load_builder(args.dataset, **asked)
+    report = builder.report()
+    missing = list(report["missing"])
+    return {
+        "origin": getattr(builder, "origin", args.dataset),
+        "without_rows": {
+            "missing": len(missing),
+            "examples": sorted(map(str, missing))[:5],
+            "left_out": {reason: len(ids) for reason, ids in report["left_out"].items()},
+        },
+    }
+
+
+def join(splits: Mapping[str, Any], names: str) -> Any:
+    """One split, or several with + between them."""
+    missing = [name for name in names.split("+") if name not in splits]
+    if missing:
+        raise ValueError(f"there is no split {missing[0]!r}; the splits are {', '.join(splits)}")
+    chosen = [splits[name] for name in names.split("+")]
+    return chosen[0] if len(chosen) == 1 else concatenate_datasets(chosen)
+
+
+def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict[str, Any] | None:
+    """How many recordings were cut into clips of both the evaluated and the training split; none should be."""
+    if args.train_split is None:
+        return None
+    trained, evaluated = (
+        {row["source"] for row in without_audio(join(splits, names))} for names in (args.train_split, args.split)
+    )
+    shared = sorted(trained & evaluated)
+    if shared:
+        warnings.warn(
+            f"{len(shared)} of the {len(evaluated)} recordings of {args.split!r} are in {args.train_split!r} too, "
+            f"such as {shared[0]}: a model that was trained on it knows them",
+            stacklevel=2,
+        )
+    return {"with": args.train_split, "count": len(shared), "examples": shared[:5]}
+
+
+def load_phrases(args: EvaluationArguments, origin: str) -> dict[str, dict[str, str]] | None:
+    """Label phrases in eight languages, where there are any for the dataset."""
+    try:
+        return label_phrases(args.phrases or origin)
+    except ValueError:
+        if args.phrases is not None:
+            raise
+        return None
+
+
+def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
+    """The arguments as the package takes them."""
+    unknown = [name for name in args.template_sets if name not in evaluation.TEMPLATE_SETS]
+    if unknown:
+        raise ValueError(f"unknown template sets {unknown}; there are {', '.join(evaluation.TEMPLATE_SETS)}")
+    template_sets = {name: evaluation.TEMPLATE_SETS[name] for name in args.template_sets}
+    if args.templates:
+        template_sets["own"] = args.templates
+    return evaluation.EvaluationOptions(
+        tasks=args.tasks,
+        languages=args.languages,
+        positives=args.positives,
+        caption_handling=args.caption_handling,
+        missing=args.missing,
+        audio=evaluation.AudioPolicy(args.max_audio_seconds, args.chunk_seconds, args.pooling),
+        template_sets=template_sets,
+        zero_shot_languages=args.zero_shot_languages,
+        zste=evaluation.ZSTEOptions(args.zste_items, args.zste_candidates, args.seed, tuple(args.zste_tasks)),
+        zste_languages=args.zste_languages,
+        intervals=evaluation.Intervals(args.num_resamples, args.confidence, args.seed),
+        batch_size=args.batch_size,
+    )
+
+
+def compare(args: EvaluationArguments) -> None:
+    """Prints how two receipts differ."""
+    if len(args.compare) != 2:
+        raise ValueError(f"--compare takes two receipts, got {args.compare}")
+    first, second = (evaluation.Receipt.load(path) for path in args.compare)
+    table = evaluation.compare(first, second, args.num_resamples, args.seed, args.allow_different)
+    names = [receipt.content["model"]["name"] for receipt in (first, second)]
+    print(f"first: {names[0]}\nsecond: {names[1]}\n{evaluation.format_comparison(table)}")
+
+
+def main() -> None:
+    """Parse, load, embed, score, write; or compare."""
+    names_data = any(word.split("=")[0] == "--dataset" for word in sys.argv[1:])
+    (args,) = parse_arguments((EvaluationArguments,), default_config=None if names_data else DEFAULT_CONFIG)
+    if not PartialState().is_main_process:
+        return
+    if args.compare:
+        compare(args)
+        return
+    if args.model is None:
+        raise ValueError("there is no model; give --model with a folder, a Hub id, or module:function")
+    options = options_of(args)
+    rows, folds, data = load_rows(args)
+    folder = None if args.cache_dir in (None, "none") else args.cache_dir
+    cache = evaluation.EmbeddingCache.default() if args.cache_dir is None else evaluation.EmbeddingCache(folder)
+    model = evaluation.load_embedding_model(args.model, device=args.device)
+    print(f"{args.model} on {args.dataset}, split {args.split}: {len(rows)} clips")
+    receipt = evaluation.evaluate(
+        model, rows, options, cache, load_phrases(args, data["origin"]), folds=folds, data=data
+    )
+    path = receipt.save(args.output_dir)
+    report = write_report(receipt, Path(args.output_dir, "report.html"), rows)
+    run = receipt.content["run"]
+    print(receipt.table())
+    print(
+        f"{len(receipt.protocol['missing_clips'])} clips missing; {run['cache']['embedded']} sets of embeddings made, "
+        f"{run['cache']['read']} read from {cache.folder}; {path} and {report.name} ({run['seconds']['all']:.0f} s)"
+    )
+
+
+if __name__ == "__main__":
+    main()

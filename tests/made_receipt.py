@@ -1,0 +1,97 @@
+"""A small receipt with numbers that are easy to recognise."""
+
+import numpy as np
+import soundfile
+
+from modeling_supclap.evaluation.receipts import SCHEMA, Receipt, score
+from modeling_supclap.evaluation.report import DIRECTIONS, RECALLS
+
+NUM_CLIPS = 6
+
+
+def direction_scores(value):
+    names = ("R@1", "R@5", "R@10", "mAP@10")
+    return {name: score(value, (value - 0.1, value + 0.1), 0.05) for name in names}
+
+
+def retrieval_arrays(language, ranks):
+    return {
+        f"captions/{language}/text": np.array([f"{language} caption {index}" for index in range(NUM_CLIPS)]),
+        f"captions/{language}/clip": np.arange(NUM_CLIPS),
+        f"retrieval/{language}/t2a/rank": np.array(ranks),
+        f"retrieval/{language}/t2a/top": np.array([[index if rank == 0 else 0] for index, rank in enumerate(ranks)]),
+        f"similarity/{language}/positive": np.linspace(0.2, 0.8, NUM_CLIPS),
+        f"similarity/{language}/negative": np.linspace(-0.5, 0.3, NUM_CLIPS),
+        f"embeddings/text/{language}": np.random.default_rng(1).standard_normal((NUM_CLIPS, 8)).astype(np.float32),
+        f"embeddings/text_clip/{language}": np.arange(NUM_CLIPS),
+    }
+
+
+def made_receipt(folder):
+    """Of two languages and all tasks, with recordings in the folder; the last one is gone."""
+    paths = [folder / f"{index}.wav" for index in range(NUM_CLIPS)]
+    for index, path in enumerate(paths[:-1]):
+        soundfile.write(path, 0.1 * np.sin(np.arange(8000) * (index + 1) / 20), 16000)
+    content = {
+        "schema": SCHEMA,
+        "model": {"name": "folder <b>", "class": "SupCLAPModel", "fingerprint": "abc", "parameters": 1234567},
+        "protocol": {
+            "dataset": "esc50",
+            "split": "test",
+            "clips": NUM_CLIPS,
+            "captions": {"eng": NUM_CLIPS, "fra": NUM_CLIPS},
+            "classes": 2,
+            "missing_clips": ["gone"],
+            "positives": "clip",
+            "caption_handling": "all",
+            "languages": ["eng", "fra"],
+            "audio": {"policy": "all of each recording, embedded at once"},
+            "intervals": {"method": "percentile bootstrap over source recordings", "confidence": 0.95},
+            "zero_shot": {"templates": {"supclap": ["This is a sound of {}"]}, "languages": ["eng"]},
+            "zste": {"set_hash": "def", "num_candidates": 50},
+            "dataset_hash": "ghi",
+            "seed": 0,
+        },
+        "scores": {
+            "retrieval": {
+                name: {"t2a": direction_scores(0.4321), "a2t": direction_scores(0.5)} for name in ("eng", "fra")
+            },
+            "multilingual": {
+                **{name: dict.fromkeys(RECALLS, 0.46) for name in DIRECTIONS},
+                "MRV": score(7.25, (6, 8)),
+                "Gap": {"fra": score(0.125)},
+                "Dis": {"fra": score(0.375, (0.3, 0.4))},
+            },
+            "zero_shot": {
+                "eng": {
+                    "supclap": {
+                        "top1": score(0.75, (0.6, 0.9), 0.5),
+                        "top5": score(1.0),
+                        "mean_per_class": score(0.75),
+                        "per_class": {"cat": 0.5, "dog": 1.0},
+                    }
+                }
+            },
+            "zste": {
+                "eng": {"3A": score(0.61, None, 1 / 3)},
+                "fra": {"3A": score(0.58, None, 1 / 3)},
+                "MRV": {"3A": score(0.5)},
+            },
+        },
+        "versions": {"supclap": "0.1.0"},
+        "run": {"device": "cpu", "dtype": "float32", "seconds": {"all": 3.0}, "created": "2026-01-01T00:00:00+00:00"},
+    }
+    arrays = {
+        "clips/id": np.array([str(index) for index in range(NUM_CLIPS)]),
+        "clips/audio_path": np.array([str(path) for path in paths]),
+        "clips/label": np.array(["dog"] * NUM_CLIPS),
+        **retrieval_arrays("eng", [0, 3, 0, 5, 0, 2]),
+        **retrieval_arrays("fra", [0] * NUM_CLIPS),
+        "multilingual/ranks": np.array([[0, 0], [3, 4], [0, 9], [5, 5], [0, 1], [0, 9]]),
+        "multilingual/text": np.array(["everywhere", "b", "torn", "d", "e", "torn"]),
+        "zero_shot/classes": np.array(["cat", "dog"]),
+        "zero_shot/eng/supclap/confusion": np.array([[17, 3], [0, 41]]),
+        "embeddings/audio": np.random.default_rng(0).standard_normal((NUM_CLIPS, 8)).astype(np.float32),
+        "embeddings/audio_clip": np.arange(NUM_CLIPS),
+    }
+    return Receipt(content, arrays)

@@ -1,0 +1,106 @@
+"""Embeddings found again: whole files, exact arrays, and nothing made twice."""
+
+import hashlib
+import os
+
+import numpy as np
+import pytest
+
+from modeling_supclap.evaluation.embedding_cache import EmbeddingCache, digest_of
+
+KEY = {"model": "m", "texts": ["rain", "pluie"]}
+
+
+def counted(values, calls):
+    def make():
+        calls.append(1)
+        return {"embeds": np.array(values, dtype=np.float32), "counts": np.arange(len(values))}
+
+    return make
+
+
+def test_the_same_key_is_made_once_and_comes_back_to_the_last_bit(tmp_path):
+    calls = []
+    values = np.random.default_rng(0).standard_normal((3, 4))
+    first = EmbeddingCache(tmp_path).fetch(KEY, counted(values, calls))
+    again = EmbeddingCache(tmp_path)
+    found = again.fetch(dict(reversed(KEY.items())), counted(values, calls))
+    assert len(calls) == 1
+    assert (again.read, again.embedded) == (1, 0)
+    assert found.keys() == first.keys()
+    assert all(np.array_equal(found[name], first[name]) and found[name].dtype == first[name].dtype for name in first)
+    again.fetch(KEY, counted(values, calls))
+    assert (again.read, again.embedded) == (1, 0)
+
+
+@pytest.mark.parametrize("change", [{"model": "n"}, {"texts": ["rain"]}, {"texts": ["pluie", "rain"]}, {"more": 1}])
+def test_another_key_is_another_set(tmp_path, change):
+    calls = []
+    cache = EmbeddingCache(tmp_path)
+    cache.fetch(KEY, counted([[1]], calls))
+    cache.fetch({**KEY, **change}, counted([[2]], calls))
+    assert len(calls) == cache.embedded == 2
+
+
+def test_without_a_folder_or_a_name_nothing_is_written(tmp_path):
+    calls = []
+    cache = EmbeddingCache(None)
+    for _ in range(2):
+        cache.fetch(KEY, counted([[1]], calls))
+    assert len(calls) == 1  # in memory
+    kept = EmbeddingCache(tmp_path)
+    for _ in range(2):
+        kept.fetch(KEY, counted([[1]], calls), keep=False)
+    assert len(calls) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_stays_bounded():
+    cache = EmbeddingCache(None)
+    for number in range(100):
+        cache.fetch({"number": number}, lambda number=number: {"embeds": np.array([number])})
+    assert len(cache._held) == 32
+    assert cache.fetch({"number": 99}, lambda: {})["embeds"][0] == 99
+
+
+def test_a_broken_file_is_made_again(tmp_path):
+    calls = []
+    EmbeddingCache(tmp_path).fetch(KEY, counted([[1]], calls))
+    (path,) = tmp_path.glob("*/*.npz")
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.warns(UserWarning, match="cannot be read"):
+        found = EmbeddingCache(tmp_path).fetch(KEY, counted([[1]], calls))
+    assert len(calls) == 2
+    assert found["embeds"].tolist() == [[1]]
+    assert [file.suffix for file in tmp_path.glob("*/*")] == [".npz"]
+
+
+def test_a_crash_leaves_no_file(tmp_path):
+    def crash():
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        EmbeddingCache(tmp_path).fetch(KEY, crash)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_read_again_only_when_they_change(tmp_path):
+    path = tmp_path / "clip.wav"
+    path.write_bytes(b"one")
+    cache = EmbeddingCache(tmp_path / "cache")
+    assert cache.file_digest(path) == hashlib.sha256(b"one").hexdigest()
+    cache.save_digests()
+    stamp = path.stat().st_mtime_ns
+    path.write_bytes(b"two")
+    os.utime(path, ns=(stamp, stamp))
+    again = EmbeddingCache(tmp_path / "cache")
+    assert again.file_digest(path) == hashlib.sha256(b"one").hexdigest()  # same size, same time: not looked at
+    os.utime(path, ns=(stamp + 1, stamp + 1))
+    assert again.file_digest(path) == hashlib.sha256(b"two").hexdigest()
+    with pytest.raises(FileNotFoundError, match="no audio file"):
+        again.file_digest(tmp_path / "nothing.wav")
+
+
+def test_the_digest_of_a_value_is_that_of_its_sorted_json():
+    expected = hashlib.sha256(b'{"a": ["\\u00e9"], "b": 1}').hexdigest()
+    assert digest_of({"b": 1, "a": ["é"]}) == expected

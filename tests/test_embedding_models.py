@@ -1,0 +1,169 @@
+"""Any model behind one face: ours, CLAP fused and unfused, and strangers that offer the two methods."""
+
+import sys
+
+import builders
+import numpy as np
+import pytest
+import torch
+from listeners import Listener
+
+from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
+from modeling_supclap.evaluation.embedding_models import load_embedding_model, unit_norm, weights_fingerprint
+
+CLIPS = [builders.noise(length, seed) for seed, length in enumerate((16000, 12000, 9000))]
+
+
+def save(folder, kind):
+    """A tiny model and its processor in a folder."""
+    if kind == "supclap":
+        model, processor = builders.supclap_model(), builders.bert_processor()
+    else:
+        config = builders.clap_config({"enable_fusion": kind == "fused"})
+        model = builders.clap_model(config)
+        processor = builders.clap_processor("fusion" if kind == "fused" else "rand_trunc")
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
+
+
+@pytest.mark.parametrize("kind", ["supclap", "clap", "fused"])
+@torch.no_grad()
+def test_a_folder_embeds_as_its_model_does(tmp_path, kind):
+    model, processor = save(tmp_path, kind)
+    adapted = load_embedding_model(str(tmp_path), device="cpu")
+    audio, text = adapted.encode_audio(CLIPS, batch_size=2), adapted.encode_text(["rain", "a dog"], "eng")
+    for clip, embed in zip(CLIPS, audio, strict=True):
+        inputs = {**processor(audio=[clip], sampling_rate=16000, return_tensors="pt")}
+        if "is_longer" in inputs:  # which transformers draws at random for short clips
+            inputs["is_longer"] = torch.tensor([[False]])
+        np.testing.assert_allclose(embed, model.get_audio_features(**inputs).pooler_output[0], atol=1e-6)
+    inputs = processor(text=["rain", "a dog"], padding=True, return_tensors="pt")
+    np.testing.assert_allclose(text, model.get_text_features(**inputs).pooler_output, atol=1e-6)
+    about = adapted.describe()
+    assert about["name"] == str(tmp_path)
+    assert about["kind"] == ("supclap" if kind == "supclap" else "clap")
+    assert about["parameters"] == sum(weight.numel() for weight in model.parameters())
+    assert adapted.chunk_seconds == (None if kind == "supclap" else 1)
+
+
+def test_a_copy_has_the_same_fingerprint_and_another_model_has_not(tmp_path):
+    model, processor = save(tmp_path / "one", "supclap")
+    model.save_pretrained(tmp_path / "two")
+    processor.save_pretrained(tmp_path / "two")
+    one, two = (load_embedding_model(tmp_path / name, device="cpu") for name in ("one", "two"))
+    assert one.fingerprint == two.fingerprint == load_embedding_model(model, processor).fingerprint
+    processor(text=["rain"] * 3, padding="max_length", max_length=9)
+    assert load_embedding_model(model, processor).fingerprint == one.fingerprint
+    with torch.no_grad():
+        model.logit_scale += 1
+    assert load_embedding_model(model, processor).fingerprint != one.fingerprint
+    other = builders.bert_processor()
+    other.feature_extractor.top_db = 80.0
+    fresh = builders.supclap_model()
+    assert load_embedding_model(fresh, other).fingerprint != load_embedding_model(fresh, processor).fingerprint
+    assert weights_fingerprint(fresh) != weights_fingerprint(fresh.to(torch.bfloat16))
+
+
+def test_a_clap_object_needs_its_processor():
+    clap = builders.clap_model()
+    with pytest.raises(ValueError, match="needs its processor"):
+        load_embedding_model(clap)
+    ours = load_embedding_model(supclap_from_clap(clap), processor_from_clap(builders.clap_processor()))
+    theirs = load_embedding_model(clap, builders.clap_processor())
+    np.testing.assert_allclose(ours.encode_audio(CLIPS), theirs.encode_audio(CLIPS), atol=1e-6)
+
+
+def test_a_function_by_name(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text("from listeners import Listener\n\ndef load():\n    return Listener()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_models", raising=False)
+    adapted = load_embedding_model("my_models:load")
+    assert (adapted.kind, adapted.name, adapted.fingerprint) == ("custom", "my_models:load", "listener")
+    assert adapted.sampling_rate_hz == 16000
+    with pytest.raises(ValueError, match="module my_models has no function 'lode'"):
+        load_embedding_model("my_models:lode")
+
+
+class Plain:
+    """Says as little as it may."""
+
+    def encode_audio(self, waveforms):
+        return torch.ones(len(waveforms), 2)
+
+    def encode_text(self, texts, **options):
+        assert options == {"language": "fra", "batch_size": 7}
+        return np.full((len(texts), 2), 0.5**0.5)
+
+
+def test_strangers_get_only_what_they_take():
+    with pytest.warns(UserWarning, match="it gets 48000 Hz"):
+        adapted = load_embedding_model(Plain())
+    with pytest.warns(UserWarning, match=r"Plain: audio embeddings have norms up to 1\.414"):
+        assert adapted.encode_audio(CLIPS).tolist() == pytest.approx(np.full((3, 2), 0.5**0.5))
+    assert adapted.encode_text(["pluie"], "fra", batch_size=7).shape == (1, 2)
+    assert adapted.fingerprint is None
+    listener = Listener()
+    load_embedding_model(listener).encode_audio([builders.tone(200, 8000)], batch_size=3)
+    assert listener.calls == [("audio", 1, 16000)]
+
+
+class PlainModule(torch.nn.Linear):
+    """Has weights, and says nothing of what it does around them."""
+
+    sampling_rate = 16000
+    encode_audio, encode_text = Plain.encode_audio, Plain.encode_text
+
+
+def test_weights_alone_do_not_name_what_a_stranger_embeds():
+    stranger = PlainModule(2, 2)
+    assert load_embedding_model(stranger).fingerprint is None
+    stranger.fingerprint = "v1"
+    assert load_embedding_model(stranger).fingerprint == "v1"
+
+
+def test_a_folder_that_holds_no_model_is_told_by_what_it_holds(tmp_path):
+    with pytest.raises(ValueError, match=r"has no config\.json, it holds nothing; give one that save_pretrained"):
+        load_embedding_model(tmp_path)
+    builders.supclap_model().save_pretrained(tmp_path / "checkpoint-3")
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"holds checkpoint-3, notes\.txt; .* did you mean .*checkpoint-3\?"):
+        load_embedding_model(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"there is no model folder {tmp_path}/typo"):
+        load_embedding_model(tmp_path / "typo")
+
+
+@pytest.mark.parametrize(
+    ("thing", "message"), [(3, "give a SupCLAP or CLAP model"), (torch.nn.Linear(1, 1), "an object with encode_audio")]
+)
+def test_what_is_no_model_is_refused(thing, message):
+    with pytest.raises(ValueError, match=message):
+        load_embedding_model(thing)
+
+
+def test_another_kind_of_checkpoint_is_refused(tmp_path):
+    builders.supclap_model().audio_model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is a 'ced' model"):
+        load_embedding_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("embeds", "message"),
+    [
+        ([[1.0, 0.0]], r"have shape \(1, 2\); 2 inputs should give"),
+        ([1.0, 0.0], r"have shape \(2,\)"),
+        ([[1.0, 0.0], [np.nan, 0.0]], r"number 1 is not \(1 of 2\)"),
+        ([[1.0, 0.0], [0.0, 0.0]], "must be finite and not zero"),
+        ([[1.0, 0.0], [np.inf, 0.0]], "must be finite and not zero"),
+    ],
+)
+def test_bad_embeddings_are_named(embeds, message):
+    with pytest.raises(ValueError, match=message):
+        unit_norm(np.array(embeds), 2)
+
+
+def test_half_precision_is_normalised_without_a_word(recwarn):
+    rough = torch.nn.functional.normalize(torch.randn(50, 64), dim=-1).to(torch.bfloat16)
+    found = unit_norm(rough, 50)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    assert not recwarn.list

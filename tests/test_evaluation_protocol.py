@@ -1,0 +1,148 @@
+"""The three lines of a notebook: one call, one receipt, the same again from the cache."""
+
+import builders
+import numpy as np
+import pytest
+from listeners import Listener, caption_tones
+from recordings import tone_rows
+
+from modeling_supclap import evaluation
+from modeling_supclap.evaluation import EmbeddingCache, EvaluationOptions, evaluate
+
+TASKS = ["retrieval", "zero_shot", "zste"]
+ZSTE = evaluation.ZSTEOptions(num_items=8, num_candidates=12)
+PHRASES = {
+    f"tone_{number}": {"eng": f"a dog {number}", "fra": f"un chien {number}", "jpn": f"犬{number}"}
+    for number in range(4)
+}
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Eight tones of four classes, two captions in each of two languages."""
+    return tone_rows(tmp_path)
+
+
+def steady(receipt):
+    """All of it but what may differ between two equal runs."""
+    return {key: part for key, part in receipt.content.items() if key != "run"}
+
+
+def test_a_perfect_listener_and_a_second_run_from_the_cache(tmp_path, rows):
+    listeners = [Listener(caption_tones(rows)) for _ in range(2)]
+    receipts = [
+        evaluate(one, rows, tasks=TASKS, zste=ZSTE, cache=EmbeddingCache(tmp_path / "cache")) for one in listeners
+    ]
+    for place, value in receipts[0].scores["zste"]["eng"].items():
+        assert value["value"] == 1, place
+    assert receipts[0].scores["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
+    assert receipts[0].scores["zero_shot"]["eng"]["supclap"]["top1"]["value"] == 1
+    assert listeners[1].calls == []
+    assert receipts[1].content["run"]["cache"]["embedded"] == 0
+    assert steady(receipts[0]) == steady(receipts[1])
+    for folder, receipt in zip(("one", "two"), receipts, strict=True):
+        receipt.save(tmp_path / folder)
+    one, two = ((tmp_path / folder / "outcomes.npz").read_bytes() for folder in ("one", "two"))
+    assert one == two
+
+
+def test_the_protocol_says_what_was_measured(rows):
+    receipt = evaluate(
+        Listener(caption_tones(rows)),
+        rows,
+        EvaluationOptions(tasks=TASKS, zste=ZSTE, audio=evaluation.AudioPolicy(max_audio_seconds=0.4)),
+        EmbeddingCache(None),
+        folds={f"clip{index}": index % 2 for index in range(8)},
+        data={"dataset": "tones", "split": "test"},
+        intervals=evaluation.Intervals(50, seed=3),
+    )
+    protocol = receipt.protocol
+    assert (protocol["dataset"], protocol["split"], protocol["clips"], protocol["classes"]) == ("tones", "test", 8, 4)
+    assert protocol["captions"] == {"eng": 16}
+    assert protocol["folds"] == [0, 1]
+    assert protocol["audio"]["policy"] == "the first 0.4 s of each recording, embedded at once"
+    assert protocol["intervals"]["num_resamples"] == 50
+    assert protocol["seed"] == 3
+    assert protocol["zero_shot"]["templates"] == {"supclap": ["This is a sound of {}"]}
+    assert protocol["zste"]["num_items"] == 8
+    assert len(protocol["dataset_hash"]) == 64
+    assert receipt.content["model"]["class"] == "Listener"
+    assert receipt.content["model"]["embedding_dim"] == 41
+    assert receipt.content["versions"].keys() >= {"torch", "transformers", "numpy", "python"}
+    assert receipt.scores["zero_shot"]["eng"]["supclap"]["per_fold"] == {"0": 1.0, "1": 1.0}
+    assert receipt.arrays["clips/audio_path"].tolist() == [row["audio_path"] for row in rows]
+    assert receipt.arrays["embeddings/audio"].shape == (8, 41)
+    assert receipt.arrays["embeddings/text_clip/eng"].tolist() == list(range(8))
+    assert "retrieval eng t2a R@1" in receipt.table()
+    assert not [name for name, values in receipt.arrays.items() if values.dtype == object]
+
+
+@pytest.mark.parametrize("kind", ["supclap", "clap", "fused"])
+def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
+    if kind == "supclap":
+        model, processor = builders.supclap_model(), builders.bert_processor()
+    else:
+        model = builders.clap_model(builders.clap_config({"enable_fusion": kind == "fused"}))
+        processor = builders.clap_processor("fusion" if kind == "fused" else "rand_trunc")
+    model.save_pretrained(tmp_path / kind)
+    processor.save_pretrained(tmp_path / kind)
+    options = EvaluationOptions(
+        tasks=TASKS,
+        languages=["eng", "fra"],
+        zero_shot_languages=["eng", "jpn"],
+        zste=ZSTE,
+        zste_languages=["eng", "fra"],
+        template_sets=evaluation.TEMPLATE_SETS,
+    )
+    receipt = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), PHRASES)
+    found = receipt.scores
+    assert found.keys() == {"retrieval", "multilingual", "zero_shot", "zste"}
+    assert found["zero_shot"]["eng"].keys() == evaluation.TEMPLATE_SETS.keys()
+    assert found["zero_shot"]["jpn"].keys() == {"captions"}
+    assert found["zste"].keys() == {"eng", "fra", "MRV"}
+    assert receipt.protocol["audio"]["chunk_seconds"] == (None if kind == "supclap" else 1)
+    ranks = receipt.arrays["multilingual/ranks"]
+    assert found["multilingual"]["MRV"]["value"] == pytest.approx(ranks.var(axis=1).mean())
+    # Against the embeddings of the receipt itself: whose first caption is nearest to which clip?
+    similarity = receipt.arrays["embeddings/text/eng"] @ receipt.arrays["embeddings/audio"].T
+    first = receipt.arrays["retrieval/eng/t2a/top"][::2, 0]
+    assert (similarity.argmax(axis=1) == first).all()
+    # The same again, one clip at a time.
+    again = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), PHRASES, batch_size=1)
+    np.testing.assert_allclose(again.arrays["embeddings/audio"], receipt.arrays["embeddings/audio"], atol=1e-6)
+
+
+def test_embeddings_that_are_not_normalised_are_with_a_warning(rows):
+    expected = evaluate(Listener(caption_tones(rows)), rows, cache=EmbeddingCache(None))
+    with pytest.warns(UserWarning, match="norms up to 3"):
+        found = evaluate(Listener(caption_tones(rows), scale=3.0), rows, cache=EmbeddingCache(None))
+    assert found.scores == expected.scores
+
+
+def test_embeddings_that_are_not_numbers_are_an_error(rows):
+    class Broken(Listener):
+        def encode_text(self, texts, language):
+            return super().encode_text(texts, language) * np.nan
+
+    with pytest.raises(ValueError, match="Broken: text embeddings must be finite"):
+        evaluate(Broken(caption_tones(rows)), rows, cache=EmbeddingCache(None))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": ["retrieve"]}, r"tasks is \['retrieve'\]; give some of retrieval, zero_shot, zste"),
+        ({"tasks": []}, r"tasks is \[\]"),
+        ({"positives": "all"}, "positives is"),
+        ({"languages": "eng"}, "languages is 'eng'; give a list"),
+        ({"zste_languages": ["eng", "eng"]}, "zste_languages is"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        EvaluationOptions(**change)
+
+
+def test_an_empty_split_is_an_error():
+    with pytest.raises(ValueError, match="the split is empty"):
+        evaluate(Listener(), [], cache=EmbeddingCache(None))

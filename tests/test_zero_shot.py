@@ -1,0 +1,175 @@
+"""Zero-shot classification: class texts, ensembles, folds, and a model that hears the classes."""
+
+from types import SimpleNamespace
+
+import builders
+import numpy as np
+import pytest
+from listeners import Listener
+from recordings import tone_rows
+
+from modeling_supclap.evaluation.embedded_split import embed_split
+from modeling_supclap.evaluation.embedding_models import load_embedding_model
+from modeling_supclap.evaluation.zero_shot import (
+    class_means,
+    class_texts,
+    evaluate_zero_shot,
+    prompts_hash,
+    zero_shot_report,
+)
+
+AXES = np.eye(4, dtype=np.float32)
+
+
+@pytest.fixture
+def split(tmp_path):
+    """Eight tones of four classes, heard rightly."""
+    return embed_split(load_embedding_model(Listener()), tone_rows(tmp_path))
+
+
+def test_a_model_that_hears_the_classes_is_right(split):
+    scores, arrays = evaluate_zero_shot(split, {"teminal": ["The sound of {}"], "own": ["{}", "I hear {}"]})
+    assert scores["zero_shot"]["eng"].keys() == {"teminal", "own"}
+    for found in scores["zero_shot"]["eng"].values():
+        assert found["top1"] == pytest.approx({"value": 1.0, "low": 1.0, "high": 1.0, "chance": 0.25})
+        assert found["top5"]["chance"] == found["top5"]["value"] == found["mean_per_class"]["value"] == 1
+        assert found["per_class"] == dict.fromkeys(["tone_0", "tone_1", "tone_2", "tone_3"], 1.0)
+        assert "per_fold" not in found
+    assert arrays["zero_shot/classes"].tolist() == ["tone_0", "tone_1", "tone_2", "tone_3"]
+    assert np.array_equal(arrays["zero_shot/eng/own/confusion"], 2 * np.eye(4))
+
+
+def test_wrong_answers_are_counted_by_class_and_fold(tmp_path):
+    rows = tone_rows(tmp_path)
+    rows[5]["labels"] = ["tone_2"]  # which sounds like tone_1
+    split = embed_split(load_embedding_model(Listener()), rows)
+    folds = {row["clip_id"]: 1 + (index >= 5) for index, row in enumerate(rows)}
+    scores, arrays = evaluate_zero_shot(split, folds=folds)
+    found = scores["zero_shot"]["eng"]["supclap"]
+    assert found["top1"]["value"] == 7 / 8
+    assert 0 < found["top1"]["low"] < 7 / 8 < found["top1"]["high"] <= 1
+    assert found["per_class"] == {"tone_0": 1.0, "tone_1": 1.0, "tone_2": pytest.approx(2 / 3), "tone_3": 1.0}
+    assert found["mean_per_class"]["value"] == pytest.approx((3 + 2 / 3) / 4)
+    assert found["per_fold"] == {"1": 1.0, "2": pytest.approx(2 / 3)}
+    assert found["mean_over_folds"]["value"] == pytest.approx(5 / 6)
+    assert arrays["zero_shot/eng/supclap/predicted"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert arrays["zero_shot/eng/supclap/confusion"][2].tolist() == [0, 1, 2, 0]
+    assert arrays["zero_shot/eng/supclap/top1"].tolist() == [1, 1, 1, 1, 1, 0, 1, 1]
+
+
+def test_more_classes_than_the_split_has(split):
+    classes = ["tone_3", "tone_0", "tone_1", "tone_2", "tone_7"]
+    found = evaluate_zero_shot(split, classes=classes)[0]["zero_shot"]["eng"]["supclap"]
+    # tone_7 names a tone of tone_3's, so that one of its two clips ties, which is wrong.
+    assert found["top1"]["chance"] == pytest.approx(1 / 5)
+    assert set(found["per_class"]) == set(classes[:4])
+
+
+def test_a_constant_model_is_always_wrong(tmp_path):
+    class Constant(Listener):
+        def encode_text(self, texts, language):
+            return np.full((len(texts), 41), 41**-0.5)
+
+    split = embed_split(load_embedding_model(Constant()), tone_rows(tmp_path))
+    scores, arrays = evaluate_zero_shot(split)
+    assert scores["zero_shot"]["eng"]["supclap"]["top1"]["value"] == 0
+    assert np.trace(arrays["zero_shot/eng/supclap/confusion"]) == 0
+
+
+def test_class_texts():
+    assert class_texts(["dog", "sea_waves"], ["a {}", "{}!"]) == [["a dog", "dog!"], ["a sea waves", "sea waves!"]]
+    phrases = {"dog": {"fra": "un chien qui aboie"}}
+    (texts,) = class_texts(["dog"], ["{}"], "fra", phrases)
+    assert texts[0] == "Un chien qui aboie"
+    assert all("chien" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("classes", "templates", "language", "message"),
+    [
+        (["x"], [], "eng", r"every template needs a \{\} for the label"),
+        (["x"], ["a sound"], "eng", r"every template needs a \{\} for the label"),
+        (["x", "x"], ["{}"], "eng", r"the label set repeats \['x'\]"),
+        (["a b", "a_b"], ["{}"], "eng", r"the label set repeats \['a b'\]"),
+        (["x", "y"], ["{}"], "fra", r"the classes \['x', 'y'\] have no phrase in 'fra'"),
+    ],
+)
+def test_class_texts_that_mean_nothing_are_refused(classes, templates, language, message):
+    with pytest.raises(ValueError, match=message):
+        class_texts(classes, templates, language)
+
+
+def test_a_class_is_the_normalised_mean_of_its_prompts():
+    embeds = np.array([[1, 0], [0, 1], [0.6, 0.8], [0.8, 0.6]], dtype=np.float32)
+    np.testing.assert_allclose(class_means(embeds, 2), [[0.5**0.5] * 2] * 2, atol=1e-7)
+
+
+@pytest.mark.parametrize("labels", [[], ["tone_0", "tone_1"]])
+def test_each_clip_needs_exactly_one_label(tmp_path, labels):
+    rows = tone_rows(tmp_path)
+    rows[3]["labels"] = labels
+    split = embed_split(load_embedding_model(Listener()), rows)
+    with pytest.raises(ValueError, match="clip clip3 has the labels"):
+        evaluate_zero_shot(split)
+
+
+def test_a_label_outside_the_classes_is_an_error(split):
+    with pytest.raises(ValueError, match=r"the labels \['tone_2', 'tone_3'\] are none of the 2 classes"):
+        evaluate_zero_shot(split, classes=["tone_0", "tone_1"])
+
+
+class _LetterModel:
+    """Embeds a text on the axis of its class letter, with some of the next axis in every second template."""
+
+    device = "cpu"
+    config = SimpleNamespace(projection_dim=4)
+
+    def modules(self):
+        return []
+
+    def eval(self):
+        return self
+
+    def get_text_features(self, axes, shifted):
+        import torch
+
+        vectors = torch.eye(4)[axes] + 0.5 * shifted[:, None] * torch.eye(4)[(axes + 1) % 4]
+        return SimpleNamespace(pooler_output=torch.nn.functional.normalize(vectors, dim=-1))
+
+
+def _letter_processor(text, language, return_tensors):
+    import torch
+    from transformers import BatchFeature
+
+    axes = ["xyzw".index(prompt.removeprefix("no ")[0]) for prompt in text]
+    return BatchFeature({"axes": torch.tensor(axes), "shifted": torch.tensor([p.startswith("no ") for p in text])})
+
+
+def test_the_report_of_a_recipe():
+    audio = AXES[[0, 1, 2, 2]]
+    scores = zero_shot_report(_LetterModel(), _letter_processor, audio, ["x", "y", "z_b", "y"], ["{}", "no {}"])
+    assert scores["classes"] == ["x", "y", "z_b"]
+    assert scores["top1"] == 0.75
+    assert scores["chance"] == pytest.approx(1 / 3)
+    assert scores["per_class"] == {"x": 1.0, "y": 0.5, "z_b": 1.0}
+    assert scores["confusion"] == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]
+    with pytest.raises(ValueError, match="got 3 labels for 4 clips"):
+        zero_shot_report(_LetterModel(), _letter_processor, audio, ["x", "y", "x"], ["{}"])
+
+
+def test_the_report_takes_a_real_model(model, processor):
+    audio = model.encode_audio([builders.noise(8000, seed) for seed in range(4)], processor, sampling_rate=16000)
+    scores = zero_shot_report(model, processor, audio, ["dog", "rain", "dog", "rain"], ["the {} falls"])
+    text = model.encode_text(["the dog falls", "the rain falls"], processor)
+    right = (audio @ text.T).argmax(axis=1) == [0, 1, 0, 1]
+    assert scores["top1"] == right.mean()
+
+
+def test_the_hash_of_the_prompts_follows_the_phrases_of_every_language():
+    phrases = {"dog": {"eng": "a dog", "fra": "un chien"}, "rain": {"eng": "rain", "fra": "la pluie"}}
+    other = {**phrases, "rain": {"eng": "rain", "fra": "une averse"}}
+    sets = {"label": ["{}"]}
+    found = prompts_hash(["dog", "rain"], sets, ["eng", "fra"], phrases)
+    assert found == prompts_hash(["dog", "rain"], dict(sets), ["eng", "fra"], dict(phrases))
+    assert found != prompts_hash(["dog", "rain"], sets, ["eng", "fra"], other)
+    assert found != prompts_hash(["dog", "rain"], {"label": ["a {}"]}, ["eng", "fra"], phrases)
