@@ -1,0 +1,22 @@
+"""The model card of a run: what was trained, on what, from whose weights, how well it does, and how to do it again."""
+
+from .card import citations, is_untouched, model_card, push_to_hub, write_card, write_card_of_run
+from .facts import CardFacts, facts_of_run
+from .provenance import Origin, licence_of, origins
+from .results import Score, scores_of
+
+__all__ = [
+    "CardFacts",
+    "Origin",
+    "Score",
+    "citations",
+    "facts_of_run",
+    "is_untouched",
+    "licence_of",
+    "model_card",
+    "origins",
+    "push_to_hub",
+    "scores_of",
+    "write_card",
+    "write_card_of_run",
+]

@@ -1,0 +1,194 @@
+"""What a model card is written from: a model, the run that made it, the data it heard."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..modeling_supclap import SupCLAPModel
+from .results import is_receipt
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PACKAGES = ("supclap", "torch", "torchaudio", "transformers", "datasets", "accelerate")
+_ALWAYS = {"loss", "svr", "stage", "learning_rate", "per_device_train_batch_size", "num_train_epochs", "seed"}
+# They say where a run lived and how it talked, not what it was.
+_LOCAL_ARGUMENTS = {
+    "output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "data_dir", "report_to", "project", "model",
+    "clap", "hub_token", "hub_model_id", "hub_private_repo", "push_to_hub", "disable_tqdm", "accelerator_config",
+    "label_names", "do_eval", "dataloader_num_workers", "dataloader_pin_memory", "logging_steps", "save_total_limit",
+}  # fmt: skip
+
+
+@dataclass
+class CardFacts:
+    """What a card is written from; everything but the model may be missing.
+
+    Args:
+        model: the model.
+        name: what the card calls it.
+        repository: its Hub id, if it has one.
+        sampling_rate_hz: of the recordings it takes.
+        languages: ISO 639-3 codes of the captions it was trained on.
+        arguments: of the run, those that say what was done.
+        dataset: names of the training data, Hub ids or builders of `datasets_scripts`.
+        clips: how many it was trained on.
+        licences: of those clips, counted.
+        results: contents of `results.json`, of a recipe or of an evaluation receipt.
+        base_model: id or folder of the model that training continued; None takes it from the model.
+        licence: in place of the one that follows from the parts.
+        tags: beside our own.
+        command: the command line that made it.
+        processes: that trained together.
+        device: they ran on.
+    """
+
+    model: SupCLAPModel
+    name: str
+    repository: str | None = None
+    sampling_rate_hz: int = 16000
+    languages: Sequence[str] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    dataset: Sequence[str] = ()
+    clips: int | None = None
+    licences: Mapping[str, int] = field(default_factory=dict)
+    results: Sequence[Mapping[str, Any]] = ()
+    base_model: str | None = None
+    licence: str | None = None
+    tags: Sequence[str] = ()
+    command: str = ""
+    processes: int = 1
+    device: str = ""
+
+
+def facts_of_run(trainer: Any) -> CardFacts:
+    """What a `SupCLAPTrainer` knows of its run: arguments that are not the default, data, results on disk."""
+    args, folder = trainer.args, Path(trainer.args.output_dir or ".")
+    results = read_results(folder)
+    recorded = results[0].get("arguments", {}) if results else {}
+    arguments = _telling_arguments(args, recorded)
+    stages = [name[-1] for name in ("stage_a", "stage_b") if name in (results[0].get("scores", {}) if results else {})]
+    if "stage" in arguments and stages:
+        arguments["stage"] = ", then ".join(stages)
+    rows = getattr(getattr(trainer, "train_items", None), "rows", None) or trainer.train_rows
+    dataset = recorded.get("dataset")
+    return CardFacts(
+        model=trainer.clap,
+        name=(args.hub_model_id or folder.resolve().name).split("/")[-1],
+        repository=getattr(trainer, "hub_model_id", None) or args.hub_model_id,
+        sampling_rate_hz=trainer.processor.feature_extractor.sampling_rate,
+        languages=list(args.languages),
+        arguments=arguments,
+        dataset=[dataset] if dataset else [],
+        clips=None if rows is None else len(rows),
+        licences=count_licences(rows),
+        results=results,
+        command=public_command(sys.argv),
+        processes=args.world_size,
+        device=args.device.type,
+    )
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """The contents of a folder's `results.json`, then of the evaluation receipts in folders directly below it."""
+    own = [folder / "results.json"] if (folder / "results.json").is_file() else []
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in (*own, *sorted(folder.glob("*/results.json")))]
+    return found[: len(own)] + [each for each in found[len(own) :] if is_receipt(each)]
+
+
+def count_licences(rows: Any) -> dict[str, int]:
+    """How many clips have which licence, the most frequent first; a clip without one counts as `not stated`."""
+    if rows is None or not len(rows):
+        return {}
+    if "licence" in getattr(rows, "column_names", []):
+        stated: Iterable[Any] = rows["licence"]
+    else:
+        stated = (row.get("licence") for row in rows)
+    return dict(Counter(licence or "not stated" for licence in stated).most_common())
+
+
+def _telling_arguments(args: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that differ from their defaults, those of the recipe, and a few that one always asks for."""
+    plain = args.to_dict()
+    telling = {name: value for name, value in recorded.items() if name not in plain and value not in (None, [], {})}
+    for each in fields(args):
+        value = plain.get(each.name)
+        is_empty = value in (None, [], {}) or (value is False and each.default is not True)
+        is_default = getattr(args, each.name) == each.default
+        if each.name in _ALWAYS or (each.init and not is_default and not is_empty):
+            telling[each.name] = value
+    if "stage" in telling:  # TeminAL has an objective of its own
+        telling = {name: value for name, value in telling.items() if name not in ("loss", "svr")}
+    return {name: _public(value) for name, value in telling.items() if name not in _LOCAL_ARGUMENTS}
+
+
+def public_command(arguments: Sequence[str]) -> str:
+    """The command line of a recipe as others may read it: paths of this machine lose their folders.
+
+    Args:
+        arguments: `sys.argv`.
+
+    Returns:
+        The command with what launched it; empty where no script was run, as in a notebook.
+
+    >>> public_command(["recipes/train_supclap.py", "--data_dir", "/home/me/ESC-10", "--svr", "bi-dynamic"])
+    'python recipes/train_supclap.py --data_dir ESC-10 --svr bi-dynamic'
+    """
+    script = Path(arguments[0]) if arguments else Path()
+    if script.suffix != ".py" or "site-packages" in script.parts:
+        return ""
+    resolved = script.resolve()
+    name = str(resolved.relative_to(_ROOT)) if resolved.is_relative_to(_ROOT) else _public(str(script))
+    launcher = "accelerate launch" if "ACCELERATE_MIXED_PRECISION" in os.environ else "python"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        launcher = f"torchrun --nproc_per_node {os.environ.get('LOCAL_WORLD_SIZE', 1)}"
+    return f"{launcher} {shlex.join([name, *(_public_word(word) for word in arguments[1:])])}"
+
+
+def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The versions that results were made with, else those that are installed."""
+    for each in results:
+        if "versions" in each:
+            return dict(each["versions"])
+    return {name: number for name in _PACKAGES if (number := _version(name))}
+
+
+def code_commit() -> str:
+    """The commit of the checkout that this package runs from, if it runs from one."""
+    if not (_ROOT / ".git").exists():
+        return ""
+    try:
+        head, changes = (
+            subprocess.run(["git", "-C", str(_ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return head.stdout.strip() + (" with local changes" if changes.stdout.strip() else "")
+
+
+def _public(value: Any) -> Any:
+    """A value as others may read it: of a path on this machine only its last part."""
+    if isinstance(value, Mapping):
+        return {name: _public(each) for name, each in value.items()}
+    return Path(value).name if isinstance(value, str) and os.path.isabs(value) else value
+
+
+def _public_word(word: str) -> str:
+    name, sign, value = word.partition("=")
+    return f"{name}={_public(value)}" if sign and name.startswith("--") else _public(word)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
