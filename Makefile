@@ -2,16 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train results bench test test-slow test-gpu check
+.PHONY: setup train results bench test test-slow test-gpu test-oldest check
 .DEFAULT_GOAL := test
 
 setup: .venv/ready
 
-.venv/ready: requirements.txt pyproject.toml
+.venv/ready: requirements.txt pyproject.toml tests/fetch_transformers_tests.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --requirement requirements.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(BIN)/python tests/fetch_transformers_tests.py
 	touch $@
 
 # The main job: generated sounds, tiny encoders, no download. ARGS="--svr none" passes options on.
@@ -29,6 +30,8 @@ results: setup
 bench: setup
 	$(BIN)/python benchmarks/bench_support_vector.py
 	$(BIN)/python benchmarks/bench_drift.py
+	$(BIN)/python benchmarks/bench_retrieval.py
+	$(BIN)/python benchmarks/bench_input_pipeline.py
 
 test: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)
@@ -38,6 +41,14 @@ test-slow: setup
 
 test-gpu: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu $(ARGS)
+
+# The oldest transformers and huggingface_hub that pyproject.toml allows, in front of those of .venv.
+OLDEST := .cache/oldest
+test-oldest: setup
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(OLDEST) --no-deps \
+		transformers==5.17.0 huggingface_hub==1.31.0 httpx==0.28.1 httpcore==1.0.9
+	PYTHONPATH=$(OLDEST) $(BIN)/python tests/fetch_transformers_tests.py
+	HF_HUB_OFFLINE=1 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" tests $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .

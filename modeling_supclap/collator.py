@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from datasets_scripts import bad_audio
+from datasets_scripts.audio import read_row
 from datasets_scripts.temporal import RenderOptions, TemporalItems, render
 
-from .audio import load_clip
 from .processing_supclap import SupCLAPProcessor
+from .training_args import SupCLAPTrainingArguments
 
 Row = Mapping[str, Any]
 
@@ -34,6 +37,22 @@ class IndexedRows(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**self.rows[index], "clip_index": index}
+
+
+def usable_rows(rows: Any, args: SupCLAPTrainingArguments) -> Any:
+    """The rows of a split that a run can use, the same in every process and when the run is resumed.
+
+    Args:
+        rows: a split.
+        args: `on_bad_audio` says what to do, see `datasets_scripts/bad_audio.py`. Recordings are read once, by
+            `dataloader_num_workers` processes; `bad_audio.json` in the output folder remembers what was found.
+
+    Returns:
+        The same rows, or those whose recordings can be used.
+    """
+    with args.main_process_first(desc="reading the recordings"):
+        memo = Path(args.output_dir or ".") / "bad_audio.json"
+        return bad_audio.usable_rows(rows, args.on_bad_audio, max(1, args.dataloader_num_workers), memo)
 
 
 def stable_id(text: str) -> int:
@@ -103,7 +122,7 @@ class ContrastiveCollator:
 
     def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
         rate_hz = self.processor.feature_extractor.sampling_rate
-        return load_clip(row["audio_path"], rate_hz, self.max_audio_seconds, crop_position)
+        return read_row(row, rate_hz, self.max_audio_seconds, crop_position)
 
     def _inputs(
         self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]

@@ -22,8 +22,11 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from datasets_scripts import load_splits
 from datasets_scripts.captions import label_phrases
+from datasets_scripts.prepared import origin_of
+from datasets_scripts.schema import without_audio
 from datasets_scripts.temporal import TemporalItems, split_by_source
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.collator import usable_rows
 from modeling_supclap.conversion import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap
 from modeling_supclap.evaluation import write_results
 from modeling_supclap.post_training import add_lora, merge_lora, train_last_layers, trainable_table
@@ -65,10 +68,12 @@ def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments)
     options = {} if args.data_dir is None else {"data_dir": args.data_dir}
     with training.main_process_first(desc="preparing the data"):
         rows = concatenate_datasets(list(load_splits(args.dataset, **options).values()))
-    parts = split_by_source(rows, args.train_fraction, training.seed)
+    rows = usable_rows(rows, training)
+    parts = split_by_source(without_audio(rows), args.train_fraction, training.seed)
     train, held_out = (rows.select(part) for part in parts)
-    shared: dict[str, Any] = {"phrases": label_phrases(args.dataset), "languages": training.languages}
-    classes = len({row["labels"][0] for row in held_out})
+    origin = origin_of(str(args.data_dir)) if args.dataset == "prepared" else args.dataset
+    shared: dict[str, Any] = {"phrases": label_phrases(origin), "languages": training.languages}
+    classes = len({row["labels"][0] for row in without_audio(held_out)})
     eval_pairs = min(args.eval_pairs, classes * (classes - 1))
     return (
         TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, **shared),
@@ -144,6 +149,7 @@ def main() -> None:
     arguments = {**vars(post_args), **args.to_dict()}
     seconds = time.perf_counter() - started
     write_results(output / "results.json", {"scores": scores, "seconds": seconds, "arguments": arguments})
+    untrained.create_model_card(dataset=post_args.dataset, finetuned_from=post_args.model or post_args.clap)
     print(json.dumps(scores, indent=2))
     print(f"model and results.json are in {output} ({seconds:.0f} s in all)")
 

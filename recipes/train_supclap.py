@@ -2,31 +2,42 @@
 
     accelerate launch recipes/train_supclap.py                                            # the default: needs no data
     accelerate launch recipes/train_supclap.py recipes/configs/esc10.yaml --data_dir DIR  # real recordings
-    accelerate launch --multi_gpu recipes/train_supclap.py recipes/configs/audiocaps.yaml --svr bi-dynamic
+    accelerate launch --multi_gpu recipes/train_supclap.py recipes/configs/supclap_audiocaps.yaml --data_dir DIR
 
-The first argument may be a YAML file; `--key value` pairs override it. Without one, `configs/synthetic.yaml` is read.
-The output folder then holds the model for `from_pretrained`, `results.json`, `training_curves.png` and `drift.png`.
+The first argument may be a YAML file; `--key value` pairs override it. Without one, `configs/synthetic.yaml` is read,
+unless `--dataset` names another set: then the keys have their own defaults, those of the SupCLAP paper.
+The output folder then holds the model for `from_pretrained`, its model card, `results.json`, `training_curves.png` and
+`drift.png`.
 """
 
 from __future__ import annotations
 
-import json
+import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, BertConfig, RobertaTokenizer, set_seed
+from transformers import BertConfig, RobertaTokenizer, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from datasets_scripts import load_splits
+from datasets_scripts.audio import read_row
+from datasets_scripts.schema import without_audio
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.audio import load_clip
-from modeling_supclap.collator import all_captions
-from modeling_supclap.evaluation import format_report, in_row_order, retrieval_report, write_results, zero_shot_report
+from modeling_supclap.collator import all_captions, usable_rows
+from modeling_supclap.evaluation import (
+    Intervals,
+    format_report,
+    in_row_order,
+    retrieval_report,
+    write_results,
+    zero_shot_report,
+)
 from modeling_supclap.plots import plot_drift, plot_training_curves
 from modeling_supclap.trainer import SupCLAPTrainer
-from modeling_supclap.training_args import SupCLAPTrainingArguments, parse_arguments
+from modeling_supclap.training_args import SupCLAPTrainingArguments, as_mapping, parse_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
@@ -61,21 +72,45 @@ class ModelArguments:
     text_pooling: str = field(default="mean", metadata={"help": "mean, cls or pooler."})
 
 
-def as_mapping(value: dict | str | None) -> dict[str, Any]:
-    """A mapping from the YAML file, or the same as JSON from the command line."""
-    parsed = json.loads(value) if isinstance(value, str) else value or {}
-    if not isinstance(parsed, dict):
-        raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")
-    return parsed
+def default_config(argv: Sequence[str]) -> Path | None:
+    """The file of the default job; none where another dataset is named, which its keys would not fit."""
+    words = " ".join(argv).replace("=", " ").split()
+    named = words[words.index("--dataset") + 1 :][:1] if "--dataset" in words else ["synthetic"]
+    return DEFAULT_CONFIG if named == ["synthetic"] else None
+
+
+def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> None:
+    """Refuses, before the run, what would end it without a model or without its scores."""
+    name, there = data_args.dataset, ", ".join(splits)
+    if "train" not in splits:
+        raise ValueError(f"{name} has nothing to train on: its splits are {there}")
+    if "validation" not in splits and args.eval_strategy != "no":
+        raise ValueError(
+            f"{name} has no validation split to choose the best checkpoint by, only {there}: hold some out by "
+            "--dataset_config, such as '{\"num_validation\": 500}' or '{\"validation_fraction\": 0.1}', where the "
+            "builder has that key, or keep the last checkpoint: --eval_strategy no --load_best_model_at_end false"
+        )
+    if data_args.zero_shot_templates and not all(row["labels"] for row in without_audio(splits.get("test", []))):
+        raise ValueError(
+            f"zero_shot_templates need labels, and test clips of {name} have none; leave the templates out"
+        )
+
+
+def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
+    """The model's arguments that had an effect: a model or encoder that is loaded has a shape of its own."""
+    if args.model is not None:
+        return {"model": args.model}
+    unused = set() if args.audio_encoder == "scratch" else {"audio_config", "text_config", "vocab_size"}
+    return {name: value for name, value in vars(args).items() if name not in unused}
 
 
 def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> SupCLAPProcessor:
-    """The processor of the model that is continued or of the text encoder; from scratch a tokenizer is trained."""
+    """The processor of the model that is continued or of the two encoders; from scratch a tokenizer is trained."""
     if args.model is not None:
         return SupCLAPProcessor.from_pretrained(args.model)
-    if args.text_encoder != "scratch":
-        return SupCLAPProcessor(CEDFeatureExtractor(), AutoTokenizer.from_pretrained(args.text_encoder))
-    captions = [text for row in rows for _, text in all_captions(row, languages)]
+    if "scratch" not in (args.audio_encoder, args.text_encoder):
+        return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder)
+    captions = [text for row in without_audio(rows) for _, text in all_captions(row, languages)]
     return SupCLAPProcessor(CEDFeatureExtractor(), train_tokenizer(captions, args.vocab_size))
 
 
@@ -104,7 +139,7 @@ def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_
     """Gives an audio encoder from scratch the spectral mean and variance of a sample of the training clips."""
     sample = range(0, len(rows), max(1, len(rows) // 256))
     rate_hz = processor.feature_extractor.sampling_rate
-    clips = [load_clip(rows[index]["audio_path"], rate_hz, max_audio_seconds) for index in sample]
+    clips = [read_row(rows[index], rate_hz, max_audio_seconds) for index in sample]
     encoder.fit_normalisation(**processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
 
@@ -128,10 +163,11 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
     """Retrieval in every language, zero-shot classification where there are templates; printed as tables."""
     args = trainer.args
     audio_embeds, text_embeds = in_row_order(trainer.predict(rows))
-    report = retrieval_report(audio_embeds, text_embeds, rows, args.eval_languages, args.positives)
-    results: dict[str, Any] = {"clips": len(rows), "retrieval": report}
+    described, intervals = without_audio(rows), Intervals(seed=args.seed)
+    report = retrieval_report(audio_embeds, text_embeds, described, args.eval_languages, args.positives, intervals)
+    results: dict[str, Any] = {"clips": len(rows), "retrieval": report, "intervals": intervals.describe()}
     if templates:
-        labels = [row["labels"][0] for row in rows]
+        labels = [row["labels"][0] for row in described]
         results["zero_shot"] = zero_shot_report(trainer.clap, trainer.processor, audio_embeds, labels, templates)
     if trainer.is_world_process_zero():
         print(f"\ntest split, {len(rows)} clips, percent:\n{format_report(report)}")
@@ -145,7 +181,7 @@ def main() -> None:
     """Parse, load, build, train, evaluate, save."""
     started = time.perf_counter()
     data_args, model_args, args = parse_arguments(
-        (DataArguments, ModelArguments, SupCLAPTrainingArguments), default_config=DEFAULT_CONFIG
+        (DataArguments, ModelArguments, SupCLAPTrainingArguments), default_config=default_config(sys.argv[1:])
     )
     args.resume_from_checkpoint = find_checkpoint(args)
     set_seed(args.seed)
@@ -155,6 +191,8 @@ def main() -> None:
         options["data_dir"] = data_args.data_dir
     with args.main_process_first(desc="preparing the data"):
         splits = load_splits(data_args.dataset, **options)
+    check_splits(splits, data_args, args)
+    splits = {name: usable_rows(rows, args) for name, rows in splits.items()}
     processor = build_processor(model_args, splits["train"], args.languages)
     model = build_model(model_args, processor)
     if model_args.model is None and model_args.audio_encoder == "scratch":
@@ -165,25 +203,34 @@ def main() -> None:
     )
 
     trainer = SupCLAPTrainer(
-        model, args, train_dataset=splits["train"], eval_dataset=splits["validation"], processing_class=processor
+        model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor
     )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     trainer.save_model()
-    results = {
-        "test": evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates),
+    results: dict[str, Any] = {}
+    if "test" in splits:
+        results["test"] = evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates)
+    elif trainer.is_world_process_zero():
+        print(f"{data_args.dataset} has no test split: results.json holds no test scores")
+    results |= {
         "best_validation": {args.metric_for_best_model: trainer.state.best_metric},
         "best_step": trainer.state.best_global_step,
         "steps": trainer.state.global_step,
         "seconds": time.perf_counter() - started,
-        "arguments": {**vars(data_args), **vars(model_args), **args.to_dict()},
+        "arguments": {**vars(data_args), **arguments_in_use(model_args), **args.to_dict()},
     }
     if trainer.is_world_process_zero():
         output = Path(args.output_dir or ".")
         write_results(output / "results.json", results)
-        plot_training_curves(trainer.state.log_history, output / "training_curves.png", args.eval_languages[0])
-        if any("drift_cosine" in entry for entry in trainer.state.log_history):
+        logged = {key for entry in trainer.state.log_history for key in entry}
+        drawn = not logged.isdisjoint(("loss", "eval_mean_recall"))
+        if drawn:  # a run may end before its first log
+            plot_training_curves(trainer.state.log_history, output / "training_curves.png", args.eval_languages[0])
+        if "drift_cosine" in logged:
             plot_drift(trainer.state.log_history, output / "drift.png")
-        print(f"model, results.json and training_curves.png are in {output} ({results['seconds']:.0f} s in all)")
+        trainer.create_model_card(dataset=data_args.dataset, finetuned_from=model_args.model)
+        files = "results.json and training_curves.png" if drawn else "and results.json"
+        print(f"model{',' if drawn else ''} {files} are in {output} ({results['seconds']:.0f} s in all)")
 
 
 if __name__ == "__main__":

@@ -54,3 +54,10 @@ def sonar_model() -> SupCLAPModel:
 def sonar_processor() -> SupCLAPProcessor:
     """The processor that goes with `sonar_model`."""
     return builders.nllb_processor()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the marks that transformers' own tests carry, which `test_transformers_common.py` runs."""
+    flash = ("flash_attn_test", "flash_attn_3_test", "flash_attn_4_test")
+    for mark in ("accelerate_tests", *flash, "is_pipeline_test", "torch_compile_test"):
+        config.addinivalue_line("markers", f"{mark}: of transformers' common tests")

@@ -7,7 +7,7 @@ import torch
 from recordings import tone_rows
 from torch.utils.data import DataLoader
 
-from modeling_supclap.audio import load_clip
+from datasets_scripts.audio import load_clip
 from modeling_supclap.collator import EvaluationCollator, IndexedRows, TrainingCollator, group_id
 
 

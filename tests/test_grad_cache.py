@@ -17,10 +17,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from modeling_supclap.contrastive_module import ContrastiveModule
 from modeling_supclap.grad_cache import embed_in_chunks, refuse_batch_statistics
 from modeling_supclap.losses import info_nce
 from modeling_supclap.objectives import build_objective
-from modeling_supclap.trainer import ContrastiveModule, SupCLAPTrainer
+from modeling_supclap.trainer import SupCLAPTrainer
 from modeling_supclap.training_args import SupCLAPTrainingArguments
 
 CLIPS = 7

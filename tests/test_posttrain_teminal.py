@@ -10,6 +10,7 @@ import builders
 import pytest
 import soundfile
 import torch
+from huggingface_hub import ModelCard
 from transformers import ClapModel
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -68,6 +69,16 @@ def test_both_stages_run_and_are_scored(run):
     assert set(scores["stage_a"]) == {"temporal_accuracy", "single_accuracy", "combined_accuracy"}
     assert all(0 <= value <= 1 for stage in scores.values() for value in stage.values())
     assert "audio encoder" in run[1]
+
+
+def test_the_card_says_what_was_done(run):
+    card = ModelCard.load(run[0] / "README.md")
+    assert card.data.datasets == ["esc50"]
+    scores = json.loads((run[0] / "results.json").read_text())["scores"]
+    after = [each.metric_value for each in card.data.eval_results if "stage b" in each.metric_name]
+    assert after == [pytest.approx(scores["stage_b"]["temporal_accuracy"], abs=1e-4)]
+    for told in ("stage: a, then b", "sinha2024teminal", "accelerate launch recipes/posttrain_teminal.py"):
+        assert told in card.text
 
 
 def test_only_the_last_blocks_have_moved(run, model_folder):

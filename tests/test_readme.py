@@ -14,11 +14,18 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.M | re.S)
 
 @pytest.fixture
 def folder_of_a_reader(tmp_path, monkeypatch, model, processor):
-    """What the README speaks of: a trained model in outputs/synthetic, and two recordings."""
+    """What the README speaks of: a trained model in outputs/synthetic, two recordings, and a folder of recordings."""
     model.save_pretrained(tmp_path / "outputs" / "synthetic")
     processor.save_pretrained(tmp_path / "outputs" / "synthetic")
     for name, frequency_hz in (("dog.wav", 400.0), ("rain.wav", 3000.0)):
         soundfile.write(tmp_path / name, 0.5 * tone(frequency_hz), 16000)
+    sounds = tmp_path / "my_sounds"
+    sounds.mkdir()
+    lines = ["file_name,caption"]
+    for number in range(10):
+        soundfile.write(sounds / f"{number}.wav", 0.5 * tone(300.0 * (number + 1)), 16000)
+        lines.append(f"{number}.wav,a tone {number}")
+    (sounds / "metadata.csv").write_text("\n".join(lines))
     (tmp_path / "metrics").symlink_to(ROOT / "metrics")
     monkeypatch.chdir(tmp_path)
 

@@ -14,8 +14,8 @@ from recordings import tone_rows
 from torch.distributed.fsdp import fully_shard
 
 from modeling_supclap.collator import IndexedRows, TrainingCollator
+from modeling_supclap.contrastive_module import ContrastiveModule
 from modeling_supclap.objectives import build_objective
-from modeling_supclap.trainer import ContrastiveModule
 from modeling_supclap.training_args import SupCLAPTrainingArguments
 
 CONFIG = yaml.safe_load((ROOT / "recipes" / "accelerate" / "fsdp.yaml").read_text())

@@ -13,8 +13,8 @@ from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from test_trainer import losses, processor, with_dropout
 
+from datasets_scripts.audio import load_clip
 from datasets_scripts.temporal import TemporalItems, render
-from modeling_supclap.audio import load_clip
 from modeling_supclap.collator import TemporalCollator
 from modeling_supclap.evaluation import temporal_metrics
 from modeling_supclap.trainer import TemporalTrainer

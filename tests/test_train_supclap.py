@@ -8,10 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
+from huggingface_hub import ModelCard
 from matplotlib.image import imread
 
+from datasets_scripts import load_splits
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.training_args import SupCLAPTrainingArguments
+from recipes import train_supclap
+from recipes.train_supclap import ModelArguments, arguments_in_use
 
 ROOT = Path(__file__).parents[1]
 SMOKE = "recipes/configs/smoke.yaml"
@@ -117,6 +124,76 @@ def test_an_unknown_key_names_the_valid_one():
     assert "unknown key 'svr_alhpa': did you mean svr_alpha" in output
 
 
+TINY = {
+    "audio_config": {"embed_dim": 16, "depth": 1, "num_heads": 1},
+    "text_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 32},
+    "projection_dim": 16,
+    "per_device_train_batch_size": 4,
+    "num_train_epochs": 1,
+}
+WORDS = [word for key, value in TINY.items() for word in (f"--{key}", json.dumps(value))]
+
+
+@pytest.fixture
+def sounds(tmp_path):
+    """A folder of ten captioned recordings, as a user has it."""
+    folder = tmp_path / "my sounds"
+    folder.mkdir()
+    lines = ["file_name,caption"]
+    for number in range(10):
+        tone = 0.1 * np.sin(2 * np.pi * (200 + 50 * number) * np.arange(16000) / 16000)
+        soundfile.write(folder / f"Ton {number}, ö.wav", tone, 16000)
+        lines.append(f'"Ton {number}, ö.wav",a tone of pitch {number}')
+    (folder / "metadata.csv").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+def test_a_folder_needs_nothing_but_its_name(sounds, tmp_path):
+    words = ["--dataset", "audio_folder", "--data_dir", str(sounds), "--languages", "eng", *WORDS]
+    code, output = launch(*words, "--output_dir", str(tmp_path / "run"))
+    assert code == 0, output
+    assert "audio_folder: 8 train, 1 validation, 1 test clips" in output
+    assert set(json.loads((tmp_path / "run" / "results.json").read_text())["test"]["retrieval"]) == {"eng"}
+
+
+def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, tmp_path):
+    whole = '{"validation_fraction": 0, "test_fraction": 0}'
+    words = ["--dataset", "audio_folder", "--data_dir", str(sounds), "--dataset_config", whole, *WORDS]
+    words += ["--output_dir", str(tmp_path / "run")]
+    code, output = launch(*words)
+    assert code != 0
+    assert "audio_folder has no validation split to choose the best checkpoint by, only train: hold some out" in output
+    code, output = launch(*words, "--eval_strategy", "no", "--load_best_model_at_end", "false")
+    assert code == 0, output
+    assert "audio_folder has no test split" in output
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert "test" not in results
+    assert results["steps"] == 2
+    SupCLAPModel.from_pretrained(tmp_path / "run")
+
+
+def test_templates_without_labels_are_refused_before_the_run(sounds):
+    splits = load_splits("audio_folder", data_dir=str(sounds), languages=["eng"])
+    data_args = train_supclap.DataArguments("audio_folder", zero_shot_templates=["{}"])
+    with pytest.raises(ValueError, match="test clips of audio_folder have none; leave the templates out"):
+        train_supclap.check_splits(splits, data_args, SupCLAPTrainingArguments())
+    train_supclap.check_splits(splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments())
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], True),
+        (["--dataset", "synthetic"], True),
+        (["--dataset_config", "{}", "--dataset=synthetic"], True),
+        (["--dataset", "audio_folder", "--data_dir", "d"], False),
+        (["--data_dir", "d", "--dataset=clotho"], False),
+    ],
+)
+def test_the_default_job_is_for_generated_sounds(words, wanted):
+    assert (train_supclap.default_config(words) is not None) == wanted
+
+
 @pytest.mark.slow
 def test_the_default_job_reaches_ten_times_chance_in_both_directions(tmp_path):
     code, output = launch("--output_dir", str(tmp_path / "run"), timeout_seconds=1200)
@@ -134,3 +211,32 @@ def test_real_recordings_are_learned(tmp_path):
     assert code == 0, output
     results = json.loads((tmp_path / "run" / "results.json").read_text())["test"]
     assert results["zero_shot"]["top1"] >= 4 * results["zero_shot"]["chance"]
+
+
+def test_the_card_says_what_was_done(run):
+    card = ModelCard.load(run[0] / "README.md")
+    assert (card.data.license, card.data.language, card.data.datasets) == ("apache-2.0", ["en", "ja"], ["synthetic"])
+    scores = json.loads((run[0] / "results.json").read_text())["test"]["retrieval"]["jpn"]["a2t"]
+    index = {(each.dataset_config, each.metric_name): each.metric_value for each in card.data.eval_results}
+    assert index["jpn", "audio to text R@5"] == pytest.approx(scores["R@5"], abs=1e-4)
+    command = f"accelerate launch recipes/train_supclap.py {SMOKE} --output_dir {run[0].name}"
+    for told in (command, "| CC0-1.0 | 64 |", "svr: bi-dynamic", "num_train: 64"):
+        assert told in card.text
+
+
+@pytest.mark.parametrize(
+    ("given", "absent", "present"),
+    [
+        ({}, set(), {"audio_config", "vocab_size", "projection_dim"}),
+        (
+            {"audio_encoder": "a/b", "text_encoder": "c/d"},
+            {"audio_config", "text_config", "vocab_size"},
+            {"temperature"},
+        ),
+        ({"model": "a/b"}, {"audio_encoder", "projection_dim", "temperature", "text_pooling"}, {"model"}),
+    ],
+)
+def test_only_arguments_that_had_an_effect_are_recorded(given, absent, present):
+    used = arguments_in_use(ModelArguments(**given)).keys()
+    assert not used & absent
+    assert used >= present
