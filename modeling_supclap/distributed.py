@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -25,6 +26,31 @@ class _GatherWithGradient(torch.autograd.Function):
 def world_size() -> int:
     """The number of processes that train together, 1 when training is not distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def require_the_launched_processes(count: int) -> None:
+    """Checks that `count`, the processes that train together, are all that the launcher started.
+
+    On CPUs the Trainer joins them only when told to; left alone, each would train the whole run and write its files.
+
+    Raises:
+        ValueError: more were started.
+    """
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched > count:
+        raise ValueError(
+            f"{launched} processes were started, but this one trains with {count} in all; on CPUs give --use_cpu true"
+        )
+
+
+def leave_process_group() -> None:
+    """Destroys the process group, if there is one: the last thing a script does that may run in several processes.
+
+    Without it Gloo's threads may still hold tensors when the interpreter goes, and freeing those then aborts the
+    process ("terminate called without an active exception": https://github.com/pytorch/pytorch/issues/190489).
+    """
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:

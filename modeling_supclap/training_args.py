@@ -17,6 +17,8 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from datasets_scripts.bad_audio import ON_BAD_AUDIO
 
+from .distributed import require_the_launched_processes
+
 LOSSES = ("infonce", "siglip", "reweighted", "kcl", "cacl")
 SUPPORT_VECTORS = ("none", "uni-static", "bi-static", "uni-dynamic", "bi-dynamic")
 POSITIVES = ("clip", "captions")
@@ -96,6 +98,7 @@ class SupCLAPTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_the_launched_processes(self.world_size)
         _require_one_of("loss", self.loss, LOSSES)
         _require_one_of("svr", self.svr, SUPPORT_VECTORS)
         _require_one_of("svr_similarity", self.svr_similarity, ("cosine", "dot"))

@@ -32,6 +32,7 @@ from datasets_scripts.captions import label_phrases
 from datasets_scripts.schema import without_audio
 from datasets_scripts.zste import ZSTE_FAMILIES
 from modeling_supclap import evaluation
+from modeling_supclap.distributed import leave_process_group
 from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.training_args import as_mapping, parse_arguments
 
@@ -235,3 +236,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave_process_group()

@@ -28,6 +28,7 @@ from datasets_scripts.temporal import TemporalItems, split_by_source
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.collator import usable_rows
 from modeling_supclap.conversion import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap
+from modeling_supclap.distributed import leave_process_group
 from modeling_supclap.evaluation import write_results
 from modeling_supclap.post_training import add_lora, merge_lora, train_last_layers, trainable_table
 from modeling_supclap.trainer import TemporalTrainer
@@ -156,3 +157,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave_process_group()

@@ -27,6 +27,7 @@ from datasets_scripts.audio import read_row
 from datasets_scripts.schema import without_audio
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.collator import all_captions, usable_rows
+from modeling_supclap.distributed import leave_process_group
 from modeling_supclap.evaluation import (
     Intervals,
     format_report,
@@ -235,3 +236,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave_process_group()

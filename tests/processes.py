@@ -1,19 +1,25 @@
-"""Runs a function of a test file in several real gloo processes, as `torchrun` starts them."""
+"""Runs a script in several real gloo processes, as `torchrun` starts them."""
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import torch.distributed as dist
 
 ROOT = Path(__file__).parents[1]
 
 
 def run_processes(script: str, *arguments: str, count: int = 2, timeout_seconds: float = 240) -> str:
-    """`torchrun --nproc_per_node count script arguments`; its output, or an AssertionError with it."""
-    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}", script, *arguments]
+    """`torchrun --nproc_per_node count script arguments`; its output, or an AssertionError with it.
+
+    A script that ends inside its process group fails: it would crash now and then (`leave_process_group` says why).
+    """
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    command = [*launcher, __file__, script, *arguments]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
@@ -34,3 +40,14 @@ def assert_same_training(one: Path, many: Path, world_size: int) -> None:
     for run, parameters in expected.items():
         for name, values in parameters.items():
             np.testing.assert_allclose(found[run][name], values, atol=1e-6, rtol=0, err_msg=f"{run}: {name}")
+
+
+def run_script(script: str, *arguments: str) -> None:
+    """What each process does: the script, which has to leave its process group."""
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
+    assert not dist.is_initialized(), f"{script} ended inside its process group"
+
+
+if __name__ == "__main__":
+    run_script(*sys.argv[1:])

@@ -25,7 +25,7 @@ from modeling_supclap.callbacks import (
     SupCLAPProgressCallback,
     ThroughputCallback,
 )
-from modeling_supclap.distributed import gather
+from modeling_supclap.distributed import gather, leave_process_group
 from modeling_supclap.losses import DynamicRadius, StaticRadius, info_nce
 from modeling_supclap.objectives import ContrastiveObjective, SupportVectorRegularizer
 from modeling_supclap.trainer import SupCLAPTrainer
@@ -342,7 +342,6 @@ def measure_a_part(folder):
     objective = regularised({"t2a": StaticRadius(0.3), "a2t": StaticRadius(0.2)})
     numbers, histogram = measure(objective, gather(audio), gather(text))
     Path(folder, f"process_{place}_of_{count}.json").write_text(json.dumps([numbers, histogram]))
-    distributed.destroy_process_group()
 
 
 def six_pairs():
@@ -361,3 +360,4 @@ def test_every_process_measures_the_global_batch(tmp_path):
 
 if __name__ == "__main__":
     measure_a_part(*sys.argv[1:])
+    leave_process_group()

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from processes import run_processes
 
-from modeling_supclap.distributed import gather, world_size
+from modeling_supclap.distributed import gather, leave_process_group, require_the_launched_processes, world_size
 from modeling_supclap.losses import info_nce
 
 EMBEDDINGS = torch.nn.functional.normalize(torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(0)), dim=-1)
@@ -32,7 +32,6 @@ def one_of_two(path):
     if rank == 0:
         with open(path, "w") as file:
             json.dump({"world_size": world_size(), "order": order, "gradient": gradient.tolist()}, file)
-    dist.destroy_process_group()
 
 
 def test_two_processes_have_the_gradient_of_one(tmp_path):
@@ -52,5 +51,22 @@ def test_alone_nothing_is_gathered(dtype):
     assert gather(tensor) is tensor
 
 
+def test_a_process_in_no_group_leaves_none():
+    leave_process_group()
+
+
+@pytest.mark.parametrize("launched", [None, "1", "2"])
+def test_all_launched_processes_train(monkeypatch, launched):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if launched:
+        monkeypatch.setenv("WORLD_SIZE", launched)
+    require_the_launched_processes(2)
+    require_the_launched_processes(int(launched or 1))
+    if launched == "2":
+        with pytest.raises(ValueError, match="2 processes were started"):
+            require_the_launched_processes(1)
+
+
 if __name__ == "__main__":
     one_of_two(sys.argv[1])
+    leave_process_group()

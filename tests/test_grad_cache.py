@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from modeling_supclap.contrastive_module import ContrastiveModule
+from modeling_supclap.distributed import leave_process_group
 from modeling_supclap.grad_cache import embed_in_chunks, refuse_batch_statistics
 from modeling_supclap.losses import info_nce
 from modeling_supclap.objectives import build_objective
@@ -453,3 +454,4 @@ def test_two_processes_with_caching_train_like_one_without(tmp_path):
 
 if __name__ == "__main__":
     train_and_report(*sys.argv[1:])
+    leave_process_group()

@@ -11,6 +11,7 @@ from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from test_trainer import arguments, losses, processor, with_dropout
 
+from modeling_supclap.distributed import leave_process_group
 from modeling_supclap.trainer import MultilingualTrainer
 
 SCHEMES = [("infonce", "bi-static"), ("kcl", "bi-dynamic"), ("cacl", "bi-static")]
@@ -97,3 +98,4 @@ def test_several_processes_train_like_one(tmp_path, count):
 
 if __name__ == "__main__":
     train_and_report(*sys.argv[1:])
+    leave_process_group()

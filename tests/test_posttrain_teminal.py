@@ -11,6 +11,7 @@ import pytest
 import soundfile
 import torch
 from huggingface_hub import ModelCard
+from processes import run_processes
 from transformers import ClapModel
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -69,6 +70,18 @@ def test_both_stages_run_and_are_scored(run):
     assert set(scores["stage_a"]) == {"temporal_accuracy", "single_accuracy", "combined_accuracy"}
     assert all(0 <= value <= 1 for stage in scores.values() for value in stage.values())
     assert "audio encoder" in run[1]
+
+
+def test_several_processes_are_one_run(run, tmp_path):
+    halves = ["--output_dir", str(tmp_path), "--per_device_train_batch_size", "3", "--use_cpu", "true"]
+    run_processes("recipes/posttrain_teminal.py", *run[2], *halves)
+    one, two = (json.loads((folder / "results.json").read_text())["scores"] for folder in (run[0], tmp_path))
+    assert two["before"] == one["before"]
+    steps = [
+        sorted(path.relative_to(folder) for path in folder.glob("stage_*/checkpoint-*"))
+        for folder in (run[0], tmp_path)
+    ]
+    assert steps[0] == steps[1] != []
 
 
 def test_the_card_says_what_was_done(run):

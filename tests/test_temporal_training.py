@@ -16,6 +16,7 @@ from test_trainer import losses, processor, with_dropout
 from datasets_scripts.audio import load_clip
 from datasets_scripts.temporal import TemporalItems, render
 from modeling_supclap.collator import TemporalCollator
+from modeling_supclap.distributed import leave_process_group
 from modeling_supclap.evaluation import temporal_metrics
 from modeling_supclap.trainer import TemporalTrainer
 from modeling_supclap.training_args import TemporalTrainingArguments
@@ -189,3 +190,4 @@ def test_several_processes_train_like_one(tmp_path, count):
 
 if __name__ == "__main__":
     train_and_report(*sys.argv[1:])
+    leave_process_group()

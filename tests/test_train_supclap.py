@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+import yaml
 from huggingface_hub import ModelCard
 from matplotlib.image import imread
+from processes import run_processes
 
 from datasets_scripts import load_splits
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -116,6 +118,23 @@ def test_killed_and_resumed_the_losses_are_the_same(run, tmp_path):
     assert code == 0, output
     assert len(losses(folder)) == 8
     assert losses(folder) == losses(run[0])
+
+
+def test_several_processes_are_one_run(tmp_path):
+    config = yaml.safe_load(Path(ROOT, SMOKE).read_text())
+    config["text_config"] |= {
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }  # each process draws its own
+    (tmp_path / "smoke.yaml").write_text(yaml.safe_dump(config))
+    for count in (1, 2):
+        options = {"output_dir": tmp_path / f"{count}", "per_device_train_batch_size": 16 // count, "use_cpu": "true"}
+        words = [f"--{key}={value}" for key, value in options.items()]
+        run_processes("recipes/train_supclap.py", str(tmp_path / "smoke.yaml"), *words, count=count)
+    np.testing.assert_allclose(losses(tmp_path / "2"), losses(tmp_path / "1"), rtol=1e-4)
+    one, two = (json.loads((tmp_path / count / "results.json").read_text()) for count in "12")
+    assert two["test"]["clips"] == one["test"]["clips"] == 64
+    assert two["best_validation"] == pytest.approx(one["best_validation"], abs=0.01)
 
 
 def test_an_unknown_key_names_the_valid_one():

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.collator import IndexedRows, TrainingCollator
+from modeling_supclap.distributed import leave_process_group
 from modeling_supclap.trainer import SupCLAPTrainer
 from modeling_supclap.training_args import SupCLAPTrainingArguments
 
@@ -307,3 +308,4 @@ def test_several_processes_evaluate_every_clip_once(tmp_path):
 
 if __name__ == "__main__":
     {"train": train_and_report, "predict": predict_and_report}[sys.argv[1]](*sys.argv[2:])
+    leave_process_group()

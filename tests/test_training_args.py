@@ -68,6 +68,12 @@ def test_wrong_arguments_are_explained(config, argv, message):
         parse(config, *argv)
 
 
+def test_processes_that_would_each_train_alone_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does; without a GPU the Trainer would not join them
+    with pytest.raises(ValueError, match=r"2 processes were started, .* with 1 in all; .*--use_cpu true"):
+        SupCLAPTrainingArguments(output_dir=str(tmp_path))
+
+
 def test_an_unknown_key_in_the_file_is_explained(tmp_path):
     path = tmp_path / "typo.yaml"
     path.write_text("svr_alfa: 2\n")
