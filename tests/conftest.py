@@ -1,7 +1,9 @@
 """Settings and fixtures of all tests: offline, on the CPU, with a Hugging Face cache of their own."""
 
+import importlib
 import os
 import tempfile
+from types import ModuleType
 
 # Before anything imports torch or transformers, which read these once. Models this small run fastest on one thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,6 +56,15 @@ def sonar_model() -> SupCLAPModel:
 def sonar_processor() -> SupCLAPProcessor:
     """The processor that goes with `sonar_model`."""
     return builders.nllb_processor()
+
+
+@pytest.fixture(scope="session")
+def torchcodec() -> ModuleType:
+    """The package that decodes with FFmpeg's libraries; where those are not installed, the test is skipped."""
+    try:
+        return importlib.import_module("torchcodec")
+    except (ImportError, RuntimeError):
+        pytest.skip("torchcodec does not load here; install FFmpeg")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -159,25 +159,23 @@ def test_bad_bytes_are_told_apart_by_name_and_not_by_address():
 class TestFFmpeg:
     """What libsndfile does not know."""
 
-    def m4a(self, path, seconds=2.0):
-        torchcodec = pytest.importorskip("torchcodec.encoders", exc_type=Exception)
-        samples = torch.from_numpy(sine(440, seconds, 44_100)).float()[None]
-        torchcodec.AudioEncoder(samples, sample_rate=44_100).to_file(str(path))
-        return path
+    @pytest.fixture
+    def m4a(self, torchcodec, tmp_path):
+        samples = torch.from_numpy(sine(440, 2.0, 44_100)).float()[None]
+        torchcodec.encoders.AudioEncoder(samples, sample_rate=44_100).to_file(str(tmp_path / "tone.m4a"))
+        return tmp_path / "tone.m4a"
 
-    def test_m4a(self, tmp_path):
-        path = self.m4a(tmp_path / "tone.m4a")
-        waveform, rate_hz = read_audio(path)
+    def test_m4a(self, m4a):
+        waveform, rate_hz = read_audio(m4a)
         assert (len(waveform), rate_hz) == (88_200, 44_100)
         np.testing.assert_allclose(waveform[2000:-2000], sine(440, 2.0, 44_100)[2000:-2000], atol=0.06)
-        part = load_clip(path.read_bytes(), 44_100, max_seconds=0.5, crop_position=1.0)
+        part = load_clip(m4a.read_bytes(), 44_100, max_seconds=0.5, crop_position=1.0)
         np.testing.assert_array_equal(part, waveform[-22_050:])
 
-    def test_a_broken_m4a_is_named(self, tmp_path):
-        path = self.m4a(tmp_path / "cut.m4a")
-        truncate(path)
-        with pytest.raises(BadAudioError, match=r"cut\.m4a"):
-            read_audio(path)
+    def test_a_broken_m4a_is_named(self, m4a):
+        truncate(m4a)
+        with pytest.raises(BadAudioError, match=r"tone\.m4a"):
+            read_audio(m4a)
 
     def test_without_ffmpeg_the_cure_is_named(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)

@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -264,16 +265,13 @@ def test_a_folder_without_captions_or_with_too_many_tables_is_refused(folder, lo
         load()
 
 
+@pytest.mark.usefixtures("torchcodec")  # audiofolder always decodes
 def test_it_reads_what_audiofolder_of_datasets_reads(folder, load, tmp_path):
     """The same folder, read by both: file names and captions agree."""
-    datasets = pytest.importorskip("datasets")
     for name in NAMES:
         soundfile.write(folder / name, np.zeros(80), 8000)
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, f"Sound {name}"] for name in NAMES)])
-    try:
-        theirs = datasets.load_dataset("audiofolder", data_dir=str(folder), cache_dir=str(tmp_path / "theirs"))["train"]
-    except Exception as error:  # torchcodec without ffmpeg: audiofolder cannot be used at all
-        pytest.skip(f"audiofolder does not work here: {type(error).__name__}")
+    theirs = datasets.load_dataset("audiofolder", data_dir=str(folder), cache_dir=str(tmp_path / "theirs"))["train"]
     paths = theirs.cast_column("audio", datasets.Audio(decode=False))["audio"]
     ours = {row["audio_path"]: row["captions"]["eng"] for row in rows_of(load()).values()}
     assert {audio["path"]: [text] for audio, text in zip(paths, theirs["caption"], strict=True)} == ours

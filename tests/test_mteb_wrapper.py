@@ -117,6 +117,7 @@ def stored_clips():
 
 
 @pytest.mark.filterwarnings("ignore:Precision is ill-defined")
+@pytest.mark.usefixtures("torchcodec")  # mteb lets datasets decode
 def test_zero_shot_classification(encoder):
     audio = encoder.model.encode_audio(stored_clips(), encoder.processor, sampling_rate=16000)
     text = encoder.model.encode_text(LABELS, encoder.processor, language="eng")
@@ -126,6 +127,7 @@ def test_zero_shot_classification(encoder):
     assert run(encoder, LocalZeroShot())["accuracy"] == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("torchcodec")
 def test_retrieval_of_recordings_by_text(encoder):
     audio = encoder.model.encode_audio(stored_clips(), encoder.processor, sampling_rate=16000)
     text = encoder.model.encode_text(LABELS, encoder.processor, language="eng")

@@ -80,7 +80,7 @@ def test_recordings_of_several_rates_and_lengths(encoder, module):
 
 
 @pytest.mark.parametrize("form", ["array", "tensor", "stereo", "int16", "path", "nested", "decoder"])
-def test_forms_of_a_recording(encoder, module, tmp_path, form):
+def test_forms_of_a_recording(encoder, module, tmp_path, request, form):
     clip = np.round(CLIPS[0] * 8192) / 32768  # as 16 bits hold it
     pcm = (clip * 32768).astype(np.int16)
     soundfile.write(tmp_path / "clip.wav", pcm, 16000)
@@ -91,7 +91,7 @@ def test_forms_of_a_recording(encoder, module, tmp_path, form):
         "int16": lambda: {"array": pcm, "sampling_rate": 16000},
         "path": lambda: str(tmp_path / "clip.wav"),
         "nested": lambda: {"audio": {"array": clip, "sampling_rate": 16000}},
-        "decoder": lambda: pytest.importorskip("torchcodec.decoders").AudioDecoder(tmp_path / "clip.wav"),
+        "decoder": lambda: request.getfixturevalue("torchcodec").decoders.AudioDecoder(tmp_path / "clip.wav"),
     }[form]()
     np.testing.assert_allclose(encoder.encode([given])[0], clip_by_model(module, clip, 16000), atol=1e-5)
 
