@@ -1,5 +1,7 @@
 """The pictures of the report: drawn from the receipt's numbers, or left out and said so."""
 
+import re
+
 import numpy as np
 import pytest
 from made_receipt import NUM_CLIPS, made_receipt
@@ -17,7 +19,7 @@ def receipt(tmp_path):
 def test_figures_are_drawn_from_the_numbers(receipt):
     drawn = dict(report_figures.figures(receipt))
     assert all(drawn["similarity"].count(name) for name in ("right, eng", "right, fra", "wrong, eng"))
-    assert all(svg.startswith("<svg") for svg in drawn.values())
+    assert all(svg.startswith("<svg") and "http" not in svg.split(">", 1)[1] for svg in drawn.values())
     moved = Receipt(receipt.content, {**receipt.arrays, "similarity/fra/positive": np.full(NUM_CLIPS, -0.9)})
     assert dict(report_figures.figures(moved))["similarity"] != drawn["similarity"]
 
@@ -27,3 +29,31 @@ def test_without_scikit_learn_the_page_says_what_is_left_out(receipt, monkeypatc
     page = render_report(receipt)
     assert "The embedding space" not in page
     assert "scikit-learn (the extra <code>report</code>)" in page
+
+
+def test_the_axis_is_that_of_the_cosines(receipt):
+    narrow = {name: values / 10 + 0.2 for name, values in receipt.arrays.items() if name.startswith("similarity/")}
+    drawn = dict(report_figures.figures(Receipt(receipt.content, {**receipt.arrays, **narrow})))["similarity"]
+    ticks = [float(text) for text in re.findall(r'id="xtick_.*?>([^<>\s]+)</text>', drawn, re.DOTALL)]
+    assert 0.1 < min(ticks) < max(ticks) < 0.3
+    alike = {name: np.full_like(values, 0.5) for name, values in narrow.items()}
+    assert "<svg" in dict(report_figures.figures(Receipt(receipt.content, {**receipt.arrays, **alike})))["similarity"]
+
+
+def test_a_caption_is_joined_to_its_own_clip(receipt, monkeypatch):
+    places = np.arange(6 * NUM_CLIPS, dtype=float).reshape(-1, 2)
+    monkeypatch.setattr(report_figures, "_tsne", lambda embeds: places)
+    lines = []
+    monkeypatch.setattr(report_figures, "_svg", lambda figure, label: lines.extend(figure.axes[0].lines) or "")
+    receipt.arrays["embeddings/text_clip/fra"] = np.arange(NUM_CLIPS)[::-1]
+    dict(report_figures.figures(receipt))
+    joined = np.concatenate([np.stack(line.get_data(), axis=1) for line in lines])
+    joined = joined[~np.isnan(joined).any(axis=1)].reshape(-1, 2, 2)
+    clips, english, french = np.split(places, 3)
+    assert joined[:, 0].tolist() == [*clips.tolist(), *clips[::-1].tolist()]
+    assert joined[:, 1].tolist() == [*english.tolist(), *french.tolist()]
+
+
+def test_the_name_of_a_picture_is_escaped():
+    figure, _ = report_figures._figure(1.0)
+    assert report_figures._svg(figure, '<b> "x"').startswith('<svg role="img" aria-label="&lt;b&gt; &quot;x&quot;"')

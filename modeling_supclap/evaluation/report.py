@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from datasets_scripts.audio import BadAudioError, read_row
-from datasets_scripts.schema import without_audio
+from datasets_scripts.schema import LANGUAGES, without_audio
+from datasets_scripts.whole_files import write_text
 
 from .receipts import Receipt, paper_results
 from .report_figures import figures
 
 RECALLS = ("R@1", "R@5", "R@10", "mAP@10")
-DISTANCES = ("Gap", "Dis")
 DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
+ZERO_SHOT = {"top1": "top 1", "top5": "top 5", "mean_per_class": "mean of classes", "mean_over_folds": "mean of folds"}
+# Factor and digits of what is no share: shares are given in percent.
+FORMS = {"MRV": (1, ".2f"), "Gap": (1, ".3f"), "Dis": (1, ".3f")}
+# What the papers' results call a mean of the languages and all of them together.
+OF_PAPERS = {"avg": "mean of 8", None: "8 languages"}
 MAX_CLASSES_DRAWN = 100
 # Of the datasets whose classes the papers name: what was measured on fewer is not comparable.
 NUM_CLASSES = {"esc50": 50, "urbansound8k": 10, "vggsound": 309}
@@ -40,18 +45,28 @@ class Cell(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One row of a table: what it is (`ours`, `chance` or `paper`), its name, and a cell for each column."""
+    """One row of a table: what it is (`ours`, `chance`, `best` or `paper`), its name, and a cell for each column."""
 
     kind: str
     name: str
     cells: list[Cell]
 
 
-class Table(NamedTuple):
-    """Our scores, the chance level, and what the papers print for the same dataset."""
+Column = tuple[str, str]  # a direction, or nothing, and a metric
 
-    columns: list[str]
+
+class Table(NamedTuple):
+    """Our scores, the chance level and the papers' best, and what the papers print for the same dataset, by table."""
+
+    columns: Sequence[Column]
     lines: list[Line]
+    papers: dict[str, list[Line]]
+
+    def groups(self) -> list[tuple[str, int]]:
+        """Each direction with the number of its columns."""
+        return [
+            (DIRECTIONS.get(name, ""), len([*own])) for name, own in groupby(self.columns, lambda column: column[0])
+        ]
 
 
 class Bar(NamedTuple):
@@ -65,14 +80,14 @@ class Bar(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A caption and the rank of its clip in each language, 0 being the best [A tables 9 and 10]."""
+    """A caption and the rank of its clip in each language, from 1 [A tables 9 and 10]."""
 
     text: str
     ranks: list[int]
 
 
 class Sample(NamedTuple):
-    """A query and what it found: the clip that was right, its rank from 0, and the clip found first instead, if any."""
+    """A query and what it found: the clip that was right, its rank from 1, and the clip found first instead, if any."""
 
     text: str
     rank: int
@@ -97,11 +112,8 @@ def write_report(receipt: Receipt | str | Path, path: str | Path, rows: Any = No
         FileNotFoundError: there is no receipt.
     """
     page = render_report(receipt if isinstance(receipt, Receipt) else Receipt.load(receipt), rows, num_samples)
-    target = Path(path)
-    temporary = target.with_name(target.name + ".tmp")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, target)
-    return target
+    write_text(path, page)
+    return Path(path)
 
 
 def render_report(receipt: Receipt, rows: Any = None, num_samples: int = 4) -> str:
@@ -120,7 +132,7 @@ def render_report(receipt: Receipt, rows: Any = None, num_samples: int = 4) -> s
         protocol=receipt.protocol,
         versions=receipt.content["versions"],
         run=receipt.content["run"],
-        directions=DIRECTIONS,
+        titles=ZERO_SHOT,
         tables=dict(_tables(receipt)),
         bars=_recall_bars(receipt),
         class_bars=_class_bars(receipt),
@@ -139,143 +151,125 @@ def _tables(receipt: Receipt) -> Iterator[tuple[str, Table]]:
         "zero_shot": _zero_shot_table,
         "zste": _zste_table,
     }
+    papers = _papers(receipt.protocol)
     for name, maker in makers.items():
-        task = "multilingual" if name == "distances" else name
-        if task in receipt.scores:
-            yield name, maker(receipt, _papers(receipt.protocol, task))
+        if ("multilingual" if name == "distances" else name) in receipt.scores:
+            yield name, maker(receipt.scores, papers)
 
 
-def _retrieval_table(receipt: Receipt, papers: Sequence[Mapping[str, Any]]) -> Table:
-    scores = receipt.scores["retrieval"]
-    columns = [(direction, metric) for direction in DIRECTIONS for metric in RECALLS]
-    lines = [
-        Line("ours", language, [_percent(own[direction][metric]) for direction, metric in columns])
-        for language, own in scores.items()
-    ]
-    if means := receipt.scores.get("multilingual"):
-        lines.append(Line("ours", "mean", [_percent(means[direction][metric]) for direction, metric in columns]))
-    first = next(iter(scores.values()))
-    lines.append(_chance([first[direction][metric] for direction, metric in columns]))
-    lines += _paper_lines([entry for entry in papers if entry["language"] in scores], columns, _place)
-    return Table(_titles(columns), lines)
+def _retrieval_table(scores: Mapping[str, Any], papers: Sequence[Mapping[str, Any]]) -> Table:
+    columns: list[Column] = [(direction, metric) for direction in DIRECTIONS for metric in RECALLS]
+    languages = list(scores["retrieval"])
+    rows = {
+        name: [own[direction][metric] for direction, metric in columns] for name, own in scores["retrieval"].items()
+    }
+    chances = next(iter(rows.values()))
+    if means := scores.get("multilingual"):
+        rows["mean"] = [means[direction][metric] for direction, metric in columns]
+    lines = [*_lines(columns, rows), _chance(chances)]
+    averages = ["avg"] if set(LANGUAGES) <= set(languages) else []
+    return _beside(papers, columns, lines, [*languages, *averages], [languages[0], *averages])
 
 
-def _multilingual_table(receipt: Receipt, papers: Sequence[Mapping[str, Any]]) -> Table:
-    scores = receipt.scores["multilingual"]
-    columns = [(direction, metric) for direction in DIRECTIONS for metric in RECALLS]
-    own = [_percent(scores[direction][metric]) for direction, metric in columns]
-    lines = [Line("ours", "this model", [_plain(scores["MRV"]), *own])]
-    lines += _paper_lines(papers, [(None, "MRV"), *columns], _place, [_plain] + [_percent] * len(columns))
-    return Table(["MRV", *_titles(columns)], lines)
+def _multilingual_table(scores: Mapping[str, Any], papers: Sequence[Mapping[str, Any]]) -> Table:
+    columns: list[Column] = [("", "MRV")]
+    lines = _lines(columns, {"this model": [scores["multilingual"]["MRV"]]})
+    every = [None] if set(LANGUAGES) <= set(scores["retrieval"]) else []
+    return _beside(papers, columns, lines, every, every)
 
 
-def _distance_table(receipt: Receipt, papers: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for each language, two columns for each model."""
-    scores = receipt.scores["multilingual"]
-    models = {"this model": {(kind, name): value for kind in DISTANCES for name, value in scores[kind].items()}}
-    for entry in papers:
-        if entry["metric"] in DISTANCES:
-            name = f"{entry['model']}, {entry['paper']} table {entry['table']}"
-            models.setdefault(name, {})[entry["metric"], entry["language"]] = entry["value"]
-    lines = [
-        Line("ours", language, [_plain(own.get((kind, language))) for own in models.values() for kind in DISTANCES])
-        for language in scores["Gap"]
-    ]
-    return Table([f"{name}: {kind}" for name in models for kind in DISTANCES], lines)
+def _distance_table(scores: Mapping[str, Any], papers: Sequence[Mapping[str, Any]]) -> Table:
+    columns: list[Column] = [("", "Gap"), ("", "Dis")]
+    own = scores["multilingual"]
+    rows = {language: [own[metric][language] for _, metric in columns] for language in own["Gap"]}
+    return _beside(papers, columns, _lines(columns, rows), list(rows), [])
 
 
-def _zero_shot_table(receipt: Receipt, papers: Sequence[Mapping[str, Any]]) -> Table:
-    scores = receipt.scores["zero_shot"]
-    titles = {"top1": "top 1", "top5": "top 5", "mean_per_class": "mean of classes", "mean_over_folds": "mean of folds"}
-    metrics = [name for name in titles if any(name in own for sets in scores.values() for own in sets.values())]
-    lines = [
-        Line("ours", f"{language}, {template_set}", [_percent(own.get(metric)) for metric in metrics])
-        for language, sets in scores.items()
-        for template_set, own in sets.items()
-    ]
-    first = next(iter(next(iter(scores.values())).values()))
-    lines.append(_chance([first.get(metric) for metric in metrics]))
-    lines += _paper_lines(papers, metrics, lambda entry: entry["metric"])
-    return Table([titles[name] for name in metrics], lines)
+def _zero_shot_table(scores: Mapping[str, Any], papers: Sequence[Mapping[str, Any]]) -> Table:
+    found = {(name, kind): own for name, sets in scores["zero_shot"].items() for kind, own in sets.items()}
+    columns: list[Column] = [("", metric) for metric in ZERO_SHOT if any(metric in own for own in found.values())]
+    rows = {f"{name}, {kind}": [own.get(metric) for _, metric in columns] for (name, kind), own in found.items()}
+    lines = [*_lines(columns, rows), _chance(next(iter(rows.values())))]
+    return _beside(papers, columns, lines, list(scores["zero_shot"]), list(scores["zero_shot"])[:1])
 
 
-def _zste_table(receipt: Receipt, papers: Sequence[Mapping[str, Any]]) -> Table:
-    scores = receipt.scores["zste"]
-    languages = {language: own for language, own in scores.items() if language != "MRV"}
-    first = next(iter(languages.values()))
-    tasks = list(first)
-    lines = [Line("ours", language, [_percent(own.get(task)) for task in tasks]) for language, own in languages.items()]
-    lines.append(_chance([first[task] for task in tasks]))
-    if "MRV" in scores:
-        ours = [_plain(scores["MRV"].get(task)) for task in tasks]
-        lines.append(Line("ours", "MRV of the languages", ours))
-    lines += _paper_lines(papers, tasks, lambda entry: entry["metric"])
-    return Table(tasks, lines)
+def _zste_table(scores: Mapping[str, Any], papers: Sequence[Mapping[str, Any]]) -> Table:
+    languages = [name for name in scores["zste"] if name != "MRV"]
+    columns: list[Column] = [("", task) for task in scores["zste"][languages[0]]]
+    rows = {name: [scores["zste"][name].get(task) for _, task in columns] for name in languages}
+    lines = [*_lines(columns, rows), _chance(rows[languages[0]])]
+    if variances := scores["zste"].get("MRV"):
+        own = [_cell(variances.get(task), "MRV") for _, task in columns]
+        lines.append(Line("ours", "MRV of the languages", own))
+    return _beside(papers, columns, lines, languages, languages[:1])
 
 
-def _papers(protocol: Mapping[str, Any], task: str) -> list[dict[str, Any]]:
-    """What the papers print for this task and dataset; other splits, or a part of the classes (ESC-10), have none.
+def _papers(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the papers print for this dataset; other splits, or a part of the classes (ESC-10), have none.
 
     A set that was prepared goes by the name of the dataset that it was made from.
     """
     name = str(protocol.get("origin") or protocol["dataset"])
     if "test" not in str(protocol["split"]).split("+"):
         return []
-    if task in ("zero_shot", "zste") and protocol["classes"] != NUM_CLASSES.get(name):
-        return []
-    return paper_results(dataset=name, task=task)
+    whole = protocol.get("classes") == NUM_CLASSES.get(name)
+    entries = sorted(paper_results(dataset=name), key=lambda entry: (entry["paper"], int(entry["table"])))
+    return [entry for entry in entries if whole or entry["task"] not in ("zero_shot", "zste")]
 
 
-def _place(entry: Mapping[str, Any]) -> tuple[str | None, str]:
-    return None if entry["metric"] == "MRV" else entry["direction"], entry["metric"]
-
-
-def _titles(columns: Sequence[tuple[str, str]]) -> list[str]:
-    return [f"{DIRECTIONS[direction]} {metric}" for direction, metric in columns]
-
-
-def _paper_lines(
+def _beside(
     papers: Sequence[Mapping[str, Any]],
-    columns: Sequence[Any],
-    column_of: Callable[[Mapping[str, Any]], Any],
-    forms: Sequence[Callable[[Any], Cell]] | None = None,
-) -> list[Line]:
-    """One line for each model of a paper's table, with what it prints in our columns; in percent unless told."""
-    rows: dict[tuple[str, str, str, Any], dict[Any, float]] = defaultdict(dict)
+    columns: Sequence[Column],
+    lines: Sequence[Line],
+    languages: Sequence[str | None],
+    best_of: Sequence[str | None],
+) -> Table:
+    """Our lines, the papers' best in some languages below them, and what they print in our columns and languages."""
+    rows: dict[str, dict[str, dict[Column, float]]] = defaultdict(lambda: defaultdict(dict))
+    printed: dict[tuple[str | None, Column], list[float]] = defaultdict(list)
     for entry in papers:
-        rows[entry["paper"], entry["table"], entry["model"], entry["language"]][column_of(entry)] = entry["value"]
-    forms = forms or [_percent] * len(columns)
+        column = (entry["direction"] if entry["metric"] in RECALLS else "", entry["metric"])
+        language = entry["language"]
+        if column in columns and language in languages:
+            name = f"{entry['model']} ({OF_PAPERS.get(language, language)})"
+            rows[f"{entry['paper']}, table {entry['table']}"][name][column] = entry["value"]
+            printed[language, column].append(entry["value"])
+    best = {
+        f"best in papers, {OF_PAPERS.get(language, language)}": [
+            # Less is better of what is no share: MRV, Gap and Dis.
+            (min if column[1] in FORMS else max)(printed[language, column], default=None)
+            for column in columns
+        ]
+        for language in best_of
+        if any(language == of for of, _ in printed)
+    }
+    sections = {
+        title: _lines(columns, {name: [own.get(column) for column in columns] for name, own in models.items()}, "paper")
+        for title, models in rows.items()
+    }
+    return Table(columns, [*lines, *_lines(columns, best, "best")], sections)
+
+
+def _lines(columns: Sequence[Column], rows: Mapping[str, Sequence[Any]], kind: str = "ours") -> list[Line]:
+    """A line for each row of scores, in the forms of their columns."""
     return [
-        Line(
-            "paper",
-            f"{model} ({language or 'all'}), {paper} table {table}",
-            [form(cells.get(column)) for form, column in zip(forms, columns, strict=True)],
-        )
-        for (paper, table, model, language), cells in rows.items()
-        if any(column in cells for column in columns)
+        Line(kind, name, [_cell(score, metric) for score, (_, metric) in zip(scores, columns, strict=True)])
+        for name, scores in rows.items()
     ]
 
 
-def _percent(score: Any) -> Cell:
-    return _cell(score, 100, ".1f")
-
-
-def _plain(score: Any) -> Cell:
-    return _cell(score, 1, ".3g")
-
-
-def _cell(score: Any, factor: float, form: str) -> Cell:
+def _cell(score: Any, metric: str) -> Cell:
     if score is None:
         return Cell("")
+    factor, form = FORMS.get(metric, (100, ".1f"))
     if not isinstance(score, Mapping):
         return Cell(format(factor * score, form))
     ends = [format(factor * score[end], form) for end in ("low", "high") if score.get(end) is not None]
-    interval = "–".join(ends)
-    return Cell(format(factor * score["value"], form), interval)
+    return Cell(format(factor * score["value"], form), "–".join(ends))
 
 
 def _chance(scores: Sequence[Mapping[str, Any] | None]) -> Line:
-    return Line("chance", "chance", [_percent(score and score.get("chance")) for score in scores])
+    return Line("chance", "chance", [_cell(score and score.get("chance"), "") for score in scores])
 
 
 def _recall_bars(receipt: Receipt) -> dict[str, list[Bar]]:
@@ -320,17 +314,17 @@ def _confusion(receipt: Receipt) -> dict[str, Any] | None:
 
 
 def _cases(receipt: Receipt, number: int = 4) -> dict[str, list[Case]]:
-    """Captions that every language finds, and those on which the languages disagree most."""
+    """Captions whose worst rank is the least, and those on which the languages disagree most."""
     if "multilingual/ranks" not in receipt.arrays:
         return {}
     ranks, texts = receipt.arrays["multilingual/ranks"], receipt.arrays["multilingual/text"].tolist()
     orders = {
-        "found in every language": np.lexsort((np.arange(len(ranks)), ranks.max(axis=1))),
+        "highest in every language": np.lexsort((np.arange(len(ranks)), ranks.max(axis=1))),
         "the languages disagree": np.lexsort((np.arange(len(ranks)), -ranks.var(axis=1))),
     }
     return {
         # Captions that clips share have the same ranks: each is shown once.
-        title: [Case(texts[query], ranks[query].tolist()) for query in _firsts(order, texts)[:number]]
+        title: [Case(texts[query], (ranks[query] + 1).tolist()) for query in _firsts(order, texts)[:number]]
         for title, order in orders.items()
     }
 
@@ -363,13 +357,13 @@ def _samples(receipt: Receipt, rows: Any, number: int) -> dict[str, list[Sample]
 
 def _sample(receipt: Receipt, language: str, query: int, listen: Callable[[int], str]) -> Sample:
     arrays = receipt.arrays
-    rank = int(arrays[f"retrieval/{language}/t2a/rank"][query])
+    rank = int(arrays[f"retrieval/{language}/t2a/rank"][query]) + 1
     found = int(arrays[f"retrieval/{language}/t2a/top"][query, 0])
     return Sample(
         text=str(arrays[f"captions/{language}/text"][query]),
         rank=rank,
         right=listen(int(arrays[f"captions/{language}/clip"][query])),
-        found=listen(found) if rank else None,
+        found=listen(found) if rank > 1 else None,
         found_name=str(arrays["clips/label"][found]) or str(arrays["clips/id"][found]),
     )
 

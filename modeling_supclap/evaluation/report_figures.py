@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from html import escape
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from .receipts import Receipt
 
 MAX_PROJECTED_CLIPS = 100
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def figures(receipt: Receipt) -> Iterator[tuple[str, str]]:
@@ -33,16 +35,16 @@ def figures(receipt: Receipt) -> Iterator[tuple[str, str]]:
 
 def similarity_figure(receipt: Receipt, languages: Sequence[str]) -> str:
     """Cosine of right pairs by language, and of wrong pairs of the first language [S fig. 4]."""
-    figure, axes = _figure(7.0, 3.4)
-    edges = np.linspace(-1, 1, 81)
-    for number, language in enumerate(languages, start=1):  # the first colour is that of audio in the projection
-        cosines = receipt.arrays[f"similarity/{language}/positive"]
-        _draw_share(axes, cosines, edges, f"right, {language}", color=f"C{number}")
+    figure, axes = _figure(3.4)
+    right = {language: receipt.arrays[f"similarity/{language}/positive"] for language in languages}
     wrong = receipt.arrays[f"similarity/{languages[0]}/negative"]
+    edges = np.histogram_bin_edges(np.concatenate([*right.values(), wrong]), bins=40)
+    for number, (language, cosines) in enumerate(right.items(), start=1):  # audio has the first colour below
+        _draw_share(axes, cosines, edges, f"right, {language}", color=f"C{number}")
     _draw_share(axes, wrong, edges, f"wrong, {languages[0]}", color="black", linestyle="--")
-    axes.set(xlabel="cosine of clip and caption", ylabel="share of the pairs", xlim=(-1, 1))
-    axes.legend(fontsize="small", frameon=False)
-    return _svg(figure)
+    axes.set(xlabel="cosine of clip and caption", ylabel="share of the pairs")
+    _legend(axes)
+    return _svg(figure, f"Histograms of the cosine of right pairs in {', '.join(languages)} and of wrong pairs")
 
 
 def _draw_share(axes: Any, cosines: np.ndarray, edges: np.ndarray, label: str, **style: Any) -> None:
@@ -63,17 +65,19 @@ def projection_figure(receipt: Receipt, languages: Sequence[str]) -> str:
         _tsne(np.concatenate([embeds for embeds, _ in groups.values()])),
         np.cumsum([len(clips) for _, clips in groups.values()])[:-1],
     )
-    figure, axes = _figure(7.0, 6.0)
+    figure, axes = _figure(4.6)
     audio_places = dict(zip(shown.tolist(), places[0], strict=True))
     for (name, (_, clips)), points in zip(groups.items(), places, strict=True):
-        for clip, point in zip(clips.tolist(), points, strict=True):
-            axes.plot(*zip(audio_places[clip], point, strict=True), color="0.85", linewidth=0.6, zorder=1)
+        if name != "audio":
+            # One line with gaps, not one for each caption: half the bytes of the picture.
+            ends = [[audio_places[clip], point, (np.nan, np.nan)] for clip, point in zip(clips, points, strict=True)]
+            axes.plot(*np.array(ends).reshape(-1, 2).T, color="0.85", linewidth=0.5, zorder=1)
         marker = "*" if name == "audio" else "o"
         axes.scatter(points[:, 0], points[:, 1], s=60 if name == "audio" else 14, marker=marker, label=name, zorder=2)
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    axes.legend(fontsize="small", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    return _svg(figure)
+    _legend(axes)
+    return _svg(figure, f"Map of the embeddings of clips and of their captions in {', '.join(languages)}")
 
 
 def _tsne(embeds: np.ndarray) -> np.ndarray:
@@ -83,20 +87,26 @@ def _tsne(embeds: np.ndarray) -> np.ndarray:
     return TSNE(perplexity=perplexity, init="pca", random_state=0, metric="cosine").fit_transform(embeds)
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def _figure(height: float) -> tuple[Any, Any]:
+    """Of few inches, so that the letters can still be read where a telephone makes it narrower."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(5.6, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
-def _svg(figure: Any) -> str:
-    """The figure as an SVG element whose text stays text; the same figure gives the same string."""
+def _legend(axes: Any) -> None:
+    """Beside the axes, where it hides nothing."""
+    axes.legend(fontsize="medium", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2)
+
+
+def _svg(figure: Any, label: str) -> str:
+    """The figure as an SVG element whose text stays text, with a name; the same figure gives the same string."""
     import matplotlib
 
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "report", "svg.fonttype": "none"}):
-        figure.savefig(drawn, format="svg", metadata={"Date": None}, transparent=True)
-    return drawn.getvalue()[drawn.getvalue().index("<svg") :]
+        figure.savefig(drawn, format="svg", metadata=_NO_METADATA, transparent=True)
+    return f'<svg role="img" aria-label="{escape(label)}"' + drawn.getvalue().partition("<svg")[2]

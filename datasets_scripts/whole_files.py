@@ -1,0 +1,53 @@
+"""Files that are there whole or not at all, for readers in other processes and for runs that are killed."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def whole_file(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
+    """A file beside `path` to write; at the end of the block it takes the place of `path`, at one stroke.
+
+    Where the block raises, `path` stays as it was and the unfinished file goes.
+
+    Args:
+        path: The file that is to appear; its folder exists.
+        one_writer: Only one process ever writes it. The unfinished file then has one name, and what a killed run leaves
+            of it goes with the next; otherwise the name tells the process, and the last one to finish wins.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     with whole_file(Path(folder, "a.txt")) as unfinished:
+    ...         _ = unfinished.write_text("a dog barks")
+    ...     print(*(path.name for path in Path(folder).iterdir()))
+    a.txt
+    """
+    target = Path(path)
+    unfinished = target.with_name(f"{target.name}.tmp" if one_writer else f"{target.name}.{os.getpid()}.tmp")
+    try:
+        yield unfinished
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
+    """Writes a text in UTF-8, the same bytes on every system; arguments as of `whole_file`."""
+    with whole_file(path, one_writer) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: str | Path, content: Any, one_writer: bool = False, **style: Any) -> None:
+    """Writes JSON, the same bytes for the same content.
+
+    Args:
+        path: As of `whole_file`.
+        content: What JSON knows.
+        one_writer: As of `whole_file`.
+        **style: Of `json.dumps`, where it is another than an indent of 1 and every letter as it is.
+    """
+    write_text(path, json.dumps(content, **{"indent": 1, "ensure_ascii": False, **style}) + "\n", one_writer)
