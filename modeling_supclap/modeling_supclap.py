@@ -21,6 +21,7 @@ from .strict_loading import StrictLoadingMixin
 from .towers import (
     build_audio_tower,
     build_text_tower,
+    check_pooling,
     check_source,
     check_width,
     load_audio_tower,
@@ -110,7 +111,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         text_model: A loaded text tower of `config.text_config`; None builds one with random weights.
 
     Raises:
-        ValueError: A tower's configuration is not that of one encoder, or a loaded tower has another width.
+        ValueError: A tower's configuration is not that of one encoder, a loaded tower has another width, or
+            `text_pooling` is "pooler" and the text tower has none.
 
     Example:
         >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -135,6 +137,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         self.text_model = text_model or build_text_tower(config.text_config, config.text_pooling)
         check_width(self.audio_model, config.audio_config, "audio_config")
         check_width(self.text_model, config.text_config, "text_config")
+        check_pooling(self.text_model, config.text_pooling)
         self.audio_projection = SupCLAPProjection(self.audio_model.config.hidden_size, config)
         self.text_projection = SupCLAPProjection(self.text_model.config.hidden_size, config)
         # One element and not 0-d: FSDP shards no scalar parameters.
@@ -158,9 +161,10 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             The model in float32, in evaluation mode. `SupCLAPProcessor.from_encoders(audio, text)` goes with it.
 
         Raises:
-            OSError: There is no such folder or id.
+            OSError: There is no such folder or id, or a file of weights is damaged.
             TypeError: A keyword is no field of `SupCLAPConfig`.
-            ValueError: A checkpoint is not of an encoder, or lacks weights of it, which would be left random.
+            ValueError: A checkpoint is not of an encoder, or lacks weights of it, which would be left random; or
+                `text_pooling` is "pooler" and the text tower has none.
         """
         known = {*SupCLAPConfig.__annotations__, "attn_implementation"} - {"audio_config", "text_config"}
         if unknown := sorted(kwargs.keys() - known):
@@ -180,7 +184,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             **kwargs: As in transformers.
 
         Raises:
-            OSError: There is no such folder or id.
+            OSError: There is no such folder or id, or a file of weights is damaged.
             ValueError: The checkpoint is of another model, an adapter alone, or lacks weights of the model.
         """
         check_source(pretrained_model_name_or_path)
@@ -265,8 +269,6 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             return mean_pool(outputs.last_hidden_state, attention_mask)
         if self.config.text_pooling == "cls":
             return outputs.last_hidden_state[:, 0]
-        if outputs.get("pooler_output") is None:
-            raise ValueError(f"{type(self.text_model).__name__} has no pooler; text_pooling must be 'mean' or 'cls'")
         return outputs.pooler_output
 
     @can_return_tuple

@@ -1,6 +1,65 @@
-"""Loading a model whose weights are not in the checkpoint is an error here, and not a warning and random weights."""
+"""Loading a model whose weights are not in the checkpoint is an error here, and not a warning and random weights.
 
+And where a file of weights cannot be read, the error names it.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from transformers.modeling_utils import load_state_dict
+
+
+@contextmanager
+def naming_damaged_files(folder: Any) -> Iterator[None]:
+    """Within it, what goes wrong over a damaged file of weights is an error that names the file.
+
+    transformers passes on what safetensors or torch says of it, which is not where it lies.
+
+    Args:
+        folder: Where a model is loaded from; of a Hub id nothing is said, since downloads are checked.
+
+    Raises:
+        OSError: A file of weights in the folder cannot be read.
+    """
+    try:
+        yield
+    except Exception as error:
+        for path in _weight_files(folder):
+            if str(path) in str(error):
+                raise
+            try:
+                _try_to_read(path)
+            except Exception as damage:
+                raise OSError(damaged(path, damage)) from error
+        raise
+
+
+def damaged(path: Path, error: Exception) -> str:
+    """What to say of a file of weights that cannot be read.
+
+    Args:
+        path: The file.
+        error: What went wrong; its first sentence is quoted, since torch goes on to advise running code of the file.
+    """
+    cause = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
+    return f"{path} is damaged or holds no weights (an incomplete download?); get it again: {cause}"
+
+
+def _weight_files(folder: Any) -> list[Path]:
+    """The files that transformers would read: safetensors if there are any, with the index of several."""
+    if folder is None:
+        return []
+    return sorted(Path(folder).glob("*model*.safetensors*")) or sorted(Path(folder).glob("*model*.bin*"))
+
+
+def _try_to_read(path: Path) -> None:
+    if path.suffix == ".json":
+        json.loads(path.read_text(encoding="utf-8"))
+    else:
+        load_state_dict(path, map_location="meta")
 
 
 class StrictLoadingMixin:
@@ -21,12 +80,16 @@ class StrictLoadingMixin:
             **kwargs: As in transformers.
 
         Raises:
+            OSError: A file of weights is damaged.
             ValueError: The checkpoint lacks weights of the model.
         """
         parent: Any = super()
-        if kwargs.pop("output_loading_info", False):
-            return parent.from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        model, report = parent.from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        asked = kwargs.pop("output_loading_info", False)
+        with naming_damaged_files(pretrained_model_name_or_path):
+            loaded = parent.from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        if asked:
+            return loaded
+        model, report = loaded
         # Without a name the caller brings a state_dict and a configuration, and asks for the rest to be drawn.
         if pretrained_model_name_or_path is not None and (missing := sorted(report["missing_keys"])):
             seen = sorted(report["unexpected_keys"])

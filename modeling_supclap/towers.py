@@ -3,7 +3,7 @@
 import inspect
 import json
 import os
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import transformers
@@ -22,10 +22,13 @@ from transformers import (
 from .configuration_supclap import config_from_dict
 from .modeling_ced import CEDModel
 from .modeling_sonar import SonarTextModel
+from .strict_loading import naming_damaged_files
 
 AUDIO_TOWERS: dict[str, type[PreTrainedModel]] = {"ced": CEDModel, "clap_audio_model": ClapAudioModel}
 # Text towers that AutoModel does not know, or of which it would build more than the encoder.
 TEXT_TOWERS: dict[str, type[PreTrainedModel]] = {"m2m_100": SonarTextModel, "clap_text_model": ClapTextModel}
+# What to say of a tower without a pooler.
+POOLINGS_OF_ALL = "text_pooling must be 'mean' or 'cls'"
 EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
 
 
@@ -66,7 +69,7 @@ def load_audio_tower(name: str) -> PreTrainedModel:
         name: Hub id or folder of a CED or HTSAT encoder.
 
     Raises:
-        OSError: There is no such folder or id.
+        OSError: There is no such folder or id, or a file of weights is damaged.
         ValueError: It is no checkpoint of an audio tower, or lacks some of its weights.
     """
     config = _load_config(name, "audio")
@@ -82,7 +85,7 @@ def load_text_tower(name: str, pooling: str) -> PreTrainedModel:
         pooling: "mean", "cls" or "pooler".
 
     Raises:
-        OSError: There is no such folder or id.
+        OSError: There is no such folder or id, or a file of weights is damaged.
         ValueError: It is no checkpoint of one text encoder, or lacks some of its weights.
     """
     config = _load_config(name, "text")
@@ -146,6 +149,32 @@ def check_width(tower: PreTrainedModel, config: Any, name: str) -> None:
             f"{type(tower).__name__} is {tower.config.hidden_size} wide and {name} says {config.hidden_size}; "
             f"take the configuration from the tower: SupCLAPConfig({name}=tower.config, ...)"
         )
+
+
+def check_pooling(tower: PreTrainedModel, pooling: str) -> None:
+    """Refuses to pool with the pooler of a text tower that has none, before a batch meets it.
+
+    BERT's kin have a `pooler`, which may be left out (None); that others pool, as SONAR and CLIP, is declared by what
+    their `forward` returns.
+
+    Args:
+        tower: The text tower.
+        pooling: "mean", "cls" or "pooler".
+
+    Raises:
+        ValueError: It is "pooler", and the tower's output has no `pooler_output`.
+    """
+    if pooling == "pooler" and not _has_pooler(tower):
+        raise ValueError(f"{type(tower).__name__} has no pooler; {POOLINGS_OF_ALL}, got 'pooler'")
+
+
+def _has_pooler(tower: PreTrainedModel) -> bool:
+    if hasattr(tower, "pooler"):
+        return tower.pooler is not None
+    returned = inspect.signature(type(tower).forward).return_annotation
+    return any(
+        "pooler_output" in getattr(kind, "__dataclass_fields__", ()) for kind in get_args(returned) or (returned,)
+    )
 
 
 def takes(tower: nn.Module | type, argument: str) -> bool:
@@ -238,12 +267,14 @@ def _load_config(name: str, kind: str) -> PreTrainedConfig:
 
 def _load(tower_class: Any, name: str, config: PreTrainedConfig, **kwargs: Any) -> PreTrainedModel:
     """A tower with all its weights."""
-    tower, report = tower_class.from_pretrained(
-        name, config=config, dtype=torch.float32, output_loading_info=True, **kwargs
-    )
+    with naming_damaged_files(name):
+        tower, report = tower_class.from_pretrained(
+            name, config=config, dtype=torch.float32, output_loading_info=True, **kwargs
+        )
     if missing := sorted(report["missing_keys"]):
+        only_pooler = all(key.startswith("pooler.") for key in missing)
+        advice = POOLINGS_OF_ALL if only_pooler else "give a checkpoint of this encoder alone"
         raise ValueError(
-            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; "
-            "give a checkpoint of this encoder alone"
+            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; {advice}"
         )
     return tower

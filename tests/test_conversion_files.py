@@ -198,10 +198,12 @@ def test_the_cure_that_the_error_names_works(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.safetensors", b"nonsense", r"x.safetensors is no safetensors file, or a part of one"),
-        ("x.pt", b"", r"x.pt is no file of torch.save, or a part of one"),
-        ("x.pt", b"hello, this is no pickle", r"x.pt is no file of torch.save, or a part of one"),
-        ("x.pt", b"PK\x03\x04 nonsense", r"x\.pt is (no file|a pickle)"),
+        ("x.safetensors", b"nonsense", "x.safetensors is damaged or holds no weights"),
+        ("x.pt", b"", "x.pt is damaged or holds no weights"),
+        ("x.pt", b"hello, this is no pickle", "x.pt is damaged or holds no weights"),
+        ("x.pt", b"<html>404</html>", "x.pt is damaged or holds no weights"),
+        ("x.pt", b"version https://git-lfs.github.com/spec/v1\n", "x.pt is damaged or holds no weights"),
+        ("x.pt", b"PK\x03\x04 nonsense", "x.pt is damaged or holds no weights"),
         ("x.pt", [torch.ones(1)], r"x.pt holds a list; a checkpoint is a mapping"),
         (
             "x.pt",
@@ -218,13 +220,42 @@ def test_what_is_no_checkpoint(tmp_path, name, content, message):
         read_checkpoint(path)
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_half_a_file(tmp_path, suffix):
-    path = tmp_path / f"x{suffix}"
-    save_file(TENSORS, path) if suffix == ".safetensors" else torch.save(TENSORS, path)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ValueError, match="or a part of one"):
+@pytest.mark.parametrize("part", [0.01, 0.5, 0.9999])
+@pytest.mark.parametrize("kind", ["safetensors", "zipped", "legacy"])
+def test_a_part_of_a_file(tmp_path, kind, part):
+    path = tmp_path / ("x.safetensors" if kind == "safetensors" else "x.pt")
+    tensors = {**TENSORS, "c": torch.ones(9999)}
+    if kind == "safetensors":
+        save_file(tensors, path)
+    else:
+        torch.save(tensors, path, _use_new_zipfile_serialization=kind == "zipped")
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+    message = re.escape(str(path)) + r" is damaged or holds no weights \(an incomplete download\?\); get it again: \w+"
+    with pytest.raises(ValueError, match=message):
         read_checkpoint(path)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    def refuse(path, **kwargs):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "x.pt").touch()
+    monkeypatch.setattr(torch, "load", refuse)
+    with pytest.raises(PermissionError, match=r"Permission denied: .*x\.pt"):
+        read_checkpoint(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("content", ['{"weight_map": {"a', "", "[]", "{}"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_damaged_json_file(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    if name == "config.json":
+        save_file(TENSORS, tmp_path / "model.safetensors")
+        if content == "{}":
+            assert read_checkpoint(tmp_path).config == {}
+            return
+    with pytest.raises(ValueError, match=rf"{name} is damaged .*; get it again: "):
+        read_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(

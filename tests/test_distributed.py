@@ -8,7 +8,13 @@ import torch
 import torch.distributed as dist
 from processes import run_processes
 
-from modeling_supclap.distributed import gather, leave_process_group, require_the_launched_processes, world_size
+from modeling_supclap.distributed import (
+    gather,
+    is_first_process,
+    leave_process_group,
+    require_the_launched_processes,
+    world_size,
+)
 from modeling_supclap.losses import info_nce
 
 EMBEDDINGS = torch.nn.functional.normalize(torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(0)), dim=-1)
@@ -49,6 +55,15 @@ def test_alone_nothing_is_gathered(dtype):
     tensor = torch.ones(3, dtype=dtype)
     assert world_size() == 1
     assert gather(tensor) is tensor
+
+
+@pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_RANK"])
+@pytest.mark.parametrize(("rank", "first"), [(None, True), ("0", True), ("1", False)])
+def test_the_first_process_is_known_without_a_group(monkeypatch, name, rank, first):
+    monkeypatch.delenv("RANK", raising=False)
+    if rank:
+        monkeypatch.setenv(name, rank)
+    assert is_first_process() == first
 
 
 def test_a_process_in_no_group_leaves_none():

@@ -63,16 +63,49 @@ def test_memory_stays_bounded():
     assert cache.fetch({"number": 99}, lambda: {})["embeds"][0] == 99
 
 
-def test_a_broken_file_is_made_again(tmp_path):
+DAMAGES = {
+    "cut": lambda content: content[:50],
+    "all but a byte": lambda content: content[:-1],
+    "empty": lambda content: b"",
+    "garbage": lambda content: b"\xff garbage" * 9,
+    "other json": lambda content: b'["a", "b"]',
+    "other values": lambda content: b'{"clip.wav|3|5": 7}',
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_broken_file_is_made_again(tmp_path, damage):
     calls = []
     EmbeddingCache(tmp_path).fetch(KEY, counted([[1]], calls))
     (path,) = tmp_path.glob("*/*.npz")
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.warns(UserWarning, match="cannot be read"):
+    whole = path.read_bytes()
+    path.write_bytes(DAMAGES[damage](whole))
+    with pytest.warns(UserWarning, match=rf"{path.name} cannot be read .*; its embeddings are made again"):
         found = EmbeddingCache(tmp_path).fetch(KEY, counted([[1]], calls))
     assert len(calls) == 2
     assert found["embeds"].tolist() == [[1]]
     assert [file.suffix for file in tmp_path.glob("*/*")] == [".npz"]
+    again = EmbeddingCache(tmp_path)
+    assert again.fetch(KEY, counted([[2]], calls))["embeds"].tolist() == [[1]]
+    assert again.read == 1, "it is whole again"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_broken_digests_are_made_again(tmp_path, damage, recwarn):
+    clip, file = tmp_path / "clip.wav", tmp_path / "cache" / "digests.json"
+    clip.write_bytes(b"one")
+    for _ in range(2):  # what is written again is as good as new
+        cache = EmbeddingCache(tmp_path / "cache")
+        cache.file_digest(clip)
+        cache.save_digests()
+    whole = file.read_bytes()
+    assert not recwarn
+    file.write_bytes(DAMAGES[damage](whole))
+    cache = EmbeddingCache(tmp_path / "cache")
+    with pytest.warns(UserWarning, match=r"digests.json cannot be read .*; the recordings are read again"):
+        assert cache.file_digest(clip) == hashlib.sha256(b"one").hexdigest()
+    cache.save_digests()
+    assert file.read_bytes() == whole
 
 
 def test_a_crash_leaves_no_file(tmp_path):

@@ -149,6 +149,51 @@ def test_weights_of_another_size(saved, tmp_path, field, weight, shapes):
     assert re.findall(r"\[\d+, \d+\]", line) == shapes
 
 
+# What may lie where weights should: half of them, less than a header, an error page, git-lfs's note of where they are.
+DAMAGES = {
+    "half": lambda content: content[: len(content) // 2],
+    "all but a byte": lambda content: content[:-1],
+    "empty": lambda content: b"",
+    "page": lambda content: b"<html>404</html>" * 30,
+    "note": lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9000\n",
+}
+DAMAGED = r" is damaged or holds no weights \(an incomplete download\?\); get it again: "
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_damaged_weights(saved, tmp_path, file, damage):
+    folder = broken(saved, "supclap", tmp_path / "model")
+    if file.endswith(".bin"):
+        torch.save(load_file(folder / "model.safetensors"), folder / file)
+        (folder / "model.safetensors").unlink()
+        assert isinstance(SupCLAPModel.from_pretrained(folder), SupCLAPModel)
+        (folder / "training_args.bin").write_bytes(b"not looked at")
+    (folder / file).write_bytes(DAMAGES[damage]((folder / file).read_bytes()))
+    with pytest.raises(OSError, match=re.escape(str(folder / file)) + DAMAGED + r"\w+") as caught:
+        SupCLAPModel.from_pretrained(folder)
+    assert "weights_only" not in str(caught.value), "torch's advice to run what is in the file"
+
+
+@pytest.mark.parametrize("pattern", ["model-00002-of-*.safetensors", "model.safetensors.index.json"])
+def test_one_of_several_files_is_damaged(saved, tmp_path, pattern):
+    SupCLAPModel.from_pretrained(saved / "supclap").save_pretrained(tmp_path, max_shard_size="50KB")
+    (path,) = tmp_path.glob(pattern)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(OSError, match=re.escape(str(path)) + DAMAGED):
+        SupCLAPModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ced", "htsat", "bert", "sonar"])
+def test_an_encoder_with_damaged_weights(saved, tmp_path, name):
+    folder = broken(saved, name, tmp_path / name)
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+    audio, text = (folder, saved / "bert") if name in ("ced", "htsat") else (saved / "ced", folder)
+    with pytest.raises(OSError, match=re.escape(str(folder / "model.safetensors")) + DAMAGED) as caught:
+        SupCLAPModel.from_encoders(str(audio), str(text))
+    assert not isinstance(caught.value.__cause__, OSError), "told once"
+
+
 # ---- LoRA ----
 
 

@@ -11,8 +11,10 @@ from transformers import (
     BertConfig,
     BertModel,
     ClapAudioModel,
+    CLIPTextConfig,
     DistilBertConfig,
     DistilBertModel,
+    FNetConfig,
     GPT2Config,
     ModernBertConfig,
     ModernBertModel,
@@ -25,7 +27,14 @@ from transformers import (
 )
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
-from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap import (
+    CEDConfig,
+    CEDFeatureExtractor,
+    CEDModel,
+    SonarTextModel,
+    SupCLAPModel,
+    SupCLAPProcessor,
+)
 from modeling_supclap.towers import check_audio_config, check_text_config, load_text_tower, takes
 
 # Less than a chunk of CED (10.12 s), exactly one, more; less than what HTSAT's extractor here takes (1 s), and more.
@@ -215,11 +224,33 @@ def test_pooling_by_configuration(encoders, text, pooling):
     torch.testing.assert_close(model.get_text_features(**inputs).pooler_output, expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("text", ["distilbert", "modernbert"])
+def test_a_tower_without_a_pooler_cannot_pool_with_it(encoders, text):
+    message = r"(Distil|Modern)BertModel has no pooler; text_pooling must be 'mean' or 'cls', got 'pooler'"
+    with pytest.raises(ValueError, match=message):
+        SupCLAPModel.from_encoders(encoders["ced"], encoders[text], text_pooling="pooler")
+    config = builders.supclap_config(text_encoder(text)[0].config, text_pooling="pooler")
+    with pytest.raises(ValueError, match=message):
+        SupCLAPModel(config)
+
+
+def test_a_tower_whose_pooler_was_left_out_cannot_pool_with_it(encoders, tmp_path):
+    bert = BertModel(BertConfig(**BERT_LIKE), add_pooling_layer=False)
+    config = builders.supclap_config(bert.config, text_pooling="pooler")
+    with pytest.raises(ValueError, match="BertModel has no pooler; text_pooling must be 'mean' or 'cls'"):
+        SupCLAPModel(config, text_model=bert)
+    bert.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"lacks 2 weights .*'pooler\.dense.*; text_pooling must be 'mean' or 'cls'"):
+        SupCLAPModel.from_encoders(encoders["ced"], str(tmp_path), text_pooling="pooler")
+
+
+@pytest.mark.parametrize("config", [CLIPTextConfig(**SIZES, intermediate_size=48), FNetConfig(**SIZES), "sonar"])
 @torch.no_grad()
-def test_a_tower_without_a_pooler_cannot_pool_with_it(encoders):
-    model = SupCLAPModel.from_encoders(encoders["ced"], encoders["distilbert"], text_pooling="pooler")
-    with pytest.raises(ValueError, match="DistilBertModel has no pooler; text_pooling must be 'mean' or 'cls'"):
-        model.get_text_features(torch.tensor([[5, 6]]))
+def test_a_pooler_by_another_name_is_one(config):
+    """CLIP's text encoder pools without a layer for it, and what FNet declares has no place for its pooler's output."""
+    config = builders.sonar_config() if config == "sonar" else config
+    model = SupCLAPModel(builders.supclap_config(config, projection_dim=8, text_pooling="pooler"))
+    assert model.get_text_features(torch.tensor([[5, 6]])).pooler_output.shape == (1, 8)
 
 
 # ---- the published sizes, and what a folder may lack ----

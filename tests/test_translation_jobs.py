@@ -1,6 +1,8 @@
 """Work through many translations: what is done once, kept, taken up again and written down."""
 
 import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -153,6 +155,52 @@ def test_the_order_in_which_batches_end_does_not_change_a_byte(path, tmp_path):
     complete_translations(path, items_of(CAPTIONS), Backwards(workers=2), batch_size=2)
     complete_translations(tmp_path / "one.parquet", items_of(CAPTIONS), FakeTranslator(), batch_size=2)
     assert path.read_bytes() == (tmp_path / "one.parquet").read_bytes()
+
+
+def test_two_runs_at_a_time_do_not_write_one_file(path):
+    class Meanwhile(FakeTranslator):
+        """Starts the same job again in the middle of it."""
+
+        def translate(self, texts, source, target):
+            with pytest.raises(RuntimeError, match=r"translations.parquet is being written by another run; wait .*"):
+                complete_translations(path, items_of(CAPTIONS), FakeTranslator(), batch_size=2)
+            complete_translations(path.with_name("other.parquet"), items_of(CAPTIONS), FakeTranslator())
+            return super().translate(texts, source, target)
+
+    translator = Meanwhile()
+    complete_translations(path, items_of(CAPTIONS), translator, batch_size=2)
+    assert len(translator.batches) == 4
+    assert sorted(path.parent.iterdir()) == [path.with_name("other.parquet"), path]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from modeling_supclap.translation.jobs import alone
+
+with alone(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_run_holds_nothing(path):
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(RuntimeError, match="is being written by another run"):
+                complete_translations(path, items_of(CAPTIONS), FakeTranslator())
+        finally:
+            process.kill()
+    assert list(path.parent.iterdir()) == [path.with_name("translations.parquet.lock")]
+    complete_translations(path, items_of(CAPTIONS), FakeTranslator())
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_after_an_error_the_file_is_free(path):
+    with pytest.raises(ConnectionError):
+        complete_translations(path, items_of(CAPTIONS), FakeTranslator(fail_at=1))
+    assert [left.name for left in path.parent.iterdir()] == ["translations.parquet.part.jsonl"]
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])

@@ -12,6 +12,7 @@ from transformers import ClapConfig, ClapModel, ClapProcessor, PreTrainedConfig
 from ..configuration_supclap import SupCLAPConfig
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from ..strict_loading import naming_damaged_files
 from .tensors import fill_exactly, refuse_faults
 
 
@@ -27,12 +28,14 @@ def load_clap(name: str | Path) -> ClapModel:
         The model in float32, in evaluation mode.
 
     Raises:
+        OSError: there is no such folder or id, or a file of weights is damaged.
         ValueError: it is a checkpoint of another kind of model, or lacks weights, or has some that the model has not.
     """
     fields, _ = PreTrainedConfig.get_config_dict(str(name))
     if fields.get("model_type") != ClapConfig.model_type:
         raise ValueError(f"{name} is a {fields.get('model_type')!r} model; give a whole CLAP, of model_type 'clap'")
-    loaded: Any = ClapModel.from_pretrained(str(name), dtype=torch.float32, output_loading_info=True)
+    with naming_damaged_files(name):
+        loaded: Any = ClapModel.from_pretrained(str(name), dtype=torch.float32, output_loading_info=True)
     model, report = loaded
     faults = {
         "lacks": sorted(report["missing_keys"]),

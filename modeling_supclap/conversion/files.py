@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from huggingface_hub import ModelCard, hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
-from safetensors import SafetensorError
 from safetensors.torch import load_file
+
+from ..strict_loading import damaged
 
 # What a folder's weights are called, in the order of preference; an index lists the parts of one that was split.
 WEIGHT_FILES = (
@@ -102,7 +103,7 @@ def read_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
         source=name,
         files=files,
         tensors=_without_module_prefix(tensors),
-        config=json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {},
+        config=_read_json(config_file) if config_file.is_file() else {},
         revision=commit,
         # A single file may lie beside a README of something else.
         licence=ModelCard.load(card).data.get("license") if path.is_dir() and card.is_file() else None,
@@ -186,7 +187,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     """The files of a folder's one checkpoint."""
     for path in (folder / name for name in WEIGHT_FILES):
         if path.is_file() and path.suffix == ".json":
-            parts = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+            parts = set(_read_json(path, "weight_map").values())
             if lacking := sorted(part for part in parts if not (folder / part).is_file()):
                 raise ValueError(f"{folder} lacks {len(lacking)} of the files in {path.name}, among them {lacking[:3]}")
             return tuple(folder / part for part in sorted(parts))
@@ -203,21 +204,36 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
 
 def _load(path: Path) -> Any:
     """What a file of tensors holds; pickles are read as data and run nothing."""
-    if path.suffix == ".safetensors":
-        try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"{path} is no safetensors file, or a part of one: {error}") from error
     try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
         with torch.serialization.safe_globals(ALLOWED_CLASSES):
             # Mapped, where the format allows it: a training checkpoint is mostly its optimizer.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except pickle.UnpicklingError as error:
-        raise ValueError(_unsafe(path, error)) from error
-    except OSError:
+    except PermissionError:
         raise
-    except Exception as error:  # torch's reader meets bytes that are no pickle with KeyError, IndexError and others
-        raise ValueError(f"{path} is no file of torch.save, or a part of one: {error!r}") from error
+    except Exception as error:  # torch's reader meets bytes that are no pickle with KeyError, OSError and others
+        if isinstance(error, pickle.UnpicklingError) and _may_be_a_pickle(path):
+            raise ValueError(_unsafe(path, error)) from error
+        raise ValueError(damaged(path, error)) from error
+
+
+def _may_be_a_pickle(path: Path) -> bool:
+    """Whether it begins as what torch saves: an archive, or before torch 1.6 a pickle of protocol 2."""
+    with path.open("rb") as file:
+        return zipfile.is_zipfile(path) or file.read(1) == pickle.PROTO
+
+
+def _read_json(path: Path, key: str | None = None) -> dict[str, Any]:
+    """The object in a JSON file, or one that it has under a key."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        found = found if key is None else found[key]
+        if not isinstance(found, dict):
+            raise TypeError(f"a {type(found).__name__} where an object should be")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged (an incomplete download?); get it again: {error!r}") from error
+    return found
 
 
 def _unsafe(path: Path, error: Exception) -> str:

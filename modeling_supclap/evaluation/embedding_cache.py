@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from huggingface_hub import constants
 
+from datasets_scripts.whole_files import whole_file, write_json
+
 CACHE_VERSION = 2
 """Raise it with any change to what is stored under a key."""
 
@@ -113,14 +115,12 @@ class EmbeddingCache:
         if self.folder is None or not self._digests:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f"digests.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(self._digests), encoding="utf-8")
-        os.replace(temporary, self.folder / "digests.json")
+        write_json(self.folder / "digests.json", self._digests)
 
     def _known_digests(self) -> dict[str, str]:
         if self._digests is None:
             path = None if self.folder is None else self.folder / "digests.json"
-            self._digests = json.loads(path.read_text(encoding="utf-8")) if path and path.is_file() else {}
+            self._digests = _load_digests(path) if path and path.is_file() else {}
         return self._digests
 
 
@@ -140,10 +140,19 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         path: The file to write; its folder exists.
         arrays: By name; names may hold slashes.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
+    with whole_file(path) as unfinished, open(unfinished, "wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    os.replace(temporary, path)
+
+
+def _load_digests(path: Path) -> dict[str, str]:
+    try:
+        digests = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
+            raise ValueError("it is no object of strings")
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{path} cannot be read ({error}); the recordings are read again", stacklevel=4)
+        return {}
+    return digests
 
 
 def _load(path: Path) -> Arrays | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import category, normalize
 
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from datasets_scripts.translation_table import listing, read_translations, source_hash, write_translations
@@ -57,6 +59,35 @@ def clean(text: str) -> str:
     line = "".join(letter for letter in line if category(letter) != "Cc")
     damaged = any(letter == "\N{REPLACEMENT CHARACTER}" or category(letter) == "Cs" for letter in line)
     return line if any(map(str.isalnum, line)) and not damaged else ""
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Within it, no other process is within it for the same file.
+
+    The lock lies beside the file and is the system's: it goes with the process, however that ends.
+
+    Args:
+        path: The file, which need not exist yet.
+
+    Raises:
+        RuntimeError: Another process is.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(path.name + ".lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RuntimeError(
+            f"{path} is being written by another run; wait until that has ended, or choose another output"
+        ) from error
+    try:
+        yield
+    finally:
+        # While it is held: whoever has opened the file and not locked it finds it gone. Windows keeps open files.
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
+        lock.release()
 
 
 class FinishedBatches:
@@ -174,8 +205,21 @@ def complete_translations(
         The translations of the items by key, without those that came back blank.
 
     Raises:
+        RuntimeError: Another run is at the same file.
         ValueError: The file is not valid, holds translations by other models, or was begun with other settings.
     """
+    with alone(path):
+        return _complete(path, items, translator, batch_size, settings or {}, fill_gaps)
+
+
+def _complete(
+    path: Path,
+    items: Sequence[Item],
+    translator: Translator,
+    batch_size: int,
+    settings: Mapping[str, Any],
+    fill_gaps: bool,
+) -> dict[Key, str]:
     lines = read_translations(path).to_pylist() if path.exists() else []
     line_of = {(line["clip_id"], line["caption_index"], line["language"]): line for line in lines}
     others = sorted({line["model"] for line in lines} - {None, translator.name})
@@ -188,7 +232,7 @@ def complete_translations(
     todo = [item for item in items if not is_current(line_of.get(item.key), hash_of[item.key])]
     part = path.with_name(path.name + ".part.jsonl")
     if todo:
-        finished = FinishedBatches(part, {"model": translator.name, **(settings or {})})
+        finished = FinishedBatches(part, {"model": translator.name, **settings})
         answers = translate_texts(todo, translator, finished, batch_size)
         for item in todo:
             line_of.pop(item.key, None)
