@@ -54,7 +54,12 @@ def load_splits(
             fit, see `join_translations`.
     """
     _check_config(name, config, "translations")
-    splits = load_builder(name, cache_dir, **config).as_dataset()
+    return splits_of(load_builder(name, cache_dir, **config), translations)
+
+
+def splits_of(builder: Any, translations: str | Sequence[str] | Mapping[str, Any] | None = None) -> "DatasetDict":
+    """The splits of a builder from `load_builder`; translations and errors as of `load_splits`."""
+    splits = builder.as_dataset()
     if translations is None:
         return splits
     from datasets_scripts.multilingual import join_translations

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from datasets_scripts.audio import BadAudioError
 from datasets_scripts.parallel import map_in_order
-from datasets_scripts.shards import write_json
 from datasets_scripts.storage import pack, source_of
+from datasets_scripts.whole_files import write_json
 
 ON_BAD_AUDIO = ("error", "skip", "report")
 """What to do with recordings that cannot be used: stop at the first; leave them out; also name each."""

@@ -32,7 +32,7 @@ from datasets_scripts.fingerprint import RATE_HZ, THRESHOLD, Fingerprint, Finger
 from datasets_scripts.parallel import map_in_order
 from datasets_scripts.prepared import load_prepared
 from datasets_scripts.schema import AUDIO_COLUMNS, without_audio
-from datasets_scripts.shards import write_json
+from datasets_scripts.whole_files import write_json
 
 _NEEDED = ("clip_id", "audio_path", *AUDIO_COLUMNS)
 

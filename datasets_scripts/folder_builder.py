@@ -5,6 +5,7 @@ are; see `clotho.py` for a short one.
 """
 
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from datasets_scripts import metadata
 from datasets_scripts.captions import check_languages
 from datasets_scripts.recordings import SUFFIXES, Recordings, some, walk
 from datasets_scripts.schema import LANGUAGES, Event, Row, features, validate_row
+from datasets_scripts.whole_files import write_text
 
 logger = logging.getLogger(__name__)
 
@@ -273,7 +275,7 @@ class FolderBuilder(datasets.GeneratorBasedBuilder):
         super().download_and_prepare(*args, **kwargs)
         in_cache = self._report_path.parent.is_dir()
         if in_cache and not self._report_path.is_file():
-            metadata.write_json(self._report_path, self.report())
+            write_text(self._report_path, json.dumps(self.report(), ensure_ascii=False, indent=1))
         self._warn(str(self._report_path) if in_cache else "what report() gives")
 
     def as_streaming_dataset(self, *args: Any, **kwargs: Any) -> Any:

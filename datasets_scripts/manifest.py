@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import soundfile
 from datasets_scripts.prepared import FORMAT
 from datasets_scripts.shards import file_sha256
 from datasets_scripts.storage import STORAGES
+from datasets_scripts.versions import installed_versions
+from datasets_scripts.whole_files import write_text
 
 _METADATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".txt")
 _PACKAGES = ("datasets", "numpy", "pyarrow", "soundfile", "supclap", "torch", "torchaudio", "torchcodec")
@@ -86,13 +87,7 @@ def root_entry(root: str | None, folder: Path, example: str) -> dict[str, str | 
 
 def versions() -> dict[str, str]:
     """Of all that takes part in reading, resampling and writing."""
-    found = {"libsndfile": soundfile.__libsndfile_version__}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"libsndfile": soundfile.__libsndfile_version__, **installed_versions(_PACKAGES)}
 
 
 def summary_table(manifest: Mapping[str, Any]) -> str:
@@ -123,9 +118,7 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
     MetadataConfigs({"default": {"data_files": files}}).to_dataset_card_data(data)
     DatasetInfosDict({"default": _dataset_info(manifest)}).to_dataset_card_data(data)
     text = f"---\n{data.to_yaml()}\n---\n\n{_card_body(manifest)}"
-    unfinished = Path(f"{path}.part")
-    unfinished.write_text(str(DatasetCard(text)), encoding="utf-8", newline="\n")
-    os.replace(unfinished, path)
+    write_text(path, str(DatasetCard(text)), one_writer=True)
 
 
 def _dataset_info(manifest: Mapping[str, Any]) -> datasets.DatasetInfo:

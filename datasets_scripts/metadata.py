@@ -120,18 +120,6 @@ def read_table(path: Path) -> list[Line]:
     raise ValueError(f"{path} is no table that can be read; give .csv, .jsonl or .parquet")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file at one stroke, so that no other process ever sees half of it.
-
-    Args:
-        path: The file.
-        value: What JSON knows.
-    """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-    unfinished.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
-    os.replace(unfinished, path)
-
-
 def fingerprint(paths: Iterable[Path]) -> str:
     """A hash of files, to key caches with.
 

@@ -36,8 +36,9 @@ from datasets_scripts.manifest import make_manifest, root_entry, summary_table, 
 from datasets_scripts.parallel import map_in_order
 from datasets_scripts.prepared import FORMAT, MANIFEST, read_manifest
 from datasets_scripts.schema import AUDIO_COLUMNS, without_audio
-from datasets_scripts.shards import ShardWriter, write_json
+from datasets_scripts.shards import ShardWriter
 from datasets_scripts.storage import STORAGES, Packed, audio_features, pack, source_of
+from datasets_scripts.whole_files import write_json
 
 _WORK = ".prepare"  # inside the output folder: finished shards of an unfinished run, and what the run was to make
 _CHUNK = 8  # clips a worker takes at a time
@@ -252,7 +253,7 @@ def _finish(
         example = next(note["audio_path"] for of_split in notes.values() for note in of_split if "reason" not in note)
         manifest["audio_root"] = root_entry(root, folder, example)
     write_card(folder / "README.md", manifest)
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, manifest, one_writer=True)
     return manifest
 
 

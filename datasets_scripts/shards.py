@@ -18,6 +18,8 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 
+from datasets_scripts.whole_files import write_json
+
 ROW_GROUP_ROWS = 100  # as the Hub's viewer likes it: a row is read by reading its row group
 ROW_GROUP_BYTES = 64 * 1024**2
 
@@ -120,7 +122,7 @@ class ShardWriter:
             "sha256": file_sha256(path),
             "notes": self._notes,
         }
-        write_json(self._record_path(len(self.records)), record)
+        write_json(self._record_path(len(self.records)), record, one_writer=True)
         self.records.append(record)
         self._open_shard()
 
@@ -147,13 +149,6 @@ def file_sha256(path: str | Path) -> str:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def write_json(path: str | Path, content: Any) -> None:
-    """Writes JSON whole or not at all, the same bytes for the same content."""
-    unfinished = Path(f"{path}.part")
-    unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
-    os.replace(unfinished, path)
 
 
 def _settings(schema: pyarrow.Schema) -> dict[str, Any]:

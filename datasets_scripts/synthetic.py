@@ -10,7 +10,6 @@ what the text says.
 import hashlib
 import io
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from numpy import fft  # np.fft would break: a builder makes datasets put a copy
 
 from datasets_scripts.captions import captions_fingerprint, check_languages, label_phrases, render_captions
 from datasets_scripts.schema import LANGUAGES, Event, Row, features, validate_row
+from datasets_scripts.whole_files import whole_file
 
 GENERATOR_VERSION = 1
 """Raise it with any change to the audio: rendered files are kept by it."""
@@ -405,6 +405,5 @@ def _write_wav(path: Path, samples: np.ndarray, sampling_rate_hz: int) -> None:
     encoded = io.BytesIO()
     soundfile.write(encoded, samples, sampling_rate_hz, format="WAV", subtype="PCM_16")
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}.part")
-    unfinished.write_bytes(encoded.getvalue())
-    unfinished.replace(path)
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(encoded.getvalue())

@@ -7,7 +7,6 @@ translation of a caption that has changed since is found out.
 
 import functools
 import hashlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from datasets_scripts.schema import LANGUAGES
+from datasets_scripts.whole_files import whole_file
 
 SCHEMA = pa.schema(
     {
@@ -91,9 +91,8 @@ def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> 
     table = pa.Table.from_pylist([dict(line) for line in lines], schema=SCHEMA)
     _check(table, str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(target.name + ".tmp")
-    pq.write_table(table.sort_by([(column, "ascending") for column in KEY]), temporary)
-    os.replace(temporary, target)
+    with whole_file(target, one_writer=True) as unfinished:
+        pq.write_table(table.sort_by([(column, "ascending") for column in KEY]), unfinished)
 
 
 def _read_file(path: Path) -> pa.Table:

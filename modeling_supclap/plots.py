@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from datasets_scripts.whole_files import whole_file
 
 # Shown when a run logged them: panel title, then the keys drawn in it.
 _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -127,9 +128,8 @@ def _finish_panel(axes: Axes, title: str, xlabel: str) -> None:
 
 
 def _write_whole(figure: Figure, path: str | Path) -> None:
-    temporary = f"{path}.tmp"
-    figure.savefig(temporary, format="png", dpi=120)
-    os.replace(temporary, path)
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=120)
 
 
 def _curve(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from datasets_scripts.whole_files import write_json
 
 PROVENANCE_FILE = "provenance.json"
 # Of SONAR and of NLLB, the two public families of such text encoders, as their model cards state.
@@ -41,7 +42,4 @@ def write_provenance(folder: str | Path, parts: Iterable[Any]) -> None:
         folder: of the model; must exist.
         parts: dataclasses with at least `part` and `source`: `conversion.layouts.Part` or `model_card.Origin`.
     """
-    path = Path(folder) / PROVENANCE_FILE
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps([asdict(part) for part in parts], indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_json(Path(folder) / PROVENANCE_FILE, [asdict(part) for part in parts], indent=2, ensure_ascii=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from datasets_scripts.bad_audio import ON_BAD_AUDIO
 
@@ -199,6 +200,25 @@ def parse_arguments(
     if unknown:
         _reject_unknown([word.lstrip("-").split("=")[0] for word in unknown if word.startswith("-")] or unknown, valid)
     return tuple(filled)
+
+
+def last_checkpoint(folder: str | Path, args: TrainingArguments) -> str | None:
+    """The last checkpoint of a run's folder, None where it has none.
+
+    Args:
+        folder: of the run, or of a stage of it; it need not exist.
+        args: of the run.
+
+    Raises:
+        ValueError: there is one, and the run is not resumed: what it holds is not written over by accident.
+    """
+    last = get_last_checkpoint(str(folder)) if Path(folder).is_dir() else None
+    if last is not None and args.resume_from_checkpoint is None:
+        raise ValueError(
+            f"{last} is there already: continue that run with --resume_from_checkpoint last, "
+            "or choose another --output_dir"
+        )
+    return last
 
 
 def as_mapping(value: dict | str | None) -> dict[str, Any]:

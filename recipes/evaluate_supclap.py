@@ -24,15 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate.state import PartialState
 from datasets import concatenate_datasets
 
-from datasets_scripts import load_builder, load_splits
+from datasets_scripts import load_builder, splits_of
 from datasets_scripts.captions import label_phrases
 from datasets_scripts.schema import without_audio
 from datasets_scripts.zste import ZSTE_FAMILIES
 from modeling_supclap import evaluation
-from modeling_supclap.distributed import leave_process_group
+from modeling_supclap.distributed import is_first_process
 from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.training_args import as_mapping, parse_arguments
 
@@ -104,24 +103,23 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, di
         options["data_dir"] = args.data_dir
     if args.folds and args.train_split is not None:
         raise ValueError("folds have a training split each; give train_split without folds, or folds without it")
-    data |= found_on_disk(args, options)
+    translations = options.pop("translations", None)
+    folded: list[dict[str, Any]] = [{"test_fold": fold} for fold in args.folds] or [{}]
+    builders = [load_builder(args.dataset, **options, **fold) for fold in folded]
+    data |= found_on_disk(builders[0], args)
+    of_folds = [splits_of(builder, translations) for builder in builders]
     if not args.folds:
-        splits = load_splits(args.dataset, **options)
-        data["shared_sources"] = shared_sources(splits, args)
-        return join(splits, args.split), None, data
-    parts = {fold: join(load_splits(args.dataset, **options, test_fold=fold), args.split) for fold in args.folds}
+        data["shared_sources"] = shared_sources(of_folds[0], args)
+        return join(of_folds[0], args.split), None, data
+    parts = {fold: join(splits, args.split) for fold, splits in zip(args.folds, of_folds, strict=True)}
     folds = {row["clip_id"]: fold for fold, rows in parts.items() for row in without_audio(rows)}
     if len(folds) < sum(map(len, parts.values())):
         raise ValueError(f"the folds {args.folds} share clips in split {args.split!r}; evaluate their test splits")
     return concatenate_datasets(list(parts.values())), folds, data
 
 
-def found_on_disk(args: EvaluationArguments, options: Mapping[str, Any]) -> dict[str, Any]:
+def found_on_disk(builder: Any, args: EvaluationArguments) -> dict[str, Any]:
     """What the builder has no rows for, in all splits, and the dataset that a prepared set was made from."""
-    asked = {key: value for key, value in options.items() if key != "translations"}
-    if args.folds:
-        asked["test_fold"] = args.folds[0]
-    builder = load_builder(args.dataset, **asked)
     report = builder.report()
     missing = list(report["missing"])
     return {
@@ -208,7 +206,7 @@ def main() -> None:
     """Parse, load, embed, score, write; or compare."""
     names_data = any(word.split("=")[0] == "--dataset" for word in sys.argv[1:])
     (args,) = parse_arguments((EvaluationArguments,), default_config=None if names_data else DEFAULT_CONFIG)
-    if not PartialState().is_main_process:
+    if not is_first_process():
         return
     if args.compare:
         compare(args)
@@ -236,4 +234,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    leave_process_group()

@@ -18,7 +18,6 @@ from typing import Any
 
 from datasets import concatenate_datasets
 from transformers import ClapProcessor, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from datasets_scripts import load_splits
 from datasets_scripts.captions import label_phrases
@@ -32,7 +31,7 @@ from modeling_supclap.distributed import leave_process_group
 from modeling_supclap.evaluation import write_results
 from modeling_supclap.post_training import add_lora, merge_lora, train_last_layers, trainable_table
 from modeling_supclap.trainer import TemporalTrainer
-from modeling_supclap.training_args import TemporalTrainingArguments, parse_arguments
+from modeling_supclap.training_args import TemporalTrainingArguments, last_checkpoint, parse_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
 
@@ -110,9 +109,7 @@ def run_stage(
 ) -> dict[str, float]:
     """Trains one stage in its own folder, from its last checkpoint when the run is resumed; gives its last scores."""
     folder = Path(args.output_dir or ".") / f"stage_{stage}"
-    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    if last is not None and args.resume_from_checkpoint is None:
-        raise ValueError(f"{last} is there already: pass --resume_from_checkpoint last, or another --output_dir")
+    last = last_checkpoint(folder, args)
     trainer = TemporalTrainer(
         model,
         replace(args, stage=stage, output_dir=str(folder)),

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import BertConfig, RobertaTokenizer, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from datasets_scripts import load_splits
 from datasets_scripts.audio import read_row
@@ -38,7 +37,7 @@ from modeling_supclap.evaluation import (
 )
 from modeling_supclap.plots import plot_drift, plot_training_curves
 from modeling_supclap.trainer import SupCLAPTrainer
-from modeling_supclap.training_args import SupCLAPTrainingArguments, as_mapping, parse_arguments
+from modeling_supclap.training_args import SupCLAPTrainingArguments, as_mapping, last_checkpoint, parse_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
@@ -145,14 +144,9 @@ def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_
 
 
 def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
-    """The checkpoint to resume from, if any; an output folder that is in use is not written over by accident."""
+    """The checkpoint to resume from, if any."""
     folder = args.output_dir or "."
-    last = get_last_checkpoint(folder) if Path(folder).is_dir() else None
-    if args.resume_from_checkpoint is None and last is not None:
-        raise ValueError(
-            f"{last} is there already: continue that run with --resume_from_checkpoint last, "
-            "or choose another --output_dir"
-        )
+    last = last_checkpoint(folder, args)
     if args.resume_from_checkpoint != "last":
         return args.resume_from_checkpoint
     if last is None:

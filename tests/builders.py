@@ -95,6 +95,18 @@ def filler(shape: tuple[int, ...], index: int) -> torch.Tensor:
     return (values - values.floor() - 0.5).reshape(shape)
 
 
+def unit_rows(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Rows of unit norm that point anywhere, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+
+
+def related_pair(n: int = 5, d: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    """Audio (n, d) and texts around it, both of unit norm, float64."""
+    audio = unit_rows(n, d)
+    return audio, torch.nn.functional.normalize(audio + 0.6 * unit_rows(n, d, seed=1), dim=-1)
+
+
 def fill(model: torch.nn.Module, scale: float) -> None:
     """Sets all floating tensors of a model, in the order of their names, to the golden values."""
     state = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}

@@ -7,6 +7,7 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
+from builders import filler, related_pair, unit_rows
 from torch import Tensor
 
 from modeling_supclap.losses import info_nce, reweighted_info_nce, sigmoid_loss, similarity_matrix
@@ -15,23 +16,6 @@ Loss = Callable[..., Tensor]
 
 SCALE = 1 / 0.07
 GROUPS = [0, 1, 0, 2, 1]
-
-
-def unit_rows(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
-
-
-def related_pair(n: int = 5, d: int = 7) -> tuple[Tensor, Tensor]:
-    audio = unit_rows(n, d)
-    return audio, F.normalize(audio + 0.6 * unit_rows(n, d, seed=1), dim=-1)
-
-
-def filler(shape: tuple[int, int], j: int) -> Tensor:
-    """The numbers the golden values were made from: frac(sin(12.9898 (n + 1) + 78.233 j) 43758.5453) - 1/2."""
-    n = torch.arange(math.prod(shape), dtype=torch.float64)
-    value = torch.sin(12.9898 * (n + 1) + 78.233 * j) * 43758.5453
-    return (value - value.floor() - 0.5).reshape(shape)
 
 
 LOSSES: dict[str, Loss] = {

@@ -6,6 +6,7 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
+from builders import unit_rows
 from torch import Tensor
 
 from modeling_supclap.drift import (
@@ -20,11 +21,6 @@ from modeling_supclap.losses import similarity_matrix, support_vector_loss
 
 SCALE = 1 / 0.07
 RADII = [0.1, 0.4, -0.2, 0.0, 1.3]
-
-
-def unit_rows(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
 
 
 def related_pair(n: int = 5, d: int = 7, spread: float = 0.8) -> tuple[Tensor, Tensor]:

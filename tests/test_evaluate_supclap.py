@@ -7,9 +7,11 @@ from pathlib import Path
 
 import builders
 import numpy as np
+import processes
 import pytest
 import soundfile
 
+import datasets_scripts
 from modeling_supclap.evaluation.receipts import Receipt
 from recipes import evaluate_supclap
 
@@ -135,6 +137,18 @@ def test_all_folds_at_once(folder, esc, monkeypatch):
     assert found["top1"]["value"] == pytest.approx(found["mean_over_folds"]["value"])
 
 
+@pytest.mark.parametrize("folds", [[], [1, 2]])
+def test_every_split_is_built_once(esc, monkeypatch, folds):
+    built = []
+    load = evaluate_supclap.load_builder
+    monkeypatch.setattr(datasets_scripts, "load_builder", lambda *args, **kw: built.append(kw) or load(*args, **kw))
+    monkeypatch.setattr(evaluate_supclap, "load_builder", datasets_scripts.load_builder)
+    args = evaluate_supclap.EvaluationArguments(dataset="esc50", data_dir=str(esc), folds=folds)
+    _, _, data = evaluate_supclap.load_rows(args)
+    assert [options.get("test_fold") for options in built] == (folds or [None])
+    assert data["without_rows"]["missing"] == 0
+
+
 def test_a_split_that_shares_recordings_with_the_training_split_is_told(folder, esc, monkeypatch):
     esc50 = ["--dataset", "esc50", "--data_dir", esc, "--dataset_config", '{"validation_fraction": 0}']
     options = [*esc50, "--tasks", "zero_shot", "--split", "train+test", "--train_split", "train"]
@@ -176,9 +190,15 @@ def test_wrong_arguments_are_named(folder, monkeypatch, arguments, message):
 
 
 def test_other_processes_of_a_launch_do_nothing(folder, monkeypatch):
-    class Second:
-        is_main_process = False
-
-    monkeypatch.setattr(evaluate_supclap, "PartialState", Second)
+    monkeypatch.setenv("RANK", "1")
     run(monkeypatch, *command(folder, "model0"), "--output_dir", folder / "never")
     assert not (folder / "never").exists()
+
+
+def test_one_of_two_processes_without_a_gpu_evaluates(folder, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    options = ["--output_dir", folder / "two", "--cache_dir", "none", "--tasks", "retrieval"]
+    arguments = [*command(folder, "model0"), *options, "--num_resamples", "0"]
+    printed = processes.run_processes("recipes/evaluate_supclap.py", *map(str, arguments))
+    assert printed.count("sets of embeddings made") == 1
+    assert (folder / "two" / "results.json").exists()

@@ -7,8 +7,9 @@ import pyarrow.parquet
 import pytest
 from dataset_folders import touch
 
-from datasets_scripts.metadata import find_metadata, fingerprint, read_csv, read_json, read_table, write_json
+from datasets_scripts.metadata import find_metadata, fingerprint, read_csv, read_json, read_table
 from datasets_scripts.recordings import walk
+from datasets_scripts.whole_files import write_json
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])

@@ -6,6 +6,7 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
+from builders import unit_rows
 from torch import Tensor
 
 from modeling_supclap.losses import (
@@ -24,11 +25,6 @@ from modeling_supclap.losses import (
 
 SCALE = 1 / 0.07
 GROUPS = [0, 1, 0, 2, 1]
-
-
-def unit_rows(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
 
 
 def multilingual_batch(n: int = 5, languages: int = 3, d: int = 7) -> tuple[Tensor, Tensor]:

@@ -140,7 +140,7 @@ def test_a_clap_model_stays_one(esc_folder, tmp_path):
 def test_a_used_folder_is_not_written_over(run):
     code, printed = launch(*run[2])
     assert code != 0
-    assert "is there already: pass --resume_from_checkpoint last" in printed
+    assert "is there already: continue that run with --resume_from_checkpoint last" in printed
 
 
 def test_a_model_is_needed(esc_folder, tmp_path):

@@ -7,22 +7,12 @@ import pytest
 import reference
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from builders import related_pair, unit_rows
 
 from modeling_supclap.losses import info_nce, teminal_a_weights, teminal_b_weights, temporal_nce
 
 SCALE = 1 / 0.07
 SINGLES, PAIRS = [0, 3, 2], [(0, 1), (2, 3), (1, 4)]
-
-
-def unit_rows(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
-
-
-def related_pair(n: int, d: int = 7) -> tuple[Tensor, Tensor]:
-    audio = unit_rows(n, d)
-    return audio, F.normalize(audio + 0.6 * unit_rows(n, d, seed=1), dim=-1)
 
 
 # --- the loss

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from modeling_supclap.training_args import SupCLAPTrainingArguments, parse_arguments
+from modeling_supclap.training_args import SupCLAPTrainingArguments, last_checkpoint, parse_arguments
 
 
 @dataclass
@@ -91,3 +91,14 @@ def test_a_file_that_is_a_list_is_refused(tmp_path):
     path.write_text("- 1\n- 2\n")
     with pytest.raises(ValueError, match="holds a list"):
         parse(str(path))
+
+
+def test_a_folder_in_use_is_continued_when_asked_and_never_written_over(tmp_path):
+    new, resumed = parse()[1], parse("--resume_from_checkpoint", "last")[1]
+    assert last_checkpoint(tmp_path / "none", new) is None
+    assert last_checkpoint(tmp_path, new) is last_checkpoint(tmp_path, resumed) is None
+    for step in (8, 12):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    assert last_checkpoint(tmp_path, resumed) == str(tmp_path / "checkpoint-12")
+    with pytest.raises(ValueError, match="checkpoint-12 is there already: continue that run with"):
+        last_checkpoint(tmp_path, new)

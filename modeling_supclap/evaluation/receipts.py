@@ -7,23 +7,24 @@ query did, so that two receipts can be compared query by query. Names of scores 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from datasets_scripts.versions import installed_versions
+from datasets_scripts.whole_files import write_json
 from metrics.bootstrap import bootstrap_intervals, paired_test
 
 from .embedding_cache import write_arrays
 
 SCHEMA = "supclap-evaluation/1"
 _PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy", "supclap")
+_STYLE: dict[str, Any] = {"indent": 2, "allow_nan": False}  # other readers of JSON do not know NaN
 # Outcomes that two receipts are compared by, for each task.
 _COMPARED = {
     "retrieval": ("R@1", "R@5", "R@10", "mAP@10", "rank"),
@@ -117,7 +118,7 @@ class Receipt:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_arrays(folder / "outcomes.npz", self.arrays)
-        write_json(folder / "results.json", self.content)
+        write_json(folder / "results.json", self.content, **_STYLE)
         return folder / "results.json"
 
     @classmethod
@@ -252,26 +253,12 @@ def paper_results(**wanted: str | None) -> list[dict[str, Any]]:
 
 def package_versions() -> dict[str, str]:
     """The versions of what made a result; those of packages that are not installed are left out."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), **installed_versions(_PACKAGES)}
 
 
 def write_results(path: str | Path, results: Mapping[str, Any]) -> None:
     """Writes a `results.json` whole or not at all, with the versions of what made it."""
-    write_json(Path(path), {**results, "versions": package_versions()})
-
-
-def write_json(target: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file whole or not at all; NaN is an error, for other readers of JSON do not know it."""
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, target)
+    write_json(path, {**results, "versions": package_versions()}, **_STYLE)
 
 
 def _check_protocols(first: Receipt, second: Receipt, allow_different: bool) -> None:

@@ -8,7 +8,6 @@ its last line holds a checksum of what was generated.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
 from transformers.utils import logging
+
+from datasets_scripts.whole_files import write_text
 
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
@@ -89,9 +90,7 @@ def write_card(folder: str | Path, card: ModelCard, overwrite: bool = False) -> 
     if not overwrite and path.is_file() and not is_untouched(path.read_text(encoding="utf-8")):
         logger.warning(f"{path} was edited and stays as it is; remove it, and the next run writes a new one")
         return False
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(card.content, encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, card.content)
     return True
 
 

@@ -10,9 +10,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from datasets_scripts.versions import installed_versions
 
 from ..modeling_supclap import SupCLAPModel
 from .results import is_receipt
@@ -158,7 +159,7 @@ def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     for each in results:
         if "versions" in each:
             return dict(each["versions"])
-    return {name: number for name in _PACKAGES if (number := _version(name))}
+    return installed_versions(_PACKAGES)
 
 
 def code_commit() -> str:
@@ -185,10 +186,3 @@ def _public(value: Any) -> Any:
 def _public_word(word: str) -> str:
     name, sign, value = word.partition("=")
     return f"{name}={_public(value)}" if sign and name.startswith("--") else _public(word)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
