@@ -100,7 +100,7 @@ def test_broken_digests_are_made_again(tmp_path, damage, recwarn):
         cache.save_digests()
     whole = file.read_bytes()
     assert not recwarn
-    file.write_bytes(DAMAGES[damage](whole))
+    file.write_bytes(DAMAGES[damage](whole.rstrip()))  # without its line end it is as good
     cache = EmbeddingCache(tmp_path / "cache")
     with pytest.warns(UserWarning, match=r"digests.json cannot be read .*; the recordings are read again"):
         assert cache.file_digest(clip) == hashlib.sha256(b"one").hexdigest()
