@@ -15,9 +15,8 @@ embeddings. Nothing is drawn at random, and neither the batch size, nor the batc
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +26,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers.utils import logging
 
 from .audio_chunks import AudioChunks, cut_chunks
-from .feature_extraction_ced import as_waveform
-from .processing_supclap import SupCLAPProcessor
+from .audio_input import as_recordings, name_of, read_waveform, seconds_of
+from .processing_supclap import SupCLAPProcessor, as_list
 
 # A batch holds at most this much sound for each of its clips: longer recordings share a batch with fewer others.
 _SECONDS_PER_CLIP = 10.0
@@ -96,11 +95,12 @@ def encode_audio(
 
     Args:
         model: Has `get_audio_features`.
-        audio: One recording or a list of recordings. Each is a path, a waveform (samples,) or (channels, samples), or
-            a mapping with "array" and "sampling_rate". A 2-D array on its own is (clips, samples). Floats have full
-            scale 1; int16 and int32 are PCM.
+        audio: One recording or a list of recordings. Each is a path, the bytes of a file, a waveform (samples,) or
+            (channels, samples), a mapping with "array" and "sampling_rate", or what a column of `datasets.Audio` holds,
+            decoded or not. A 2-D array on its own is (clips, samples). Floats have full scale 1; int16 and int32 are
+            PCM.
         processor: The model's, or a `SupCLAPProcessor` around CLAP's parts.
-        sampling_rate: Of the waveforms in hertz: one for all, or one for each. Paths and mappings know theirs.
+        sampling_rate: Of the waveforms in hertz: one for all, or one for each. Whatever is no array knows its own.
         batch_size: Clips (or chunks) of up to 10 s that go through the model at once; longer ones count for several.
         chunk_seconds: Cuts recordings into chunks of this length, see the head of this file; None embeds them whole
             where the model takes any length, and in the longest chunks that it takes where not.
@@ -115,20 +115,20 @@ def encode_audio(
 
     Raises:
         ValueError: A clip is unusable (the message names it), a rate is missing, or the chunks are too long or short.
-        ImportError: Paths were given where the package is not installed.
+        ImportError: Files were given where the package is not installed.
     """
-    clips, is_one = _as_clips(audio)
+    clips, is_one = as_recordings(audio)
     rates = _one_for_each("sampling_rate", sampling_rate, len(clips), (int, float, np.number))
     extractor = processor.feature_extractor
     target_hz = int(extractor.sampling_rate)
     chunk_samples = _chunk_samples(extractor, chunk_seconds)
-    order = sorted(range(len(clips)), key=lambda index: -_seconds(clips[index], rates[index]))
+    order = sorted(range(len(clips)), key=lambda index: -seconds_of(clips[index], rates[index]))
     places: list[tuple[int, int, int]] = []  # of each embedding: its clip, and its first and last sample
 
     def pieces() -> Iterator[np.ndarray]:
         for index in _progress(order, show_progress_bar, "recordings"):
-            waveform = _waveform(clips[index], rates[index], target_hz, _name(clips[index], index))
-            _check_length(waveform, extractor, _name(clips[index], index))
+            waveform = read_waveform(clips[index], rates[index], target_hz, name_of(clips[index], index))
+            _check_length(waveform, extractor, name_of(clips[index], index))
             for start, piece in cut_chunks(waveform, chunk_samples):
                 places.append((index, start, start + len(piece)))
                 yield piece
@@ -175,7 +175,7 @@ def encode_text(
     Raises:
         ValueError: A text is blank or no string (the message names it), or the tokenizer lacks a language.
     """
-    listed = [texts] if isinstance(texts, str) else list(texts)
+    listed = as_list(texts)
     for index, text in enumerate(listed):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"text {index} is {text!r}; give a string with words")
@@ -218,22 +218,6 @@ def _load_processor(model: Any) -> SupCLAPProcessor:
         ) from error
 
 
-def _as_clips(audio: Any) -> tuple[list[Any], bool]:
-    """The recordings of a call, and whether it was a single one that was not in a list."""
-    if isinstance(audio, (str, os.PathLike, Mapping)):
-        return [audio], True
-    if isinstance(audio, (np.ndarray, torch.Tensor)):
-        if audio.ndim not in (1, 2):
-            raise ValueError(
-                f"got an array of shape {tuple(audio.shape)}; give (samples,), (clips, samples), or a list"
-            )
-        return ([audio], True) if audio.ndim == 1 else (list(audio), False)
-    clips = list(audio)
-    if clips and isinstance(clips[0], (int, float, np.number)):
-        return [np.asarray(clips)], True
-    return clips, False
-
-
 def _one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
     if value is None or isinstance(value, kind):
         return [value] * count
@@ -256,47 +240,6 @@ def _chunk_samples(extractor: Any, chunk_seconds: float | None) -> int | None:
     if samples < getattr(extractor, "min_samples", 1):
         raise ValueError(f"chunk_seconds is {chunk_seconds}, too short for this model; give a second or more")
     return samples
-
-
-def _seconds(clip: Any, rate_hz: float | None) -> float:
-    """How long a recording is, to sort by; 0 where that cannot be told, for whoever reads the clip raises the error."""
-    if isinstance(clip, Mapping):
-        clip, rate_hz = clip.get("array"), clip.get("sampling_rate")
-    try:
-        if isinstance(clip, (str, os.PathLike)):
-            return importlib.import_module("soundfile").info(clip).duration
-        return np.shape(clip)[-1] / (rate_hz or 1)
-    except Exception:
-        return 0.0
-
-
-def _name(clip: Any, index: int) -> str:
-    return str(clip) if isinstance(clip, (str, os.PathLike)) else f"clip {index}"
-
-
-def _waveform(clip: Any, rate_hz: float | None, target_hz: int, name: str) -> np.ndarray:
-    """A recording as mono float32 at the model's rate."""
-    if isinstance(clip, Mapping):
-        if not {"array", "sampling_rate"} <= clip.keys():
-            raise ValueError(f'{name} has the keys {sorted(clip)}; give "array" and "sampling_rate", or a path')
-        clip, rate_hz = clip["array"], clip["sampling_rate"]
-    if isinstance(clip, (str, os.PathLike)):
-        clip, rate_hz = _read(clip)
-    if rate_hz is None:
-        raise ValueError(f"{name} is an array whose rate is not known; pass sampling_rate=, in hertz")
-    return as_waveform(clip, rate_hz, target_hz, name)
-
-
-def _read(path: Any) -> tuple[np.ndarray, int]:
-    try:
-        # By name: a folder that was uploaded with this file must load where the package is missing.
-        audio = importlib.import_module("datasets_scripts.audio")
-    except ImportError as error:
-        raise ImportError(
-            f"cannot read {path}: files are read by the supclap package, which does not import here ({error}); read "
-            "it yourself, for example with soundfile, and give arrays with sampling_rate="
-        ) from error
-    return audio.read_audio(path)
 
 
 def _check_length(waveform: np.ndarray, extractor: Any, name: str) -> None:

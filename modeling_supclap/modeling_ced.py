@@ -297,7 +297,8 @@ class CEDModel(CEDPreTrainedModel):
             )
         if mask is None:
             return
-        if mask.shape != (len(features), features.shape[2]):
+        # Sizes by `shape`: `torch.export` takes the length of a tensor for a constant.
+        if mask.shape != (features.shape[0], features.shape[2]):
             raise ValueError(
                 f"audio_attention_mask must have one number a frame, {(len(features), features.shape[2])}, "
                 f"got {tuple(mask.shape)}"
@@ -310,7 +311,7 @@ class CEDModel(CEDPreTrainedModel):
         """How many frames each clip has, (B,); at least one patch."""
         self._check_input(features, mask)
         if mask is None:
-            n_frames, shortest = torch.full((len(features),), features.shape[2]), features.shape[2]
+            n_frames, shortest = torch.full((features.shape[0],), features.shape[2]), features.shape[2]
         else:
             n_frames = mask.sum(dim=1)
             shortest = self.config.patch_size if torch.compiler.is_compiling() else int(n_frames.min())

@@ -1,7 +1,7 @@
 """Recordings and captions, in any of the tokenizer's languages, to the inputs of `SupCLAPModel`."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -154,12 +154,15 @@ class SupCLAPProcessor(ProcessorMixin):
         known = {"common_kwargs", *parts, *parts["text_kwargs"].__annotations__}
         if unknown := sorted(kwargs.keys() - known):
             raise TypeError(f"the processor has no option {unknown[0]!r}; it has those of a tokenizer")
-        return self._merge_kwargs(
-            self.valid_processor_kwargs, tokenizer_init_kwargs=self.tokenizer.init_kwargs, **kwargs
-        )
+        own = self.tokenizer.init_kwargs
+        if "truncation_strategy" in own:  # read off tokenizer.json, which holds what the last call before it was cut to
+            own = {name: value for name, value in own.items() if name not in ("max_length", "stride")}
+        return self._merge_kwargs(self.valid_processor_kwargs, tokenizer_init_kwargs=own, **kwargs)
 
     def _extract(self, audio: Any, **kwargs: Any) -> dict[str, Any]:
         """The feature extractor's fields, the same for the same clip whatever its batch mates."""
+        if kwargs.get("padding") in (True, "longest"):  # as any caller may ask; clips are padded so anyway
+            del kwargs["padding"]
         if "is_longer" not in self.feature_extractor.model_input_names:
             return self.feature_extractor(audio, **kwargs)
         clips = [audio] if np.ndim(audio[0]) == 0 else audio
@@ -176,7 +179,7 @@ class SupCLAPProcessor(ProcessorMixin):
         """Token ids and masks as lists, each caption under its own language token."""
         if kwargs.get("max_length") is None and (kwargs["truncation"] or kwargs["padding"] == "max_length"):
             kwargs["max_length"] = self._max_tokens()
-        captions = _check_captions([text] if isinstance(text, str) else list(text))
+        captions = _check_captions(as_list(text))
         encoding = dict(self.tokenizer(captions, **kwargs))
         if language is None:
             return encoding
@@ -255,6 +258,23 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
             f"the tokenizer of {name} does not know its own language {tokenizer.src_lang}: its language tokens, in "
             "tokenizer.json or under added_tokens_decoder of tokenizer_config.json, are missing"
         )
+
+
+def as_list(texts: Any) -> list[Any]:
+    """One text or several as a list.
+
+    Args:
+        texts: A text, or texts in any order of their own.
+
+    Raises:
+        ValueError: It is a mapping, such as a row's captions by language, whose keys would be taken for texts.
+    """
+    if isinstance(texts, Mapping):
+        raise ValueError(
+            f"got a {type(texts).__name__} with the keys {list(texts)}; give a text or a list of texts, for example "
+            "one of its values"
+        )
+    return [texts] if isinstance(texts, str) else list(texts)
 
 
 def _check_captions(captions: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .feature_extraction_ced import as_waveform
+from .audio_input import read_waveform
 from .modeling_supclap import SupCLAPModel
 from .processing_supclap import SupCLAPProcessor
 
@@ -44,9 +44,9 @@ _MODEL_INPUTS = (
 class SupCLAPModule(InputModule):
     """Both towers as the one module of a `SentenceTransformer`; its vectors are those of the model, unit norm.
 
-    A text is a string, or `{"text": "un chien aboie", "language": "fra"}` where languages mix. A recording is a path,
-    a waveform at the model's own rate, `{"array": ..., "sampling_rate": ...}`, or torchcodec's `AudioDecoder`. One call
-    of `encode` takes texts or recordings, not both. CLAP's audio tower hears the first 10 s of a recording;
+    A text is a string, or `{"text": "un chien aboie", "language": "fra"}` where languages mix. A recording is what
+    `model.encode_audio` takes, a waveform without a rate being at the model's own. One call of `encode` takes texts or
+    recordings, not both. CLAP's audio tower hears the first 10 s of a recording;
     `model.encode_audio` hears all.
 
     Args:
@@ -93,6 +93,10 @@ class SupCLAPModule(InputModule):
     def max_seq_length(self) -> int:
         """The most tokens of a text; longer ones are cut."""
         return self.processor._max_tokens()
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        self.tokenizer.model_max_length = value
 
     def get_embedding_dimension(self) -> int:
         """Width of the vectors."""
@@ -164,8 +168,8 @@ class SupCLAPModule(InputModule):
         Args:
             model_name_or_path: its folder or Hub id.
             *args: not used.
-            **kwargs: `revision`, `token`, `cache_folder`, `local_files_only` and `model_kwargs`, as in
-                sentence-transformers; `language` for the texts.
+            **kwargs: `revision`, `token`, `cache_folder`, `local_files_only`, `model_kwargs` and
+                `processor_kwargs`, as in sentence-transformers; `language` for the texts.
         """
         hub = {name: kwargs[name] for name in ("revision", "token", "local_files_only") if kwargs.get(name)}
         cache = kwargs.get("cache_folder")
@@ -173,7 +177,9 @@ class SupCLAPModule(InputModule):
         if cache is not None:
             hub["cache_dir"] = cache
         model = SupCLAPModel.from_pretrained(model_name_or_path, **hub, **(kwargs.get("model_kwargs") or {}))
-        processor = SupCLAPProcessor.from_pretrained(model_name_or_path, **hub)
+        processor = SupCLAPProcessor.from_pretrained(
+            model_name_or_path, **hub, **(kwargs.get("processor_kwargs") or {})
+        )
         if kwargs.get("language"):
             settings["language"] = kwargs["language"]
         return cls(model.eval(), processor, **settings)
@@ -194,15 +200,4 @@ def _waveform(clip: Any, from_hz: float, to_hz: int, name: str) -> Any:
     """A recording as mono float32 at the model's rate."""
     if isinstance(clip, Mapping) and set(clip) == {"audio"}:
         clip = clip["audio"]
-    if isinstance(clip, str):
-        from datasets_scripts.audio import load_clip
-
-        return load_clip(clip, to_hz)
-    if isinstance(clip, Mapping):
-        if not {"array", "sampling_rate"} <= clip.keys():
-            raise ValueError(f'{name} has the keys {sorted(clip)}; give "array" and "sampling_rate", or "text"')
-        clip, from_hz = clip["array"], clip["sampling_rate"]
-    elif hasattr(clip, "get_all_samples"):  # torchcodec's AudioDecoder
-        samples = clip.get_all_samples()
-        clip, from_hz = samples.data, samples.sample_rate
-    return as_waveform(clip, from_hz, to_hz, name)
+    return read_waveform(clip, from_hz, to_hz, name)

@@ -61,8 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Load, export, check, write."""
     parser = argparse.ArgumentParser(description="Exports a model's towers to ONNX and checks them.")
     parser.add_argument("model", help="A SupCLAP model with CED as its audio tower (id or folder).")
-    parser.add_argument("--out", type=Path, required=True, help="Folder to write.")
+    parser.add_argument("--out", type=Path, required=True, help="Folder to write, other than the model's.")
     args = parser.parse_args(arguments)
+    if (args.out / "config.json").is_file():
+        raise ValueError(f"{args.out} holds a model, whose README.md would be written over; give a folder of its own")
     model, processor = SupCLAPModel.from_pretrained(args.model), SupCLAPProcessor.from_pretrained(args.model)
     found = export_onnx(model, processor, args.out)
     write_usage(args.out, model, processor, found)

@@ -17,6 +17,7 @@ HUB = [
         "modeling_supclap",
         "encoding",
         "audio_chunks",
+        "audio_input",
         "strict_loading",
         "towers",
         "feature_extraction_ced",

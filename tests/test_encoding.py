@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from datasets import Audio, Dataset
 
 from modeling_supclap import SupCLAPModel, encoding
 from modeling_supclap.conversion import processor_from_clap
@@ -145,11 +146,25 @@ def test_paths_waveforms_and_mappings_agree(tmp_path, model, processor):
         [torch.tensor(stereo)],
         [mapping],
         [stereo.mean(axis=0).tolist()],
+        # As `datasets.Audio(decode=False)` and prepared sets give a recording.
+        [{"bytes": (tmp_path / "clip.wav").read_bytes(), "path": None}],
+        [{"bytes": None, "path": str(tmp_path / "clip.wav")}],
+        [(tmp_path / "clip.wav").read_bytes()],
     ):
         np.testing.assert_allclose(model.encode_audio(audio, **rates), expected, atol=1e-6, rtol=0)
     both = model.encode_audio([tmp_path / "clip.wav", CLIPS[0]], processor, sampling_rate=[1.0, 16000])
     np.testing.assert_allclose(both[0], expected[0], atol=1e-6, rtol=0)
     np.testing.assert_allclose(both[1], model.encode_audio(CLIPS[0], processor, sampling_rate=16000), atol=1e-6)
+
+
+def test_a_column_of_recordings_as_datasets_decodes_it(tmp_path, model, processor, torchcodec):
+    names = [str(tmp_path / f"{index}.wav") for index in range(2)]
+    for name, clip in zip(names, (CLIPS[3], CLIPS[0]), strict=True):
+        soundfile.write(name, clip, 22050, subtype="FLOAT")
+    rows = Dataset.from_dict({"audio": names}).cast_column("audio", Audio())
+    expected = model.encode_audio(names, processor)
+    np.testing.assert_allclose(model.encode_audio(rows["audio"], processor), expected, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(model.encode_audio(rows[0]["audio"], processor), expected[0], atol=1e-6, rtol=0)
 
 
 def test_one_item_gives_one_vector_in_the_form_that_was_asked(model, processor):
@@ -246,6 +261,8 @@ SILENT = np.full(16000, np.nan, dtype=np.float32)
         ([CLIPS[0]], {"sampling_rate": 16000, "batch_size": 0}, "batch_size is 0"),
         ([CLIPS[0]], {"sampling_rate": 16000, "chunk_seconds": 0.1}, "chunk_seconds is 0.1, too short"),
         ([{"array": CLIPS[0]}], {}, 'give "array" and "sampling_rate"'),
+        ([{"bytes": None, "path": None}], {}, r"clip 0 has the keys \['bytes', 'path'\]"),
+        ([CLIPS[0], b"no sound"], {"sampling_rate": 16000}, r"clip 1 \(8 bytes\) is not audio"),
         (np.zeros((1, 2, 16000)), {"sampling_rate": 16000}, r"got an array of shape \(1, 2, 16000\)"),
     ],
 )
@@ -259,6 +276,8 @@ def test_bad_audio_is_named(model, processor, audio, options, message):
     [
         (["rain", " "], {}, "text 1 is ' '"),
         (["rain", 3], {}, "text 1 is 3"),
+        # A row's captions by language; its keys are no texts.
+        ({"eng": ["rain"], "fra": ["pluie"]}, {}, r"got a dict with the keys \['eng', 'fra'\]"),
         (["rain"], {"language": ["eng", "fra"]}, "got 2 values of language for 1 inputs"),
         (["rain", "dog"], {"language": ["eng", None]}, r"language\[1\] is None"),
         (["rain"], {"batch_size": 0}, "batch_size is 0"),

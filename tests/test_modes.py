@@ -77,6 +77,17 @@ def test_ced_is_one_graph_for_any_batch(shallow, lengths, attention):
         torch.testing.assert_close(compiled[name], expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("shallow", ["bert"], indirect=True)
+@torch.no_grad()
+def test_an_exported_model_takes_any_number_of_clips(shallow):
+    """As `torch.export` traces by default, where the length of a tensor is a constant and its shape is none."""
+    rows = {name: {0: torch.export.Dim.DYNAMIC} for name in ("input_features", "audio_attention_mask")}
+    program = torch.export.export(shallow.audio_model, (), audio_inputs("padded"), dynamic_shapes=rows, strict=False)
+    three = {name: values[[0, 1, 1]] for name, values in audio_inputs("padded").items()}
+    expected = shallow.audio_model(**three).pooler_output
+    torch.testing.assert_close(program.module()(**three).pooler_output, expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_one_graph_serves_clips_of_several_lengths(model):

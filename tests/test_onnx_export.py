@@ -154,6 +154,17 @@ def test_nothing_is_written_when_the_check_fails(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_card_of_a_model_is_not_written_over(tmp_path):
+    model, processor = tiny("bert")
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    (tmp_path / "README.md").write_text("the model card")
+    with pytest.raises(ValueError, match=r"holds a model, whose README\.md would be written over; give a folder"):
+        recipe.main([str(tmp_path), "--out", str(tmp_path)])
+    assert (tmp_path / "README.md").read_text() == "the model card"
+    assert not (tmp_path / "audio.onnx").exists()
+
+
 def test_another_audio_tower_is_refused(tmp_path):
     model = supclap_from_clap(builders.clap_model())
     with pytest.raises(ValueError, match="the audio tower is a ClapAudioModel; only CED can be exported"):

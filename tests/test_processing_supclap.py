@@ -1,5 +1,7 @@
 """The processor: languages by their ISO code on every tokenizer, errors that name the caption, nothing lost on disk."""
 
+import copy
+
 import builders
 import numpy as np
 import pytest
@@ -112,6 +114,7 @@ def test_language_tokens_of_another_kind_are_not_ignored():
         ([], "there is no caption"),
         ("", "caption 0 is blank: ''"),
         (["a dog", " \n"], r"caption 1 is blank: ' \\n'"),
+        ({"eng": ["a dog"], "fra": ["un chien"]}, r"got a dict with the keys \['eng', 'fra'\]"),
         (["a dog", None], "caption 1 must be a string, got NoneType"),
         (["a dog", ["a", "cat"]], "caption 1 must be a string, got list"),
     ],
@@ -144,6 +147,19 @@ def test_long_captions_are_cut_and_keep_their_end(processor, sonar_processor):
     unlimited = BertTokenizer(vocab=processor.tokenizer.get_vocab())
     assert len(SupCLAPProcessor(CEDFeatureExtractor(), unlimited)(text=text)["input_ids"][0]) == 512
     assert len(sonar_processor(text=text, truncation=False)["input_ids"][0]) > 2000
+
+
+@pytest.mark.parametrize("kind", ["processor", "sonar_processor"])
+def test_what_one_call_was_cut_to_is_not_saved_as_a_limit(kind, request, tmp_path):
+    """A tokenizer keeps the options of its last call, and `tokenizer.json` holds them."""
+    processor = copy.deepcopy(request.getfixturevalue(kind))
+    long = " ".join([TEXTS[0]] * 5)
+    expected = processor(text=long)["input_ids"]
+    assert len(processor(text=long, max_length=5, padding="max_length")["input_ids"][0]) == 5
+    processor.save_pretrained(tmp_path)
+    assert SupCLAPProcessor.from_pretrained(tmp_path)(text=long)["input_ids"] == expected
+    limited = SupCLAPProcessor.from_pretrained(tmp_path, model_max_length=8)
+    assert len(limited(text=long)["input_ids"][0]) == 8
 
 
 def test_padding_to_a_fixed_length(processor):

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("sentence_transformers", reason="the extra sentence-transformers is not installed")
 from sentence_transformers import SentenceTransformer
 
-from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap import CEDFeatureExtractor, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.sentence_module import SupCLAPModule
 
 TEXTS = [builders.CAPTIONS[language] for language in ("eng", "fra", "deu")]
@@ -79,7 +79,9 @@ def test_recordings_of_several_rates_and_lengths(encoder, module):
     np.testing.assert_allclose(encoder.encode(inputs), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("form", ["array", "tensor", "stereo", "int16", "path", "nested", "decoder"])
+@pytest.mark.parametrize(
+    "form", ["array", "tensor", "stereo", "int16", "path", "path object", "bytes", "nested", "decoder"]
+)
 def test_forms_of_a_recording(encoder, module, tmp_path, request, form):
     clip = np.round(CLIPS[0] * 8192) / 32768  # as 16 bits hold it
     pcm = (clip * 32768).astype(np.int16)
@@ -90,6 +92,8 @@ def test_forms_of_a_recording(encoder, module, tmp_path, request, form):
         "stereo": lambda: {"array": np.stack([clip, clip]), "sampling_rate": 16000},
         "int16": lambda: {"array": pcm, "sampling_rate": 16000},
         "path": lambda: str(tmp_path / "clip.wav"),
+        "path object": lambda: tmp_path / "clip.wav",
+        "bytes": lambda: {"bytes": (tmp_path / "clip.wav").read_bytes(), "path": None},
         "nested": lambda: {"audio": {"array": clip, "sampling_rate": 16000}},
         "decoder": lambda: request.getfixturevalue("torchcodec").decoders.AudioDecoder(tmp_path / "clip.wav"),
     }[form]()
@@ -99,6 +103,12 @@ def test_forms_of_a_recording(encoder, module, tmp_path, request, form):
 def test_the_rate_of_bare_waveforms(encoder, module):
     embeds = encoder.encode([CLIPS[2]], sampling_rate=8000)
     np.testing.assert_allclose(embeds[0], clip_by_model(module, CLIPS[2], 8000), atol=1e-5)
+
+
+def test_silence_is_a_recording_wherever_it_comes_from(encoder, tmp_path):
+    silence = np.zeros(16000, dtype=np.float32)
+    soundfile.write(tmp_path / "silence.wav", silence, 16000)
+    np.testing.assert_array_equal(encoder.encode([str(tmp_path / "silence.wav")]), encoder.encode([silence]))
 
 
 def test_prompts_come_before_texts(encoder, module):
@@ -149,6 +159,39 @@ def test_any_folder_of_a_model_loads(encoder, module, tmp_path):
     loaded = SentenceTransformer(modules=[SupCLAPModule.load(str(tmp_path), language="deu")], device="cpu")
     np.testing.assert_allclose(loaded.encode(TEXTS), encoder.encode(TEXTS, language="deu"), atol=1e-6)
     assert isinstance(loaded[0].processor, SupCLAPProcessor)
+
+
+def test_the_limit_of_tokens_can_be_set_as_on_any_encoder(module, tmp_path):
+    module.model.save_pretrained(tmp_path)
+    module.processor.save_pretrained(tmp_path)
+    long = [" ".join(TEXTS)]
+    cut = SentenceTransformer(modules=[SupCLAPModule.load(str(tmp_path))], device="cpu")
+    whole = cut.encode(long)
+    cut.max_seq_length = 6
+    assert cut.max_seq_length == cut.tokenizer.model_max_length == 6
+    assert np.abs(cut.encode(long) - whole).max() > 1e-3
+    settings = {"processor_kwargs": {"model_max_length": 6}}
+    by_settings = SentenceTransformer(modules=[SupCLAPModule.load(str(tmp_path), **settings)], device="cpu")
+    np.testing.assert_array_equal(by_settings.encode(long), cut.encode(long))
+
+
+@pytest.mark.parametrize("tower", ["ced", "htsat"])
+def test_sentence_transformers_alone_loads_a_folder_of_a_model(tower, tmp_path):
+    """Without our module: it asks any processor to pad recordings, which ours do anyway."""
+    audio = builders.ced_config() if tower == "ced" else builders.clap_config().audio_config
+    extractor = CEDFeatureExtractor() if tower == "ced" else builders.clap_processor().feature_extractor
+    model = (
+        builders.supclap_model(builders.supclap_config(audio=audio))
+        if tower == "ced"
+        else SupCLAPModel(builders.supclap_config(audio=audio))
+    )
+    processor = SupCLAPProcessor(extractor, builders.bert_tokenizer())
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    encoder = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")
+    clips = [{"array": clip, "sampling_rate": 16000} for clip in (CLIPS[0], CLIPS[0][:9000])]
+    np.testing.assert_allclose(encoder.encode(TEXTS), model.eval().encode_text(TEXTS, processor), atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(clips), model.encode_audio(clips, processor), atol=1e-5)
 
 
 def test_gradients_reach_the_model(module):
