@@ -173,6 +173,24 @@ def test_the_hub_configuration_counts_and_is_checked():
         ced_from_hub(tensors, "file", {"model_type": "bert"})
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_file_in_half_precision_has_the_front_end_that_it_had(dtype):
+    encoder, head = published.random(published.ced_encoder(64, 2)), published.random(published.ced_head(64))
+    tensors = {name: value.to(dtype) for name, value in published.ced_original(encoder, head).items()}
+    model, _ = ced_from_original(tensors, "half")
+    assert model.dtype == torch.float32
+    other = {**tensors, WINDOW: torch.hann_window(512, periodic=False).to(dtype)}
+    with pytest.raises(ValueError, match="trained on other spectrograms"):
+        ced_from_original(other, "half")
+
+
+def test_an_authors_file_without_its_head_is_an_encoder():
+    encoder = published.random(published.ced_encoder(64, 2))
+    model, aside = ced_from_original(published.ced_original(encoder, {}), "headless")
+    assert sorted(aside) == [FILTERS, WINDOW]
+    torch.testing.assert_close(model.state_dict(), encoder, atol=0, rtol=0)
+
+
 def test_a_headless_checkpoint_is_one_of_ours():
     encoder = published.random(published.ced_encoder())
     for tensors in (encoder, published.ced_hub(encoder, {})):

@@ -49,7 +49,8 @@ class Layout:
         kind: one of `KINDS`, or "other" for what is known and never converted.
         marks: regular expressions; a checkpoint is of this layout if each matches the beginning of some name.
         convert: makes our model of it; None where we have none.
-        licences: of the published files, in the Hub's notation, by the parts of the model; "" stands for all others.
+        licences: which every such file is bound by, in the Hub's notation, by the parts of the model; "" stands for
+            all others. What permits more is left to the source's own card.
         remark: what a user has to know of it.
         refusal: where we have no model, the reason and what to do.
         patch_rows: where the names do not tell two layouts apart, the mel bands of a patch.
@@ -83,7 +84,7 @@ class Part:
         files: the names of the weight files.
         sha256: of them.
         layout: the recognised layout.
-        licence: what the source states, or what is known of the published one; empty where neither is.
+        licence: what the source states, or what binds every file of its layout; empty where neither is.
         tensors: how many the part has.
         parameters: how many weights the part has.
     """
@@ -315,14 +316,13 @@ LAYOUTS = (
         "laion",
         (r"audio_branch\.", r"audio_projection\.0\."),
         _convert_laion,
-        {"": "cc0-1.0"},
+        remark="the file states no licence; those in lukewys/laion_clap on the Hub are CC0-1.0",
     ),
     Layout(
         "CLAP, Hub",
         "laion",
         (r"audio_model\.audio_encoder\.", r"text_model\.embeddings\.", r"logit_scale_a$"),
         _convert_clap_hub,
-        {"": "apache-2.0"},
     ),
     Layout(
         "MS-CLAP 2023",
@@ -357,7 +357,6 @@ LAYOUTS = (
         "ced",
         (r"(encoder\.)?init_bn\.weight", r"(encoder\.)?blocks\.0\.attn\.qkv\."),
         _convert_ced_hub,
-        {"": "apache-2.0"},
     ),
     Layout(
         "a model with a text decoder",
