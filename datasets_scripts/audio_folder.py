@@ -44,7 +44,7 @@ from typing import Any
 from datasets_scripts.folder_builder import SPLITS, Clip, Collection, FolderBuilder, FolderConfig, draw_sources, written
 from datasets_scripts.metadata import Line, read_table
 from datasets_scripts.recordings import some
-from datasets_scripts.schema import LANGUAGES, Event
+from datasets_scripts.schema import FILE_SOURCE, LANGUAGES, Event
 
 TABLES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 FIELDS = ("file_name", "caption", "captions", "split", "label", "labels", "source", "licence", "clip_id", "events")
@@ -246,7 +246,11 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     if not without:
         return {name: str(split) for name, split in given.items()}
     if len(without) < len(given):
-        raise ValueError(f"{len(without)} of {len(given)} recordings have no split: {some(without)}; give all or none")
+        other, split = next((name, split) for name, split in given.items() if split is not None)
+        raise ValueError(
+            f"{len(without)} of {len(given)} recordings have no split: {some(without)}; but {other} is of {split}, by "
+            "its line or by the name of its folder. Give all or none: a column split settles it"
+        )
     there = {name: record for name, record in records.items() if config.recordings.at(name) is not None} or records
     sources = {name: _source(record, name) for name, record in there.items()}
     count = len(set(sources.values()))
@@ -370,7 +374,7 @@ def _text(cell: Any) -> str:
 
 
 def _source(record: Record, name: str) -> str:
-    return record.get("source") or f"file:{name}"
+    return record.get("source") or f"{FILE_SOURCE}{name}"
 
 
 def _clip(record: Record, name: str, languages: Sequence[str]) -> Clip:

@@ -312,8 +312,9 @@ class FolderBuilder(datasets.GeneratorBasedBuilder):
         if collection.missing:
             there = f"which holds {some(recordings.files, 3)}" if recordings.files else "which holds no audio"
             raise FileNotFoundError(
-                f"{self.config.DATASET}: none of the {len(collection.missing):,} recordings is in {recordings.folder}, "
-                f"{there}. Tried {', '.join(self.NAMINGS)} with {', '.join(SUFFIXES)}"
+                f"{self.config.DATASET}: none of the {len(collection.missing):,} recordings, such as "
+                f"{collection.missing[0]}, is in {recordings.folder}, {there}. "
+                f"Tried {', '.join(self.NAMINGS)} with {', '.join(SUFFIXES)}"
             )
         counts = {reason: len(clip_ids) for reason, clip_ids in collection.left_out.items()}
         raise ValueError(f"{self.config.DATASET}: no clip of {self.config.folder} is left: {counts or 'it lists none'}")

@@ -135,7 +135,7 @@ def _dataset_info(manifest: Mapping[str, Any]) -> datasets.DatasetInfo:
 
 
 def _card_body(manifest: Mapping[str, Any]) -> str:
-    licences = "\n".join(f"- {name}: {count} clips" for name, count in manifest["licences"].items())
+    licences = "\n".join(f"- {name or 'not stated'}: {count} clips" for name, count in manifest["licences"].items())
     return (
         f"# {manifest['dataset']}, prepared\n\n"
         f"Audio: {STORAGES[manifest['storage']].meaning}. `manifest.json` says what the set was made from, what is "

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,13 +60,16 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
         Its lines; cells that are missing at a line's end are empty.
 
     Raises:
-        ValueError: A column is missing, or a line has more cells than there are columns.
+        ValueError: A column is missing or there twice, or a line has more cells than there are columns.
     """
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), None if header else columns, restval="")
     names = list(reader.fieldnames or [])
     missing = [column for column in columns if column not in names]
     if missing:
         raise ValueError(f"{path} lacks the columns {missing}; it has {names}")
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise ValueError(f"{path} has several columns {twice}, of which only the last would be read; number them")
     lines = []
     for values in reader:
         where = f"{path}, line {reader.line_num}"

@@ -120,8 +120,10 @@ class Recordings:
         self.files = tuple(name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES)
 
     def at(self, name: str) -> Path | None:
-        """The recording of a relative path, be it in another format; the format named wins."""
-        return self._path(name if name in self._names else self._by_path.get(_without_suffix(name)))
+        """The recording of a relative path, be it in another format, which loses to the format named, or in another of
+        Unicode's normal forms, as names from a Mac are.
+        """
+        return self._path(name if name in self._names else self._by_path.get(_format_free(name)))
 
     def named(self, stems: Iterable[str]) -> Path | None:
         """The recording with the first of these stems that is there, in whatever sub-folder and format."""
@@ -182,7 +184,7 @@ class Recordings:
 
     @cached_property
     def _by_path(self) -> dict[str, str]:
-        return {_without_suffix(file): file for file in self._worst_first}
+        return {_format_free(file): file for file in self._worst_first}
 
     @cached_property
     def _by_stem(self) -> dict[str, str]:
@@ -255,6 +257,10 @@ def some(names: Sequence[str], most: int = 5) -> str:
     'a.wav, b.wav, ...'
     """
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _format_free(name: str) -> str:
+    return unicodedata.normalize("NFC", _without_suffix(name))
 
 
 def _resolved(name: str) -> str:

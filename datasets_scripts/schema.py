@@ -17,6 +17,9 @@ LANGUAGES = ("eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho")
 AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
 """Where rows of a prepared set hold their audio: a file's bytes in `audio`, or int16 samples and their rate."""
 
+FILE_SOURCE = "file:"
+"""What a `source` begins with that is no more than the name of a file: another dataset may have a file of that name."""
+
 
 class Event(TypedDict):
     """One sound inside a clip.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,58 @@ def all_captions(row: Row, languages: Sequence[str]) -> list[tuple[str, str]]:
     [('fra', 'un chien'), ('eng', 'a dog'), ('eng', 'a barking dog')]
     """
     return [(language, text) for language in languages for text in row["captions"].get(language) or ()]
+
+
+def lacking_languages(row: Row, languages: Sequence[str], scheme: str = "random") -> list[str]:
+    """The languages in which a clip has no caption, if they keep a scheme from drawing for it.
+
+    Args:
+        row: a row of the schema.
+        languages: ISO 639-3 codes, the anchor first.
+        scheme: as `TrainingCollator`; `random` wants one of the languages, `kcl` all, `cacl` the first and another.
+
+    >>> clip = {"captions": {"eng": ["a dog"], "fra": []}}
+    >>> lacking_languages(clip, ["eng", "fra"]), lacking_languages(clip, ["eng", "fra"], "kcl")
+    ([], ['fra'])
+    """
+    absent = [language for language in languages if not row["captions"].get(language)]
+    enough = {
+        "random": len(absent) < len(languages),
+        "kcl": not absent,
+        "cacl": languages[0] not in absent and len(absent) < len(languages) - 1,
+    }
+    return [] if enough[scheme] else absent
+
+
+def require_captions(rows: Iterable[Row], languages: Sequence[str], scheme: str = "random", split: str = "") -> None:
+    """Refuses a split that would end a run when the turn of some clip comes.
+
+    Args:
+        rows: rows of the schema.
+        languages: as `lacking_languages`.
+        scheme: as `lacking_languages`.
+        split: what the message calls the rows.
+
+    Raises:
+        ValueError: clips lack captions that the scheme draws from, or no clip has a caption in one of the languages.
+    """
+    present: set[str] = set()
+    lacking: dict[str, list[str]] = {}
+    for row in rows:
+        present.update(language for language, texts in row["captions"].items() if texts)
+        absent = lacking_languages(row, languages, scheme)
+        if absent:
+            lacking[row["clip_id"]] = absent
+    nowhere = [language for language in languages if language not in present]
+    if nowhere:
+        raise ValueError(f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}")
+    if lacking:
+        clip_id, absent = next(iter(lacking.items()))
+        wanted = {"random": "one of", "kcl": "all of", "cacl": "the first and another of"}[scheme]
+        raise ValueError(
+            f"{len(lacking)} {split} clips lack captions, such as {clip_id!r}, which has none in {absent}: captions "
+            f"are wanted in {wanted} {list(languages)}; take other languages, add translations, or leave the clips out"
+        )
 
 
 class ContrastiveCollator:
@@ -214,7 +266,7 @@ class TrainingCollator(ContrastiveCollator):
         return position, [(language, row["captions"][language][number]) for language in languages]
 
     def _require(self, row: Row, languages: Sequence[str]) -> list[str]:
-        missing = [language for language in languages if not row["captions"].get(language)]
+        missing = lacking_languages(row, languages, "kcl")
         if missing:
             raise ValueError(
                 f"{self.scheme} needs captions of clip {row['clip_id']} in {list(languages)}; no {missing}"
@@ -249,8 +301,9 @@ class TemporalCollator(TrainingCollator):
         stage: `a` or `b`.
         options: how clips are joined.
         languages: as `TrainingCollator`.
-        max_audio_seconds: longer recordings are cut to their beginning before they are put together; to half of what
-            the feature extractor takes, where it has a limit (CLAP's 10 s), so that both clips of a pair are heard.
+        max_audio_seconds: longer recordings are cut to their beginning before they are put together, or from their
+            first sound on where that is silent; to half of what the feature extractor takes, where it has a limit
+            (CLAP's 10 s), so that both clips of a pair are heard.
         seed: of the draw of a language and a phrasing.
         scheme: as `TrainingCollator`; `kcl` takes every item's caption in all languages.
     """
@@ -272,6 +325,14 @@ class TemporalCollator(TrainingCollator):
         self.items = items
         self.stage = stage
         self.options = options
+
+    def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
+        clip = super()._read(row, crop_position)
+        if clip.any():
+            return clip
+        # What is cut away may sound: silence has no level to bring the other clip's to, and no caption fits it.
+        whole = read_row(row, self.processor.feature_extractor.sampling_rate)
+        return whole[np.argmax(whole != 0) :][: len(clip)]
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         draw = self.items.stage_a if self.stage == "a" else self.items.triple

@@ -39,8 +39,9 @@ class SupCLAPTrainer(Trainer):
         optimizers: as the Trainer's.
 
     Raises:
-        ValueError: the processor is missing, the training split is smaller than a batch, or one process was started
-            on a machine with several GPUs, where each GPU would contrast only its own part of the batch.
+        ValueError: the processor is missing, a split is a stream, the training split is smaller than a batch, or one
+            process was started on a machine with several GPUs, where each GPU would contrast only its own part of the
+            batch.
     """
 
     args: SupCLAPTrainingArguments
@@ -61,6 +62,7 @@ class SupCLAPTrainer(Trainer):
             raise ValueError("processing_class is missing; pass the SupCLAPProcessor that goes with the model")
         if args.n_gpu > 1:
             raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process a GPU with `accelerate launch`")
+        _refuse_streams(train_dataset, eval_dataset)
         train_dataset, eval_dataset = (self._usable(rows, args) for rows in (train_dataset, eval_dataset))
         _require_a_full_batch(train_dataset, args)
         collator, self._evaluation_collator = self._collators(processing_class, args)
@@ -91,9 +93,8 @@ class SupCLAPTrainer(Trainer):
     ) -> tuple[TrainingCollator, Callable[..., Any]]:
         """Rows to batches, in training and in evaluation."""
         shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
-        scheme = args.loss if args.loss in ("kcl", "cacl") else "random"
         return (
-            TrainingCollator(processor, args.languages, seed=args.seed, scheme=scheme, **shared),
+            TrainingCollator(processor, args.languages, seed=args.seed, scheme=args.caption_scheme, **shared),
             EvaluationCollator(processor, args.eval_languages, **shared),
         )
 
@@ -292,6 +293,16 @@ class TemporalTrainer(SupCLAPTrainer):
 
 def _numbered(items: TemporalItems) -> list[dict[str, str]]:
     return [{"clip_id": f"pair {number}"} for number in range(len(items))]
+
+
+def _refuse_streams(*splits: Any) -> None:
+    for rows in splits:
+        if rows is not None and not hasattr(rows, "__len__"):
+            raise ValueError(
+                f"got a stream of rows ({type(rows).__name__}); the trainer wants rows that it can number, as of "
+                "load_splits, or of load_prepared without streaming, so that a resumed run sees the same batches. "
+                "A stream goes into a DataLoader with TrainingCollator as its collate_fn"
+            )
 
 
 def _require_a_full_batch(train_dataset: Any, args: SupCLAPTrainingArguments) -> None:

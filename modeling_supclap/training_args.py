@@ -117,7 +117,12 @@ class SupCLAPTrainingArguments(TrainingArguments):
             raise ValueError(
                 "a batch of one clip has nothing to contrast with: per_device_train_batch_size must be 2 or more"
             )
-        self.eval_languages = self.eval_languages or self.languages
+        self.eval_languages = self.eval_languages or list(self.languages)
+
+    @property
+    def caption_scheme(self) -> str:
+        """Which captions of a clip the loss takes, see `collator.TrainingCollator`."""
+        return self.loss if self.loss in ("kcl", "cacl") else "random"
 
 
 @dataclass

@@ -6,12 +6,16 @@
 
 Without a file, `configs/teminal_esc10.yaml` is read. The output folder then holds the model for `from_pretrained` and
 `results.json`: how often an item's own caption wins among those of its pair, before, between and after the stages.
+
+As in the paper, what is held out are recordings of each class, drawn from the whole dataset: its own splits play no
+part, and clips of its test split are no longer unseen by the model.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +57,11 @@ class PostTrainingArguments:
     pairs_per_epoch: int | None = field(default=None, metadata={"help": "Class pairs an epoch; default, all."})
     eval_pairs: int = field(default=90, metadata={"help": "Held-out pairs to evaluate on."})
 
+    @property
+    def origin(self) -> str:
+        """The dataset, of a prepared set the one that it was prepared from."""
+        return origin_of(str(self.data_dir)) if self.dataset == "prepared" else self.dataset
+
 
 def load_model(args: PostTrainingArguments) -> tuple[SupCLAPModel, SupCLAPProcessor]:
     """The model to post-train and its processor."""
@@ -63,6 +72,16 @@ def load_model(args: PostTrainingArguments) -> tuple[SupCLAPModel, SupCLAPProces
     raise ValueError(f"give either model or clap, got model={args.model!r} and clap={args.clap!r}")
 
 
+def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, str]] | None:
+    """The phrases of the labels in eight languages; None where there are none and the labels serve, in English."""
+    try:
+        return label_phrases(origin)
+    except ValueError as error:
+        if list(languages) == ["eng"]:
+            return None
+        raise ValueError(f"{error}; in English the labels themselves serve: --languages eng") from error
+
+
 def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments) -> tuple[TemporalItems, TemporalItems]:
     """Items to train on and held-out ones, from different source recordings."""
     options = {} if args.data_dir is None else {"data_dir": args.data_dir}
@@ -71,8 +90,7 @@ def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments)
     rows = usable_rows(rows, training)
     parts = split_by_source(without_audio(rows), args.train_fraction, training.seed)
     train, held_out = (rows.select(part) for part in parts)
-    origin = origin_of(str(args.data_dir)) if args.dataset == "prepared" else args.dataset
-    shared: dict[str, Any] = {"phrases": label_phrases(origin), "languages": training.languages}
+    shared: dict[str, Any] = {"phrases": load_phrases(args.origin, training.languages), "languages": training.languages}
     classes = len({row["labels"][0] for row in without_audio(held_out)})
     eval_pairs = min(args.eval_pairs, classes * (classes - 1))
     return (
@@ -132,6 +150,7 @@ def main() -> None:
     started = time.perf_counter()
     post_args, args = parse_arguments((PostTrainingArguments, TemporalTrainingArguments), default_config=DEFAULT_CONFIG)
     set_seed(args.seed)
+    origin = post_args.origin
     model, processor = load_model(post_args)
     items = load_items(post_args, args)
     choose_parameters(model, post_args)
@@ -146,8 +165,9 @@ def main() -> None:
     save(model, processor, output, post_args)
     arguments = {**vars(post_args), **args.to_dict()}
     seconds = time.perf_counter() - started
-    write_results(output / "results.json", {"scores": scores, "seconds": seconds, "arguments": arguments})
-    untrained.create_model_card(dataset=post_args.dataset, finetuned_from=post_args.model or post_args.clap)
+    results = {"scores": scores, "origin": origin, "seconds": seconds, "arguments": arguments}
+    write_results(output / "results.json", results)
+    untrained.create_model_card(finetuned_from=post_args.model or post_args.clap)
     print(json.dumps(scores, indent=2))
     print(f"model and results.json are in {output} ({seconds:.0f} s in all)")
 

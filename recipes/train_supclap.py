@@ -23,9 +23,10 @@ from transformers import BertConfig, RobertaTokenizer, set_seed
 
 from datasets_scripts import load_splits
 from datasets_scripts.audio import read_row
+from datasets_scripts.prepared import origin_of
 from datasets_scripts.schema import without_audio
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.collator import all_captions, usable_rows
+from modeling_supclap.collator import all_captions, require_captions, usable_rows
 from modeling_supclap.distributed import leave_process_group
 from modeling_supclap.evaluation import (
     Intervals,
@@ -54,6 +55,13 @@ class DataArguments:
     zero_shot_templates: list[str] = field(
         default_factory=list, metadata={"help": "Class prompts such as 'This is a sound of {}'; empty: no such test."}
     )
+
+    @property
+    def origin(self) -> str:
+        """The dataset, of a prepared set the one that it was prepared from."""
+        options = as_mapping(self.dataset_config)
+        folder = self.data_dir or options.get("data_dir")
+        return origin_of(str(folder), options.get("revision")) if self.dataset == "prepared" else self.dataset
 
 
 @dataclass
@@ -90,6 +98,9 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
             "--dataset_config, such as '{\"num_validation\": 500}' or '{\"validation_fraction\": 0.1}', where the "
             "builder has that key, or keep the last checkpoint: --eval_strategy no --load_best_model_at_end false"
         )
+    for split, rows in splits.items():
+        chosen = (args.languages, args.caption_scheme) if split == "train" else (args.eval_languages, "random")
+        require_captions(without_audio(rows), *chosen, split)
     if data_args.zero_shot_templates and not all(row["labels"] for row in without_audio(splits.get("test", []))):
         raise ValueError(
             f"zero_shot_templates need labels, and test clips of {name} have none; leave the templates out"
@@ -187,6 +198,7 @@ def main() -> None:
     with args.main_process_first(desc="preparing the data"):
         splits = load_splits(data_args.dataset, **options)
     check_splits(splits, data_args, args)
+    origin = data_args.origin
     splits = {name: usable_rows(rows, args) for name, rows in splits.items()}
     processor = build_processor(model_args, splits["train"], args.languages)
     model = build_model(model_args, processor)
@@ -208,6 +220,7 @@ def main() -> None:
     elif trainer.is_world_process_zero():
         print(f"{data_args.dataset} has no test split: results.json holds no test scores")
     results |= {
+        "origin": origin,
         "best_validation": {args.metric_for_best_model: trainer.state.best_metric},
         "best_step": trainer.state.best_global_step,
         "steps": trainer.state.global_step,
@@ -223,7 +236,7 @@ def main() -> None:
             plot_training_curves(trainer.state.log_history, output / "training_curves.png", args.eval_languages[0])
         if "drift_cosine" in logged:
             plot_drift(trainer.state.log_history, output / "drift.png")
-        trainer.create_model_card(dataset=data_args.dataset, finetuned_from=model_args.model)
+        trainer.create_model_card(finetuned_from=model_args.model)
         files = "results.json and training_curves.png" if drawn else "and results.json"
         print(f"model{',' if drawn else ''} {files} are in {output} ({results['seconds']:.0f} s in all)")
 

@@ -217,7 +217,7 @@ def test_recordings_that_no_line_names_are_reported(folder, load):
         ([["file_name", "caption", "split"], ["1.wav", "A", "tset"]], "line 2: the split is 'tset'; give one of train"),
         (
             [["file_name", "caption", "split"], ["1.wav", "A", "test"], ["2.wav", "B", ""]],
-            r"1 of 2 recordings have no split: 2\.wav; give all or none",
+            r"1 of 2 recordings have no split: 2\.wav; but 1\.wav is of test, by its line.*Give all or none",
         ),
         (
             [["file_name", "caption", "source"], ["1.wav", "A", "x"], ["1.wav", "B", "y"]],

@@ -62,6 +62,20 @@ def test_shared_sources_are_listed_with_the_clips_of_both(folder):
     assert all(copy["same_source"] for copy in report["copies"])
 
 
+def test_names_of_files_are_no_shared_sources(tmp_path):
+    for name, first in (("mine", 0), ("yours", 50)):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            soundfile.write(tmp_path / name / f"{number}.wav", sound(first + number, 2.0), RATE_HZ)
+            (tmp_path / name / f"{number}.txt").write_text("a sound")
+        request = Request("audio_folder", {"data_dir": str(tmp_path / name), "languages": ["eng"]})
+        prepare(request, tmp_path / f"{name}-prepared", cache_dir=str(tmp_path / "cache"), quiet=True)
+    sets = [str(tmp_path / f"{name}-prepared") for name in ("mine", "yours")]
+    report = compare(*sets, cache_dir=str(tmp_path / "cache"))
+    assert report["shared_sources"] == {}
+    assert report["copies"] == []
+
+
 def test_one_split_of_a_set(folder):
     cache = str(folder / "cache")
     assert compare(f"{folder / 'first'}:train", str(folder / "second"), cache_dir=cache)["copies"] == []

@@ -8,7 +8,14 @@ from recordings import tone_rows
 from torch.utils.data import DataLoader
 
 from datasets_scripts.audio import load_clip
-from modeling_supclap.collator import EvaluationCollator, IndexedRows, TrainingCollator, group_id
+from modeling_supclap.collator import (
+    EvaluationCollator,
+    IndexedRows,
+    TrainingCollator,
+    group_id,
+    lacking_languages,
+    require_captions,
+)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +115,41 @@ def test_cacl_takes_the_anchor_and_each_other_language_in_turn(processor, rows):
 def test_a_language_that_a_scheme_needs_is_named(processor, rows, scheme, captions, message):
     with pytest.raises(ValueError, match=message):
         TrainingCollator(processor, ["eng", "fra"], scheme=scheme)([{**rows[0], "captions": captions}])
+
+
+@pytest.mark.parametrize(
+    ("present", "scheme", "lacking"),
+    [
+        ({"fra"}, "random", []),
+        ({"jpn"}, "random", ["eng", "fra", "deu"]),
+        ({"eng", "fra", "deu"}, "kcl", []),
+        ({"eng", "deu"}, "kcl", ["fra"]),
+        ({"eng", "deu"}, "cacl", []),
+        ({"eng"}, "cacl", ["fra", "deu"]),
+        ({"fra", "deu"}, "cacl", ["eng"]),
+    ],
+)
+def test_what_a_scheme_lacks_is_what_it_cannot_draw(processor, rows, present, scheme, lacking):
+    languages = ["eng", "fra", "deu"]
+    row = {**rows[0], "captions": {language: ["a"] if language in present else [] for language in [*languages, "jpn"]}}
+    assert lacking_languages(row, languages, scheme) == lacking
+    collator = TrainingCollator(processor, languages, scheme=scheme)
+    if lacking:
+        with pytest.raises(ValueError, match="caption"):
+            collator([row])
+    else:
+        collator([row])
+
+
+def test_clips_whose_turn_would_end_a_run_are_found_before_it():
+    rows = [{"clip_id": name, "captions": {"eng": ["a"], "fra": french}} for name, french in (("a", ["un"]), ("b", []))]
+    require_captions(rows, ["eng", "fra"])
+    with pytest.raises(ValueError, match=r"1 train clips lack captions, such as 'b', which has none in \['fra'\]"):
+        require_captions(rows, ["eng", "fra"], "kcl", "train")
+    with pytest.raises(ValueError, match=r"1 train clips lack captions.*wanted in one of \['fra'\]"):
+        require_captions(rows, ["fra"], split="train")
+    with pytest.raises(ValueError, match=r"no test clip has a caption in \['isl'\]; the clips have.*\['eng', 'fra'\]"):
+        require_captions(rows, ["eng", "isl"], split="test")
 
 
 def test_an_unknown_scheme_names_the_known(processor):

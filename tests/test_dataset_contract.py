@@ -132,7 +132,8 @@ def test_no_audio_at_all_is_an_error_that_says_what_was_tried(name, make, load):
         path.unlink()
     total = sum(made.counts.values())
     with pytest.raises(
-        FileNotFoundError, match=rf"none of the {total} recordings is in .*, which holds no audio. Tried .*wav"
+        FileNotFoundError,
+        match=rf"none of the {total} recordings, such as .+, is in .*, which holds no audio. Tried .*wav",
     ):
         load(name, made)
     dataset_folders.touch(made.table.parent, ["unrelated.mp3"])

@@ -69,6 +69,11 @@ def test_the_card(manifest, tmp_path):
     assert "- ask the author: 1 clips" in card.text
 
 
+def test_a_licence_that_nobody_stated_is_no_blank(manifest, tmp_path):
+    write_card(tmp_path / "README.md", {**manifest, "licences": {"": 3}})
+    assert "- not stated: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
+
+
 def test_the_root_of_recordings(tmp_path):
     entry = root_entry(str(tmp_path / "audio"), tmp_path / "sets" / "one", "a.wav")
     assert entry == {"absolute": str(tmp_path / "audio"), "relative": "../../audio", "example": "a.wav"}

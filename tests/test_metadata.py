@@ -37,6 +37,7 @@ def test_csv_without_a_header_has_the_columns_given(tmp_path):
         ("file,text\na,b\n", r"a\.csv lacks the columns \['name'\]; it has \['file', 'text'\]"),
         ("", r"a\.csv lacks the columns \['name'\]; it has \[\]"),
         ("name,text\na,b, and c\n", r"a\.csv, line 2 has 3 cells for 2 columns; quote cells with commas"),
+        ("name,text,text\na,b,c\n", r"a\.csv has several columns \['text'\], of which only the last would be read"),
     ],
 )
 def test_a_bad_csv_is_refused(tmp_path, content, message):

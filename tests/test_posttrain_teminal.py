@@ -15,6 +15,8 @@ from processes import run_processes
 from transformers import ClapModel
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.training_args import TemporalTrainingArguments
+from recipes import posttrain_teminal
 
 ROOT = Path(__file__).parents[1]
 CLASSES = ("dog", "rain", "rooster", "sneezing")
@@ -51,6 +53,21 @@ def launch(*arguments):
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
     )
     return done.returncode, done.stdout
+
+
+def test_the_labels_of_a_folder_of_ones_own_serve_in_english(tmp_path):
+    lines = ["file_name,caption,label"]
+    for number in range(12):
+        soundfile.write(tmp_path / f"{number}.wav", 0.5 * builders.tone(200.0 + number, 8000), builders.RATE_HZ)
+        lines.append(f"{number}.wav,a sound,{('door_bell', 'saw', 'hen')[number % 3]}")
+    (tmp_path / "metadata.csv").write_text("\n".join(lines))
+    args = posttrain_teminal.PostTrainingArguments(model="m", dataset="audio_folder", data_dir=str(tmp_path))
+    train, held_out = posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
+    overlaid = [train.triple(0, number)[2] for number in range(len(train))]
+    assert "Door bell while saw" in {item.captions["eng"][0] for item in overlaid}
+    assert held_out.labels == ("door_bell", "hen", "saw")
+    with pytest.raises(ValueError, match=r"no label phrases for 'audio_folder'.*the labels.*--languages eng"):
+        posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True, languages=["eng", "fra"]))
 
 
 @pytest.fixture(scope="module")

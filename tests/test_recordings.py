@@ -2,6 +2,7 @@
 
 import logging
 import os
+import unicodedata
 
 import numpy as np
 import pytest
@@ -59,6 +60,13 @@ def test_a_path_is_found_in_another_format_and_the_format_named_wins(tmp_path):
     assert recordings.named(["0", "2", "1"]) == tmp_path / "2.opus"
     assert recordings.named(["1"]) == tmp_path / "x/1.wav"
     assert recordings.named(["0"]) is None
+
+
+def test_a_path_is_found_whose_accents_a_system_has_set_apart(tmp_path):
+    composed, apart = (unicodedata.normalize(form, "été/über.wav") for form in ("NFC", "NFD"))
+    recordings = Recordings(tmp_path, [apart])
+    assert recordings.at(composed) == recordings.at(apart) == tmp_path / apart
+    assert Recordings(tmp_path, [composed]).at(apart) == tmp_path / composed
 
 
 def test_the_preferred_format_wins_and_then_the_first_path(tmp_path):

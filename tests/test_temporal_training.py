@@ -7,6 +7,7 @@ from pathlib import Path
 import builders
 import numpy as np
 import pytest
+import soundfile
 import torch
 from killing import KillAt, Killed
 from processes import assert_same_training, run_processes
@@ -46,6 +47,18 @@ def build(folder, items, model=None, callbacks=None, **kwargs):
 
 
 QUICK = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
+
+
+def test_a_recording_that_begins_with_silence_is_cut_from_its_first_sound_on(tmp_path):
+    rows = tone_rows(tmp_path, count=4)
+    tone, rate_hz = soundfile.read(rows[1]["audio_path"])
+    silence = np.zeros(2 * rate_hz)
+    soundfile.write(rows[1]["audio_path"], np.concatenate([silence, tone, silence]), rate_hz)
+    collator = TemporalCollator(processor(), items_of(rows), "b", max_audio_seconds=0.25)
+    clip = collator._read(rows[1])
+    assert len(clip) == 0.25 * 16000
+    np.testing.assert_allclose(clip.std(), tone.std(), rtol=0.1)
+    collator([{"clip_index": number} for number in range(12)])
 
 
 def test_a_batch_of_stage_b_holds_each_pair_in_three_roles(items):

@@ -17,6 +17,7 @@ from matplotlib.image import imread
 from processes import run_processes
 
 from datasets_scripts import load_splits
+from datasets_scripts.prepare import Request, prepare
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.training_args import SupCLAPTrainingArguments
 from recipes import train_supclap
@@ -197,6 +198,35 @@ def test_templates_without_labels_are_refused_before_the_run(sounds):
     with pytest.raises(ValueError, match="test clips of audio_folder have none; leave the templates out"):
         train_supclap.check_splits(splits, data_args, SupCLAPTrainingArguments())
     train_supclap.check_splits(splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"languages": ["fra"]}, r"no train clip has a caption in \['fra'\]"),
+        ({"languages": ["eng", "fra"], "eval_languages": ["eng"], "loss": "kcl"}, r"no train clip.*\['fra'\]"),
+        ({"languages": ["eng"], "eval_languages": ["eng", "fra"]}, r"no validation clip has a caption in \['fra'\]"),
+    ],
+)
+def test_languages_without_captions_are_refused_before_the_run(sounds, options, message):
+    splits = load_splits("audio_folder", data_dir=str(sounds))
+    with pytest.raises(ValueError, match=message):
+        train_supclap.check_splits(
+            splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments(**options)
+        )
+
+
+def test_a_prepared_set_goes_by_the_name_of_what_it_was_made_from(sounds, tmp_path):
+    prepare(Request("audio_folder", {"data_dir": str(sounds), "languages": ["eng"]}), tmp_path / "set", quiet=True)
+    words = ["--dataset", "prepared", "--data_dir", str(tmp_path / "set"), *WORDS]
+    code, output = launch(*words, "--output_dir", str(tmp_path / "run"))
+    assert code == 0, output
+    card = ModelCard.load(tmp_path / "run" / "README.md")
+    assert card.data.datasets == ["audio_folder"]
+    assert {result.dataset_name for result in card.data.eval_results} == {"audio_folder"}
+    assert "id001" not in card.text  # a list that two arguments share
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["origin"], results["arguments"]["dataset"]) == ("audio_folder", "prepared")
 
 
 @pytest.mark.parametrize(

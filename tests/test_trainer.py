@@ -9,6 +9,7 @@ import builders
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from killing import KillAt, Killed
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
@@ -232,6 +233,15 @@ def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):
     [
         (lambda path, rows: build(path, rows[:3]), "training split has 3 clips, fewer than one batch of 4"),
         (lambda path, rows: SupCLAPTrainer(builders.supclap_model(), arguments(path)), "processing_class is missing"),
+        (
+            lambda path, rows: SupCLAPTrainer(
+                builders.supclap_model(),
+                arguments(path),
+                train_dataset=Dataset.from_list([{"clip_id": "a"}]).to_iterable_dataset(),
+                processing_class=processor(),
+            ),
+            "got a stream of rows .IterableDataset.; the trainer wants rows that it can number",
+        ),
     ],
 )
 def test_what_is_refused(tmp_path, rows, call, message):

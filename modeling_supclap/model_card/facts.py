@@ -80,7 +80,7 @@ def facts_of_run(trainer: Any) -> CardFacts:
     if "stage" in arguments and stages:
         arguments["stage"] = ", then ".join(stages)
     rows = getattr(getattr(trainer, "train_items", None), "rows", None) or trainer.train_rows
-    dataset = recorded.get("dataset")
+    dataset = (results[0].get("origin") if results else None) or recorded.get("dataset")
     return CardFacts(
         model=trainer.clap,
         name=(args.hub_model_id or folder.resolve().name).split("/")[-1],

@@ -79,7 +79,7 @@ def scores_of(results: Mapping[str, Any], dataset: Sequence[str] = ()) -> list[S
     """
     if is_receipt(results):
         return list(_of_receipt(results))
-    name = str(results.get("arguments", {}).get("dataset") or " ".join(dataset))
+    name = str(results.get("origin") or results.get("arguments", {}).get("dataset") or " ".join(dataset))
     return [*_of_training(results.get("test", {}), name), *_of_post_training(results.get("scores", {}), name)]
 
 
@@ -115,7 +115,7 @@ def table_of(scores: Sequence[Score]) -> str:
 
 def _of_receipt(receipt: Mapping[str, Any]) -> Iterator[Score]:
     protocol, scores = receipt["protocol"], receipt["scores"]
-    shared: dict[str, Any] = {"dataset": protocol["dataset"], "split": protocol["split"]}
+    shared: dict[str, Any] = {"dataset": protocol.get("origin") or protocol["dataset"], "split": protocol["split"]}
     confidence = (protocol.get("intervals") or {}).get("confidence")
 
     def score(task: str, metric: str, found: Mapping[str, Any], language: str) -> Score:
