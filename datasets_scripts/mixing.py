@@ -21,11 +21,24 @@ ROLES = ("single", "combined", "forward", "reversed", "overlaid")
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """How two clips are joined; the fields are arguments of `concatenate`."""
+    """How two clips are joined; the fields are arguments of `concatenate`.
+
+    Raises:
+        ValueError: A time is negative; both a crossfade and a gap.
+    """
 
     crossfade_seconds: float = 0.0
     gap_seconds: float = 0.0
     match_loudness: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("crossfade_seconds", "gap_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more seconds")
+        if self.crossfade_seconds and self.gap_seconds:
+            raise ValueError(
+                f"got a crossfade of {self.crossfade_seconds} s and a gap of {self.gap_seconds} s; give one of the two"
+            )
 
 
 def compose(
@@ -83,7 +96,7 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     0.5
     """
     power = np.square(_checked(waveform))
-    starts = np.arange(0, power.size, max(1, _num_samples("frame", FRAME_SECONDS, sampling_rate_hz)))
+    starts = np.arange(0, power.size, max(1, _num_samples(FRAME_SECONDS, sampling_rate_hz)))
     energies, lengths = np.add.reduceat(power, starts), np.diff(starts, append=power.size)
     active = energies >= lengths * (energies.sum() / power.size * 10 ** (GATE_DB / 10))
     return math.sqrt(energies[active].sum() / lengths[active].sum())
@@ -118,11 +131,9 @@ def concatenate(
     >>> concatenate(np.array([0.5, 0.5]), np.array([0.25]), sampling_rate_hz=1, gap_seconds=1).tolist()
     [0.5, 0.5, 0.0, 0.25]
     """
+    RenderOptions(crossfade_seconds, gap_seconds, match_loudness)  # checks them
     first, second = _checked(first), _checked(second)
-    fade = _num_samples("crossfade_seconds", crossfade_seconds, sampling_rate_hz)
-    gap = _num_samples("gap_seconds", gap_seconds, sampling_rate_hz)
-    if fade and gap:
-        raise ValueError(f"got a crossfade of {crossfade_seconds} s and a gap of {gap_seconds} s; give one of the two")
+    fade, gap = (_num_samples(seconds, sampling_rate_hz) for seconds in (crossfade_seconds, gap_seconds))
     if fade > min(first.size, second.size):
         shortest_seconds = min(first.size, second.size) / sampling_rate_hz
         raise ValueError(f"the crossfade of {crossfade_seconds} s is longer than a clip of {shortest_seconds} s")
@@ -171,11 +182,9 @@ def _checked(waveform: np.ndarray) -> np.ndarray:
     return waveform.astype(np.float32, copy=False)
 
 
-def _num_samples(name: str, seconds: float, sampling_rate_hz: int) -> int:
+def _num_samples(seconds: float, sampling_rate_hz: int) -> int:
     if not sampling_rate_hz > 0:
         raise ValueError(f"sampling_rate_hz is {sampling_rate_hz}; give a positive number")
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"{name} is {seconds}; give 0 or more seconds")
     return round(seconds * sampling_rate_hz)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from listening import GOOD, RATE_HZ, noise, strength_db, tone
 
-from datasets_scripts.mixing import active_rms, compose, concatenate, overlay
+from datasets_scripts.mixing import RenderOptions, active_rms, compose, concatenate, overlay
 
 
 def test_concatenation_is_one_after_the_other_sample_by_sample():
@@ -111,6 +111,8 @@ def test_active_level_does_not_count_padding(padding_seconds):
         (lambda: concatenate(GOOD, GOOD, RATE_HZ, crossfade_seconds=-1), "crossfade_seconds is -1; give 0 or more"),
         (lambda: concatenate(GOOD, GOOD, RATE_HZ, gap_seconds=math.nan), "gap_seconds is nan; give 0 or more"),
         (lambda: concatenate(GOOD, GOOD, RATE_HZ, 0.001, 0.001), "0.001 s and a gap of 0.001 s; give one of the two"),
+        (lambda: RenderOptions(crossfade_seconds=-1), "crossfade_seconds is -1; give 0 or more"),
+        (lambda: RenderOptions(0.5, 0.25), "0.5 s and a gap of 0.25 s; give one of the two"),
         (lambda: concatenate(GOOD, GOOD[:40], RATE_HZ, 0.01), "crossfade of 0.01 s is longer than a clip of 0.005 s"),
         (lambda: overlay(GOOD, 0 * GOOD, RATE_HZ), "levels 0.1 and 0; silence cannot"),
         (lambda: compose("overlay", [GOOD, GOOD], RATE_HZ), "unknown role 'overlay'; the roles are single, combined"),
