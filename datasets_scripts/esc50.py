@@ -79,6 +79,7 @@ class ESC50Config(datasets.BuilderConfig):
     def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
         """Keys the cache on the files too: `datasets` alone would give old rows after the folder has changed."""
         made_of = {
+            "code": metadata.code_fingerprint(),
             "metadata": metadata.fingerprint([_metadata_path(self.data_dir)]),
             "audio": Recordings(Path(str(self.data_dir), "audio")).fingerprint(sizes=True),
             "captions": captions_fingerprint("esc50"),

@@ -230,7 +230,11 @@ class FolderConfig(datasets.BuilderConfig):
 
     def made_of(self) -> dict[str, str]:
         """Hashes of what the rows are made of besides the config: they key the cache."""
-        return {"metadata": metadata.fingerprint(self.metadata_files()), "audio": self.recordings.fingerprint()}
+        return {
+            "code": metadata.code_fingerprint(),
+            "metadata": metadata.fingerprint(self.metadata_files()),
+            "audio": self.recordings.fingerprint(),
+        }
 
     def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
         """Keys the cache on the files too: `datasets` alone would give old rows after the folder has changed."""

@@ -20,6 +20,7 @@ import numpy as np
 import soundfile
 from numpy import fft  # np.fft would break: a builder makes datasets put a copy of np here, without lazy attributes
 
+from datasets_scripts import metadata
 from datasets_scripts.captions import captions_fingerprint, check_languages, label_phrases, render_captions
 from datasets_scripts.schema import LANGUAGES, Event, Row, features, validate_row
 from datasets_scripts.whole_files import whole_file
@@ -309,7 +310,11 @@ class SyntheticEventsConfig(datasets.BuilderConfig):
 
     def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
         """Keys the cache on generator and texts too: `datasets` alone would give old rows after they have changed."""
-        made_of = {"audio": self.audio_name, "captions": captions_fingerprint("synthetic")}
+        made_of = {
+            "code": metadata.code_fingerprint(),
+            "audio": self.audio_name,
+            "captions": captions_fingerprint("synthetic"),
+        }
         if self.audio_dir is not None:
             made_of["audio_dir"] = str(Path(self.audio_dir).expanduser().resolve())
         return super().create_config_id({**config_kwargs, **made_of}, custom_features)

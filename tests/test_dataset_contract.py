@@ -7,7 +7,7 @@ import dataset_folders
 import pytest
 from dataset_folders import FOLDERS, MAKERS
 
-from datasets_scripts import builder_names, find_builder, load_builder, load_splits
+from datasets_scripts import builder_names, find_builder, load_builder, load_splits, metadata
 from datasets_scripts.schema import LANGUAGES, validate_row
 
 MULTILINGUAL = {"esc50", "synthetic", "urbansound8k"}
@@ -69,6 +69,14 @@ def test_preparing_again_gives_the_same(name, make, tmp_path):
     made = make(name)
     first, second = (rows_of(load_builder(name, str(tmp_path / cache), **made.config)) for cache in "ab")
     assert first == second
+
+
+@EACH
+def test_other_code_makes_its_own_rows(name, make, load, monkeypatch):
+    made = make(name)
+    first, again = (load(name, made).cache_dir for _ in range(2))
+    monkeypatch.setattr(metadata, "code_fingerprint", lambda: "other code")
+    assert first == again != load(name, made).cache_dir
 
 
 @EACH
