@@ -64,6 +64,17 @@ def origin_of(data_dir: str | Path, revision: str | None = None) -> str:
     return read_manifest(_metadata_folder(config))["dataset"]
 
 
+def dataset_origin(dataset: str, data_dir: str | Path | None, revision: str | None = None) -> str:
+    """The dataset that rows come from: that of its name, or of a prepared set the one that it was prepared from.
+
+    Args:
+        dataset: A name that `load_splits` knows.
+        data_dir: As `origin_of`.
+        revision: As `load_prepared`.
+    """
+    return origin_of(str(data_dir), revision) if dataset == "prepared" else dataset
+
+
 def load_prepared(
     data_dir: str | Path,
     streaming: bool = False,

@@ -25,7 +25,7 @@ from transformers import ClapProcessor, set_seed
 
 from datasets_scripts import load_splits
 from datasets_scripts.captions import label_phrases
-from datasets_scripts.prepared import origin_of
+from datasets_scripts.prepared import dataset_origin
 from datasets_scripts.schema import without_audio
 from datasets_scripts.temporal import TemporalItems, split_by_source
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -59,8 +59,8 @@ class PostTrainingArguments:
 
     @property
     def origin(self) -> str:
-        """The dataset, of a prepared set the one that it was prepared from."""
-        return origin_of(str(self.data_dir)) if self.dataset == "prepared" else self.dataset
+        """As of `dataset_origin`."""
+        return dataset_origin(self.dataset, self.data_dir)
 
 
 def load_model(args: PostTrainingArguments) -> tuple[SupCLAPModel, SupCLAPProcessor]:

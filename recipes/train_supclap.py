@@ -23,7 +23,7 @@ from transformers import BertConfig, RobertaTokenizer, set_seed
 
 from datasets_scripts import load_splits
 from datasets_scripts.audio import read_row
-from datasets_scripts.prepared import origin_of
+from datasets_scripts.prepared import dataset_origin
 from datasets_scripts.schema import without_audio
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.collator import all_captions, require_captions, usable_rows
@@ -58,10 +58,9 @@ class DataArguments:
 
     @property
     def origin(self) -> str:
-        """The dataset, of a prepared set the one that it was prepared from."""
+        """As of `dataset_origin`."""
         options = as_mapping(self.dataset_config)
-        folder = self.data_dir or options.get("data_dir")
-        return origin_of(str(folder), options.get("revision")) if self.dataset == "prepared" else self.dataset
+        return dataset_origin(self.dataset, self.data_dir or options.get("data_dir"), options.get("revision"))
 
 
 @dataclass

@@ -13,7 +13,7 @@ from datasets_scripts import load_splits, shards
 from datasets_scripts.audio import read_row
 from datasets_scripts.mixing import RenderOptions
 from datasets_scripts.prepare import Request, prepare
-from datasets_scripts.prepared import load_prepared, origin_of, read_manifest
+from datasets_scripts.prepared import dataset_origin, load_prepared, origin_of, read_manifest
 from datasets_scripts.schema import AUDIO_COLUMNS, without_audio
 from datasets_scripts.temporal import TemporalItems
 from modeling_supclap.collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator
@@ -116,6 +116,8 @@ def test_embedded_files_decode(folder):
 
 def test_the_origin_names_the_phrases(folder):
     assert origin_of(folder / "int16") == "esc50"
+    assert dataset_origin("prepared", folder / "int16") == "esc50"
+    assert dataset_origin("clotho", None) == "clotho"
 
 
 def test_a_walk_through_the_rows_need_not_touch_the_audio(folder):
