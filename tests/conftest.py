@@ -3,7 +3,10 @@
 import importlib
 import os
 import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 # Before anything imports torch or transformers, which read these once. Models this small run fastest on one thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,6 +17,7 @@ os.environ["HF_HOME"] = _HF_HOME.name
 
 import builders  # noqa: E402
 import pytest  # noqa: E402
+from metric_cards import METRICS  # noqa: E402
 from transformers import BertTokenizer, NllbTokenizer  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
@@ -56,6 +60,14 @@ def sonar_model() -> SupCLAPModel:
 def sonar_processor() -> SupCLAPProcessor:
     """The processor that goes with `sonar_model`."""
     return builders.nllb_processor()
+
+
+@pytest.fixture
+def load_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """A metric by its name, through the real loader of `evaluate`, called from elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    evaluate = importlib.import_module("evaluate")
+    return lambda name: evaluate.load(str(METRICS / name), cache_dir=str(tmp_path))
 
 
 @pytest.fixture(scope="session")

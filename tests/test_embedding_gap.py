@@ -1,7 +1,6 @@
 """metrics/embedding_gap against loops, closed forms, laws of distance and the real `evaluate` loader."""
 
 import math
-import re
 import tracemalloc
 import warnings
 from pathlib import Path
@@ -9,11 +8,11 @@ from pathlib import Path
 import evaluate
 import numpy as np
 import pytest
+from metric_cards import run_card
 
 from metrics.embedding_gap import gap_and_distance
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "metrics" / "embedding_gap"
 
 
 def directions(seed, *shape):
@@ -131,10 +130,8 @@ def test_bad_embeddings_say_what_and_where(other, english, message):
 
 
 @pytest.fixture
-def metric(tmp_path, monkeypatch):
-    """Through the real loader, called from elsewhere."""
-    monkeypatch.chdir(tmp_path)
-    return evaluate.load(str(FOLDER), cache_dir=str(tmp_path))
+def metric(load_metric):
+    return load_metric("embedding_gap")
 
 
 def test_evaluate_gives_the_same_numbers(metric):
@@ -187,6 +184,4 @@ def test_evaluate_errors_are_clear(metric, inputs, message):
 
 def test_the_card_runs(monkeypatch):
     monkeypatch.chdir(ROOT)
-    blocks = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 2
-    exec("\n".join(blocks), {})
+    run_card("embedding_gap", num_blocks=2)

@@ -1,18 +1,17 @@
 """metrics/mrv against the paper's formula in loops, Python's statistics, enumeration and the real `evaluate` loader."""
 
 import itertools
-import re
 import statistics
 from pathlib import Path
 
 import evaluate
 import numpy as np
 import pytest
+from metric_cards import run_card
 
 from metrics.mrv import mean_rank_variance
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "metrics" / "mrv"
 
 # ATRI, tables 9 and 10: ranks of one query in eight languages.
 ML_CLAP = [[5, 4, 5, 2, 4, 5, 8, 13], [2, 4, 4, 7, 12, 12, 0, 3], [22, 18, 33, 17, 20, 24, 11, 26]]
@@ -76,10 +75,8 @@ def test_bad_ranks_say_what_and_where(ranks, message):
 
 
 @pytest.fixture
-def metric(tmp_path, monkeypatch):
-    """Through the real loader, called from elsewhere."""
-    monkeypatch.chdir(tmp_path)
-    return evaluate.load(str(FOLDER), cache_dir=str(tmp_path))
+def metric(load_metric):
+    return load_metric("mrv")
 
 
 def test_evaluate_gives_the_same_number(metric):
@@ -115,8 +112,8 @@ def test_row_numbers_and_ranks_belong_together(metric, inputs, message):
         metric.compute(**inputs)
 
 
-def test_two_columns_combine():
-    both = evaluate.combine({"t2a": evaluate.load(str(FOLDER)), "a2t": evaluate.load(str(FOLDER))}, force_prefix=True)
+def test_two_columns_combine(load_metric):
+    both = evaluate.combine({"t2a": load_metric("mrv"), "a2t": load_metric("mrv")}, force_prefix=True)
     both.add_batch(predictions=ML_CLAP)
     assert both.compute(k=1) == {f"{name}_MRV": mean_rank_variance(ML_CLAP) for name in ("t2a", "a2t")}
 
@@ -129,6 +126,4 @@ def test_evaluate_errors_are_clear(metric, ranks, message):
 
 def test_the_card_runs(monkeypatch):
     monkeypatch.chdir(ROOT)
-    blocks = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 2
-    exec("\n".join(blocks), {})
+    run_card("mrv", num_blocks=2)

@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import tracemalloc
@@ -15,6 +14,7 @@ from pathlib import Path
 import evaluate
 import numpy as np
 import pytest
+from metric_cards import run_card
 from sklearn.metrics import coverage_error, label_ranking_average_precision_score, top_k_accuracy_score
 
 from metrics.recall import (
@@ -361,17 +361,10 @@ def test_bad_embeddings_say_what_and_where(queries, candidates, chunk, message):
         ranks_from_embeddings(queries, candidates, [[0]] * len(queries), chunk)
 
 
-@pytest.fixture
-def load_metric(tmp_path, monkeypatch):
-    """The real loader, called from elsewhere."""
-    monkeypatch.chdir(tmp_path)
-    return lambda: evaluate.load(str(FOLDER), cache_dir=str(tmp_path))
-
-
 def test_evaluate_gives_the_same_numbers(load_metric):
     similarity, relevant = random_case(5, 30, 12, 4, 5)
     expected = retrieval_scores(similarity, relevant, k=[1, 3])
-    metric = load_metric()
+    metric = load_metric("recall")
     assert metric.compute(predictions=similarity, references=relevant, k=[1, 3]) == expected
     assert metric.compute(predictions=similarity.tolist(), references=relevant, k=[1, 3]) == expected
     for start in range(0, 30, 8):
@@ -384,7 +377,7 @@ def test_evaluate_takes_the_whole_matrix_as_a_keyword(load_metric):
     expected = retrieval_scores(similarity, relevant)
     shuffled = np.random.default_rng(0).permutation(30)
     references = [relevant[row] for row in shuffled]
-    metric = load_metric()
+    metric = load_metric("recall")
     assert metric.compute(predictions=shuffled, references=references, similarity=similarity) == expected
     for row in shuffled:
         metric.add(prediction=int(row), reference=relevant[row])
@@ -397,7 +390,7 @@ def test_evaluate_takes_embeddings_as_keywords(load_metric):
     relevant = [[i % 6] for i in range(9)]
     expected = retrieval_scores(queries @ candidates.T, relevant, k=1, map_cutoff=16)
     inputs = {"predictions": range(9), "references": relevant, "k": 1, "map_cutoff": 16}
-    metric = load_metric()
+    metric = load_metric("recall")
     assert metric.compute(**inputs, query_embeds=queries, candidate_embeds=candidates) == pytest.approx(expected)
     lazy = LazySimilarity(queries, candidates)  # of this package's own copy of the class
     assert metric.compute(**inputs, similarity=lazy) == pytest.approx(expected)
@@ -408,7 +401,7 @@ def test_evaluate_takes_embeddings_as_keywords(load_metric):
 def test_a_keyword_never_passes_through_arrow(load_metric):
     """3000 x 3000 scores are 36 MB; through Arrow they would be 450 MB of Python numbers and more."""
     similarity = np.random.default_rng(0).standard_normal((3000, 3000), dtype=np.float32)
-    metric, relevant = load_metric(), [[i] for i in range(3000)]
+    metric, relevant = load_metric("recall"), [[i] for i in range(3000)]
     metric.compute(predictions=[0], references=[[0]], similarity=np.eye(1))  # what is imported once
 
     def compute():
@@ -419,11 +412,13 @@ def test_a_keyword_never_passes_through_arrow(load_metric):
 
 def test_evaluate_has_the_reader_of_qrels(load_metric):
     rows = [("q", "a", 0), ("q", "b", 1)]
-    assert load_metric().relevant_from_qrels(rows, ["q"], ["a", "b"]) == relevant_from_qrels(rows, ["q"], ["a", "b"])
+    assert load_metric("recall").relevant_from_qrels(rows, ["q"], ["a", "b"]) == relevant_from_qrels(
+        rows, ["q"], ["a", "b"]
+    )
 
 
 def test_an_empty_split_is_an_error(load_metric):
-    metric = load_metric()
+    metric = load_metric("recall")
     with pytest.raises(ValueError, match="at least once before calling `compute`"):
         metric.compute()
     with pytest.raises(ValueError, match="hold at least one query"):
@@ -432,7 +427,7 @@ def test_an_empty_split_is_an_error(load_metric):
 
 def test_evaluate_combines(load_metric):
     similarity, relevant = random_case(7, 10, 6, 2, None)
-    both = evaluate.combine({"first": load_metric(), "second": load_metric()}, force_prefix=True)
+    both = evaluate.combine({"first": load_metric("recall"), "second": load_metric("recall")}, force_prefix=True)
     scores = both.compute(predictions=similarity, references=relevant, k=[1], unknown_to_recall=3)
     expected = retrieval_scores(similarity, relevant, k=[1])
     assert scores == {f"{name}_{key}": value for name in ("first", "second") for key, value in expected.items()}
@@ -452,7 +447,7 @@ def test_evaluate_combines(load_metric):
 )
 def test_evaluate_errors_are_clear(load_metric, inputs, message):
     with pytest.raises(ValueError, match=message):
-        load_metric().compute(**inputs)
+        load_metric("recall").compute(**inputs)
 
 
 WORKER = """
@@ -531,8 +526,6 @@ def test_a_folder_needs_no_other(name):
 
 def test_the_card_runs(monkeypatch):
     monkeypatch.chdir(ROOT)
-    blocks = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 3
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        exec("\n".join(blocks), {})
+        run_card("recall", num_blocks=3)

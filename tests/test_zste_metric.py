@@ -1,13 +1,13 @@
 """metrics/zste against naive loops, enumeration of all orders, the paper's chance levels and the real `evaluate`."""
 
 import itertools
-import re
 from pathlib import Path
 
 import evaluate
 import numpy as np
 import pytest
 from listening import make_rows
+from metric_cards import run_card
 
 from datasets_scripts.zste import ZSTE_FAMILIES, zste_prompts, zste_set
 from metrics.mrv import mean_rank_variance
@@ -15,7 +15,6 @@ from metrics.recall import retrieval_scores
 from metrics.zste import zste_chance, zste_outcomes, zste_ranks, zste_scores, zste_scores_by_language
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "metrics" / "zste"
 TASKS = list(ZSTE_FAMILIES)
 
 
@@ -223,10 +222,8 @@ def test_chance_needs_candidates(n, task):
 
 
 @pytest.fixture
-def metric(tmp_path, monkeypatch):
-    """Through the real loader, called from elsewhere."""
-    monkeypatch.chdir(tmp_path)
-    return evaluate.load(str(FOLDER), cache_dir=str(tmp_path))
+def metric(load_metric):
+    return load_metric("zste")
 
 
 def test_evaluate_gives_the_same_scores(metric):
@@ -296,6 +293,4 @@ def test_evaluate_errors_are_clear(metric, inputs, message):
 
 def test_the_card_runs(monkeypatch):
     monkeypatch.chdir(ROOT)
-    blocks = re.findall(r"```python\n(.*?)```", (FOLDER / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 2
-    exec("\n".join(blocks), {})
+    run_card("zste", num_blocks=2)
