@@ -20,10 +20,10 @@ import torch
 from transformers import BertConfig
 
 from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
-from modeling_supclap.callbacks import Averages, DriftCallback
-from modeling_supclap.contrastive_module import ContrastiveModule
-from modeling_supclap.objectives import build_objective
-from modeling_supclap.training_args import SupCLAPTrainingArguments
+from modeling_supclap.training.callbacks import Averages, DriftCallback
+from modeling_supclap.training.contrastive_module import ContrastiveModule
+from modeling_supclap.training.objectives import build_objective
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 LOGGING_STEPS = 10  # the default of SupCLAPTrainingArguments
 FRAMES_PER_SECOND = 100

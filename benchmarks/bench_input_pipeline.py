@@ -24,14 +24,14 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import BertConfig, RobertaTokenizer
 
-from datasets_scripts import load_splits
-from datasets_scripts.audio import read_row
-from datasets_scripts.prepare import Request, prepare
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.collator import IndexedRows, TrainingCollator
-from modeling_supclap.contrastive_module import ContrastiveModule
-from modeling_supclap.objectives import build_objective
-from modeling_supclap.training_args import SupCLAPTrainingArguments
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.training.collator import IndexedRows, TrainingCollator
+from modeling_supclap.training.contrastive_module import ContrastiveModule
+from modeling_supclap.training.objectives import build_objective
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 STORAGES = ("original", "flac16k", "int16")
 SAMPLING_RATE_HZ = 16000

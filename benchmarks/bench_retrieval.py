@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torchmetrics.functional.retrieval import retrieval_average_precision, retrieval_hit_rate
 
-from metrics.recall import LazySimilarity, ranks_from_embeddings, retrieval_outcomes
+from modeling_supclap.metrics.recall import LazySimilarity, ranks_from_embeddings, retrieval_outcomes
 
 CAPTIONS = 5
 K = (1, 5, 10)

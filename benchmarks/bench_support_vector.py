@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from modeling_supclap.losses import StaticRadius, info_nce
-from modeling_supclap.objectives import ContrastiveObjective, SupportVectorRegularizer
+from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
 
 SCALE = torch.tensor(1 / 0.07)
 

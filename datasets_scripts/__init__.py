@@ -1,6 +1,6 @@
 """Raw files to rows: one builder a dataset, each giving the row of `schema.py`.
 
->>> from datasets_scripts import load_splits
+>>> from modeling_supclap.datasets_scripts import load_splits
 >>> splits = load_splits("synthetic", num_train=640, num_test=64)  # doctest: +SKIP
 """
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 # Module and class by name, so that only the builder that is asked for gets imported.
 _BUILDERS = {
-    "audio_folder": ("datasets_scripts.audio_folder", "AudioFolder"),
-    "audiocaps": ("datasets_scripts.audiocaps", "AudioCaps"),
-    "clotho": ("datasets_scripts.clotho", "Clotho"),
-    "esc50": ("datasets_scripts.esc50", "ESC50"),
-    "prepared": ("datasets_scripts.prepared", "Prepared"),
-    "synthetic": ("datasets_scripts.synthetic", "SyntheticEvents"),
-    "urbansound8k": ("datasets_scripts.urbansound8k", "UrbanSound8K"),
-    "vggsound": ("datasets_scripts.vggsound", "VGGSound"),
-    "wavcaps": ("datasets_scripts.wavcaps", "WavCaps"),
+    "audio_folder": (".builders.audio_folder", "AudioFolder"),
+    "audiocaps": (".builders.audiocaps", "AudioCaps"),
+    "clotho": (".builders.clotho", "Clotho"),
+    "esc50": (".builders.esc50", "ESC50"),
+    "prepared": (".prepared", "Prepared"),
+    "synthetic": (".builders.synthetic", "SyntheticEvents"),
+    "urbansound8k": (".builders.urbansound8k", "UrbanSound8K"),
+    "vggsound": (".builders.vggsound", "VGGSound"),
+    "wavcaps": (".builders.wavcaps", "WavCaps"),
 }
 
 
@@ -62,7 +62,7 @@ def splits_of(builder: Any, translations: str | Sequence[str] | Mapping[str, Any
     splits = builder.as_dataset()
     if translations is None:
         return splits
-    from datasets_scripts.multilingual import join_translations
+    from .translation.join import join_translations
 
     options = dict(translations) if isinstance(translations, Mapping) else {"path": translations}
     _check_known("option of translations", options, list(inspect.signature(join_translations).parameters)[1:])
@@ -89,7 +89,7 @@ def find_builder(name: str) -> Any:
     """The class of the builder of that name."""
     _check_known("dataset", [name], _BUILDERS)
     module, class_name = _BUILDERS[name]
-    return getattr(importlib.import_module(module), class_name)
+    return getattr(importlib.import_module(module, __name__), class_name)
 
 
 def _check_config(name: str, config: Mapping[str, Any], *more: str) -> None:

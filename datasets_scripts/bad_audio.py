@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets_scripts.audio import BadAudioError
-from datasets_scripts.parallel import map_in_order
-from datasets_scripts.storage import pack, source_of
-from datasets_scripts.whole_files import write_json
+from .atomic_files import write_json
+from .audio import BadAudioError
+from .parallel import map_in_order
+from .storage import pack, source_of
 
 ON_BAD_AUDIO = ("error", "skip", "report")
 """What to do with recordings that cannot be used: stop at the first; leave them out; also name each."""

@@ -12,11 +12,11 @@ from typing import Any
 import datasets
 import soundfile
 
-from datasets_scripts.prepared import FORMAT
-from datasets_scripts.shards import file_sha256
-from datasets_scripts.storage import STORAGES
-from datasets_scripts.versions import installed_versions
-from datasets_scripts.whole_files import write_text
+from .atomic_files import write_text
+from .prepared import FORMAT
+from .shards import file_sha256
+from .storage import STORAGES
+from .versions import installed_versions
 
 _METADATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".txt")
 _PACKAGES = ("datasets", "numpy", "pyarrow", "soundfile", "supclap", "torch", "torchaudio", "torchcodec")
@@ -141,7 +141,7 @@ def _card_body(manifest: Mapping[str, Any]) -> str:
         f"Audio: {STORAGES[manifest['storage']].meaning}. `manifest.json` says what the set was made from, what is "
         "missing and what could not be read.\n\n"
         f"```\n{summary_table(manifest)}\n```\n\n"
-        "```python\nfrom datasets_scripts import load_splits\n\n"
+        "```python\nfrom modeling_supclap.datasets_scripts import load_splits\n\n"
         'splits = load_splits("prepared", data_dir="this folder, or its id on the Hub")\n```\n\n'
         f"Licences of the recordings:\n\n{licences}\n"
     )

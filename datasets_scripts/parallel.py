@@ -12,7 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from datasets_scripts.audio import use_threads
+from .audio import use_threads
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -28,17 +28,17 @@ from typing import Any, TypeAlias
 import datasets
 from tqdm import tqdm
 
-from datasets_scripts import builder_names, find_builder, load_builder
-from datasets_scripts.audio import BadAudioError
-from datasets_scripts.bad_audio import ON_BAD_AUDIO
-from datasets_scripts.builder_options import add_builder_options
-from datasets_scripts.manifest import make_manifest, root_entry, summary_table, versions, write_card
-from datasets_scripts.parallel import map_in_order
-from datasets_scripts.prepared import FORMAT, MANIFEST, read_manifest
-from datasets_scripts.schema import AUDIO_COLUMNS, without_audio
-from datasets_scripts.shards import ShardWriter
-from datasets_scripts.storage import STORAGES, Packed, audio_features, pack, source_of
-from datasets_scripts.whole_files import write_json
+from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder
+from modeling_supclap.datasets_scripts.atomic_files import write_json
+from modeling_supclap.datasets_scripts.audio import BadAudioError
+from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
+from modeling_supclap.datasets_scripts.builders.options import add_builder_options
+from modeling_supclap.datasets_scripts.manifest import make_manifest, root_entry, summary_table, versions, write_card
+from modeling_supclap.datasets_scripts.parallel import map_in_order
+from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, read_manifest
+from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
+from modeling_supclap.datasets_scripts.shards import ShardWriter
+from modeling_supclap.datasets_scripts.storage import STORAGES, Packed, audio_features, pack, source_of
 
 _WORK = ".prepare"  # inside the output folder: finished shards of an unfinished run, and what the run was to make
 _CHUNK = 8  # clips a worker takes at a time

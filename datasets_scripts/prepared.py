@@ -5,7 +5,7 @@
       manifest.json                           what the set holds, from what and how it was made
       README.md                               the dataset card, by which `datasets.load_dataset` reads the set too
 
->>> from datasets_scripts import load_splits
+>>> from modeling_supclap.datasets_scripts import load_splits
 >>> splits = load_splits("prepared", data_dir="prepared")  # doctest: +SKIP
 """
 

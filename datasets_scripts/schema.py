@@ -6,7 +6,9 @@ because the temporal methods build on that; its source says which recording it w
 share one. Rows of a prepared set may hold their audio too, in `AUDIO_COLUMNS`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 from datasets import Features, List, Value
@@ -95,6 +97,89 @@ def without_audio(rows: Any) -> Any:
     """
     held = [name for name in AUDIO_COLUMNS if name in (getattr(rows, "column_names", None) or ())]
     return rows.remove_columns(held) if held else rows
+
+
+def stable_id(text: str) -> int:
+    """A 63-bit integer for a string, the same in every process and every run.
+
+    >>> stable_id("dog") == stable_id("dog"), stable_id("dog") == stable_id("cat")
+    (True, False)
+    """
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def group_id(row: Mapping[str, Any], positives: str) -> int:
+    """Which rows count as right answers to each other: those with the same group id.
+
+    Args:
+        row: a row of the schema.
+        positives: `"clip"`, every clip only to itself (the papers' protocol); or `"captions"`, also to the clips that
+            carry exactly the same captions, as where captions are made from class names.
+    """
+    return stable_id(row["clip_id"] if positives == "clip" else json.dumps(row["captions"], sort_keys=True))
+
+
+def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple[str, str]]:
+    """Every caption of a row as `(language, text)`, languages in the order given.
+
+    >>> all_captions({"captions": {"eng": ["a dog", "a barking dog"], "fra": ["un chien"]}}, ["fra", "eng"])
+    [('fra', 'un chien'), ('eng', 'a dog'), ('eng', 'a barking dog')]
+    """
+    return [(language, text) for language in languages for text in row["captions"].get(language) or ()]
+
+
+def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:
+    """The languages in which a clip has no caption, if they keep a scheme from drawing for it.
+
+    Args:
+        row: a row of the schema.
+        languages: ISO 639-3 codes, the anchor first.
+        scheme: as `TrainingCollator`; `random` wants one of the languages, `kcl` all, `cacl` the first and another.
+
+    >>> clip = {"captions": {"eng": ["a dog"], "fra": []}}
+    >>> lacking_languages(clip, ["eng", "fra"]), lacking_languages(clip, ["eng", "fra"], "kcl")
+    ([], ['fra'])
+    """
+    absent = [language for language in languages if not row["captions"].get(language)]
+    enough = {
+        "random": len(absent) < len(languages),
+        "kcl": not absent,
+        "cacl": languages[0] not in absent and len(absent) < len(languages) - 1,
+    }
+    return [] if enough[scheme] else absent
+
+
+def require_captions(
+    rows: Iterable[Mapping[str, Any]], languages: Sequence[str], scheme: str = "random", split: str = ""
+) -> None:
+    """Refuses a split that would end a run when the turn of some clip comes.
+
+    Args:
+        rows: rows of the schema.
+        languages: as `lacking_languages`.
+        scheme: as `lacking_languages`.
+        split: what the message calls the rows.
+
+    Raises:
+        ValueError: clips lack captions that the scheme draws from, or no clip has a caption in one of the languages.
+    """
+    present: set[str] = set()
+    lacking: dict[str, list[str]] = {}
+    for row in rows:
+        present.update(language for language, texts in row["captions"].items() if texts)
+        absent = lacking_languages(row, languages, scheme)
+        if absent:
+            lacking[row["clip_id"]] = absent
+    nowhere = [language for language in languages if language not in present]
+    if nowhere:
+        raise ValueError(f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}")
+    if lacking:
+        clip_id, absent = next(iter(lacking.items()))
+        wanted = {"random": "one of", "kcl": "all of", "cacl": "the first and another of"}[scheme]
+        raise ValueError(
+            f"{len(lacking)} {split} clips lack captions, such as {clip_id!r}, which has none in {absent}: captions "
+            f"are wanted in {wanted} {list(languages)}; take other languages, add translations, or leave the clips out"
+        )
 
 
 def validate_row(row: Mapping[str, Any], languages: Sequence[str] = LANGUAGES) -> None:

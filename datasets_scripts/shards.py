@@ -18,7 +18,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 
-from datasets_scripts.whole_files import write_json
+from .atomic_files import write_json
 
 ROW_GROUP_ROWS = 100  # as the Hub's viewer likes it: a row is read by reading its row group
 ROW_GROUP_BYTES = 64 * 1024**2

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import soundfile
 from datasets import Value
 
-from datasets_scripts.audio import BadAudioError, MissingDecoderError, load_clip, read_audio, to_int16
+from .audio import BadAudioError, MissingDecoderError, load_clip, read_audio, to_int16
 
 
 class Storage(NamedTuple):

@@ -51,11 +51,11 @@ SupCLAPProcessor.register_for_auto_class()
 def __getattr__(name: str) -> Any:
     """The trainer, imported when first asked for: transformers' Trainer takes seconds that inference need not spend."""
     if name == "SupCLAPTrainer":
-        from .trainer import SupCLAPTrainer
+        from .training.trainer import SupCLAPTrainer
 
         return SupCLAPTrainer
     if name == "SupCLAPTrainingArguments":
-        from .training_args import SupCLAPTrainingArguments
+        from .training.training_args import SupCLAPTrainingArguments
 
         return SupCLAPTrainingArguments
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

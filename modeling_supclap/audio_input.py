@@ -117,7 +117,7 @@ def _inside(clip: Mapping[str, Any], name: str) -> tuple[Any, float | None]:
 def _read(file: Any, name: str) -> tuple[np.ndarray, int]:
     try:
         # By name: a folder that was uploaded with this file must load where the package is missing.
-        audio = importlib.import_module("datasets_scripts.audio")
+        audio = importlib.import_module("modeling_supclap.datasets_scripts.audio")
     except ImportError as error:
         raise ImportError(
             f"cannot read {name}: files are read by the supclap package, which does not import here ({error}); read "

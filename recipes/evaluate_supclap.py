@@ -26,14 +26,14 @@ from typing import Any
 
 from datasets import concatenate_datasets
 
-from datasets_scripts import load_builder, splits_of
-from datasets_scripts.captions import label_phrases
-from datasets_scripts.schema import without_audio
-from datasets_scripts.zste import ZSTE_FAMILIES
 from modeling_supclap import evaluation
-from modeling_supclap.distributed import is_first_process
+from modeling_supclap.datasets_scripts import load_builder, splits_of
+from modeling_supclap.datasets_scripts.builders.captions import label_phrases
+from modeling_supclap.datasets_scripts.schema import without_audio
+from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES
 from modeling_supclap.evaluation.report import write_report
-from modeling_supclap.training_args import as_mapping, parse_arguments
+from modeling_supclap.training.distributed import is_first_process
+from modeling_supclap.training.training_args import as_mapping, parse_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.onnx_export import TOLERANCE, Parity, export_onnx
+from modeling_supclap.integrations.onnx import TOLERANCE, Parity, export_onnx
 
 USAGE = """# ONNX graphs of a SupCLAP model
 

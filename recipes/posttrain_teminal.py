@@ -23,19 +23,19 @@ from typing import Any
 from datasets import concatenate_datasets
 from transformers import ClapProcessor, set_seed
 
-from datasets_scripts import load_splits
-from datasets_scripts.captions import label_phrases
-from datasets_scripts.prepared import dataset_origin
-from datasets_scripts.schema import without_audio
-from datasets_scripts.temporal import TemporalItems, split_by_source
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.collator import usable_rows
 from modeling_supclap.conversion import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap
-from modeling_supclap.distributed import leave_process_group
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.builders.captions import label_phrases
+from modeling_supclap.datasets_scripts.prepared import dataset_origin
+from modeling_supclap.datasets_scripts.schema import without_audio
+from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, split_by_source
 from modeling_supclap.evaluation import write_results
-from modeling_supclap.post_training import add_lora, merge_lora, train_last_layers, trainable_table
-from modeling_supclap.trainer import TemporalTrainer
-from modeling_supclap.training_args import TemporalTrainingArguments, last_checkpoint, parse_arguments
+from modeling_supclap.training.collator import usable_rows
+from modeling_supclap.training.distributed import leave_process_group
+from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers, trainable_table
+from modeling_supclap.training.trainer import TemporalTrainer
+from modeling_supclap.training.training_args import TemporalTrainingArguments, last_checkpoint, parse_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
 

@@ -21,13 +21,11 @@ from typing import Any
 
 from transformers import BertConfig, RobertaTokenizer, set_seed
 
-from datasets_scripts import load_splits
-from datasets_scripts.audio import read_row
-from datasets_scripts.prepared import dataset_origin
-from datasets_scripts.schema import without_audio
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.collator import all_captions, require_captions, usable_rows
-from modeling_supclap.distributed import leave_process_group
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.prepared import dataset_origin
+from modeling_supclap.datasets_scripts.schema import all_captions, require_captions, without_audio
 from modeling_supclap.evaluation import (
     Intervals,
     format_report,
@@ -36,9 +34,16 @@ from modeling_supclap.evaluation import (
     write_results,
     zero_shot_report,
 )
-from modeling_supclap.plots import plot_drift, plot_training_curves
-from modeling_supclap.trainer import SupCLAPTrainer
-from modeling_supclap.training_args import SupCLAPTrainingArguments, as_mapping, last_checkpoint, parse_arguments
+from modeling_supclap.training.collator import usable_rows
+from modeling_supclap.training.distributed import leave_process_group
+from modeling_supclap.training.plots import plot_drift, plot_training_curves
+from modeling_supclap.training.trainer import SupCLAPTrainer
+from modeling_supclap.training.training_args import (
+    SupCLAPTrainingArguments,
+    as_mapping,
+    last_checkpoint,
+    parse_arguments,
+)
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 

@@ -5,7 +5,7 @@
         --model deepseek-chat --endpoint https://api.deepseek.com/v1 --api_key_env DEEPSEEK_API_KEY
 
 The file is then joined with `dataset_config: {translations: audiocaps.parquet}` in a training configuration, or with
-`datasets_scripts.multilingual.join_translations`. A run that was killed continues when it is started again; a caption
+`join_translations`. A run that was killed continues when it is started again; a caption
 that has changed is translated again. Beside the file lie `audiocaps.back.parquet`, the translations translated back
 into English, and `audiocaps.report.json`: per language how many are missing, how long they are, and how much of the
 meaning comes back, the mean cosine of the sentence embeddings of a caption and of its translation back [S E.9].
@@ -25,15 +25,19 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from datasets_scripts import load_splits
-from datasets_scripts.multilingual import Caption, read_captions
-from datasets_scripts.schema import LANGUAGES
-from datasets_scripts.translation_table import listing
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.schema import LANGUAGES
+from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator, Translator
+from modeling_supclap.datasets_scripts.translation.jobs import Item, Key, clean, complete_translations, sample
+from modeling_supclap.datasets_scripts.translation.join import Caption, read_captions
+from modeling_supclap.datasets_scripts.translation.quality import (
+    SentenceEncoder,
+    format_translation_report,
+    report_translations,
+)
+from modeling_supclap.datasets_scripts.translation.table import listing
 from modeling_supclap.evaluation import write_results
-from modeling_supclap.training_args import as_mapping, parse_arguments
-from modeling_supclap.translation import ChatTranslator, Seq2SeqTranslator, Translator
-from modeling_supclap.translation.jobs import Item, Key, clean, complete_translations, sample
-from modeling_supclap.translation.quality import SentenceEncoder, format_translation_report, report_translations
+from modeling_supclap.training.training_args import as_mapping, parse_arguments
 
 
 @dataclass

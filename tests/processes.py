@@ -45,6 +45,7 @@ def assert_same_training(one: Path, many: Path, world_size: int) -> None:
 def run_script(script: str, *arguments: str) -> None:
     """What each process does: the script, which has to leave its process group."""
     sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).parent))  # as `python script` has it
     runpy.run_path(script, run_name="__main__")
     assert not dist.is_initialized(), f"{script} ended inside its process group"
 

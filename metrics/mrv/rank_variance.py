@@ -18,7 +18,7 @@ def mean_rank_variance(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -
 
     Args:
         ranks: (N, K), the rank of query i's right answer when asked in language k; the N queries are parallel, the same
-            in all K languages. `metrics.recall.best_ranks` of each language makes one column.
+            in all K languages. `modeling_supclap.metrics.recall.best_ranks` of each language makes one column.
 
     Returns:
         0 when each query gets one rank in all languages, the better the lower. With every rank drawn at random among C

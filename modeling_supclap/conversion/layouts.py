@@ -24,12 +24,12 @@ from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_ced import CEDModel
 from ..modeling_sonar import SonarTextModel
 from ..modeling_supclap import SupCLAPModel
-from ..provenance_file import SONAR_LICENCE
 from .ced import HEAD, ced_from_hub, ced_from_original
 from .clap import supclap_from_clap
 from .files import Checkpoint
 from .laion import clap_from_laion, laion_feature_extractor, reasons
 from .ml_clap import AUDIO, TEXT, below, supclap_from_ml_clap
+from .provenance import SONAR_LICENCE
 from .sonar import sonar_from_fairseq2, sonar_from_hub, sonar_from_legacy
 from .tensors import Tensors, fill_exactly
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from ..provenance_file import write_provenance
 from .layouts import Conversion
+from .provenance import write_provenance
 
 # SONAR's tokenizer is NLLB's, which has English here. Read from its bare SentencePiece file, transformers has no
 # languages, or has them one too high.

@@ -15,14 +15,7 @@ from .embedded_split import EmbeddedSplit, embed_split
 from .embedding_cache import EmbeddingCache
 from .embedding_models import EmbeddingModel, load_embedding_model
 from .protocol import EvaluationOptions, evaluate
-from .receipts import (
-    Intervals,
-    Receipt,
-    compare,
-    format_comparison,
-    paper_results,
-    write_results,
-)
+from .receipts import Intervals, Receipt, compare, format_comparison, paper_results, write_results
 from .retrieval import evaluate_retrieval
 from .trainer_metrics import (
     format_report,

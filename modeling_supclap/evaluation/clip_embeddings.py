@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from metrics.recall.ranking import LazySimilarity
+from modeling_supclap.metrics.recall.ranking import LazySimilarity
 
 from .embedding_models import EmbeddingModel, unit_norm
 
@@ -95,7 +95,7 @@ class ClipEmbeddings:
         return means
 
     def similarity(self, text_embeds: np.ndarray, queries: str = "text") -> Any:
-        """How well texts and clips match, as `metrics.recall.ranking` takes it.
+        """How well texts and clips match, as `modeling_supclap.metrics.recall.ranking` takes it.
 
         Args:
             text_embeds: Unit norm, (M, d).

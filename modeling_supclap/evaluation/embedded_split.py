@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from datasets_scripts.audio import BadAudioError, read_row
-from datasets_scripts.schema import without_audio
+from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
+from modeling_supclap.datasets_scripts.schema import without_audio
 
 from ..audio_chunks import cut_chunks
 from .clip_embeddings import AudioPolicy, ClipEmbeddings

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from huggingface_hub import constants
 
-from datasets_scripts.whole_files import whole_file, write_json
+from modeling_supclap.datasets_scripts.atomic_files import whole_file, write_json
 
 CACHE_VERSION = 2
 """Raise it with any change to what is stored under a key."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,7 @@ from .clip_embeddings import AudioPolicy
 from .embedded_split import EmbeddedSplit, embed_split
 from .embedding_cache import EmbeddingCache
 from .embedding_models import EmbeddingModel, load_embedding_model
-from .receipts import (
-    SCHEMA,
-    Intervals,
-    Receipt,
-    package_versions,
-)
+from .receipts import SCHEMA, Intervals, Receipt, package_versions
 from .retrieval import evaluate_retrieval
 from .zero_shot import TEMPLATE_SETS, Phrases, evaluate_zero_shot, prompts_hash
 from .zste import ZSTEOptions, evaluate_zste
@@ -35,7 +30,7 @@ class EvaluationOptions:
     Attributes:
         tasks: Some of "retrieval", "zero_shot" and "zste"; the last two need clips with exactly one label.
         languages: Of retrieval, ISO 639-3 codes; with several also MRV, Gap and Dis, the last two towards English.
-        positives: Who answers whom, see `collator.group_id`.
+        positives: Who answers whom, see `schema.group_id`.
         caption_handling: "all", and each clip must have as many captions in every language; or "parallel".
         missing: What to do about recordings that are not there or unreadable: "error" or "skip".
         audio: What is heard of a recording.
@@ -198,7 +193,7 @@ def _run(model: EmbeddingModel, cache: EmbeddingCache, embed_seconds: float, all
         "seconds": {"embed": round(embed_seconds, 3), "all": round(all_seconds, 3)},
         "device": model.device,
         "dtype": model.dtype,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "cache": {"read": cache.read, "embedded": cache.embedded},
     }
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datasets_scripts.audio import BadAudioError, read_row
-from datasets_scripts.schema import LANGUAGES, without_audio
-from datasets_scripts.whole_files import write_text
+from modeling_supclap.datasets_scripts.atomic_files import write_text
+from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
+from modeling_supclap.datasets_scripts.schema import LANGUAGES, without_audio
 
 from .receipts import Receipt, paper_results
 from .report_figures import figures

@@ -11,16 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from metrics.embedding_gap.distance import gap_and_distance
-from metrics.mrv import mean_rank_variance
-from metrics.recall.ranking import (
-    best_ranks,
-    chance_scores,
-    retrieval_outcomes,
-    retrieval_scores,
-)
+from modeling_supclap.datasets_scripts.schema import group_id
+from modeling_supclap.metrics.embedding_gap.distance import gap_and_distance
+from modeling_supclap.metrics.mrv import mean_rank_variance
+from modeling_supclap.metrics.recall.ranking import best_ranks, chance_scores, retrieval_outcomes, retrieval_scores
 
-from ..collator import group_id
 from .clip_embeddings import matrix_of
 from .embedded_split import EmbeddedSplit, Row
 from .receipts import Intervals, score
@@ -69,7 +64,7 @@ class CaptionTable:
 
         Args:
             sources: The recording that each row was cut from, (rows,) strings.
-            positives: See `collator.group_id`. Where clips share captions a text belongs to no single recording; its
+            positives: See `schema.group_id`. Where clips share captions a text belongs to no single recording; its
                 group is then what is drawn.
         """
         owners = sources[self.text_rows] if positives == "clip" else self.text_groups.astype(str)
@@ -100,7 +95,7 @@ def caption_table(
     Args:
         rows: The split.
         language: ISO 639-3 code.
-        positives: See `collator.group_id`.
+        positives: See `schema.group_id`.
         at_most: How many captions of each row count; None, all.
 
     Raises:
@@ -142,7 +137,7 @@ def parallel_captions(rows: Sequence[Row], languages: Sequence[str]) -> tuple[np
 
 
 def clips_alike(rows: Sequence[Row], clips: np.ndarray, positives: str) -> list[list[int]]:
-    """For each of some clips all that answer the same captions; see `collator.group_id`."""
+    """For each of some clips all that answer the same captions; see `schema.group_id`."""
     groups = np.array([group_id(row, positives) for row in rows])
     return [np.flatnonzero(groups == groups[clip]).tolist() for clip in clips]
 
@@ -159,7 +154,7 @@ def evaluate_retrieval(
     Args:
         split: The embedded split.
         languages: ISO 639-3 codes, the anchor first.
-        positives: See `collator.group_id`.
+        positives: See `schema.group_id`.
         caption_handling: "all" takes every caption, and a clip must have as many in each language; "parallel" takes
             those that exist in all languages.
         intervals: How intervals are drawn.

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from datasets_scripts.schema import without_audio
-from metrics.mrv import mean_rank_variance
-from metrics.recall.ranking import LazySimilarity, best_ranks, retrieval_outcomes
+from modeling_supclap.datasets_scripts.schema import without_audio
+from modeling_supclap.metrics.mrv import mean_rank_variance
+from modeling_supclap.metrics.recall.ranking import LazySimilarity, best_ranks, retrieval_outcomes
 
 from .receipts import Intervals
 from .retrieval import DIRECTIONS, CaptionTable, K, caption_table, clips_alike, parallel_captions
@@ -21,7 +21,7 @@ def retrieval_metrics_of(dataset: Any, languages: Sequence[str], positives: str)
     Args:
         dataset: the split, as `collator.IndexedRows`.
         languages: those that the collator embeds, in its order.
-        positives: see `collator.group_id`.
+        positives: see `schema.group_id`.
 
     Returns:
         A function of the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)
@@ -83,7 +83,7 @@ def retrieval_report(
         text_embeds: `(N, K, d)`: the captions of each row, as `EvaluationCollator` lays them out.
         rows: the split.
         languages: all that were embedded, in order.
-        positives: see `collator.group_id`.
+        positives: see `schema.group_id`.
         intervals: how intervals are drawn; None draws none.
 
     Returns:
@@ -138,7 +138,7 @@ def parallel_ranks(
         text_embeds: `(N, K, d)`, as `EvaluationCollator` lays them out.
         rows: the split.
         languages: all that were embedded, in order.
-        positives: see `collator.group_id`.
+        positives: see `schema.group_id`.
 
     Returns:
         0-based ranks `(queries, languages)`, int64; no row where no clip has captions in all of them.

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from datasets_scripts.captions import render_captions
-from metrics.recall.ranking import chance_scores, retrieval_outcomes
+from modeling_supclap.datasets_scripts.builders.captions import render_captions
+from modeling_supclap.metrics.recall.ranking import chance_scores, retrieval_outcomes
 
 from .. import encoding
 from .clip_embeddings import ClipEmbeddings, matrix_of
@@ -35,7 +35,7 @@ def class_texts(
     Args:
         classes: Names; underscores read as blanks.
         templates: Such as `"This is a sound of {}"`, for English. Other languages take the sentences of
-            `datasets_scripts/translations/templates.json` around the class's phrase, which needs no inflection there.
+            `datasets_scripts/phrases/templates.json` around the class's phrase, which needs no inflection there.
         language: ISO 639-3 code.
         phrases: `phrases[label][language]`, for other languages than English.
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from datasets_scripts.mixing import RenderOptions, compose
-from datasets_scripts.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
-from metrics.zste import zste_chance, zste_outcomes, zste_ranks
+from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, compose
+from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
+from modeling_supclap.metrics.zste import zste_chance, zste_outcomes, zste_ranks
 
 from .clip_embeddings import AudioPolicy, ClipEmbeddings, matrix_of
 from .embedded_split import EmbeddedSplit, embed_waveforms
@@ -121,7 +121,7 @@ def embed_records(
 
     Args:
         split: Where the recordings are from.
-        records: From `datasets_scripts.zste.zste_set`.
+        records: From `modeling_supclap.datasets_scripts.temporal.zste.zste_set`.
         join: How two clips that follow each other are put together.
 
     Returns:

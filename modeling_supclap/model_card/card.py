@@ -18,11 +18,11 @@ import yaml
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
 from transformers.utils import logging
 
-from datasets_scripts.whole_files import write_text
+from modeling_supclap.datasets_scripts.atomic_files import write_text
 
+from ..conversion.provenance import SONAR_LICENCE, write_provenance
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from ..provenance_file import SONAR_LICENCE, write_provenance
 from .facts import CardFacts, code_commit, facts_of_run, versions_of
 from .provenance import Origin, licence_of, origins
 from .results import Score, scores_of, table_of

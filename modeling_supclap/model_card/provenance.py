@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..conversion.provenance import SONAR_LICENCE, read_provenance
 from ..modeling_supclap import SupCLAPModel
-from ..provenance_file import SONAR_LICENCE, read_provenance
 
 # As their model cards state; whatever is not here is looked up there.
 KNOWN_LICENCES = {

@@ -1,0 +1,1 @@
+"""One builder a dataset: the files that people have on disk to rows of one form."""

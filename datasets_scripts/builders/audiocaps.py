@@ -1,0 +1,147 @@
+"""AudioCaps 1.0 and 2.0: ten-second clips of YouTube videos with human captions (Kim et al., 2019).
+
+Takes the tables of the authors' repository, `train.csv`, `val.csv` and `test.csv` (of `dataset/` or `dataset2.0/`), and
+audio under whatever of the usual names: everybody downloads it for themselves, and some videos are gone.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from .folder import ENGLISH, Clip, Collection, FolderBuilder, FolderConfig
+from .metadata import Line, read_csv
+from .recordings import YOUTUBE_NAMINGS, Recordings, Segment, find_segments
+
+COLUMNS = ("audiocap_id", "youtube_id", "start_time", "caption")
+TABLES = {"train": ("train.csv",), "validation": ("val.csv", "validation.csv"), "test": ("test.csv",)}
+
+
+class Captioned(NamedTuple):
+    """A clip in a table: all its lines.
+
+    Attributes:
+        segment: The YouTube id and the start in seconds.
+        captions: One in train, five in validation and test; the same text twice is two captions, as annotators
+            sometimes agree.
+        caption_ids: The `audiocap_id` of each.
+    """
+
+    segment: Segment
+    captions: list[str]
+    caption_ids: list[str]
+
+    @property
+    def clip_id(self) -> str:
+        """Such as "7fmOlUlwoNg_20"."""
+        youtube_id, start = self.segment
+        return f"{youtube_id}_{start}"
+
+
+class AudioCapsConfig(FolderConfig):
+    """`data_dir` holds the three tables or some of them; see `FolderConfig`."""
+
+    DATASET = "AudioCaps"
+    LAYOUT = "the folder that holds train.csv, val.csv and test.csv"
+
+    def tables(self) -> dict[str, Path]:
+        """The table of each split that there is."""
+        found = {split: self.find(*names) for split, names in TABLES.items()}
+        return {split: path for split, path in found.items() if path is not None}
+
+    def metadata_files(self) -> list[Path]:
+        """The tables."""
+        if not self.tables():
+            raise FileNotFoundError(f"{self.folder} holds none of train.csv, val.csv and test.csv; give {self.LAYOUT}")
+        return list(self.tables().values())
+
+
+class AudioCaps(FolderBuilder):
+    """AudioCaps as rows: train, validation and test, a row a clip.
+
+    `AudioCaps(data_dir="audiocaps/dataset", audio_dir="audiocaps/wav").download_and_prepare()`, then
+    `.as_dataset(split="train")`.
+    """
+
+    BUILDER_CONFIG_CLASS = AudioCapsConfig
+    DESCRIPTION = "AudioCaps: clips of AudioSet with captions written by people."
+    HOMEPAGE = "https://audiocaps.github.io"
+    NAMINGS = (*YOUTUBE_NAMINGS, "{audiocap_id}")
+
+    def collect(self) -> Collection:
+        """The clips of the tables; those that two splits share stay in the later one."""
+        collection = Collection()
+        splits = {split: read_captioned(path, collection) for split, path in self.config.tables().items()}
+        paths = find_clips(self.config.recordings, [clip for clips in splits.values() for clip in clips])
+        for split, clips in splits.items():
+            for clip in clips:
+                youtube_id, _ = clip.segment
+                # Of AudioSet's clips nobody knows the licence: it is the uploader's choice, video by video.
+                row = Clip(clip.clip_id, {ENGLISH: clip.captions}, f"youtube:{youtube_id}", "unknown (YouTube)")
+                collection.add(split, row, clip.clip_id, paths.get(clip.segment))
+        return collection
+
+
+def read_captioned(path: Path, collection: Collection) -> list[Captioned]:
+    """Reads a table, a clip at a time.
+
+    Args:
+        path: The table of a split.
+        collection: Notes the clips of lines that come twice.
+
+    Returns:
+        The clips, in the order in which each comes first.
+
+    Raises:
+        ValueError: A column is missing, or a start is not a number of whole seconds.
+    """
+    clips: dict[Segment, Captioned] = {}
+    seen: set[str] = set()
+    for line in read_csv(path, COLUMNS):
+        segment = line.values["youtube_id"].strip(), start_seconds(line, "start_time")
+        clip = clips.setdefault(segment, Captioned(segment, [], []))
+        if line.values["audiocap_id"] in seen:
+            collection.leave_out("duplicate", clip.clip_id)
+            continue
+        seen.add(line.values["audiocap_id"])
+        clip.captions.append(line.values["caption"])
+        clip.caption_ids.append(line.values["audiocap_id"].strip())
+    return list(clips.values())
+
+
+def find_clips(recordings: Recordings, clips: Sequence[Captioned]) -> dict[Segment, Path]:
+    """Finds the clips' audio.
+
+    Args:
+        recordings: Where it may be.
+        clips: Of all splits.
+
+    Returns:
+        The path by segment, of those that are there: under any of `YOUTUBE_NAMINGS`, and only where no file is named
+        so, under any of the ids of the clip's captions.
+    """
+    segments = list(dict.fromkeys(clip.segment for clip in clips))
+    found = find_segments(recordings, segments)
+    if found:
+        return found
+    by_caption = {clip.segment: recordings.named(clip.caption_ids) for clip in clips}
+    return {segment: path for segment, path in by_caption.items() if path is not None}
+
+
+def start_seconds(line: Line, column: str) -> int:
+    """A clip's start.
+
+    Args:
+        line: Of a table.
+        column: The one that holds the start.
+
+    Returns:
+        Whole seconds.
+
+    Raises:
+        ValueError: It is no whole number; the message names the line.
+    """
+    text = line.values[column].strip()
+    whole = text.removesuffix(".0")
+    if not whole.isdecimal():
+        raise ValueError(f"{line.where}: {column} is {text!r}; give whole seconds")
+    return int(whole)

@@ -1,0 +1,120 @@
+"""Captions from class names: hand-written phrases and sentence templates in eight languages.
+
+`translations/<dataset>.json` holds a noun phrase for each label and language ("a dog barking", "un chien qui aboie"),
+and `translations/templates.json` the sentences around it. The templates are chosen so that no phrase needs inflection:
+French ones have no "de" or "à" before the phrase (de + le = du), German ones keep it in the nominative, and where a
+verb agrees with the phrase, the language's phrases are singular. So a new phrase is good when it is a singular noun
+phrase in the nominative, with its article.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from ..schema import LANGUAGES
+
+_FOLDER = Path(__file__).parents[1] / "phrases"
+_TEMPLATES = "templates"
+_SENTENCES = (_TEMPLATES, "temporal")  # files of sentences, which hold no phrases of labels
+
+
+def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
+    """The phrases of a dataset's labels.
+
+    Args:
+        dataset_name: "esc50", "synthetic" or "urbansound8k": a file in `translations/`.
+
+    Returns:
+        `phrases[label][language]`, each label in all of `LANGUAGES`.
+
+    Raises:
+        ValueError: There are no phrases of that name; the message lists those there are.
+
+    >>> label_phrases("esc50")["dog"]["fra"]
+    'un chien qui aboie'
+    """
+    names = sorted(path.stem for path in _FOLDER.glob("*.json") if path.stem not in _SENTENCES)
+    if dataset_name not in names:
+        raise ValueError(f"no label phrases for {dataset_name!r}; there are phrases for {names}")
+    return json.loads(_read(dataset_name))
+
+
+def render_captions(
+    phrase_by_language: Mapping[str, str], languages: Sequence[str] = LANGUAGES, templates: str = "sound"
+) -> dict[str, list[str]]:
+    """Writes the captions of one clip: every template of every language around the language's phrase.
+
+    Args:
+        phrase_by_language: The noun phrase of what sounds, by language.
+        languages: The languages to write in.
+        templates: Which sentences of `templates.json`: "sound", "sound_at_beginning" or "sound_at_end".
+
+    Returns:
+        `captions[language]`, in the order of the file, so that caption i of two clips has the same template.
+
+    Raises:
+        ValueError: A language has no phrase.
+
+    >>> render_captions({"deu": "ein bellender Hund"}, ["deu"])["deu"][:2]
+    ['Ein bellender Hund', 'Zu hören ist ein bellender Hund.']
+    """
+    missing = [language for language in languages if language not in phrase_by_language]
+    if missing:
+        raise ValueError(f"no phrase in {missing}; there are phrases in {list(phrase_by_language)}")
+    sentences = _templates()[templates]
+    return {
+        language: [_capitalised(text.format(phrase=phrase_by_language[language])) for text in sentences[language]]
+        for language in languages
+    }
+
+
+def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
+    """Checks a choice of caption languages.
+
+    Args:
+        languages: Some of `LANGUAGES`, in any order.
+
+    Returns:
+        The same as a tuple.
+
+    Raises:
+        ValueError: It is a lone string, is empty, repeats a language or names one that the phrases lack.
+
+    >>> check_languages(["eng", "fra"])
+    ('eng', 'fra')
+    """
+    if isinstance(languages, str):
+        raise ValueError(f"languages is the string {languages!r}; give a list such as [{languages!r}]")
+    unknown = [language for language in languages if language not in LANGUAGES]
+    if unknown:
+        raise ValueError(f"no captions in {unknown}; the languages are {list(LANGUAGES)} (ISO 639-3)")
+    if not languages or len(set(languages)) < len(languages):
+        raise ValueError(f"languages is {list(languages)}; name at least one, each once")
+    return tuple(languages)
+
+
+def captions_fingerprint(dataset_name: str) -> str:
+    """A hash of everything that a dataset's captions are made of, to key caches with.
+
+    Args:
+        dataset_name: As in `label_phrases`.
+
+    Returns:
+        A SHA-256 in hex; it changes when a phrase of the dataset or any template changes.
+    """
+    return hashlib.sha256((_read(_TEMPLATES) + _read(dataset_name)).encode()).hexdigest()
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / f"{name}.json").read_text(encoding="utf-8")
+
+
+@cache
+def _templates() -> dict[str, dict[str, list[str]]]:
+    return json.loads(_read(_TEMPLATES))
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]

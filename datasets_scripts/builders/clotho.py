@@ -1,0 +1,82 @@
+"""Clotho v2.1: Freesound recordings of 15 to 30 seconds with five captions each (Drossos et al., 2020).
+
+Takes the files as their authors publish them: `clotho_captions_<split>.csv`, `clotho_metadata_<split>.csv` where it is
+there, and the audio in folders called development, validation and evaluation.
+"""
+
+from pathlib import Path
+
+from .folder import ENGLISH, Clip, Collection, FolderBuilder, FolderConfig
+from .metadata import read_csv
+
+PARTS = {"train": "development", "validation": "validation", "test": "evaluation"}
+"""Clotho's name of each split."""
+
+
+class ClothoConfig(FolderConfig):
+    """`data_dir` holds the caption tables; see `FolderConfig`."""
+
+    DATASET = "Clotho"
+    LAYOUT = "the folder that holds clotho_captions_development.csv and the like"
+
+    def tables(self, kind: str) -> dict[str, Path]:
+        """The table of each split that there is; `kind` is "captions" or "metadata"."""
+        found = {split: self.find(f"clotho_{kind}_{part}.csv") for split, part in PARTS.items()}
+        return {split: path for split, path in found.items() if path is not None}
+
+    def metadata_files(self) -> list[Path]:
+        """The tables of captions and, where there are any, those of metadata."""
+        if not self.tables("captions"):
+            raise FileNotFoundError(f"{self.folder} holds no clotho_captions_<split>.csv; give {self.LAYOUT}")
+        return [*self.tables("captions").values(), *self.tables("metadata").values()]
+
+
+class Clotho(FolderBuilder):
+    """Clotho as rows: development is train, evaluation is test.
+
+    Names come in several parts, so a clip's id holds the part: "development/Distorted AM Radio noise.wav". The source
+    is the Freesound recording where `clotho_metadata_<split>.csv` names it, else the clip itself.
+
+    `Clotho(data_dir="clotho").download_and_prepare()`, then `.as_dataset(split="train")`.
+    """
+
+    BUILDER_CONFIG_CLASS = ClothoConfig
+    DESCRIPTION = "Clotho v2.1: audio of Freesound with five captions a clip, written by people."
+    HOMEPAGE = "https://zenodo.org/records/4783391"
+    NAMINGS = ("the file names of the captions' tables, also with HTML entities resolved or without punctuation,",)
+
+    def collect(self) -> Collection:
+        """The clips of the caption tables."""
+        collection = Collection()
+        about = self.config.tables("metadata")
+        for split, path in self.config.tables("captions").items():
+            part, lines = PARTS[split], read_csv(path, ("file_name",))
+            recordings = self.config.recordings.within(part, list(PARTS.values()))
+            paths = recordings.matching([line.values["file_name"] for line in lines])
+            origins = read_origins(about[split]) if split in about else {}
+            for line in lines:
+                name, clip_id = line.values["file_name"], f"{part}/{line.values['file_name']}"
+                captions = [text for column, text in line.values.items() if column.startswith("caption")]
+                source, licence = origins.get(name, (f"clotho:{clip_id}", "Creative Commons, clip by clip"))
+                collection.add(split, Clip(clip_id, {ENGLISH: captions}, source, licence), clip_id, paths.get(name))
+        return collection
+
+
+def read_origins(path: Path) -> dict[str, tuple[str, str]]:
+    """Reads `clotho_metadata_<split>.csv`.
+
+    Args:
+        path: The table.
+
+    Returns:
+        The source and the licence by file name, of the clips whose Freesound id is known.
+
+    Raises:
+        ValueError: A column is missing.
+    """
+    lines = [line.values for line in read_csv(path, ("file_name", "sound_id", "license"))]
+    return {
+        line["file_name"]: (f"freesound:{line['sound_id'].strip()}", line["license"].strip())
+        for line in lines
+        if line["sound_id"].strip().isdecimal()
+    }

@@ -1,0 +1,352 @@
+"""What the builders of folders share: from clips that were collected to rows, a cache that notices changes, a report.
+
+A dataset adds a config that says which files its metadata are, and a builder whose `collect` says which clips there
+are; see `clotho.py` for a short one.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import datasets
+
+from ..atomic_files import write_text
+from ..schema import LANGUAGES, Event, Row, features, validate_row
+from . import metadata
+from .captions import check_languages
+from .recordings import SUFFIXES, Recordings, some, walk
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
+REPORT_NAME = "report.json"
+"""The file beside the prepared rows that holds what `FolderBuilder.report` gives."""
+
+ENGLISH = LANGUAGES[0]
+
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+
+class Clip(NamedTuple):
+    """What a row is made of; the fields are the row's, and a language without captions may be left out."""
+
+    clip_id: str
+    captions: Mapping[str, Sequence[str]]
+    source: str
+    licence: str
+    labels: Sequence[str] = ()
+    events: Sequence[Event] = ()
+    audio_path: str = ""
+
+
+@dataclass
+class Collection:
+    """What there is of a dataset, and what is not there.
+
+    Attributes:
+        clips: The clips of each split that have audio and captions.
+        missing: The recordings that the metadata name and the folder lacks, as the metadata name them.
+        left_out: The ids of the clips that are left out, by reason.
+    """
+
+    clips: dict[str, list[Clip]] = field(default_factory=lambda: {split: [] for split in SPLITS})
+    missing: list[str] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    _ids: set[tuple[str, str]] = field(default_factory=set, repr=False)
+
+    def add(self, split: str, clip: Clip, name: str, path: Path | None) -> None:
+        """Takes a clip into a split, or notes why not.
+
+        Args:
+            split: Of `SPLITS`.
+            clip: The clip; blank captions are dropped, and without any other it is left out, as it is the second time.
+            name: Its recording, as the metadata name it.
+            path: Its recording; None where there is none.
+        """
+        captions = {language: written(texts) for language, texts in clip.captions.items()}
+        if (split, clip.clip_id) in self._ids:
+            self.leave_out("duplicate", clip.clip_id)
+        elif not any(captions.values()):
+            self.leave_out("empty caption", clip.clip_id)
+        elif path is None:
+            self.missing.append(name)
+        else:
+            self.clips[split].append(clip._replace(captions=captions, audio_path=str(path)))
+        self._ids.add((split, clip.clip_id))
+
+    def leave_out(self, reason: str, *clip_ids: str) -> None:
+        """Notes clips that get no row, if there are any."""
+        if clip_ids:
+            self.left_out.setdefault(reason, []).extend(clip_ids)
+
+    def keep_sources_apart(self) -> None:
+        """Leaves clips out of training, and then of validation, whose source is in a split that comes later."""
+        later: set[str] = set()
+        for split in reversed(SPLITS):
+            self._keep(split, "source in another split", lambda clip: clip.source not in later)
+            later.update(clip.source for clip in self.clips[split])
+
+    def keep_files_apart(self) -> None:
+        """Leaves out clips that were found in the same file: it is the wrong one for all of them but one."""
+        seen: set[str] = set()
+        paths = [clip.audio_path for clips in self.clips.values() for clip in clips]
+        shared = {path for path in paths if path in seen or seen.add(path)}  # type: ignore[func-returns-value]
+        for split in SPLITS if shared else ():
+            self._keep(split, "one file for several clips", lambda clip: clip.audio_path not in shared)
+
+    def _keep(self, split: str, reason: str, wanted: Any) -> None:
+        dropped = [clip.clip_id for clip in self.clips[split] if not wanted(clip)]
+        if dropped:
+            self.leave_out(reason, *dropped)
+            self.clips[split] = [clip for clip in self.clips[split] if wanted(clip)]
+
+
+def written(texts: Iterable[str]) -> tuple[str, ...]:
+    """The texts that are not blank, without the space around them."""
+    return tuple(text.strip() for text in texts if text.strip())
+
+
+def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -> dict[str, str]:
+    """Draws recordings for the splits that are held out, by a hash of each: the same whatever their order.
+
+    Args:
+        sources: The recordings; repeats count once.
+        counts: How many of them each split but train gets.
+        seed: Of the draw.
+
+    Returns:
+        The split by source; "train" for those that were not drawn.
+
+    Raises:
+        ValueError: The counts leave nothing to train on.
+    """
+    order = sorted(set(sources), key=lambda source: hashlib.sha256(f"{seed}:{source}".encode()).digest())
+    if sum(counts.values()) >= max(len(order), 1):
+        raise ValueError(f"{dict(counts)} are to be held out of {len(order)} recordings; hold out fewer")
+    splits = [split for split in reversed(SPLITS) for _ in range(counts.get(split, 0))]
+    return dict.fromkeys(order, "train") | dict(zip(order, splits, strict=False))
+
+
+@dataclass
+class FolderConfig(datasets.BuilderConfig):
+    """Where a dataset is and what to take of it.
+
+    Attributes:
+        data_dir: The folder that holds the metadata and, unless `audio_dir` says otherwise, the audio; or the id of a
+            dataset repository of the Hub that holds the same files, such as "user/name", which is downloaded.
+        audio_dir: The folder that holds the audio, in whatever sub-folders.
+        revision: A branch, tag or commit of the Hub's repository.
+        languages: The caption languages, the anchor first; those that the dataset lacks get empty lists.
+        limit: How many clips to take of each split, the first ones; None takes all.
+    """
+
+    DATASET: ClassVar[str] = "this dataset"
+    LAYOUT: ClassVar[str] = "the folder that holds it"
+    ENGLISH_ONLY: ClassVar[bool] = True
+
+    data_dir: str | None = None
+    audio_dir: str | None = None
+    revision: str | None = None
+    languages: Sequence[str] = LANGUAGES
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_languages()
+        if self.data_dir is None:
+            raise ValueError(f"{self.DATASET} needs data_dir: {self.LAYOUT}, or a dataset of the Hub like it")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit is {self.limit}; give at least 1, or None for all clips")
+
+    def check_languages(self) -> None:
+        """Raises ValueError where `languages` are none that the dataset can have."""
+        self.languages = check_languages(self.languages)
+        if self.ENGLISH_ONLY and ENGLISH not in self.languages:
+            raise ValueError(
+                f"languages is {list(self.languages)}; {self.DATASET} has English captions, so name {ENGLISH!r}"
+            )
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder with the metadata, downloaded first where it is on the Hub.
+
+        Raises:
+            FileNotFoundError: `data_dir` is not a folder, and no dataset that can be downloaded.
+        """
+        folder = Path(str(self.data_dir)).expanduser().resolve()
+        return folder if folder.is_dir() else Path(self._download(f"data_dir {folder} is not a folder"))
+
+    def _download(self, problem: str) -> str:
+        if not _HUB_ID.fullmatch(str(self.data_dir)):
+            raise FileNotFoundError(f"{problem}; give {self.LAYOUT}")
+        import huggingface_hub
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+        try:
+            return huggingface_hub.snapshot_download(str(self.data_dir), repo_type="dataset", revision=self.revision)
+        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+            raise FileNotFoundError(
+                f"{problem}, and the Hub's dataset {self.data_dir} could not be downloaded: give {self.LAYOUT}"
+            ) from error
+
+    @cached_property
+    def files(self) -> list[str]:
+        """The files in `folder`, as relative paths."""
+        return walk(self.folder)
+
+    @cached_property
+    def recordings(self) -> Recordings:
+        """The audio."""
+        return Recordings(self.folder, self.files) if self.audio_dir is None else Recordings(self.audio_dir)
+
+    def find(self, *names: str) -> Path | None:
+        """A metadata file of one of these names; None where there is none."""
+        return metadata.find_metadata(self.folder, self.files, *names)
+
+    def require(self, name: str) -> Path:
+        """A metadata file that the dataset cannot do without.
+
+        Raises:
+            FileNotFoundError: It is missing.
+        """
+        path = self.find(name)
+        if path is None:
+            raise FileNotFoundError(f"{self.folder} holds no {name}; give {self.LAYOUT}")
+        return path
+
+    def metadata_files(self) -> list[Path]:
+        """The files that the rows are made of besides the audio.
+
+        Raises:
+            FileNotFoundError: One is missing that the dataset cannot do without.
+        """
+        raise NotImplementedError
+
+    def made_of(self) -> dict[str, str]:
+        """Hashes of what the rows are made of besides the config: they key the cache."""
+        return {
+            "code": metadata.code_fingerprint(),
+            "metadata": metadata.fingerprint(self.metadata_files()),
+            "audio": self.recordings.fingerprint(),
+        }
+
+    def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
+        """Keys the cache on the files too: `datasets` alone would give old rows after the folder has changed."""
+        return super().create_config_id({**config_kwargs, **self.made_of()}, custom_features)
+
+
+class FolderBuilder(datasets.GeneratorBasedBuilder):
+    """Rows of a folder; a dataset says in `collect` which.
+
+    Clips whose audio is missing are normal: they get no row, one warning counts them, `report` lists them.
+    """
+
+    VERSION = "1.0.0"
+    BUILDER_CONFIG_CLASS = FolderConfig
+    DESCRIPTION: ClassVar[str] = ""
+    HOMEPAGE: ClassVar[str] = ""
+    NAMINGS: ClassVar[Sequence[str]] = ("the names in the metadata",)
+
+    def collect(self) -> Collection:
+        """Reads the metadata and finds the audio.
+
+        Returns:
+            All clips of the dataset, the missing ones and those that are left out.
+        """
+        raise NotImplementedError
+
+    def report(self) -> dict[str, Any]:
+        """Says what there is no row for; needs no prepared rows, and reads what was noted where there are some.
+
+        Returns:
+            "missing": the recordings that the metadata name and the folder lacks, as the metadata name them;
+            "left_out": the ids of the clips that were left out by reason, such as "blacklist", "duplicate" or
+            "empty caption".
+        """
+        path = self._report_path
+        if path.is_file():
+            return metadata.read_json(path)
+        return {"missing": self._collection.missing, "left_out": self._collection.left_out}
+
+    def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
+        """As of `datasets`; beside rows that go to the cache, the report is written."""
+        super().download_and_prepare(*args, **kwargs)
+        in_cache = self._report_path.parent.is_dir()
+        if in_cache and not self._report_path.is_file():
+            write_text(self._report_path, json.dumps(self.report(), ensure_ascii=False, indent=1))
+        self._warn(str(self._report_path) if in_cache else "what report() gives")
+
+    def as_streaming_dataset(self, *args: Any, **kwargs: Any) -> Any:
+        """As of `datasets`."""
+        streamed = super().as_streaming_dataset(*args, **kwargs)
+        self._warn("what report() gives")
+        return streamed
+
+    @property
+    def _report_path(self) -> Path:
+        return Path(str(self.cache_dir), REPORT_NAME)
+
+    def _warn(self, where: str) -> None:
+        report = self.report()
+        counts = {"audio missing": len(report["missing"])}
+        counts |= {reason: len(clip_ids) for reason, clip_ids in report["left_out"].items()}
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
+        if reasons:
+            logger.warning("%s: clips without a row: %s; the lists are in %s", self.config.DATASET, reasons, where)
+
+    @cached_property
+    def _collection(self) -> Collection:
+        collection = self.collect()
+        collection.keep_sources_apart()  # first: a clip that two splits list shares its file with itself
+        collection.keep_files_apart()
+        self._check_found(collection)
+        collection.clips = {split: clips[: self.config.limit] for split, clips in collection.clips.items()}
+        return collection
+
+    def _check_found(self, collection: Collection) -> None:
+        if any(collection.clips.values()):
+            return
+        recordings: Recordings = self.config.recordings
+        if collection.missing:
+            there = f"which holds {some(recordings.files, 3)}" if recordings.files else "which holds no audio"
+            raise FileNotFoundError(
+                f"{self.config.DATASET}: none of the {len(collection.missing):,} recordings, such as "
+                f"{collection.missing[0]}, is in {recordings.folder}, {there}. "
+                f"Tried {', '.join(self.NAMINGS)} with {', '.join(SUFFIXES)}"
+            )
+        counts = {reason: len(clip_ids) for reason, clip_ids in collection.left_out.items()}
+        raise ValueError(f"{self.config.DATASET}: no clip of {self.config.folder} is left: {counts or 'it lists none'}")
+
+    def _info(self) -> datasets.DatasetInfo:
+        languages = self.config.languages
+        return datasets.DatasetInfo(description=self.DESCRIPTION, homepage=self.HOMEPAGE, features=features(languages))
+
+    def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
+        # Collected here and not per clip: errors raised while generating reach the user wrapped in one that says
+        # nothing.
+        return [
+            datasets.SplitGenerator(name=split, gen_kwargs={"split": split})
+            for split, clips in self._collection.clips.items()
+            if clips
+        ]
+
+    def _generate_examples(self, split: str) -> Iterator[tuple[str, Row]]:
+        languages = self.config.languages
+        for clip in self._collection.clips[split]:
+            row: Row = {
+                "clip_id": clip.clip_id,
+                "audio_path": clip.audio_path,
+                "captions": {language: list(clip.captions.get(language, ())) for language in languages},
+                "labels": list(clip.labels),
+                "events": list(clip.events),
+                "source": clip.source,
+                "licence": clip.licence,
+            }
+            validate_row(row, languages)
+            yield row["clip_id"], row

@@ -1,0 +1,414 @@
+"""Procedurally generated sound events with captions: data that needs no download.
+
+A clip holds one event over faint background noise. Its description says which sound it is, in which of two variants
+(low or high, slow or fast), and whether it is at the beginning or at the end of the clip; the captions say just that.
+Everything else is drawn at random and not described: the exact pitch or rate within the variant's range, level,
+length, onset, and the level and colour of the noise. So a model can tell every description apart, and only by hearing
+what the text says.
+"""
+
+import hashlib
+import io
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import soundfile
+from numpy import fft  # np.fft would break: a builder makes datasets put a copy of np here, without lazy attributes
+
+from ..atomic_files import whole_file
+from ..schema import LANGUAGES, Event, Row, features, validate_row
+from . import metadata
+from .captions import captions_fingerprint, check_languages, label_phrases, render_captions
+
+GENERATOR_VERSION = 1
+"""Raise it with any change to the audio: rendered files are kept by it."""
+
+SPLITS = ("train", "validation", "test")
+POSITIONS = ("beginning", "end")
+PEAK_DB = (-18.0, -4.0)
+NOISE_PEAK_DB = (-50.0, -30.0)
+
+Waveform = Callable[[float, np.ndarray, np.random.Generator], np.ndarray]
+"""Pitch or rate in Hz, the times of the samples in seconds (from 0, evenly spaced) and a generator give the samples."""
+
+
+class Sound(NamedTuple):
+    """A kind of sound.
+
+    Attributes:
+        waveform: How it is made.
+        variants: The range in Hz of what each describable variant fixes: the pitch or the rate.
+        lengths: The shortest and the longest event, as parts of the clip.
+    """
+
+    waveform: Waveform
+    variants: dict[str, tuple[float, float]]
+    lengths: tuple[float, float] = (0.32, 0.42)
+
+
+class Description(NamedTuple):
+    """What a clip's captions say."""
+
+    sound: str
+    variant: str
+    position: str
+
+    @property
+    def label(self) -> str:
+        """The label that `translations/synthetic.json` has phrases for, such as "low_siren"."""
+        return f"{self.variant}_{self.sound}"
+
+
+class Clip(NamedTuple):
+    """A rendered clip: float32 samples with peak below 0.99, and the true place of the event."""
+
+    samples: np.ndarray
+    onset_seconds: float
+    offset_seconds: float
+
+
+def _sine(frequency_hz: float | np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    cycles = np.cumsum(np.broadcast_to(frequency_hz, seconds.shape)) * (seconds[1] - seconds[0])
+    return np.sin(2 * np.pi * cycles)
+
+
+def _harmonics(pitch_hz: float | np.ndarray, amplitudes: Sequence[float], seconds: np.ndarray) -> np.ndarray:
+    return np.sum([a * _sine(n * pitch_hz, seconds) for n, a in enumerate(amplitudes, start=1)], axis=0)
+
+
+def _noise(low_hz: float, high_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    spectrum = fft.rfft(rng.standard_normal(seconds.size))
+    frequencies_hz = fft.rfftfreq(seconds.size, seconds[1] - seconds[0])
+    return fft.irfft(spectrum * ((frequencies_hz >= low_hz) & (frequencies_hz <= high_hz)), seconds.size)
+
+
+def _progress(seconds: np.ndarray) -> np.ndarray:
+    return seconds / seconds[-1]
+
+
+def _since_pulse(rate_hz: float, seconds: np.ndarray) -> np.ndarray:
+    """Seconds since the last pulse of a train that begins with the event."""
+    return np.mod(seconds, 1 / rate_hz)
+
+
+def _pure_tone(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return _sine(pitch_hz, seconds)
+
+
+def _rising_sweep(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return _sine(pitch_hz * 3 ** _progress(seconds), seconds)
+
+
+def _falling_sweep(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return _sine(pitch_hz * 3 ** (1 - _progress(seconds)), seconds)
+
+
+def _siren(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    alternations_hz = rng.uniform(2.5, 3.5)
+    is_upper = _since_pulse(alternations_hz, seconds) * alternations_hz > 0.5
+    frequency_hz = np.where(is_upper, 1.35 * pitch_hz, pitch_hz)
+    return _harmonics(frequency_hz, (1, 0.5, 0.3), seconds)
+
+
+def _noise_burst(centre_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return _noise(0.6 * centre_hz, 1.6 * centre_hz, seconds, rng) * np.exp(-4 * _progress(seconds))
+
+
+def _clicks(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    since = _since_pulse(rate_hz, seconds)
+    return np.exp(-since / 0.002) * np.cos(2 * np.pi * rng.uniform(2000, 3500) * since)
+
+
+def _hum(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return _harmonics(pitch_hz, [n**-1.5 for n in range(1, 6)], seconds)
+
+
+def _tremolo(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return _sine(rng.uniform(600, 1000), seconds) * (0.55 + 0.45 * np.cos(2 * np.pi * rate_hz * seconds))
+
+
+def _warble(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return _sine(rng.uniform(600, 1000) * (1 + 0.12 * np.sin(2 * np.pi * rate_hz * seconds)), seconds)
+
+
+def _bird_chirp(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    chirp = np.minimum(_since_pulse(rng.uniform(6, 9), seconds) / 0.08, 1)
+    return _sine(pitch_hz * (1 + 0.5 * chirp), seconds) * np.sin(np.pi * chirp)
+
+
+def _beeps(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    rate_hz = rng.uniform(5, 7)
+    is_on = _since_pulse(rate_hz, seconds) * rate_hz < 0.5
+    return _sine(pitch_hz, seconds) * is_on
+
+
+def _bell(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    # Hum, prime, tierce, quint and nominal of a minor-third church bell, and one inharmonic partial above.
+    ratios = (0.5, 1.0, 1.2, 1.5, 2.0, 2.67)
+    return np.sum([np.exp(-3 * ratio * seconds) * _sine(ratio * pitch_hz, seconds) for ratio in ratios], axis=0)
+
+
+def _knocks(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    since = _since_pulse(rate_hz, seconds)
+    wood_hz = rng.uniform(150, 220)
+    body = np.sin(2 * np.pi * wood_hz * since) + 0.6 * np.sin(2 * np.pi * 2.3 * wood_hz * since)
+    contact = np.exp(-since / 0.003) * rng.standard_normal(seconds.size)
+    return np.exp(-since / 0.02) * body + 0.3 * contact
+
+
+def _rumble(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return _noise(40, 200, seconds, rng) * (0.55 + 0.45 * np.cos(2 * np.pi * rate_hz * seconds))
+
+
+def _buzz(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return _harmonics(pitch_hz, [1 / n for n in range(1, int(6000 / pitch_hz) + 1)], seconds)
+
+
+def _hiss(centre_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return _noise(0.6 * centre_hz, 1.6 * centre_hz, seconds, rng) * np.sin(np.pi * _progress(seconds))
+
+
+SOUNDS = {
+    "pure_tone": Sound(_pure_tone, {"low": (180, 320), "high": (1500, 2500)}),
+    "rising_sweep": Sound(_rising_sweep, {"low": (180, 280), "high": (1300, 1900)}),
+    "falling_sweep": Sound(_falling_sweep, {"low": (180, 280), "high": (1300, 1900)}),
+    "siren": Sound(_siren, {"low": (300, 420), "high": (1000, 1400)}),
+    "noise_burst": Sound(_noise_burst, {"low": (300, 500), "high": (3000, 4500)}, lengths=(0.08, 0.14)),
+    "clicks": Sound(_clicks, {"slow": (3.5, 5), "fast": (14, 20)}),
+    "hum": Sound(_hum, {"low": (50, 70), "high": (120, 160)}),
+    "tremolo": Sound(_tremolo, {"slow": (3, 4.5), "fast": (11, 15)}),
+    "warble": Sound(_warble, {"slow": (3, 4.5), "fast": (11, 15)}),
+    "bird_chirp": Sound(_bird_chirp, {"low": (1500, 2000), "high": (3500, 4500)}),
+    "beeps": Sound(_beeps, {"low": (350, 550), "high": (2000, 2800)}),
+    "bell": Sound(_bell, {"low": (250, 400), "high": (1200, 1800)}),
+    "knocks": Sound(_knocks, {"slow": (3, 4), "fast": (9, 12)}),
+    "rumble": Sound(_rumble, {"slow": (3, 4), "fast": (9, 12)}),
+    "buzz": Sound(_buzz, {"low": (80, 120), "high": (350, 500)}),
+    "hiss": Sound(_hiss, {"low": (1200, 1700), "high": (4000, 4800)}),
+}
+
+DESCRIPTIONS = tuple(
+    Description(name, variant, position)
+    for (name, sound), position in itertools.product(SOUNDS.items(), POSITIONS)
+    for variant in sound.variants
+)
+
+
+def describe(seed: int, split: str, index: int) -> Description:
+    """The description of a clip.
+
+    Args:
+        seed: Of the whole data set.
+        split: One of `SPLITS`.
+        index: Of the clip in its split.
+
+    Returns:
+        One of `DESCRIPTIONS`. They take turns in a random order of the split's own, so that in a split of any size
+        their counts differ by one at most.
+
+    >>> len({describe(0, "train", index) for index in range(64)})
+    64
+    """
+    order = _generator(seed, split).permutation(len(DESCRIPTIONS))
+    return DESCRIPTIONS[order[index % len(DESCRIPTIONS)]]
+
+
+def render_clip(
+    seed: int, split: str, index: int, duration_seconds: float = 2.0, sampling_rate_hz: int = 16000
+) -> Clip:
+    """Renders a clip, always to the same samples for the same arguments.
+
+    Args:
+        seed: Of the whole data set.
+        split: One of `SPLITS`; their random streams are disjoint.
+        index: Of the clip in its split.
+        duration_seconds: Of the clip.
+        sampling_rate_hz: At least 16000, as the sounds reach up to 7.7 kHz.
+
+    Returns:
+        The clip; the event lies within the half of it that the description names.
+
+    >>> clip = render_clip(0, "train", 0)
+    >>> clip.samples.shape, clip.samples.dtype
+    ((32000,), dtype('float32'))
+    """
+    description, rng = describe(seed, split, index), _generator(seed, split, index)
+    sound = SOUNDS[description.sound]
+    length_seconds = duration_seconds * rng.uniform(*sound.lengths)
+    gap_seconds = duration_seconds * rng.uniform(0.01, 0.08)
+    at_beginning = description.position == "beginning"
+    onset_seconds = gap_seconds if at_beginning else duration_seconds - gap_seconds - length_seconds
+
+    seconds = np.arange(round(duration_seconds * sampling_rate_hz)) / sampling_rate_hz
+    start, length = round(onset_seconds * sampling_rate_hz), round(length_seconds * sampling_rate_hz)
+    event = sound.waveform(rng.uniform(*sound.variants[description.variant]), seconds[:length], rng)
+    samples = _to_peak(_background(seconds, rng), rng.uniform(*NOISE_PEAK_DB))
+    samples[start : start + length] += _to_peak(_faded(event, sampling_rate_hz), rng.uniform(*PEAK_DB))
+    return Clip(samples.astype(np.float32), start / sampling_rate_hz, (start + length) / sampling_rate_hz)
+
+
+def _generator(seed: int, split: str, *index: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SPLITS.index(split), *index)))
+
+
+def _background(seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Noise of a random colour between white and pink."""
+    spectrum = fft.rfft(rng.standard_normal(seconds.size))
+    bins = np.maximum(np.arange(spectrum.size), 1)
+    return fft.irfft(spectrum * bins ** (-0.5 * rng.uniform(0, 1)), seconds.size)
+
+
+def _faded(event: np.ndarray, sampling_rate_hz: int, fade_seconds: float = 0.002) -> np.ndarray:
+    ramp = np.linspace(0, 1, round(fade_seconds * sampling_rate_hz))
+    envelope = np.ones_like(event)
+    envelope[: ramp.size], envelope[-ramp.size :] = ramp, ramp[::-1]
+    return event * envelope
+
+
+def _to_peak(samples: np.ndarray, peak_db: float) -> np.ndarray:
+    return samples * (10 ** (peak_db / 20) / np.abs(samples).max())
+
+
+@dataclass
+class SyntheticEventsConfig(datasets.BuilderConfig):
+    """How much to generate, and how.
+
+    Attributes:
+        num_train: Clips of the train split; 0 leaves a split out. Clip i is the same whatever the number.
+        num_validation: Clips of the validation split.
+        num_test: Clips of the test split.
+        seed: Of everything random.
+        duration_seconds: Of every clip, at least 1.
+        sampling_rate_hz: Of the audio files, at least 16000.
+        languages: The caption languages, the anchor first.
+        audio_dir: Where a folder of audio files is made; None takes the cache of `datasets`.
+    """
+
+    num_train: int = 2560
+    num_validation: int = 256
+    num_test: int = 256
+    seed: int = 0
+    duration_seconds: float = 2.0
+    sampling_rate_hz: int = 16000
+    languages: Sequence[str] = LANGUAGES
+    audio_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.languages = check_languages(self.languages)
+        for field in ("num_train", "num_validation", "num_test", "seed"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{field} is {getattr(self, field)}; give 0 or more")
+        for field, least in (("duration_seconds", 1), ("sampling_rate_hz", 16000)):
+            if getattr(self, field) < least:
+                raise ValueError(f"{field} is {getattr(self, field)}; give at least {least}")
+
+    def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
+        """Keys the cache on generator and texts too: `datasets` alone would give old rows after they have changed."""
+        made_of = {
+            "code": metadata.code_fingerprint(),
+            "audio": self.audio_name,
+            "captions": captions_fingerprint("synthetic"),
+        }
+        if self.audio_dir is not None:
+            made_of["audio_dir"] = str(Path(self.audio_dir).expanduser().resolve())
+        return super().create_config_id({**config_kwargs, **made_of}, custom_features)
+
+    @property
+    def audio_name(self) -> str:
+        """A name made of all that determines the audio."""
+        made_of = (GENERATOR_VERSION, self.seed, float(self.duration_seconds), self.sampling_rate_hz)
+        return hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
+
+
+class SyntheticEvents(datasets.GeneratorBasedBuilder):
+    """Generated sound events as rows, in three splits.
+
+    `SyntheticEvents(num_train=640).download_and_prepare()`, then `.as_dataset(split="train")`.
+    """
+
+    VERSION = "1.0.0"
+    BUILDER_CONFIG_CLASS = SyntheticEventsConfig
+
+    def _info(self) -> datasets.DatasetInfo:
+        return datasets.DatasetInfo(
+            description=f"Procedurally generated sound events: {len(DESCRIPTIONS)} descriptions.",
+            features=features(self.config.languages),
+            license="CC0-1.0",
+        )
+
+    @property
+    def audio_folder(self) -> Path:
+        """Where the audio files are: named by what determines them, so that no setting meets files of another."""
+        root = self.config.audio_dir or Path(self._cache_dir_root, "synthetic_audio")
+        return Path(root).expanduser().resolve() / self.config.audio_name
+
+    def report(self) -> dict[str, Any]:
+        """As of the other builders: nothing is "missing" and nothing "left_out" of what is generated."""
+        return {"missing": [], "left_out": {}}
+
+    def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
+        """As of `datasets`; audio that was deleted since the rows were cached is rendered again."""
+        super().download_and_prepare(*args, **kwargs)
+        for split, count in self._counts().items():
+            for index in range(count):
+                path = self._audio_path(split, index)
+                if not path.exists():
+                    _write_wav(path, self._render(split, index).samples, self.config.sampling_rate_hz)
+
+    def _counts(self) -> dict[str, int]:
+        return {split: getattr(self.config, f"num_{split}") for split in SPLITS}
+
+    def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
+        return [
+            datasets.SplitGenerator(name=split, gen_kwargs={"split": split, "count": count})
+            for split, count in self._counts().items()
+            if count
+        ]
+
+    def _generate_examples(self, split: str, count: int) -> Iterator[tuple[str, Row]]:
+        phrases, config = label_phrases("synthetic"), self.config
+        for index in range(count):
+            description, clip = describe(config.seed, split, index), self._render(split, index)
+            event: Event = {
+                "label": description.label,
+                "onset_seconds": clip.onset_seconds,
+                "offset_seconds": clip.offset_seconds,
+            }
+            path = self._audio_path(split, index)
+            if not path.exists():
+                _write_wav(path, clip.samples, config.sampling_rate_hz)
+            row: Row = {
+                "clip_id": f"synthetic-{config.seed}-{split}-{index:05d}",
+                "audio_path": str(path),
+                "captions": render_captions(
+                    phrases[description.label], config.languages, f"sound_at_{description.position}"
+                ),
+                "labels": [description.label],
+                "events": [event],
+                "source": f"synthetic:{config.seed}:{split}:{index}",
+                "licence": "CC0-1.0",
+            }
+            validate_row(row, config.languages)
+            yield row["clip_id"], row
+
+    def _render(self, split: str, index: int) -> Clip:
+        config = self.config
+        return render_clip(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz)
+
+    def _audio_path(self, split: str, index: int) -> Path:
+        return self.audio_folder / f"{split}-{index:05d}.wav"
+
+
+def _write_wav(path: Path, samples: np.ndarray, sampling_rate_hz: int) -> None:
+    """Writes 16-bit PCM at one stroke, so that no other process ever sees half a file."""
+    encoded = io.BytesIO()
+    soundfile.write(encoded, samples, sampling_rate_hz, format="WAV", subtype="PCM_16")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(encoded.getvalue())

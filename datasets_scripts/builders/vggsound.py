@@ -1,0 +1,95 @@
+"""VGGSound: ten-second clips of YouTube videos of 309 classes (Chen et al., 2020).
+
+Takes `vggsound.csv` as its authors publish it, without a header: YouTube id, start in seconds, label, split.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .audiocaps import start_seconds
+from .captions import captions_fingerprint, render_captions
+from .folder import ENGLISH, Clip, Collection, FolderBuilder, FolderConfig, draw_sources
+from .metadata import Line, read_csv
+from .recordings import YOUTUBE_NAMINGS, find_segments
+
+TABLE = "vggsound.csv"
+COLUMNS = ("youtube_id", "start_seconds", "label", "split")
+
+
+@dataclass
+class VGGSoundConfig(FolderConfig):
+    """`data_dir` holds `vggsound.csv`; see also `FolderConfig`.
+
+    Attributes:
+        num_validation: Videos of the training split to hold out for validation, drawn by a hash of their ids; the
+            published split has none.
+        seed: Of the draw.
+    """
+
+    DATASET = "VGGSound"
+    LAYOUT = f"the folder that holds {TABLE}"
+
+    num_validation: int = 0
+    seed: int = 0
+
+    def metadata_files(self) -> list[Path]:
+        """The table."""
+        return [self.require(TABLE)]
+
+    def made_of(self) -> dict[str, str]:
+        """The templates too."""
+        return {**super().made_of(), "captions": captions_fingerprint("templates")}
+
+
+class VGGSound(FolderBuilder):
+    """VGGSound as rows: train and test, on request validation, with captions made of the labels.
+
+    `VGGSound(data_dir="vggsound").download_and_prepare()`, then `.as_dataset(split="train")`.
+    """
+
+    BUILDER_CONFIG_CLASS = VGGSoundConfig
+    DESCRIPTION = "VGGSound: clips of YouTube videos whose sound is seen, of 309 classes."
+    HOMEPAGE = "https://www.robots.ox.ac.uk/~vgg/data/vggsound/"
+    NAMINGS = YOUTUBE_NAMINGS
+
+    def collect(self) -> Collection:
+        """The clips of the table."""
+        collection = Collection()
+        lines = read_clips(self.config.metadata_files()[0])
+        segments = [(line.values["youtube_id"], start_seconds(line, "start_seconds")) for line in lines]
+        paths = find_segments(self.config.recordings, list(dict.fromkeys(segments)))
+        trained = [youtube for line, (youtube, _) in zip(lines, segments, strict=True) if _split(line) == "train"]
+        held_out = {"validation": self.config.num_validation}
+        drawn = draw_sources(trained, held_out, self.config.seed) if self.config.num_validation else {}
+        for line, segment in zip(lines, segments, strict=True):
+            split = drawn.get(segment[0], "train") if _split(line) == "train" else "test"
+            label, clip_id = line.values["label"].strip(), "{}_{}".format(*segment)
+            captions = render_captions({ENGLISH: label}, [ENGLISH]) if label else {}
+            clip = Clip(clip_id, captions, f"youtube:{segment[0]}", "unknown (YouTube)", labels=[label])
+            collection.add(split, clip, clip_id, paths.get(segment))
+        return collection
+
+
+def read_clips(path: Path) -> list[Line]:
+    """Reads `vggsound.csv`.
+
+    Args:
+        path: The table; a header, which some copies have, is passed over.
+
+    Returns:
+        Its lines, with `COLUMNS`.
+
+    Raises:
+        ValueError: A split is neither train nor test.
+    """
+    lines = read_csv(path, COLUMNS, header=False)
+    if lines and lines[0].values["split"].strip().lower() == "split":
+        lines = lines[1:]
+    for line in lines:
+        if _split(line) not in ("train", "test"):
+            raise ValueError(f"{line.where}: the split is {line.values['split']!r}; give train or test")
+    return lines
+
+
+def _split(line: Line) -> str:
+    return line.values["split"].strip()

@@ -1,0 +1,1 @@
+"""What two sets share: the same source recordings by name, and copies by audio fingerprint."""

@@ -1,0 +1,372 @@
+"""Temporal items for TeminAL and ZSTE, made on the fly from any rows with one label each: pure functions and a seed.
+
+Nothing is rendered in advance and no file is read here: waveforms come in as arrays, by way of a function that the
+caller gives. Every draw is a hash of the seed and of what it is for, so it is the same on every machine, for any number
+of workers, for any order of the rows and in every version of numpy.
+
+[T] is "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised Post-Training with Text-Audio
+Pairs" (TeminAL and ZSTE). The sentences are in `translations/temporal.json`, where `{first}` sounds first.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..builders.captions import check_languages
+from ..schema import LANGUAGES, without_audio
+from .mixing import RenderOptions, compose
+
+RELATIONS = ("before", "after", "while", "single", "combined")
+
+Row = Mapping[str, Any]
+Phrases = Mapping[str, Mapping[str, str]]
+T = TypeVar("T")
+
+# Samplers give numpy integers, which JSON does not know: hence `default`.
+_canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=int).encode
+
+
+def describe(
+    relation: str,
+    phrases_first: Mapping[str, str],
+    phrases_second: Mapping[str, str] | None,
+    languages: Sequence[str] = LANGUAGES,
+    exchange: bool = False,
+) -> dict[str, list[str]]:
+    """Writes what sounds when, in every phrasing of every language.
+
+    Args:
+        relation: "before", the first sounds before the second; "after", which says the same the other way round, "the
+            second after the first"; "while", both sound at once; "single", the first is all that sounds; "combined",
+            both sound, no matter when.
+        phrases_first: The noun phrase of the first sound, by language.
+        phrases_second: The same of the second; None for "single".
+        languages: The languages to write in.
+        exchange: Describes the clip with its two sounds exchanged instead, the T of [T eq. 1].
+
+    Returns:
+        `captions[language]`; the first English phrasing is the paper's.
+
+    Raises:
+        ValueError: An unknown relation or language, a sound too many or too few, or a language without a phrase.
+
+    >>> dog, rain = {"eng": "a dog barking"}, {"eng": "rain"}
+    >>> [describe(relation, dog, rain, ["eng"])["eng"][0] for relation in ("before", "after")]
+    ['A dog barking before rain', 'Rain after a dog barking']
+    >>> describe("before", dog, rain, ["eng"], exchange=True)["eng"][0]
+    'Rain before a dog barking'
+    """
+    if relation not in RELATIONS:
+        raise ValueError(f"unknown relation {relation!r}; the relations are {', '.join(RELATIONS)}")
+    sounds = [sound for sound in (phrases_first, phrases_second) if sound is not None]
+    if len(sounds) != (1 if relation == "single" else 2):
+        raise ValueError(f"got {len(sounds)} sounds for {relation!r}; 'single' takes one, the others take two")
+    languages = check_languages(languages)
+    missing = [language for language in languages if not all(language in sound for sound in sounds)]
+    if missing:
+        raise ValueError(f"no phrase in {missing}; there are phrases in {[list(sound) for sound in sounds]}")
+    if exchange:
+        sounds.reverse()
+    return {
+        language: write_sentence(relation, language, [sound[language] for sound in sounds]) for language in languages
+    }
+
+
+def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = None) -> str:
+    """The noun phrase of a label.
+
+    Args:
+        label: The class.
+        language: ISO 639-3 code.
+        phrases: `phrases[label][language]`, as from `captions.label_phrases`; without, the label itself serves in
+            English.
+
+    Returns:
+        The phrase.
+
+    Raises:
+        ValueError: There is none.
+
+    >>> label_phrase("crying_baby")
+    'crying baby'
+    """
+    if phrases is None and language == "eng":
+        return label.replace("_", " ")
+    if phrases is None or language not in phrases.get(label, {}):
+        raise ValueError(f"label {label!r} has no phrase in {language!r}; give phrases[{label!r}][{language!r}]")
+    return phrases[label][language]
+
+
+def write_sentence(sentence: str, language: str, sounds: Sequence[str]) -> list[str]:
+    """Every phrasing of a sentence of `temporal.json`, with the one or two phrases in it and a capital in front."""
+    named = dict(zip(("first", "second"), sounds, strict=False))
+    texts = [text.format(**named) for text in _sentences()[sentence][language]]
+    return [text[:1].upper() + text[1:] for text in texts]
+
+
+@cache
+def _sentences() -> dict[str, dict[str, list[str]]]:
+    return json.loads((Path(__file__).parents[1] / "phrases" / "temporal.json").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class TemporalItem:
+    """One training item: which recordings to put together how, and what to say of them.
+
+    Attributes:
+        role: One of `mixing.ROLES`.
+        rows: The one or two clips, in the order in which they sound.
+        labels: Their classes, in the same order.
+        captions: `captions[language]`, one or more phrasings.
+        clip_id: The role and the clips it is made of; unique among the items of an epoch.
+    """
+
+    role: str
+    rows: tuple[Row, ...]
+    labels: tuple[str, ...]
+    captions: dict[str, list[str]]
+    clip_id: str
+
+    @property
+    def meaning(self) -> str:
+        """Equal for items that the same captions describe: "a before b" is also the reversed item of pair (b, a)."""
+        if self.role in ("forward", "reversed"):
+            return f"sequence:{'+'.join(self.labels)}"
+        return f"{self.role}:{'+'.join(sorted(self.labels))}"
+
+    def __post_init__(self) -> None:
+        if len(set(self.labels)) < len(self.rows):
+            raise ValueError(f"{self.clip_id} pairs {self.labels[0]!r} with itself; a pair needs two different classes")
+
+
+def render(
+    item: TemporalItem,
+    read_waveform: Callable[[Row], np.ndarray],
+    sampling_rate_hz: int,
+    options: RenderOptions | None = None,
+) -> np.ndarray:
+    """The audio of an item.
+
+    Args:
+        item: What to render.
+        read_waveform: Gives the (samples,) floats of a row at `sampling_rate_hz`.
+        sampling_rate_hz: Of what `read_waveform` gives.
+        options: Of joins; default, the clips follow each other without fade, gap or change of level.
+
+    Returns:
+        (samples,) float32, peak at most 0.99. A combined item is one clip after the other, like a forward one
+        [T 3.2].
+
+    Raises:
+        ValueError: What `concatenate` and `overlay` raise, with the item's clips named.
+    """
+    try:
+        return compose(item.role, [read_waveform(row) for row in item.rows], sampling_rate_hz, options)
+    except ValueError as error:
+        raise ValueError(f"cannot render {item.clip_id}: {error}") from error
+
+
+class TemporalItems:
+    """All temporal items of a set of rows: every ordered pair of different classes, with recordings drawn each epoch.
+
+    50 classes have 50 * 49 = 2,450 ordered pairs and so 7,350 items a `triple` [T B.2].
+
+    Args:
+        rows: Rows of the schema with one label each; give the training part only (`split_by_source`).
+        seed: Of all draws.
+        phrases: `phrases[label][language]`, as from `captions.label_phrases`; without, labels serve in English.
+        languages: The caption languages, the anchor first.
+        labels: The classes to use; default, all that the rows have.
+        pairs_per_epoch: How many pairs an epoch has; default, all. The epochs go round all pairs in a random order
+            of the seed's own, so none comes twice before all have come.
+        use_after: Says every other time "c_j after c_i" for "c_i before c_j", drawn for each item.
+
+    Raises:
+        ValueError: A row without a label or with several, two rows with one id, a class without recordings, a class
+            named twice, fewer than two classes, a label without a phrase, more pairs an epoch than there are.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        seed: int,
+        phrases: Phrases | None = None,
+        languages: Sequence[str] = ("eng",),
+        labels: Sequence[str] | None = None,
+        pairs_per_epoch: int | None = None,
+        use_after: bool = True,
+    ) -> None:
+        self.rows, self._seed, self._use_after = rows, seed, use_after
+        self._recordings = recordings_by_label(rows)
+        self.languages = check_languages(languages)
+        self.labels = _check_labels(sorted(self._recordings) if labels is None else labels, self._recordings)
+        self._phrases = {
+            label: {language: label_phrase(label, language, phrases) for language in self.languages}
+            for label in self.labels
+        }
+        self.pairs = shuffled(itertools.permutations(self.labels, 2), seed, "pairs")
+        self._length = len(self.pairs) if pairs_per_epoch is None else pairs_per_epoch
+        if not 0 < self._length <= len(self.pairs):
+            raise ValueError(f"pairs_per_epoch is {pairs_per_epoch}; give 1 to {len(self.pairs)}, the ordered pairs")
+
+    def __len__(self) -> int:
+        """The pairs of an epoch."""
+        return self._length
+
+    def triple(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem, TemporalItem]:
+        """The items of TeminAL B that a pair gives.
+
+        Args:
+            epoch: From 0.
+            index: Of the pair in the epoch.
+
+        Returns:
+            The forward item `a_i + a_j`, "c_i before c_j"; the reversed one `a_j + a_i`, "c_j before c_i"; the
+            overlaid one `a_i ^ a_j`, "c_i while c_j" [T 3.2]; all of the same two recordings.
+
+        Raises:
+            IndexError: The epoch has no such pair.
+        """
+        rows = self._draw_rows("triple", epoch, index)
+        forward, backward = (
+            drawn(("before", "after") if self._use_after else ("before",), self._seed, "relation", epoch, index, role)
+            for role in ("forward", "reversed")
+        )
+        return (
+            self._pair_item("forward", forward, rows),
+            self._pair_item("reversed", backward, rows),
+            self._pair_item("overlaid", "while", rows),
+        )
+
+    def stage_a(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem]:
+        """The items of TeminAL A that a pair gives.
+
+        Args:
+            epoch: From 0.
+            index: Of the pair in the epoch.
+
+        Returns:
+            A single item, one of the pair's two recordings, and the combined item of both [T B.2]. Their `labels` are
+            the class sets that `teminal_a_weights` compares; `items.labels.index(label)` numbers them.
+
+        Raises:
+            IndexError: The epoch has no such pair.
+        """
+        rows = self._draw_rows("stage_a", epoch, index)
+        combined = self._pair_item("combined", "combined", rows)
+        row = rows[drawn((0, 1), self._seed, "single", epoch, index)]
+        (label,) = row["labels"]
+        captions = describe("single", self._phrases[label], None, self.languages)
+        clip_id = f"single:{row['clip_id']} of {combined.clip_id}"
+        return TemporalItem("single", (row,), (label,), captions, clip_id), combined
+
+    def _draw_rows(self, stage: str, epoch: int, index: int) -> tuple[Row, Row]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"pair {index} of an epoch with {len(self)} pairs")
+        labels = self.pairs[(epoch * len(self) + index) % len(self.pairs)]
+        key = (self._seed, stage, epoch, index)
+        first = drawn(self._recordings[labels[0]], *key, "first")
+        # Clips of two classes may be cut from one recording.
+        others = [other for other in self._recordings[labels[1]] if other.source != first.source]
+        if not others:
+            raise ValueError(f"all clips of {labels[1]!r} are from {first.source!r}, and so is clip {first.clip_id!r}")
+        return self.rows[first.row_index], self.rows[drawn(others, *key, "second").row_index]
+
+    def _pair_item(self, role: str, relation: str, rows: tuple[Row, Row]) -> TemporalItem:
+        is_reversed = role == "reversed"
+        first, second = (self._phrases[row["labels"][0]] for row in rows)
+        captions = describe(relation, first, second, self.languages, exchange=is_reversed)
+        rows = rows[::-1] if is_reversed else rows
+        labels = tuple(row["labels"][0] for row in rows)
+        return TemporalItem(role, rows, labels, captions, f"{role}:{rows[0]['clip_id']}+{rows[1]['clip_id']}")
+
+
+class Recording(NamedTuple):
+    """What draws need to know of a row; `row_index` is its place among the rows."""
+
+    clip_id: str
+    source: str
+    row_index: int
+
+
+def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
+    """The rows by class, in the order of their ids, so that draws do not depend on the order of the rows."""
+    by_label: dict[str, list[Recording]] = {}
+    seen = set()
+    for index, row in enumerate(without_audio(rows)):
+        if len(row["labels"]) != 1:
+            raise ValueError(f"clip {row['clip_id']!r} has the labels {list(row['labels'])}; give it exactly one")
+        if row["clip_id"] in seen:
+            raise ValueError(f"two rows have the clip_id {row['clip_id']!r}; ids must be unique")
+        seen.add(row["clip_id"])
+        by_label.setdefault(row["labels"][0], []).append(Recording(row["clip_id"], row["source"], index))
+    return {label: sorted(recordings) for label, recordings in sorted(by_label.items())}
+
+
+def _check_labels(labels: Sequence[str], recordings: Mapping[str, Sequence[Recording]]) -> tuple[str, ...]:
+    silent = [label for label in labels if label not in recordings]
+    if silent:
+        raise ValueError(f"the classes {silent} have no recordings; there are recordings of {list(recordings)}")
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"labels is {list(labels)}; name each class once, as no class is paired with itself")
+    if len(labels) < 2:
+        raise ValueError(f"labels is {list(labels)}; pairs need at least two classes")
+    return tuple(labels)
+
+
+def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0) -> tuple[list[int], list[int]]:
+    """Splits rows by the recording they were cut from, class by class.
+
+    Args:
+        rows: Rows of the schema with one label each.
+        train_fraction: The part of the sources of each class to train on, rounded, but at least one source, and never
+            all of them where there are two or more; 0.7 is TeminAL's [T B.5].
+        seed: Of the draw.
+
+    Returns:
+        The indices of the training rows and of the test rows, ascending; no source is in both. A source with clips of
+        several classes counts for the first of them by name.
+
+    Raises:
+        ValueError: The fraction is not between 0 and 1, or a row has no label or several.
+
+    >>> rows = [{"clip_id": str(i), "labels": ["dog"], "source": f"freesound:{i // 2}"} for i in range(6)]
+    >>> split_by_source(rows)
+    ([0, 1, 2, 3], [4, 5])
+    """
+    if not 0 < train_fraction < 1:
+        raise ValueError(f"train_fraction is {train_fraction}; give more than 0 and less than 1")
+    by_label = recordings_by_label(rows)
+    class_of_source: dict[str, str] = {}
+    for label, recordings in by_label.items():
+        for recording in recordings:
+            class_of_source.setdefault(recording.source, label)
+    train_sources: set[str] = set()
+    for label in by_label:
+        sources = shuffled((s for s, owner in class_of_source.items() if owner == label), seed, "split", label)
+        train_sources.update(sources[: max(1, min(round(train_fraction * len(sources)), len(sources) - 1))])
+    every = sorted((recording.row_index, recording.source) for group in by_label.values() for recording in group)
+    train = [index for index, source in every if source in train_sources]
+    return train, [index for index, source in every if source not in train_sources]
+
+
+def digest(value: Any) -> bytes:
+    """The SHA-256 of a value as canonical JSON: the same on every machine and for ever."""
+    return hashlib.sha256(_canonical_json(value).encode()).digest()
+
+
+def drawn(options: Sequence[T], *key: Any) -> T:
+    """One of the options, drawn by the hash of the key: the seed and all that sets this draw apart from others."""
+    return options[int.from_bytes(digest(key), "big") % len(options)]
+
+
+def shuffled(options: Iterable[T], *key: Any) -> list[T]:
+    """The options in a random order of the key's own, whatever their order was; each is a value that JSON knows."""
+    return sorted(options, key=lambda option: digest([*key, option]))

@@ -1,0 +1,257 @@
+"""Work through many translations: each text once, in batches, so that a kill costs little and a change even less."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from unicodedata import category, normalize
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from .seq2seq import Translator
+from .table import listing, read_translations, source_hash, write_translations
+
+Pair = tuple[str, str]  # source and target language
+Answers = dict[tuple[Pair, str], str]
+Key = tuple[str, int, str]  # clip, caption, language
+KEY_FIELDS = ("clip_id", "caption_index", "language")
+
+
+class Item(NamedTuple):
+    """A text to translate.
+
+    Attributes:
+        clip_id: The clip.
+        caption_index: The caption's place among those of the clip.
+        language: What the line in the file is filed under: the target language, or of a translation back the source.
+        text: The text.
+        source: Its language, an ISO 639-3 code.
+        target: The language wanted.
+    """
+
+    clip_id: str
+    caption_index: int
+    language: str
+    text: str
+    source: str
+    target: str
+
+    @property
+    def key(self) -> Key:
+        """What it is found by in a file."""
+        return self.clip_id, self.caption_index, self.language
+
+
+def clean(text: str) -> str:
+    """A text on one line in Unicode's normal form C; "" where nothing of use is left.
+
+    >>> clean("  Un chien aboie "), clean("..."), clean("\N{REPLACEMENT CHARACTER} barks")
+    ('Un chien aboie', '', '')
+    """
+    line = " ".join(normalize("NFC", text).split())
+    line = "".join(letter for letter in line if category(letter) != "Cc")
+    damaged = any(letter == "\N{REPLACEMENT CHARACTER}" or category(letter) == "Cs" for letter in line)
+    return line if any(map(str.isalnum, line)) and not damaged else ""
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Within it, no other process is within it for the same file.
+
+    The lock lies beside the file and is the system's: it goes with the process, however that ends.
+
+    Args:
+        path: The file, which need not exist yet.
+
+    Raises:
+        RuntimeError: Another process is.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(path.name + ".lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RuntimeError(
+            f"{path} is being written by another run; wait until that has ended, or choose another output"
+        ) from error
+    try:
+        yield
+    finally:
+        # While it is held: whoever has opened the file and not locked it finds it gone. Windows keeps open files.
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
+        lock.release()
+
+
+class FinishedBatches:
+    """The batches that are done, appended to a file one line each, so that a kill costs the batches under way only.
+
+    Args:
+        path: The file. A line that a kill cut off is removed.
+        settings: What the translations depend on; a file made with others is refused.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.answers: Answers = {}
+        content = path.read_bytes() if path.exists() else b""
+        lines = content[: content.rfind(b"\n") + 1].splitlines()
+        if not lines:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+            self._write({"settings": settings})
+            return
+        with path.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)
+        try:
+            before, *batches = map(json.loads, lines)
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged ({error}); remove it to begin again") from error
+        if before != {"settings": settings}:
+            raise ValueError(f"{path} was begun with {before}, not {settings}; remove it or choose another output")
+        for batch in batches:
+            self._remember(batch)
+
+    def append(self, pair: Pair, texts: Sequence[str], translations: Sequence[str]) -> None:
+        """Keeps a batch; on disk when this returns."""
+        batch = {"pair": pair, "translations": dict(zip(texts, map(clean, translations), strict=True))}
+        self._write(batch)
+        self._remember(batch)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        with self.path.open("ab") as file:
+            file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _remember(self, batch: Mapping[str, Any]) -> None:
+        source, target = batch["pair"]
+        self.answers.update({((source, target), text): answer for text, answer in batch["translations"].items()})
+
+
+def translate_texts(
+    items: Sequence[Item], translator: Translator, finished: FinishedBatches, batch_size: int
+) -> Answers:
+    """Translates every distinct text once.
+
+    The longest come first, so that what does not fit fails at once. The batches are the same however often the work is
+    interrupted, and with them what the model gives. An error ends it when the batches under way are done and kept.
+
+    Args:
+        items: What to translate.
+        translator: Translates as many batches at a time as it has workers.
+        finished: What is done, and where to keep what follows.
+        batch_size: Texts a batch.
+
+    Returns:
+        Translations by the pair of languages and the text, "" where there is none.
+    """
+    batches = make_batches(items, finished.answers, batch_size)
+    pool = ThreadPoolExecutor(translator.workers)
+    futures = {pool.submit(translator.translate, batch, *pair): (pair, batch) for pair, batch in batches}
+    try:
+        for future in tqdm(as_completed(futures), total=len(futures), desc="translating", unit="batch"):
+            finished.append(*futures.pop(future), future.result())
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for future, (pair, batch) in futures.items():
+            if not future.cancelled() and future.exception() is None:
+                finished.append(pair, batch, future.result())
+    return finished.answers
+
+
+def make_batches(items: Sequence[Item], done: Answers, batch_size: int) -> list[tuple[Pair, list[str]]]:
+    """Distinct texts by pair of languages and length; the batches of all, less what is done."""
+    texts_of: dict[Pair, set[str]] = {}
+    for item in items:
+        texts_of.setdefault((item.source, item.target), set()).add(item.text)
+    batches = []
+    for pair, texts in texts_of.items():
+        ordered = sorted(texts, key=lambda text: (-len(text), text))
+        cut = [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
+        batches += [(pair, [text for text in batch if (pair, text) not in done]) for batch in cut]
+    return [(pair, batch) for pair, batch in batches if batch]
+
+
+def complete_translations(
+    path: Path,
+    items: Sequence[Item],
+    translator: Translator,
+    batch_size: int = 32,
+    settings: Mapping[str, Any] | None = None,
+    fill_gaps: bool = False,
+) -> dict[Key, str]:
+    """Brings a file of translations up to date.
+
+    Translated is what the file lacks or has from another wording; all else in it stays. What comes back blank is left
+    out, so that the next run asks for it again. Until all is there, finished batches are kept in a file beside it.
+
+    Args:
+        path: The Parquet file, which need not exist yet.
+        items: What it should hold.
+        translator: Makes what it lacks.
+        batch_size: Texts a batch.
+        settings: What the translations depend on besides the translator's name.
+        fill_gaps: Keeps what other models have made; otherwise their presence is an error.
+
+    Returns:
+        The translations of the items by key, without those that came back blank.
+
+    Raises:
+        RuntimeError: Another run is at the same file.
+        ValueError: The file is not valid, holds translations by other models, or was begun with other settings.
+    """
+    with alone(path):
+        return _complete(path, items, translator, batch_size, settings or {}, fill_gaps)
+
+
+def _complete(
+    path: Path,
+    items: Sequence[Item],
+    translator: Translator,
+    batch_size: int,
+    settings: Mapping[str, Any],
+    fill_gaps: bool,
+) -> dict[Key, str]:
+    lines = read_translations(path).to_pylist() if path.exists() else []
+    line_of = {(line["clip_id"], line["caption_index"], line["language"]): line for line in lines}
+    others = sorted({line["model"] for line in lines} - {None, translator.name})
+    if others and not fill_gaps:
+        raise ValueError(
+            f"{path} holds translations by {listing(others)}, not {translator.name}: choose another output, or "
+            "fill_gaps to keep them and translate what is missing"
+        )
+    hash_of = {item.key: source_hash(item.text) for item in items}
+    todo = [item for item in items if not is_current(line_of.get(item.key), hash_of[item.key])]
+    part = path.with_name(path.name + ".part.jsonl")
+    if todo:
+        finished = FinishedBatches(part, {"model": translator.name, **settings})
+        answers = translate_texts(todo, translator, finished, batch_size)
+        for item in todo:
+            line_of.pop(item.key, None)
+            text = answers[(item.source, item.target), item.text]
+            if text:
+                made = {"text": text, "model": translator.name, "source_hash": hash_of[item.key]}
+                line_of[item.key] = {**dict(zip(KEY_FIELDS, item.key, strict=True)), **made}
+        write_translations(path, line_of.values())
+    part.unlink(missing_ok=True)
+    return {item.key: line_of[item.key]["text"] for item in items if item.key in line_of}
+
+
+def is_current(line: Mapping[str, Any] | None, digest: str) -> bool:
+    """Whether a line of a file translates the caption as it is now; one that does not say is taken to."""
+    return line is not None and line["source_hash"] in (None, digest)
+
+
+def sample(items: Sequence[Item], count: int | None) -> list[Item]:
+    """As many items of each language, the same ones each time; all when None."""
+    by_language: dict[str, list[Item]] = {}
+    for item in sorted(items, key=lambda item: source_hash(str(item.key))):
+        by_language.setdefault(item.language, []).append(item)
+    return [item for members in by_language.values() for item in members[:count]]

@@ -1,0 +1,163 @@
+"""The file of translated captions: its columns, what makes it valid, reading and writing it.
+
+A line is one translation of one caption, named by its clip and by the caption's place among those of the clip:
+`clip_id`, `caption_index`, `language`, `text`, and where it comes from: `model`, and `source_hash`, by which a
+translation of a caption that has changed since is found out.
+"""
+
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..atomic_files import whole_file
+from ..schema import LANGUAGES
+
+SCHEMA = pa.schema(
+    {
+        "clip_id": pa.string(),
+        "caption_index": pa.int32(),
+        "language": pa.string(),
+        "text": pa.string(),
+        "model": pa.string(),
+        "source_hash": pa.string(),
+    }
+)
+"""The columns of a translations file. The last two may be absent or null, as where a person made the translations."""
+
+KEY = ("clip_id", "language", "caption_index")
+"""What a translation is found by, and the order of a file."""
+
+Paths = str | Path | Sequence[str | Path]
+
+_SHOWN = 5  # names in a message
+
+
+def source_hash(text: str) -> str:
+    """The first 16 hex digits of the SHA-256 of a caption.
+
+    >>> source_hash("a dog barking")
+    '9f4baeaf42ac8e3f'
+    """
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa.Table:
+    """Reads translations files and checks them.
+
+    Args:
+        path: One or several Parquet files with the columns of `SCHEMA`.
+        languages: ISO 639-3 codes to keep; all when None.
+
+    Returns:
+        A table of `SCHEMA`, its text in Unicode's normal form C.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A column is missing or of another type; a value is missing; a text is blank or damaged; a language
+            is no ISO 639-3 code; a key is there twice; one of `languages` is not there. The message counts what is
+            wrong and names the first few.
+    """
+    paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
+    if not paths:
+        raise ValueError("there is no path; give at least one Parquet file of translations")
+    table = pa.concat_tables([_read_file(one) for one in paths]).combine_chunks()
+    named = ", ".join(map(str, paths))
+    _check(table, named)
+    if languages is not None:
+        absent = [language for language in languages if language not in languages_of(table)]
+        if absent:
+            raise ValueError(f"{named} has no translations into {absent}; it has {languages_of(table)}")
+        table = table.filter(pc.is_in(table["language"], value_set=pa.array(list(languages), pa.string())))
+    return table
+
+
+def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a translations file, whole or not at all; the same lines in any order give the same bytes.
+
+    Args:
+        path: The Parquet file.
+        lines: Values by column of `SCHEMA`.
+
+    Raises:
+        ValueError: As `read_translations`.
+    """
+    target = Path(path)
+    table = pa.Table.from_pylist([dict(line) for line in lines], schema=SCHEMA)
+    _check(table, str(target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(target, one_writer=True) as unfinished:
+        pq.write_table(table.sort_by([(column, "ascending") for column in KEY]), unfinished)
+
+
+def _read_file(path: Path) -> pa.Table:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no translations file {path}")
+    try:
+        table = pq.read_table(path)
+        table.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a Parquet file of text: {error}") from error
+    needed = [name for name in SCHEMA.names if name not in ("model", "source_hash")]
+    lacking = [name for name in needed if name not in table.column_names]
+    if lacking:
+        raise ValueError(f"{path} lacks the columns {lacking}; it has {table.column_names}")
+    for field in SCHEMA:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(len(table), field.type))
+    try:
+        table = table.select(SCHEMA.names).cast(SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(f"{path} has a column of another type than\n{SCHEMA}\n{error}") from error
+    return table.set_column(SCHEMA.get_field_index("text"), "text", pc.utf8_normalize(table["text"], "NFC"))
+
+
+def _check(table: pa.Table, named: str) -> None:
+    """Refuses lines that cannot be right whatever the dataset."""
+    text, language = table["text"], table["language"]
+    gone = [pc.is_null(table[column]) for column in (*KEY, "text")]
+    wrong = {
+        "have no clip id, caption index, language or text": functools.reduce(pc.or_, gone),
+        "are blank": pc.invert(pc.match_substring_regex(text, r"[\pL\pN]")),
+        "hold U+FFFD or a control character, so that some text is lost": pc.match_substring_regex(
+            text, r"[\x{FFFD}\p{Cc}]"
+        ),
+        "have a negative caption index": pc.less(table["caption_index"], 0),
+        f"have a language that is no ISO 639-3 code such as {', '.join(LANGUAGES[:3])}": pc.invert(
+            pc.match_substring_regex(language, "^[a-z]{3}$")
+        ),
+    }
+    found = [(what, table.filter(pc.fill_null(mask, False))) for what, mask in wrong.items()]
+    counts = table.group_by(list(KEY)).aggregate([([], "count_all")])
+    found.append(("are there more than once", counts.filter(pc.greater(counts["count_all"], 1))))
+    problems = [f"{len(lines)} translations {what}: {_keys(lines)}" for what, lines in found if len(lines)]
+    if problems:
+        raise ValueError(f"{named}: {'; '.join(problems)}")
+
+
+def _keys(lines: pa.Table) -> str:
+    shown = lines.slice(0, _SHOWN).select(list(KEY)).to_pylist()
+    names = [f"{line['clip_id']!r} caption {line['caption_index']} in {line['language']!r}" for line in shown]
+    return listing(names, len(lines))
+
+
+def listing(names: Iterable[str], count: int | None = None) -> str:
+    """The first few names for a message, and how many more there are.
+
+    >>> listing("abcdefg")
+    'a, b, c, d, e and 2 more'
+    """
+    names = list(names)
+    more = (len(names) if count is None else count) - len(names[:_SHOWN])
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more else "")
+
+
+def languages_of(table: pa.Table) -> list[str]:
+    """The languages of a table, the papers' in their order and then any others."""
+    present = set(pc.unique(table["language"]).to_pylist())
+    return [language for language in LANGUAGES if language in present] + sorted(present - set(LANGUAGES))

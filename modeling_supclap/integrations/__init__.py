@@ -1,0 +1,1 @@
+"""Neighbours that a checkpoint also works in, each behind an extra: sentence-transformers, mteb and ONNX Runtime."""

@@ -1,0 +1,207 @@
+"""What watches a run: the progress bar, the throughput, the drift, the epoch that the collator draws for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import ProgressCallback, TrainerCallback
+
+from ..losses.contrastive import at_least_float32
+from ..losses.support_vector import DynamicRadius, StaticRadius
+from .collator import TrainingCollator
+from .drift import drift_cosine, drift_statistics, positive_similarity_histogram
+
+
+class SupCLAPProgressCallback(ProgressCallback):
+    """One bar with loss and clips per second, and one line an evaluation."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Shows the last loss on the bar."""
+        if self.training_bar is not None and logs and "loss" in logs:
+            self.training_bar.set_postfix_str(
+                f"loss {logs['loss']:.3f}, {logs['clips_per_second']:.0f} clips/s", refresh=False
+            )
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
+        """Prints the validation recall above the bar."""
+        super().on_evaluate(args, state, control, **kwargs)
+        key = f"eval_{(args.metric_for_best_model or 'mean_recall').removeprefix('eval_')}"
+        if self.training_bar is not None and metrics and key in metrics:
+            best = max(metrics[key], state.best_metric or 0.0)
+            self.training_bar.write(
+                f"epoch {state.epoch:g}: validation {key.removeprefix('eval_')} {metrics[key]:.3f} (best {best:.3f})"
+            )
+
+
+class Averages:
+    """Means of named scalars since the last look, kept on their device so that adding never waits for it."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[Any]] = {}
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Takes one value a name."""
+        for name, value in values.items():
+            self._values.setdefault(name, []).append(value)
+
+    def drain(self) -> dict[str, float]:
+        """The means, forgotten afterwards."""
+        means = {name: float(sum(values) / len(values)) for name, values in self._values.items()}
+        self._values = {}
+        return means
+
+
+class EpochCallback(TrainerCallback):
+    """Tells the collator which epoch it draws for."""
+
+    def __init__(self, collator: TrainingCollator) -> None:
+        self.collator = collator
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Counts whole epochs, in a run that is resumed too."""
+        self.collator.set_epoch(int(state.epoch or 0))
+
+
+class ThroughputCallback(TrainerCallback):
+    """Clips per second of training, evaluation and saving left out."""
+
+    def __init__(self, averages: Averages) -> None:
+        self.averages = averages
+        self._since = time.perf_counter()
+
+    def _restart(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._since = time.perf_counter()
+
+    on_train_begin = on_evaluate = on_save = _restart
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Times the step, from the end of the one before."""
+        now = time.perf_counter()
+        clips = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        self.averages.add({"seconds_per_clip": (now - self._since) / clips})
+        self._since = now
+
+
+class DriftCallback(TrainerCallback):
+    """Logs drift, radius and positive similarity of the batch in which a log falls [SupCLAP fig. 1, 3, 4].
+
+    A step only keeps references to what the objective saw: the embeddings of all processes, the radii and, once it is
+    known, the gradient with respect to the texts. The numbers are made when a log is due, in every process alike:
+    nothing is communicated, drawn at random or changed. Beside those of `drift_statistics` for the text-to-audio half
+    (its radius and factor for each regularised direction, `_t2a` and `_a2t`) they are
+
+    - `drift_cosine_objective`: `drift_cosine` of the update by the whole objective, both halves of it and all its
+      terms; left out where no gradient reaches the texts.
+    - `positive_similarity_p10`, `_p50`, `_p90`: quantiles of the cosine of the pairs.
+    - `positive_similarity_histogram`: its counts between `low` and `high` [SupCLAP fig. 4], in `state.log_history` and
+      thus in every checkpoint, but not sent to `report_to`, whose services take scalars.
+
+    Where a clip has its caption in K languages, the numbers are those of the first, the anchor language, alone. Where a
+    sample has R recordings, `(N, R, d)` with texts `(N, R K, d)`, all R N pairs are one batch. Clips of one group count
+    as negatives of each other here, and all negatives count alike.
+
+    Args:
+        objective: the objective to watch, see `objectives.py`; its radii are those modules in it that are called `t2a`
+            and `a2t`.
+        averages: where the numbers go for the next log.
+    """
+
+    def __init__(self, objective: nn.Module, averages: Averages) -> None:
+        self.averages = averages
+        self._radii: dict[str, Tensor] = {}
+        self._batch: _WatchedBatch | None = None
+        for name, module in objective.named_modules():
+            if isinstance(module, (StaticRadius, DynamicRadius)):
+                module.register_forward_hook(partial(self._keep_radius, name.rpartition(".")[2]))
+        objective.register_forward_hook(self._keep_batch, with_kwargs=True)
+
+    def _keep_radius(self, direction: str, module: nn.Module, args: Any, radius: Tensor) -> None:
+        self._radii.setdefault(direction, radius.detach())  # the first of several languages is the anchor's
+
+    def _keep_batch(self, objective: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        radii, self._radii = self._radii, {}
+        self._batch = _WatchedBatch.of(radii, *args, **kwargs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measures the last batch if the step ends with a log."""
+        if control.should_log and self._batch is not None:
+            self.averages.add(self._batch.numbers())
+
+    on_epoch_end = on_step_end
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Puts the histogram beside the numbers of its batch."""
+        if self._batch is not None and "drift_cosine" in (logs or {}):
+            state.log_history[-1]["positive_similarity_histogram"] = self._batch.histogram()
+
+
+@dataclass
+class _WatchedBatch:
+    """The global pairs of one step, `(P, d)` each, and what acted on them."""
+
+    audio_embeds: Tensor
+    text_embeds: Tensor
+    logit_scale: Tensor
+    radii: dict[str, Tensor]
+    text_gradient: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        radii: Mapping[str, Tensor],
+        audio_embeds: Tensor,
+        text_embeds: Tensor,
+        logit_scale: Tensor,
+        *others: Any,
+        **named: Any,
+    ) -> _WatchedBatch:
+        """From the arguments of an objective's call; the gradient follows with the backward pass."""
+        recordings = audio_embeds if audio_embeds.ndim == 3 else audio_embeds.unsqueeze(1)
+        roles = recordings.shape[1]
+        audio, text = (_role_major(embeds.detach(), roles) for embeds in (recordings, text_embeds))
+        radii = {direction: radius.flatten()[: len(text)] for direction, radius in radii.items()}
+        batch = cls(audio, text, logit_scale.detach(), radii)
+        if text_embeds.requires_grad:
+            text_embeds.register_hook(partial(batch._keep_gradient, roles))
+        return batch
+
+    def _keep_gradient(self, roles: int, gradient: Tensor) -> None:
+        self.text_gradient = _role_major(gradient, roles).clone()  # gathering sums gradients in place
+
+    @torch.no_grad()
+    def numbers(self) -> dict[str, Tensor]:
+        """What `DriftCallback` names, 0-d tensors."""
+        audio, text = at_least_float32(self.audio_embeds, self.text_embeds)
+        numbers = drift_statistics(audio, text, self.logit_scale, self.radii.get("t2a"))
+        if "t2a" in self.radii:
+            numbers |= {f"{name}_t2a": numbers.pop(name) for name in _OF_A_DIRECTION}
+        if "a2t" in self.radii:
+            exchanged = drift_statistics(text, audio, self.logit_scale, self.radii["a2t"])
+            numbers |= {f"{name}_a2t": exchanged[name] for name in _OF_A_DIRECTION}
+        if self.text_gradient is not None:
+            numbers["drift_cosine_objective"] = drift_cosine(-self.text_gradient, text, audio)
+        cosines = (audio * text).sum(dim=-1)
+        for percent in (10, 50, 90):
+            numbers[f"positive_similarity_p{percent}"] = cosines.quantile(percent / 100)
+        return numbers
+
+    def histogram(self) -> dict[str, Any]:
+        """Counts of the pairs by cosine in bins of equal width, as JSON takes them."""
+        counts, edges = positive_similarity_histogram(self.audio_embeds, self.text_embeds)
+        return {"low": edges[0].item(), "high": edges[-1].item(), "counts": counts.int().tolist()}
+
+
+_OF_A_DIRECTION = ("radius_mean", "radius_std", "svr_factor_mean", "svr_factor_std")
+
+
+def _role_major(embeds: Tensor, roles: int) -> Tensor:
+    """The first of K embeddings of each role, `(N, roles K, d)`, one role after the other: `(roles N, d)`."""
+    return embeds[:, :: embeds.shape[1] // roles].transpose(0, 1).flatten(0, 1)

@@ -1,0 +1,268 @@
+"""Rows to a batch through the processor. The draw of a language happens here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from modeling_supclap.datasets_scripts import bad_audio
+from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.schema import all_captions, group_id, lacking_languages, stable_id
+from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, render
+
+from ..processing_supclap import SupCLAPProcessor
+from .training_args import SupCLAPTrainingArguments
+
+Row = Mapping[str, Any]
+
+
+class IndexedRows(Dataset):
+    """Rows that know their place: adds `clip_index`, by which embeddings and errors find their clip again.
+
+    Args:
+        rows: a map-style dataset of rows as in `datasets_scripts/schema.py`.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.rows[index], "clip_index": index}
+
+
+def usable_rows(rows: Any, args: SupCLAPTrainingArguments) -> Any:
+    """The rows of a split that a run can use, the same in every process and when the run is resumed.
+
+    Args:
+        rows: a split.
+        args: `on_bad_audio` says what to do, see `datasets_scripts/bad_audio.py`. Recordings are read once, by
+            `dataloader_num_workers` processes; `bad_audio.json` in the output folder remembers what was found.
+
+    Returns:
+        The same rows, or those whose recordings can be used.
+    """
+    with args.main_process_first(desc="reading the recordings"):
+        memo = Path(args.output_dir or ".") / "bad_audio.json"
+        return bad_audio.usable_rows(rows, args.on_bad_audio, max(1, args.dataloader_num_workers), memo)
+
+
+class ContrastiveCollator:
+    """What the two collators share: recordings and texts through the processor.
+
+    Args:
+        processor: the model's processor.
+        languages: ISO 639-3 codes; rows may lack some of them, but not all.
+        positives: see `group_id`.
+        max_audio_seconds: longer recordings are cropped to this, or to the most that the feature extractor takes
+            (10 s for CLAP's).
+    """
+
+    recordings_per_clip = 1
+
+    def __init__(
+        self,
+        processor: SupCLAPProcessor,
+        languages: Sequence[str] = ("eng",),
+        positives: str = "clip",
+        max_audio_seconds: float | None = 30.0,
+    ) -> None:
+        self.processor = processor
+        self.languages = tuple(languages)
+        self.positives = positives
+        self.max_audio_seconds = max_audio_seconds
+        limit = getattr(processor.feature_extractor, "max_length_s", None)
+        if limit is not None:
+            share = limit / self.recordings_per_clip
+            self.max_audio_seconds = share if max_audio_seconds is None else min(max_audio_seconds, share)
+
+    def _captions(self, row: Row) -> list[tuple[str, str]]:
+        captions = all_captions(row, self.languages)
+        if not captions:
+            present = [language for language, texts in row["captions"].items() if texts]
+            raise ValueError(f"clip {row['clip_id']} has no caption in {list(self.languages)}, only in {present}")
+        return captions
+
+    def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
+        rate_hz = self.processor.feature_extractor.sampling_rate
+        return read_row(row, rate_hz, self.max_audio_seconds, crop_position)
+
+    def _inputs(
+        self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]
+    ) -> dict[str, torch.Tensor]:
+        """Model inputs; `captions` holds the same number K of (language, text) for each of the B rows."""
+        rate_hz = self.processor.feature_extractor.sampling_rate
+        languages, texts = zip(*(pair for pairs in captions for pair in pairs), strict=True)
+        batch = self.processor(
+            audio=clips, sampling_rate=rate_hz, text=list(texts), language=list(languages), return_tensors="pt"
+        )
+        for name in self.processor.tokenizer.model_input_names:
+            if name in batch:
+                batch[name] = batch[name].unflatten(0, (len(captions), -1))
+        return {**batch}
+
+    def _batch(
+        self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
+    ) -> dict[str, torch.Tensor]:
+        """Model inputs, groups and places of B rows."""
+        clips = [self._read(row, position) for row, position in zip(rows, crop_positions, strict=True)]
+        return {
+            **self._inputs(clips, captions),
+            "group_ids": torch.tensor([group_id(row, self.positives) for row in rows]),
+            "clip_index": torch.tensor([row["clip_index"] for row in rows]),
+        }
+
+
+class TrainingCollator(ContrastiveCollator):
+    """Draws a crop and a caption for each clip: in one language, in all, or in the anchor language and another.
+
+    Rows `{"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": [...], "fra": [...]}, "clip_index": 7, ...}`
+    become `{"input_features": (B, 64, T), "audio_attention_mask": (B, T), "input_ids": (B, K, L),
+    "attention_mask": (B, K, L), "group_ids": (B,), "clip_index": (B,)}`, K texts a clip.
+
+    The draw depends on `(seed, epoch, clip_id)` only, not on workers, processes or the order of the batch, so a run
+    that is resumed or spread over more processes sees the same data.
+
+    Args:
+        processor: the model's processor.
+        languages: ISO 639-3 codes; the first is the anchor.
+        positives: see `group_id`.
+        max_audio_seconds: longer recordings are cropped to this, at a random place.
+        seed: of the draws.
+        scheme: `random`, one language, uniformly among those that the clip has, K = 1 [A 3.1, ML-CLAP]; `kcl`, the same
+            caption in all languages, K = their number [A eq. 9]; `cacl`, the same caption in the anchor language and in
+            one other, K = 2 [A eq. 12]. Captions with the same place in two languages are taken for translations.
+    """
+
+    def __init__(
+        self,
+        processor: SupCLAPProcessor,
+        languages: Sequence[str] = ("eng",),
+        positives: str = "clip",
+        max_audio_seconds: float | None = 30.0,
+        seed: int = 0,
+        scheme: str = "random",
+    ) -> None:
+        super().__init__(processor, languages, positives, max_audio_seconds)
+        if scheme not in ("random", "kcl", "cacl"):
+            raise ValueError(f"scheme is {scheme!r}; it must be random, kcl or cacl")
+        self.seed = seed
+        self.scheme = scheme
+        # Shared memory, so that workers that outlive an epoch see the next one.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the draws those of this epoch, counted from 0."""
+        self._epoch.fill_(epoch)
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        draws = [self._draw(row) for row in rows]
+        return self._batch(rows, [position for position, _ in draws], [captions for _, captions in draws])
+
+    def _draw(self, row: Row) -> tuple[float, list[tuple[str, str]]]:
+        """Where to crop a clip, and its K captions as (language, text)."""
+        random = np.random.default_rng([self.seed, int(self._epoch), stable_id(row["clip_id"])])
+        present = [language for language in sorted(self.languages) if row["captions"].get(language)]
+        position = random.random()
+        if self.scheme == "random":
+            self._captions(row)
+            languages = [present[random.integers(len(present))]]
+        elif self.scheme == "kcl":
+            languages = self._require(row, self.languages)
+        else:
+            others = [language for language in present if language != self.languages[0]]
+            other = others[random.integers(len(others))] if others else self.languages[1]
+            languages = self._require(row, [self.languages[0], other])
+        number = random.integers(min(len(row["captions"][language]) for language in languages))
+        return position, [(language, row["captions"][language][number]) for language in languages]
+
+    def _require(self, row: Row, languages: Sequence[str]) -> list[str]:
+        missing = lacking_languages(row, languages, "kcl")
+        if missing:
+            raise ValueError(
+                f"{self.scheme} needs captions of clip {row['clip_id']} in {list(languages)}; no {missing}"
+            )
+        return list(languages)
+
+
+class EvaluationCollator(ContrastiveCollator):
+    """Every caption of every clip, and always the beginning of a recording that is too long: nothing is drawn.
+
+    The text tensors are `(B, K, L)` with K the most captions that a clip of the batch has, languages in order;
+    clips with fewer repeat their first caption, and whoever reads the embeddings leaves the repetitions out.
+    """
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        captions = [self._captions(row) for row in rows]
+        most = max(map(len, captions))
+        padded = [pairs + [pairs[0]] * (most - len(pairs)) for pairs in captions]
+        return self._batch(rows, [0.0] * len(rows), padded)
+
+
+class TemporalCollator(TrainingCollator):
+    """Pairs of recordings to the items of TeminAL, put together as they are needed.
+
+    Rows `{"clip_index": 7}` name pairs of an epoch. Each gives R items: a single sound and a pair in stage a; the pair
+    forward, reversed and overlaid in stage b. The batch holds B R clips, `input_ids` `(B, R K, L)`, K texts an item,
+    `group_ids` `(B, R)`, equal where the meaning is, and in stage a `class_ids` `(B, 3)`.
+
+    Args:
+        processor: the model's processor.
+        items: draws recordings, relations and captions; its epoch is the collator's.
+        stage: `a` or `b`.
+        options: how clips are joined.
+        languages: as `TrainingCollator`.
+        max_audio_seconds: longer recordings are cut to their beginning before they are put together, or from their
+            first sound on where that is silent; to half of what the feature extractor takes, where it has a limit
+            (CLAP's 10 s), so that both clips of a pair are heard.
+        seed: of the draw of a language and a phrasing.
+        scheme: as `TrainingCollator`; `kcl` takes every item's caption in all languages.
+    """
+
+    recordings_per_clip = 2
+
+    def __init__(
+        self,
+        processor: SupCLAPProcessor,
+        items: TemporalItems,
+        stage: str,
+        options: RenderOptions | None = None,
+        languages: Sequence[str] = ("eng",),
+        max_audio_seconds: float | None = 30.0,
+        seed: int = 0,
+        scheme: str = "random",
+    ) -> None:
+        super().__init__(processor, languages, max_audio_seconds=max_audio_seconds, seed=seed, scheme=scheme)
+        self.items = items
+        self.stage = stage
+        self.options = options
+
+    def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
+        clip = super()._read(row, crop_position)
+        if clip.any():
+            return clip
+        # What is cut away may sound: silence has no level to bring the other clip's to, and no caption fits it.
+        whole = read_row(row, self.processor.feature_extractor.sampling_rate)
+        return whole[np.argmax(whole != 0) :][: len(clip)]
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        draw = self.items.stage_a if self.stage == "a" else self.items.triple
+        drawn = [draw(int(self._epoch), row["clip_index"]) for row in rows]
+        rate_hz = self.processor.feature_extractor.sampling_rate
+        clips = [render(item, self._read, rate_hz, self.options) for roles in drawn for item in roles]
+        batch = {
+            **self._inputs(clips, [[text for item in roles for text in self._draw(vars(item))[1]] for roles in drawn]),
+            "group_ids": torch.tensor([[stable_id(item.meaning) for item in roles] for roles in drawn]),
+            "clip_index": torch.tensor([row["clip_index"] for row in rows]),
+        }
+        if self.stage == "a":
+            classes = [[self.items.labels.index(label) for item in roles for label in item.labels] for roles in drawn]
+            batch["class_ids"] = torch.tensor(classes)
+        return batch

@@ -1,0 +1,182 @@
+"""Optimisation trajectory drift: the forces on a batch's texts, split along and across the pull [SupCLAP 2, C, D].
+
+The text-to-audio half of InfoNCE moves text i by -g_i, g_i = s (sum_j P_ij a_j - a_i), with s = logit_scale and P_ij
+the softmax of s t_i . a_j over j. The positive pulls in the direction u_i = (a_i - t_i) / ||a_i - t_i||; the negatives
+push with s sum_{j != i} P_ij a_j, whose part across u_i makes the text drift. Exchange the embeddings for the other
+half.
+
+Numbers from embeddings, without gradient: one product with the probabilities, P a, beyond those of the loss.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..losses.contrastive import at_least_float32, similarity_matrix
+from ..losses.support_vector import displacement_ratio, positive_distance, support_similarity
+
+
+def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """The parts of each force along and across a direction of unit norm (or 0); (N, d) each.
+
+    >>> along, across = decompose(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]))
+    >>> along.tolist(), across.tolist()
+    ([[0.0, 4.0]], [[3.0, 0.0]])
+    """
+    along = (force * direction).sum(dim=-1, keepdim=True) * direction
+    return along, force - along
+
+
+def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
+    """u = (a - t) / ||a - t||, the direction in which each target pulls its anchor, 0 where the two coincide; (N, d).
+
+    >>> pull_direction(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[-1.0, 0.0], [1.0, 0.0]])).tolist()
+    [[-1.0, 0.0], [0.0, 0.0]]
+    """
+    anchors, targets = at_least_float32(anchors, targets)
+    return (targets - anchors) * displacement_ratio(positive_distance(anchors, targets), 1.0).unsqueeze(-1)
+
+
+def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Pull and push, the two terms of the gradient on each anchor [SupCLAP eq. 4]; descent moves it by -(pull + push).
+
+    Args:
+        logits: (N, N), the scaled similarity of anchor i to target j, whose softmax over j weighs the forces.
+        targets: (N, d), unit norm.
+        logit_scale: 1 / temperature.
+
+    Returns:
+        (P+ - 1) a+ / tau and the sum over the negatives of P- a- / tau; (N, d) each.
+    """
+    negatives = logits.softmax(dim=-1).fill_diagonal_(0)
+    pull = -logit_scale * negatives.sum(dim=-1, keepdim=True) * targets  # P+ - 1 without cancellation
+    with torch.autocast(targets.device.type, enabled=False):
+        return pull, logit_scale * (negatives @ targets)
+
+
+def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor) -> Tensor:
+    """Mean cosine between the anchors' updates and the pull of their targets [SupCLAP fig. 1]; 1 is no drift.
+
+    Both are projected on the tangent space of the sphere at the anchor, since normalisation takes the radial part of an
+    update away. There the direction u toward the target and the pulling force, which the paper writes along a+, are
+    one. Without the projection an update that is nothing but pull would score ||a - t|| / 2 against u, less the better
+    the model. Anchors that coincide with their target or do not move are left out.
+
+    Args:
+        updates: (N, d), minus the gradient with respect to the anchors, of any norm.
+        anchors: (N, d), unit norm.
+        targets: (N, d), unit norm.
+
+    Returns:
+        0-d tensor, -1 to 1; 0 if no anchor moves.
+
+    >>> texts, audios = torch.eye(4)[:2], torch.eye(4)[2:]
+    >>> drift_cosine(audios, texts, audios)
+    tensor(1.)
+    """
+    updates, anchors = at_least_float32(updates, anchors)
+    movement = _unit(decompose(updates, anchors)[1])
+    pull = _unit(decompose(pull_direction(anchors, targets), anchors)[1])
+    moving = movement.any(dim=-1) & pull.any(dim=-1)
+    return (movement * pull).sum() / moving.sum().clamp_min(1)
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """Unit norm, 0 stays 0; by the largest entry first, since the squares of the forces on a solved pair underflow."""
+    largest = vectors.abs().amax(dim=-1, keepdim=True)
+    return F.normalize(vectors / largest.clamp_min(torch.finfo(vectors.dtype).tiny), dim=-1)
+
+
+@torch.no_grad()
+def drift_statistics(
+    audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, radius: float | Tensor | None = None
+) -> dict[str, Tensor]:
+    """What drives a batch's texts off the straight way, by name; means over the texts.
+
+    - `drift_cosine`: see there, of the update by InfoNCE's text-to-audio half.
+    - `push_parallel_norm`, `push_perpendicular_norm`: of the push of all negatives together, along and across u.
+    - `distance`: ||a - t||, 0 to 2. `positive_similarity`: cosine of the pairs.
+
+    And with a radius:
+    - `radius_mean`, `radius_std`: mean and spread of R [SupCLAP fig. 3].
+    - `svr_factor_mean`, `svr_factor_std`: of 1 - R / ||a - t||, by which SVR scales the perpendicular push [eq. 8]; 1
+      where text and audio coincide.
+    - `drift_cosine_svr`: of the update by InfoNCE and an SVR term of weight 1, on the dot product [eq. 17, 18].
+
+    Args:
+        audio_embeds: (N, d), unit norm.
+        text_embeds: (N, d), unit norm; text i belongs to audio i.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        radius: of the text-to-audio direction: a number, a 0-d tensor or (N,). Default: no SVR.
+
+    Returns:
+        0-d tensors by name, on the device of the embeddings (reading one waits for it: do so at logging steps).
+
+    Raises:
+        ValueError: shapes that do not fit, or fewer than two clips.
+
+    >>> texts, audios = torch.eye(4)[:2], torch.eye(4)[2:]
+    >>> statistics = drift_statistics(audios, texts, logit_scale=1.0)
+    >>> round(statistics["drift_cosine"].item(), 4), round(statistics["push_perpendicular_norm"].item(), 4)
+    (0.7071, 0.5)
+    """
+    similarity = similarity_matrix(text_embeds, audio_embeds)
+    audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
+    pull, push = contrastive_forces(logit_scale * similarity, audio_embeds, logit_scale)
+    along, across = decompose(push, pull_direction(text_embeds, audio_embeds))
+    statistics = {
+        "drift_cosine": drift_cosine(-(pull + push), text_embeds, audio_embeds),
+        "push_parallel_norm": along.norm(dim=-1).mean(),
+        "push_perpendicular_norm": across.norm(dim=-1).mean(),
+        "distance": positive_distance(text_embeds, audio_embeds).mean(),
+        "positive_similarity": similarity.diagonal().mean(),
+    }
+    if radius is not None:
+        statistics |= _support_vector_statistics(audio_embeds, text_embeds, logit_scale, radius, pull + push)
+    return statistics
+
+
+def _support_vector_statistics(
+    audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, radius: float | Tensor, force: Tensor
+) -> dict[str, Tensor]:
+    distance = positive_distance(text_embeds, audio_embeds)
+    factor = 1 - displacement_ratio(distance, radius)
+    radius = torch.as_tensor(radius, dtype=distance.dtype, device=distance.device).expand_as(distance)
+    logits = logit_scale * support_similarity(text_embeds, audio_embeds, radius, "dot")
+    pull, push = contrastive_forces(logits, audio_embeds, logit_scale)
+    along, across = decompose(pull + push, pull_direction(text_embeds, audio_embeds))
+    regularised = force + along + factor.unsqueeze(-1) * across
+    return {
+        "drift_cosine_svr": drift_cosine(-regularised, text_embeds, audio_embeds),
+        "radius_mean": radius.mean(),
+        "radius_std": radius.std(correction=0),
+        "svr_factor_mean": factor.mean(),
+        "svr_factor_std": factor.std(correction=0),
+    }
+
+
+@torch.no_grad()
+def positive_similarity_histogram(
+    audio_embeds: Tensor, text_embeds: Tensor, bins: int = 40, low: float = -1.0, high: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Histogram of the cosine of the positive pairs [SupCLAP fig. 4]; training moves it to the right.
+
+    Args:
+        audio_embeds: (N, d), unit norm.
+        text_embeds: (N, d), unit norm; text i belongs to audio i.
+        bins: number of bins of equal width.
+        low: left edge of the first bin; smaller cosines count there.
+        high: right edge of the last bin; larger cosines (1.0000001, by rounding) count there.
+
+    Returns:
+        Counts (bins,), which add up to N, and edges (bins + 1,), on the CPU.
+
+    >>> counts, edges = positive_similarity_histogram(torch.eye(3), torch.eye(3), bins=4)
+    >>> counts.tolist(), edges.tolist()
+    ([0.0, 0.0, 0.0, 3.0], [-1.0, -0.5, 0.0, 0.5, 1.0])
+    """
+    audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
+    cosines = (audio_embeds * text_embeds).sum(dim=-1).clamp(low, high).cpu()
+    return torch.histc(cosines, bins, low, high), torch.linspace(low, high, bins + 1)

@@ -1,0 +1,240 @@
+"""What trains when a finished model is trained on: its last blocks, or low-rank adapters.
+
+TeminAL trains about a tenth of its model, the last layers and the projections [T table 5]. PEFT alone cannot say that:
+its `modules_to_save` trains whole modules only beside at least one adapted module (`target_modules=[]` is an error), it
+keeps a second copy of each, it matches names by their endings ("layers.2" is found in both towers), and a bare
+parameter such as `logit_scale` it leaves out without a word. So whole blocks are chosen by plain freezing, which is
+exact; LoRA goes through PEFT, by full dotted names, and the temperature is released beside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from peft.utils import ModulesToSaveWrapper
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..modeling_supclap import SupCLAPModel
+
+PROJECTIONS = ["audio_projection", "text_projection"]
+TEMPERATURE = ["logit_scale", "logit_bias"]
+PARTS = {
+    "audio_model": "audio encoder",
+    "text_model": "text encoder",
+    **dict.fromkeys(PROJECTIONS, "projections"),
+    **dict.fromkeys(TEMPERATURE, "temperature, bias"),
+    "objective": "objective",
+}
+
+
+def block_names(tower: nn.Module) -> list[str]:
+    """Where the transformer blocks of a tower are, first to last, by dotted names within the tower.
+
+    They are the items of its outermost `nn.ModuleList`, the last one where there are several; a tower in stages (HTSAT)
+    keeps each stage's blocks in a list named `blocks`, and these are the ones that count.
+
+    Args:
+        tower: an encoder: CED, HTSAT, SONAR (M2M100), or one of BERT's kind.
+
+    Raises:
+        ValueError: the tower has no list of modules.
+
+    Example:
+        >>> from modeling_supclap import CEDConfig, CEDModel
+        >>> block_names(CEDModel(CEDConfig(embed_dim=8, depth=2, num_heads=2)))
+        ['blocks.0', 'blocks.1']
+    """
+    lists = [name for name, module in tower.named_modules() if isinstance(module, nn.ModuleList)]
+    outermost = [name for name in lists if not name.startswith(tuple(f"{other}." for other in lists))]
+    if not outermost:
+        raise ValueError(f"{type(tower).__name__} keeps no nn.ModuleList, so it has no blocks to choose from")
+    names = []
+    for index, item in enumerate(tower.get_submodule(outermost[-1]).children()):
+        name, blocks = f"{outermost[-1]}.{index}", getattr(item, "blocks", None)
+        names += [name] if blocks is None else [f"{name}.blocks.{number}" for number in range(len(blocks))]
+    return names
+
+
+def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: int = 1) -> list[str]:
+    """Freezes a model but for the last blocks of each tower, what follows them, both projections and the temperature.
+
+    What follows is whatever the tower defines after its blocks, a final norm or BERT's pooler; batch norms are left
+    out, since HTSAT's normalises its input. Frozen parameters get no gradient and stay bit for bit what they are. With
+    one block each this is TeminAL's choice: for BERT-base with its pooler and 1,024 shared dimensions the text side
+    trains 9,515,520 parameters, the number printed in [T table 5]. Its audio side, 8,423,951, is that of a CNN14 (both
+    linear layers and the projection), though the paper names HTSAT; with HTSAT and RoBERTa 10.5 % of CLAP trains.
+
+    Args:
+        model: the model, changed in place; a second call begins anew.
+        audio_layers: blocks of the audio tower that train; 0 freezes the tower whole.
+        text_layers: blocks of the text tower that train; 0 freezes the tower whole.
+
+    Returns:
+        Full dotted names of the modules and bare parameters that train.
+
+    Raises:
+        ValueError: a tower has fewer blocks than asked for.
+
+    Example:
+        >>> from modeling_supclap import SupCLAPConfig
+        >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+        >>> audio = {"model_type": "ced", "embed_dim": 8, "depth": 2, "num_heads": 2}
+        >>> model = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=4))
+        >>> train_last_layers(model, audio_layers=1, text_layers=0)
+        ['audio_model.blocks.1', 'audio_model.norm', 'audio_projection', 'text_projection', 'logit_scale']
+    """
+    names = [*_last_modules(model, "audio_model", audio_layers), *_last_modules(model, "text_model", text_layers)]
+    model.requires_grad_(False)
+    for name in (*names, *PROJECTIONS):
+        model.get_submodule(name).requires_grad_(True)
+    return [*names, *PROJECTIONS, *_release_temperature(model)]
+
+
+def add_lora(
+    model: SupCLAPModel, rank: int = 8, alpha: int = 16, audio_layers: int = 1, text_layers: int = 1
+) -> SupCLAPModel:
+    """Freezes a model and lets low-rank adapters train in its last blocks (LoRA: Hu et al., 2021, arXiv 2106.09685).
+
+    W x becomes W x + (alpha / rank) B A x for each linear layer of their attention; B starts at 0, so that nothing
+    changes until it trains. Both projections and the temperature train in full.
+
+    The model stays a `SupCLAPModel` with adapters inside, and `SupCLAPTrainer` trains, checkpoints and resumes it as
+    any other (resume with a model that went through the same call). `merge_lora` after training, then save, gives a
+    stock model; saved unmerged it becomes a PEFT adapter folder, which has no place for the temperature. A checkpoint
+    of such a run is for resuming only: its weights go by PEFT's names, so `from_pretrained` would find few of them.
+
+    Args:
+        model: the model, changed in place.
+        rank: width of A and B.
+        alpha: strength of the adapters, relative to `rank`.
+        audio_layers: blocks of the audio tower that get adapters.
+        text_layers: blocks of the text tower that get adapters.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: the model has adapters already, a tower has fewer blocks than asked for, or none is to be adapted.
+    """
+    if getattr(model, "peft_config", None):
+        raise ValueError("the model has adapters already; call merge_lora first")
+    targets = [
+        name
+        for tower, layers in (("audio_model", audio_layers), ("text_model", text_layers))
+        for block in _last_blocks(model, tower, layers)
+        for name in _attention_linears(model, block)
+    ]
+    if not targets:
+        raise ValueError("audio_layers and text_layers are 0, so nothing gets an adapter; see train_last_layers")
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, modules_to_save=PROJECTIONS))
+    _release_temperature(model)
+    return model
+
+
+def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
+    """Folds the adapters of `add_lora` into the weights: W + (alpha / rank) B A.
+
+    Args:
+        model: the model, changed in place; what it computes stays the same but for rounding.
+
+    Returns:
+        The same model with the modules and names it had before `add_lora`, every parameter trainable.
+
+    Raises:
+        ValueError: the model has no adapters.
+    """
+    if not getattr(model, "peft_config", None):
+        raise ValueError("the model has no adapters to merge; add_lora makes them")
+    for name, module in list(model.named_modules()):
+        if isinstance(module, ModulesToSaveWrapper):
+            model.set_submodule(name, module.modules_to_save[str(module.active_adapter)])
+        elif isinstance(module, LoraLayer):
+            module.merge(safe_merge=True)
+            model.set_submodule(name, module.get_base_layer())
+    del model.peft_config
+    model._hf_peft_config_loaded = False  # transformers' own mark of a model with adapters
+    return model.requires_grad_(True)
+
+
+def trainable_table(model: nn.Module) -> str:
+    """Parameters by part, and how many of them train, as a table to print.
+
+    Args:
+        model: a `SupCLAPModel`, or a `ContrastiveModule`, which adds the parameters of its objective.
+
+    Returns:
+        One line a part, with the number of parameters, of those that train, and their share; and a line for all.
+
+    Example:
+        >>> from modeling_supclap import SupCLAPConfig
+        >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> audio = {"model_type": "ced", "embed_dim": 8, "depth": 1, "num_heads": 2}
+        >>> model = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=4))
+        >>> _ = train_last_layers(model, audio_layers=1, text_layers=0)
+        >>> print(trainable_table(model))
+                              parameters     trainable  percent
+        audio encoder              3,608           888    24.61
+        text encoder             300,856             0     0.00
+        projections                  112           112   100.00
+        temperature, bias              1             1   100.00
+        total                    304,577         1,001     0.33
+    """
+    counts, trainable = Counter[str](), Counter[str]()
+    for name, parameter in model.named_parameters():
+        if ".original_module." in name:  # PEFT's untouched copy of a module that trains
+            continue
+        part = PARTS[name.removeprefix("model.").split(".")[0]]
+        counts[part] += parameter.numel()
+        trainable[part] += parameter.numel() * parameter.requires_grad
+    counts["total"], trainable["total"] = counts.total(), trainable.total()
+    lines = [f"{'':18}{'parameters':>14}{'trainable':>14}{'percent':>9}"]
+    for part in filter(counts.get, [*dict.fromkeys(PARTS.values()), "total"]):
+        share = 100 * trainable[part] / counts[part]
+        lines.append(f"{part:18}{counts[part]:14,}{trainable[part]:14,}{share:9.2f}")
+    return "\n".join(lines)
+
+
+def _last_blocks(model: SupCLAPModel, tower: str, count: int) -> list[str]:
+    """Full dotted names of the last blocks of a tower."""
+    module = model.get_submodule(tower)
+    blocks = block_names(module)
+    if not 0 <= count <= len(blocks):
+        raise ValueError(f"{tower} ({type(module).__name__}) has {len(blocks)} blocks, so {count} of them cannot train")
+    return [f"{tower}.{block}" for block in blocks[len(blocks) - count :]]
+
+
+def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
+    """Full dotted names of the last blocks of a tower and of what it defines after them, in this order."""
+    blocks = _last_blocks(model, tower, count)
+    if not blocks:
+        return []
+    *parents, _ = blocks[0].split(".")
+    later: list[str] = []
+    for depth in range(len(parents), 0, -1):
+        parent, child = ".".join(parents[:depth]), blocks[0].split(".")[depth]
+        children = dict(model.get_submodule(parent).named_children())
+        later += [f"{parent}.{name}" for name in list(children)[list(children).index(child) + 1 :]]
+    return [blocks[0], *(name for name in later if _has_weights(model.get_submodule(name)))]
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return not isinstance(module, _BatchNorm) and any(True for _ in module.parameters())
+
+
+def _attention_linears(model: SupCLAPModel, block: str) -> list[str]:
+    """Linear layers of a block's attention, which every tower keeps under `attn`, `self_attn` or `attention`."""
+    return [
+        f"{block}.{name}"
+        for name, module in model.get_submodule(block).named_modules()
+        if isinstance(module, nn.Linear) and "att" in name.split(".")[0]
+    ]
+
+
+def _release_temperature(model: SupCLAPModel) -> list[str]:
+    present = [name for name in TEMPERATURE if getattr(model, name) is not None]
+    for name in present:
+        getattr(model, name).requires_grad_(True)
+    return present

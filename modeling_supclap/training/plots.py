@@ -1,0 +1,137 @@
+"""Numbers of a run to pictures for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from modeling_supclap.datasets_scripts.atomic_files import whole_file
+
+# Shown when a run logged them: panel title, then the keys drawn in it.
+_PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("training loss", ("loss",)),
+    ("validation recall", ("eval_mean_recall", "eval_{language}_t2a_R@1", "eval_{language}_a2t_R@1")),
+    ("temperature", ("temperature",)),
+    ("semantic radius", ("radius_t2a", "radius_a2t")),
+    ("throughput (clips per second)", ("clips_per_second",)),
+)
+_DRIFT_CURVES = {
+    "drift_cosine": "InfoNCE, text to audio",
+    "drift_cosine_svr": "with support vectors",
+    "drift_cosine_objective": "whole objective",
+}
+_DIRECTIONS = ("t2a", "a2t")
+
+
+def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng") -> None:
+    """Draws loss, validation recall, temperature, radius and throughput over the steps of a run.
+
+    Args:
+        log_history: `trainer.state.log_history`.
+        path: the PNG to write; it appears whole or not at all.
+        language: whose recall is drawn.
+
+    Raises:
+        ValueError: the history holds none of these.
+    """
+    panels = []
+    for title, keys in _PANELS:
+        named = [key.format(language=language) for key in keys]
+        curves = {key: _curve(log_history, key) for key in named if any(key in entry for entry in log_history)}
+        if curves:
+            panels.append((title, curves))
+    if not panels:
+        raise ValueError(f"the log history of {len(log_history)} entries holds no training numbers to draw")
+    figure, places = _panels(len(panels))
+    for axes, (title, curves) in zip(places, panels, strict=True):
+        for key, (steps, values) in curves.items():
+            _draw_curve(axes, steps, values, key.removeprefix("eval_"))
+        _finish_panel(axes, title, "step")
+    _write_whole(figure, path)
+
+
+def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+    """Draws what `callbacks.DriftCallback` logged, after the SupCLAP paper's figures 1, 3 and 4.
+
+    Left, the drift cosine over the steps (1 is no drift). Middle, where the run has a radius, its mean and one standard
+    deviation within the batch. Right, how the cosine of the positive pairs is distributed at the start, in the middle
+    and at the end of the run, each from a tenth of the logged batches.
+
+    Args:
+        log_history: `trainer.state.log_history`.
+        path: the PNG to write; it appears whole or not at all.
+
+    Raises:
+        ValueError: no drift was logged.
+    """
+    tracked = [entry for entry in log_history if "drift_cosine" in entry]
+    if not tracked:
+        raise ValueError(
+            f"the log history of {len(log_history)} entries holds no drift; train with track_drift, "
+            "for logging_steps or more"
+        )
+    regularised = any(f"radius_mean_{direction}" in tracked[0] for direction in _DIRECTIONS)
+    panels = [_draw_drift, *([_draw_radius] if regularised else []), _draw_positive_similarity]
+    figure, places = _panels(len(panels))
+    for axes, draw in zip(places, panels, strict=True):
+        draw(axes, tracked)
+    _write_whole(figure, path)
+
+
+def _draw_drift(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
+    for key, label in _DRIFT_CURVES.items():
+        if key in tracked[0]:
+            _draw_curve(axes, *_curve(tracked, key), label)
+    _finish_panel(axes, "drift (cosine of update and pull)", "step")
+
+
+def _draw_radius(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
+    for direction in _DIRECTIONS:
+        if f"radius_mean_{direction}" in tracked[0]:
+            steps, means = _curve(tracked, f"radius_mean_{direction}")
+            spread = np.array(_curve(tracked, f"radius_std_{direction}")[1])
+            _draw_curve(axes, steps, means, direction)
+            axes.fill_between(steps, means - spread, means + spread, alpha=0.2)
+    _finish_panel(axes, "semantic radius", "step")
+
+
+def _draw_positive_similarity(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
+    window = max(1, len(tracked) // 10)
+    for label, first in (("start", 0), ("middle", (len(tracked) - window) // 2), ("end", len(tracked) - window)):
+        histograms = [entry["positive_similarity_histogram"] for entry in tracked[first : first + window]]
+        counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
+        edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
+        axes.stairs(counts / counts.sum(), edges, label=label)
+    _finish_panel(axes, "positive pairs (share of the batch)", "cosine")
+
+
+def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of `count` panels, three in a row."""
+    rows, columns = -(-count // 3), min(count, 3)
+    figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
+    return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
+
+
+def _draw_curve(axes: Axes, steps: Sequence[int], values: Sequence[float], label: str) -> None:
+    axes.plot(steps, values, marker="." if len(steps) < 40 else None, label=label)
+
+
+def _finish_panel(axes: Axes, title: str, xlabel: str) -> None:
+    axes.set(title=title, xlabel=xlabel)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def _write_whole(figure: Figure, path: str | Path) -> None:
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=120)
+
+
+def _curve(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    points = [(entry["step"], entry[key]) for entry in log_history if key in entry]
+    return [step for step, _ in points], [value for _, value in points]

@@ -1,0 +1,256 @@
+"""Our own dozen training arguments on top of the Trainer's, and how a recipe reads them from YAML and command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import HfArgumentParser, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
+
+from .distributed import require_the_launched_processes
+
+LOSSES = ("infonce", "siglip", "reweighted", "kcl", "cacl")
+SUPPORT_VECTORS = ("none", "uni-static", "bi-static", "uni-dynamic", "bi-dynamic")
+POSITIVES = ("clip", "captions")
+
+
+@dataclass
+class SupCLAPTrainingArguments(TrainingArguments):
+    """Arguments of a contrastive run: the Trainer's, with the SupCLAP paper's defaults, and those below.
+
+    Inherited defaults that differ: Adam without weight decay, learning rate 5e-5, batch 24, 10 epochs [S 4.1.2];
+    evaluation and a checkpoint each epoch, the best by *validation* recall is loaded at the end; the last incomplete
+    training batch is dropped, since a loss over fewer negatives is another loss.
+
+    Args:
+        loss: the base loss: `infonce`, `siglip` or `reweighted` (the SimpleReweight baseline of [S E.4]) on one caption
+            a clip, in a language that is drawn; `kcl` on its caption in all languages; `cacl` on the anchor language's,
+            the first of `languages`, and one other.
+        svr: Support Vector Regularisation on top of it: `none`, or a direction and a radius: `uni-static`,
+            `bi-static`, `uni-dynamic`, `bi-dynamic`.
+        svr_alpha: weight of the SVR term, relative to the sum of both directions of the base loss [S eq. 6].
+        svr_beta: weight of the constraint on a dynamic radius [S eq. 9].
+        svr_similarity: `cosine` (the support vector is normalised again) or `dot`, with which only the constraint keeps
+            a radius from growing, so that it wants a dynamic one.
+        svr_decoupled: leaves the positive out of SVR's denominator, as eq. 6 is printed.
+        radius_init: where a static radius starts.
+        radius_num_similarities: similarities that a dynamic radius looks at, the positive and the largest negatives.
+        languages: ISO 639-3 codes of the captions to train on.
+        eval_languages: the languages to evaluate, by default all of `languages`.
+        positives: `clip`, each clip has its own captions (the papers' protocol), or `captions`, clips with exactly
+            the same captions are right answers to each other, as where captions are made from class names.
+        max_audio_seconds: longer recordings are cropped, at random in training, to their beginning in evaluation.
+        on_bad_audio: what to do with recordings that cannot be used: `error`, stop and name the first that is met;
+            `skip`, read all once before the run and leave them out; `report`, also name each in the log.
+        track_drift: logs drift, radius and positive similarity of the batch in which a log falls, see
+            `callbacks.DriftCallback`.
+        cached_chunk_size: with gradient caching, the clips (and texts) whose activations are in memory at a time: a
+            batch of any size trains in the memory of one of this size, with its own exact gradients, for about a
+            third more time.
+    """
+
+    loss: str = field(default="infonce", metadata={"help": f"Base loss, one of {', '.join(LOSSES)}."})
+    svr: str = field(default="none", metadata={"help": f"Support vectors, one of {', '.join(SUPPORT_VECTORS)}."})
+    svr_alpha: float = field(default=1.0, metadata={"help": "Weight of the SVR term."})
+    svr_beta: float = field(default=0.01, metadata={"help": "Weight of the radius constraint."})
+    svr_similarity: str = field(default="cosine", metadata={"help": "cosine or dot."})
+    svr_decoupled: bool = field(default=False, metadata={"help": "Leave the positive out of SVR's denominator."})
+    radius_init: float = field(default=0.1, metadata={"help": "Initial static radius."})
+    radius_num_similarities: int = field(default=16, metadata={"help": "Similarities that a dynamic radius sees."})
+    languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of the captions."})
+    eval_languages: list[str] = field(default_factory=list, metadata={"help": "Languages to evaluate."})
+    positives: str = field(default="clip", metadata={"help": f"One of {', '.join(POSITIVES)}."})
+    max_audio_seconds: float = field(default=30.0, metadata={"help": "Longer recordings are cropped to this."})
+    on_bad_audio: str = field(default="error", metadata={"help": f"One of {', '.join(ON_BAD_AUDIO)}."})
+    track_drift: bool = field(default=True, metadata={"help": "Log drift, radius and positive similarity."})
+    cached_chunk_size: int | None = field(default=None, metadata={"help": "Gradient caching in chunks of this size."})
+
+    per_device_train_batch_size: int = field(default=24, metadata={"help": "Clips per device in a training step."})
+    per_device_eval_batch_size: int = field(default=32, metadata={"help": "Clips per device in evaluation."})
+    num_train_epochs: float = field(default=10.0, metadata={"help": "Passes over the training split."})
+    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate: no, steps or epoch."})
+    save_strategy: str = field(default="epoch", metadata={"help": "When to save: no, steps, epoch or best."})
+    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints to keep, the best among them."})
+    load_best_model_at_end: bool = field(default=True, metadata={"help": "End with the best checkpoint."})
+    metric_for_best_model: str | None = field(default="mean_recall", metadata={"help": "What best means."})
+    greater_is_better: bool | None = field(default=True, metadata={"help": "Whether more of it is better."})
+    logging_steps: float = field(default=10, metadata={"help": "Steps between two logs."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "NaN is an error here, never filtered."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "The collator reads the whole row."})
+    dataloader_drop_last: bool = field(default=True, metadata={"help": "Drop the last incomplete training batch."})
+    dataloader_pin_memory: bool = field(
+        default_factory=torch.cuda.is_available, metadata={"help": "Pin batches; by default where there is a GPU."}
+    )
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter is used."})
+    label_names: list[str] | None = field(
+        default_factory=lambda: ["clip_index"], metadata={"help": "How embeddings find their clip again."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_the_launched_processes(self.world_size)
+        _require_one_of("loss", self.loss, LOSSES)
+        _require_one_of("svr", self.svr, SUPPORT_VECTORS)
+        _require_one_of("svr_similarity", self.svr_similarity, ("cosine", "dot"))
+        _require_one_of("positives", self.positives, POSITIVES)
+        _require_one_of("on_bad_audio", self.on_bad_audio, ON_BAD_AUDIO)
+        if not self.languages:
+            raise ValueError("languages is empty; name at least one, such as eng")
+        if self.loss in ("kcl", "cacl") and len(self.languages) < 2:
+            raise ValueError(f"loss {self.loss} needs two languages or more, got {self.languages}")
+        if self.max_audio_seconds <= 0:
+            raise ValueError(f"max_audio_seconds is {self.max_audio_seconds}; it must be positive")
+        if self.cached_chunk_size is not None and self.cached_chunk_size < 1:
+            raise ValueError(f"cached_chunk_size is {self.cached_chunk_size}; it must be 1 or more, or left out")
+        if self.per_device_train_batch_size * self.world_size < 2:
+            raise ValueError(
+                "a batch of one clip has nothing to contrast with: per_device_train_batch_size must be 2 or more"
+            )
+        self.eval_languages = self.eval_languages or list(self.languages)
+
+    @property
+    def caption_scheme(self) -> str:
+        """Which captions of a clip the loss takes, see `collator.TrainingCollator`."""
+        return self.loss if self.loss in ("kcl", "cacl") else "random"
+
+
+@dataclass
+class TemporalTrainingArguments(SupCLAPTrainingArguments):
+    """Arguments of a stage of TeminAL, with the paper's defaults: batch 256, learning rate 1e-4 [T B.2].
+
+    The weights alpha lie between 0, a candidate is left out of the denominator, and 1.
+
+    Args:
+        stage: `a`, single sounds against pairs, or `b`, pairs forward, reversed and overlaid.
+        temporal_beta: weight of the direction from text to audio, relative to that from audio to text [T eq. 3].
+        alpha_same: stage a, candidates across the blocks that share a class [T eq. 22-26].
+        alpha_diff: stage a, candidates across the blocks that share none.
+        alpha_same_time: stage b, the reversal of the same pair [T eq. 3-7].
+        alpha_cross_time: stage b, the reversals of other pairs.
+        alpha_same_overlay: stage b, the overlay of the same pair.
+        alpha_cross_overlay: stage b, the overlays of other pairs.
+        text_scheme: `random`, each item's caption in one language that is drawn, or `kcl`, in all of them at once.
+        crossfade_seconds: overlap of two clips that follow each other.
+        gap_seconds: silence between two clips that follow each other.
+        match_loudness: brings two clips that follow each other to the same level; overlaid ones always are.
+    """
+
+    stage: str = field(default="b", metadata={"help": "a or b."})
+    temporal_beta: float = field(default=1.0, metadata={"help": "Weight of the text-to-audio direction."})
+    alpha_same: float = field(default=1.0, metadata={"help": "Stage a, across blocks with a class in common."})
+    alpha_diff: float = field(default=1.0, metadata={"help": "Stage a, across blocks without."})
+    alpha_same_time: float = field(default=1.0, metadata={"help": "Stage b, reversal of the same pair."})
+    alpha_cross_time: float = field(default=1.0, metadata={"help": "Stage b, reversals of other pairs."})
+    alpha_same_overlay: float = field(default=1.0, metadata={"help": "Stage b, overlay of the same pair."})
+    alpha_cross_overlay: float = field(default=1.0, metadata={"help": "Stage b, overlays of other pairs."})
+    text_scheme: str = field(default="random", metadata={"help": "random or kcl."})
+    crossfade_seconds: float = field(default=0.0, metadata={"help": "Overlap of consecutive clips."})
+    gap_seconds: float = field(default=0.0, metadata={"help": "Silence between consecutive clips."})
+    match_loudness: bool = field(default=False, metadata={"help": "Bring consecutive clips to one level."})
+    per_device_train_batch_size: int = field(default=256, metadata={"help": "Pairs per device in a training step."})
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
+    metric_for_best_model: str | None = field(default="temporal_accuracy", metadata={"help": "What best means."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_one_of("stage", self.stage, ("a", "b"))
+        _require_one_of("text_scheme", self.text_scheme, ("random", "kcl"))
+        if self.loss != "infonce" or self.svr != "none":
+            raise ValueError(f"TeminAL has a loss of its own; leave loss and svr alone, got {self.loss} and {self.svr}")
+
+    @property
+    def alphas(self) -> dict[str, float]:
+        """The weights of this stage, by name."""
+        names = ("same", "diff") if self.stage == "a" else ("same_time", "cross_time", "same_overlay", "cross_overlay")
+        return {f"alpha_{name}": getattr(self, f"alpha_{name}") for name in names}
+
+
+def parse_arguments(
+    groups: Sequence[Any], argv: Sequence[str] | None = None, default_config: str | Path | None = None
+) -> tuple[Any, ...]:
+    """Reads `[config.yaml] [--key value ...]` into dataclasses; the command line wins over the file.
+
+    Args:
+        groups: the dataclasses to fill; all of their keys share the one flat file.
+        argv: the arguments, by default those of the process.
+        default_config: the file to read when the first argument is not one.
+
+    Returns:
+        One instance for each of `groups`.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: a key that no group has; the message names those that come close, or all of them.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    config = arguments.pop(0) if arguments and arguments[0].endswith((".yaml", ".yml")) else default_config
+    parser = HfArgumentParser(list(groups), allow_abbrev=False)
+    valid = [option.name for group in groups for option in dataclasses.fields(group) if option.init]
+    if config is not None:
+        parser.set_defaults(**_read_config(Path(config), valid))
+    *filled, unknown = parser.parse_args_into_dataclasses(
+        arguments, return_remaining_strings=True, look_for_args_file=False
+    )
+    if unknown:
+        _reject_unknown([word.lstrip("-").split("=")[0] for word in unknown if word.startswith("-")] or unknown, valid)
+    return tuple(filled)
+
+
+def last_checkpoint(folder: str | Path, args: TrainingArguments) -> str | None:
+    """The last checkpoint of a run's folder, None where it has none.
+
+    Args:
+        folder: of the run, or of a stage of it; it need not exist.
+        args: of the run.
+
+    Raises:
+        ValueError: there is one, and the run is not resumed: what it holds is not written over by accident.
+    """
+    last = get_last_checkpoint(str(folder)) if Path(folder).is_dir() else None
+    if last is not None and args.resume_from_checkpoint is None:
+        raise ValueError(
+            f"{last} is there already: continue that run with --resume_from_checkpoint last, "
+            "or choose another --output_dir"
+        )
+    return last
+
+
+def as_mapping(value: dict | str | None) -> dict[str, Any]:
+    """A mapping from the YAML file, or the same as JSON from the command line."""
+    parsed = json.loads(value) if isinstance(value, str) else value or {}
+    if not isinstance(parsed, dict):
+        raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")
+    return parsed
+
+
+def _read_config(path: Path, valid: Sequence[str]) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no configuration file {path}")
+    values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds a {type(values).__name__}; it should hold `key: value` lines")
+    _reject_unknown([key for key in values if key not in valid], valid)
+    return values
+
+
+def _reject_unknown(keys: Sequence[str], valid: Sequence[str]) -> None:
+    for key in keys:
+        close = difflib.get_close_matches(key, valid, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"valid keys are {', '.join(sorted(valid))}"
+        raise ValueError(f"unknown key {key!r}: {hint}")
+
+
+def _require_one_of(name: str, value: str, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(valid)}")

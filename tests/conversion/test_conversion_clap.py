@@ -1,0 +1,317 @@
+"""Conversion: CLAP embeds the same under our model, trains there, and goes back; no weight is lost in silence."""
+
+import json
+
+import builders
+import numpy as np
+import pytest
+import soundfile
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, ClapAudioModel, ClapTextModel, pipeline
+
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.conversion import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap
+from modeling_supclap.training.collator import EvaluationCollator, TrainingCollator
+from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers
+from modeling_supclap.training.trainer import SupCLAPTrainer
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+CLIPS = [builders.tone(300.0), builders.noise(5000), builders.noise(16000, seed=1)]
+TEXTS = ["a dog barks while the rain falls", "rain", "the dog"]
+FUSION = {"enable_fusion": True, "aff_block_r": 2}
+
+
+@pytest.fixture
+def clap():
+    return builders.clap_model()
+
+
+@pytest.fixture(scope="module")
+def processor():
+    return processor_from_clap(builders.clap_processor())
+
+
+@torch.no_grad()
+def embeds(model, inputs):
+    """Audio and text embeddings of either kind of model, one call a tower."""
+    audio = {name: inputs[name] for name in ("input_features", "is_longer")}
+    text = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    return model.get_audio_features(**audio).pooler_output, model.get_text_features(**text).pooler_output
+
+
+# ---- there and back ----
+
+
+@pytest.mark.parametrize(("audio", "truncation"), [({}, "rand_trunc"), (FUSION, "fusion")])
+def test_it_embeds_as_clap_does(audio, truncation):
+    clap = builders.clap_model(builders.clap_config(audio))
+    processor = processor_from_clap(builders.clap_processor(truncation))
+    model = supclap_from_clap(clap)
+    inputs = processor(audio=CLIPS, text=TEXTS, sampling_rate=16000, return_tensors="pt")
+    for ours, theirs in zip(embeds(model, inputs), embeds(clap, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+    assert len(inputs["input_features"].unique(dim=0)) == 3
+    with torch.no_grad():
+        ours, theirs = model(**inputs), clap(**inputs)
+    torch.testing.assert_close(ours.logits_per_audio, theirs.logits_per_audio, atol=1e-5, rtol=0)
+
+
+def test_is_longer_reaches_the_fusion():
+    clap = builders.clap_model(builders.clap_config(FUSION))
+    model = supclap_from_clap(clap)
+    inputs = {"input_features": torch.randn(2, 4, 101, 32), "is_longer": torch.tensor([[False], [True]])}
+    with torch.no_grad():
+        fused = model.get_audio_features(**inputs).pooler_output
+        torch.testing.assert_close(fused, clap.get_audio_features(**inputs).pooler_output, atol=1e-6, rtol=0)
+        plain = model.get_audio_features(inputs["input_features"], is_longer=torch.zeros(2, 1)).pooler_output
+    torch.testing.assert_close(fused[0], plain[0])
+    assert (fused[1] - plain[1]).abs().max() > 1e-4
+
+
+def test_keys_and_configuration_go_there_and_back(clap):
+    model = supclap_from_clap(clap)
+    back = clap_from_supclap(model)
+    assert set(model.state_dict()) == set(clap.state_dict()) - {"logit_scale_a", "logit_scale_t"} | {"logit_scale"}
+    assert back.config.to_dict() == clap.config.to_dict()
+    assert list(back.state_dict()) == list(clap.state_dict())
+    for name, value in clap.state_dict().items():
+        expected = clap.logit_scale_a if name == "logit_scale_t" else value
+        assert torch.equal(back.state_dict()[name], expected), name
+
+
+def test_the_copies_share_nothing(clap):
+    model = supclap_from_clap(clap)
+    before = clap.text_projection.linear1.weight.clone()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.config.text_config.vocab_size = 7
+    assert torch.equal(clap.text_projection.linear1.weight, before)
+    assert clap.config.text_config.vocab_size == 300
+
+
+def test_a_saved_folder_is_whole_and_serves_the_pipeline(tmp_path, clap, processor):
+    model = supclap_from_clap(clap)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    loaded, report = SupCLAPModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    loaded_processor = SupCLAPProcessor.from_pretrained(tmp_path)
+    inputs = [
+        p(audio=CLIPS, text=TEXTS, sampling_rate=16000, return_tensors="pt") for p in (processor, loaded_processor)
+    ]
+    for left, right in zip(embeds(loaded, inputs[1]), embeds(model, inputs[0]), strict=True):
+        assert torch.equal(left, right)
+    classify = pipeline(
+        "zero-shot-audio-classification",
+        model=loaded,
+        feature_extractor=loaded_processor.feature_extractor,
+        tokenizer=AutoTokenizer.from_pretrained(tmp_path),
+        device="cpu",
+    )
+    found = classify(CLIPS[0], candidate_labels=TEXTS, hypothesis_template="{}")
+    with torch.no_grad():
+        scores = model(**inputs[0]).logits_per_audio[0].softmax(dim=0)
+    assert {entry["label"]: entry["score"] for entry in found} == pytest.approx(
+        dict(zip(TEXTS, scores.tolist(), strict=True)), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            builders.supclap_model,
+            r"are \('ced', 'bert', 'mean', None\); a ClapModel has \('clap_audio_model', 'clap_text",
+        ),
+        (
+            lambda: add_lora(supclap_from_clap(builders.clap_model())),
+            r"does not fit ClapModel: it lacks \d+ \(audio_model",
+        ),
+    ],
+)
+def test_what_clap_cannot_express(model, message):
+    with pytest.raises(ValueError, match=message):
+        clap_from_supclap(model())
+
+
+def test_adapters_go_back_merged(clap, processor):
+    model = add_lora(supclap_from_clap(clap), rank=2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.1)
+    inputs = processor(audio=CLIPS, text=TEXTS, sampling_rate=16000, return_tensors="pt")
+    expected = embeds(model, inputs)
+    assert (expected[0] - embeds(clap, inputs)[0]).abs().max() > 1e-4
+    for left, right in zip(embeds(clap_from_supclap(merge_lora(model)), inputs), expected, strict=True):
+        torch.testing.assert_close(left, right, atol=2e-6, rtol=0)
+
+
+# ---- nothing is lost in silence ----
+
+
+def rewrite(folder, change):
+    """Changes the tensors of a saved model."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_a_whole_clap_loads(tmp_path, clap):
+    clap.half().save_pretrained(tmp_path)
+    loaded = load_clap(tmp_path)
+    assert loaded.dtype == torch.float32
+    for name, value in clap.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value.to(loaded.state_dict()[name].dtype)), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("audio_projection.linear1.weight"), r"it lacks 1 \(audio_projection\.linear1\.weight\)"),
+        (lambda t: t.update(extra=torch.ones(1)), r"it has no place for 1 \(extra\)"),
+    ],
+)
+def test_a_clap_with_a_gap_is_refused(tmp_path, clap, change, message):
+    clap.save_pretrained(tmp_path)
+    rewrite(tmp_path, change)
+    with pytest.raises(ValueError, match=message):
+        load_clap(tmp_path)
+
+
+def test_another_model_is_no_clap(tmp_path, clap):
+    clap.audio_model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is a 'clap_audio_model' model; give a whole CLAP, of model_type 'clap'"):
+        load_clap(tmp_path)
+
+
+def test_a_tower_of_a_whole_clap_is_never_left_random(tmp_path, clap):
+    # transformers itself loads no weight of the tower here, and says so only in a warning.
+    clap.save_pretrained(tmp_path / "whole")
+    for tower, own in ((ClapAudioModel, clap.audio_model), (ClapTextModel, clap.text_model)):
+        _, report = tower.from_pretrained(tmp_path / "whole", output_loading_info=True)
+        assert set(report["missing_keys"]) >= {name for name, _ in own.named_parameters()}
+    fields = json.loads((tmp_path / "whole" / "config.json").read_text())
+    for name in ("audio", "text"):
+        load_clap(tmp_path / "whole").get_submodule(f"{name}_model").save_pretrained(tmp_path / name)
+        disguised = tmp_path / f"disguised_{name}"
+        clap.save_pretrained(disguised)
+        (disguised / "config.json").write_text(json.dumps(fields[f"{name}_config"]))
+    audio, text = str(tmp_path / "audio"), str(tmp_path / "text")
+    model = SupCLAPModel.from_encoders(audio, text, text_pooling="pooler")
+    for name in ("audio_model", "text_model"):
+        for key, value in clap.get_submodule(name).state_dict().items():
+            assert torch.equal(model.get_submodule(name).state_dict()[key], value), key
+    for pair in ((str(tmp_path / "disguised_audio"), text), (audio, str(tmp_path / "disguised_text"))):
+        with pytest.raises(ValueError, match=r"lacks \d+ weights of Clap(Audio|Text)Model"):
+            SupCLAPModel.from_encoders(*pair)
+
+
+def test_a_pooler_that_nothing_reads_is_not_built(clap):
+    config = builders.supclap_config(text=clap.config.text_config)
+    assert SupCLAPModel(config).text_model.pooler is None
+
+
+# ---- the processor and the data ----
+
+
+def test_short_clips_are_clap_s_own(processor):
+    clap = builders.clap_processor()
+    # Part by part: in transformers 5.17 ClapProcessor's padding is that of the recordings too.
+    theirs = clap.feature_extractor(CLIPS, sampling_rate=16000, return_tensors="pt")
+    theirs.update(clap.tokenizer(TEXTS, return_tensors="pt", padding=True))
+    ours = processor(audio=CLIPS, text=TEXTS, sampling_rate=16000, return_tensors="pt")
+    assert set(ours) == set(theirs)
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+@pytest.mark.parametrize("truncation", ["rand_trunc", "fusion"])
+def test_a_clip_is_the_same_every_time_and_beside_anybody(truncation):
+    processor = processor_from_clap(builders.clap_processor(truncation))
+    long = builders.noise(40_000, seed=5)
+    alone = processor(audio=long, sampling_rate=16000, return_tensors="np")
+    cut = processor(audio=[long[:16000]], sampling_rate=16000, return_tensors="np")
+    beside = processor(audio=[builders.tone(300.0), long, CLIPS[1]], sampling_rate=16000, return_tensors="np")
+    assert np.array_equal(alone["input_features"], cut["input_features"])
+    assert np.array_equal(beside["input_features"][1:2], alone["input_features"])
+    assert beside["is_longer"].tolist() == [[False]] * 3
+
+
+def test_another_rate_is_refused(processor):
+    with pytest.raises(ValueError, match="trained using a sampling rate of 16000"):
+        processor(audio=CLIPS[0], sampling_rate=44100, return_tensors="pt")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Six tones of 2.5 s at 22,050 Hz that rise in loudness, so that every crop is another one."""
+    folder, words, rows = tmp_path_factory.mktemp("tones"), builders.CAPTIONS["eng"].split(), []
+    time = np.arange(55_125) / 22_050
+    for index in range(6):
+        path = folder / f"{index}.wav"
+        soundfile.write(path, 0.3 * time / 2.5 * np.sin(2 * np.pi * 200 * (index + 1) * time), 22_050)
+        row = {"clip_id": f"clip{index}", "audio_path": str(path), "captions": {"eng": [f"a {words[index]}"]}}
+        rows.append({**row, "labels": [words[index]]})
+    return rows
+
+
+def test_the_collator_crops_and_resamples_to_what_clap_takes(processor, rows):
+    indexed = [{**row, "clip_index": index} for index, row in enumerate(rows)]
+    evaluation, training = EvaluationCollator(processor), TrainingCollator(processor, seed=1)
+    first, again = evaluation(indexed), evaluation(indexed)
+    assert torch.equal(first["input_features"], again["input_features"])
+    assert first["input_features"].shape == (6, 1, 101, 32)
+    beginning, rate_hz = soundfile.read(rows[0]["audio_path"], frames=22_050, dtype="float32")
+    assert rate_hz == 22_050
+    resampled = np.interp(np.arange(16000) / 16000, np.arange(22_050) / 22_050, beginning).astype(np.float32)
+    expected = processor(audio=resampled, sampling_rate=16000, return_tensors="pt")["input_features"][0, 0]
+    band = expected.mean(dim=0).argmax()  # of the tone, where both ways to resample agree
+    torch.testing.assert_close(first["input_features"][0, 0, 5:-5, band], expected[5:-5, band], atol=0.5, rtol=0)
+    # Later crops are louder; the draw is the collator's own, whatever numpy's global generator does.
+    drawn = training(indexed)
+    np.random.seed(5)
+    assert torch.equal(training(indexed)["input_features"], drawn["input_features"])
+    assert (drawn["input_features"] - first["input_features"])[:, 0, 5:-5].amax(dim=(1, 2)).gt(1).all()
+
+
+def train(folder, rows, model, processor, **kwargs):
+    quiet = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "seed": 7, "eval_strategy": "no"}
+    short = {"per_device_train_batch_size": 3, "num_train_epochs": 2, "learning_rate": 1e-3, "logging_steps": 1}
+    bare = {"save_strategy": "no", "load_best_model_at_end": False}
+    args = SupCLAPTrainingArguments(output_dir=str(folder), **{**quiet, **short, **bare, **kwargs})
+    trainer = SupCLAPTrainer(model, args, train_dataset=rows, eval_dataset=rows, processing_class=processor)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("audio", "truncation", "options"),
+    [({}, "rand_trunc", {}), ({}, "rand_trunc", {"cached_chunk_size": 2}), (FUSION, "fusion", {})],
+)
+def test_clap_is_post_trained_and_goes_back(tmp_path, rows, audio, truncation, options):
+    processor = processor_from_clap(builders.clap_processor(truncation))
+    model = supclap_from_clap(builders.clap_model(builders.clap_config(audio)))
+    train_last_layers(model, audio_layers=1, text_layers=1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer = train(tmp_path, rows, model, processor, **options)
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    assert trainer.evaluate()["eval_mean_recall"] == trainer.evaluate()["eval_mean_recall"]
+    clap_from_supclap(model).save_pretrained(tmp_path / "clap")
+    clap = load_clap(tmp_path / "clap")
+    inputs = processor(audio=CLIPS, text=TEXTS, sampling_rate=16000, return_tensors="pt")
+    for left, right in zip(embeds(clap, inputs), embeds(model.eval(), inputs), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-6, rtol=0)
+
+
+def test_a_clip_s_training_embedding_has_no_batch_mates(clap, processor):
+    inputs = processor(audio=CLIPS, sampling_rate=16000, return_tensors="pt")
+    model = supclap_from_clap(clap).train()
+    together = model.get_audio_features(**inputs).pooler_output
+    alone = model.get_audio_features(**{name: value[:1] for name, value in inputs.items()}).pooler_output
+    torch.testing.assert_close(alone[0], together[0], atol=1e-6, rtol=0)

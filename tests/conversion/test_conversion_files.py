@@ -1,0 +1,330 @@
+"""Reading files of checkpoints: every container and place, and no code of a pickle runs."""
+
+import argparse
+import collections
+import hashlib
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fake_hub import COMMIT, FakeHub, fake_hub
+from safetensors.torch import save_file
+
+from modeling_supclap.conversion.files import read_checkpoint, state_dict_of
+
+TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
+ROOT = Path(__file__).parents[2]
+
+
+def same(tensors):
+    return tensors.keys() == TENSORS.keys() and all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+
+
+CONTAINERS = {
+    "flat": (lambda t: t, ()),
+    "ordered": (collections.OrderedDict, ()),
+    "state_dict": (lambda t: {"epoch": 3, "state_dict": t, "optimizer": {"state": {}}}, ("epoch", "optimizer")),
+    "model": (lambda t: {"model": t, "config": {"depth": 12}}, ("config",)),
+    "module": (lambda t: {f"module.{name}": value for name, value in t.items()}, ()),
+    "parameters": (
+        lambda t: {name: torch.nn.Parameter(value, value.is_floating_point()) for name, value in t.items()},
+        (),
+    ),
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickles_in_every_container(tmp_path, container, zipped):
+    wrap, others = CONTAINERS[container]
+    path = tmp_path / "weights.pt"
+    torch.save(wrap(TENSORS), path, _use_new_zipfile_serialization=zipped)
+    checkpoint = read_checkpoint(path)
+    assert same(checkpoint.tensors)
+    assert not any(value.requires_grad for value in checkpoint.tensors.values())
+    assert checkpoint.set_aside == others
+    assert (checkpoint.source, checkpoint.config, checkpoint.revision) == ("weights.pt", {}, None)
+    assert checkpoint.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_prefix_of_some_is_a_name():
+    tensors, _ = state_dict_of({"module.a": torch.ones(1), "b": torch.ones(1)}, "x")
+    assert set(tensors) == {"module.a", "b"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "other.pth"])
+def test_folders(tmp_path, name):
+    if name.endswith(".safetensors"):
+        save_file(TENSORS, tmp_path / name)
+    else:
+        torch.save(TENSORS, tmp_path / name)
+    (tmp_path / "config.json").write_text('{"model_type": "ced"}')
+    (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n# Card\n")
+    checkpoint = read_checkpoint(tmp_path)
+    assert same(checkpoint.tensors)
+    assert (checkpoint.source, checkpoint.licence) == (tmp_path.name, "cc-by-nc-4.0")
+    assert checkpoint.config == {"model_type": "ced"}
+    assert read_checkpoint(tmp_path / name).licence is None, "a file may lie beside a card of something else"
+
+
+def test_safetensors_come_before_pickles(tmp_path):
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    torch.save({"c": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    assert same(read_checkpoint(tmp_path).tensors)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_parts(tmp_path, suffix):
+    stem = "model" if suffix == "safetensors" else "pytorch_model"
+    names = {name: f"{stem}-{number}-of-2.{suffix}" for number, name in enumerate(TENSORS, start=1)}
+    for name, file in names.items():
+        part = {name: TENSORS[name]}
+        save_file(part, tmp_path / file) if suffix == "safetensors" else torch.save(part, tmp_path / file)
+    (tmp_path / f"{stem}.{suffix}.index.json").write_text(json.dumps({"weight_map": names}))
+    checkpoint = read_checkpoint(tmp_path)
+    assert same(checkpoint.tensors)
+    files = [tmp_path / file for file in sorted(names.values())]
+    assert checkpoint.files == tuple(files)
+    assert checkpoint.sha256 == hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    files[1].unlink()
+    with pytest.raises(ValueError, match=r"lacks 1 of the files in .*index.json, among them"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_tensor_in_two_parts_is_refused(tmp_path):
+    for file in ("model-1.safetensors", "model-2.safetensors"):
+        save_file(TENSORS, tmp_path / file)
+    weight_map = {"a.weight": "model-1.safetensors", "b": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match="2 tensors stand in several files"):
+        read_checkpoint(tmp_path)
+
+
+# ---- legacy fairseq: an embedding as a module ----
+
+
+def legacy(**kwargs):
+    embedding = torch.nn.Embedding(5, 3, padding_idx=1)
+    return {"state_dict": {"layers.0.fc1.bias": torch.ones(2)}, "embed_tokens": embedding, **kwargs}, embedding
+
+
+def test_the_legacy_embedding_joins_the_tensors(tmp_path):
+    loaded, embedding = legacy()
+    torch.save(loaded, tmp_path / "x.pt")
+    allowed = set(torch.serialization.get_safe_globals())
+    checkpoint = read_checkpoint(tmp_path / "x.pt")
+    assert torch.equal(checkpoint.tensors["embed_tokens.weight"], embedding.weight)
+    assert checkpoint.set_aside == ()
+    assert set(torch.serialization.get_safe_globals()) == allowed, "the allowance ends with the reading"
+
+
+def test_the_legacy_embedding_in_the_format_before_torch_1_6_needs_the_cure(tmp_path):
+    torch.save(legacy()[0], tmp_path / "x.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match="more than tensors: Only persistent_load of storage is allowed"):
+        read_checkpoint(tmp_path / "x.pt")
+
+
+def test_two_legacy_embeddings_must_agree():
+    loaded, embedding = legacy()
+    loaded["state_dict"]["embed_tokens.weight"] = embedding.weight.detach()
+    assert len(state_dict_of(loaded, "x")[0]) == 2
+    loaded["state_dict"]["embed_tokens.weight"] = embedding.weight + 1
+    with pytest.raises(ValueError, match="x has two embeddings that differ"):
+        state_dict_of(loaded, "x")
+    with pytest.raises(ValueError, match="embed_tokens is a str without a tensor"):
+        state_dict_of({**loaded, "embed_tokens": "here"}, "x")
+
+
+# ---- no code runs ----
+
+
+class Bomb:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_with_code_is_not_run(tmp_path, zipped):
+    path, mark = tmp_path / "x.pt", tmp_path / "ran"
+    torch.save({"state_dict": TENSORS, "args": Bomb(mark)}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(ValueError, match=r"holds more than tensors: .*mkdir[\s\S]*Where you trust whoever made"):
+        read_checkpoint(path)
+    assert not mark.exists()
+    torch.load(path, weights_only=False)
+    assert mark.exists(), "the test's own pickle must be able to run code"
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_a_bare_pickle_is_not_run(tmp_path):
+    path, mark = tmp_path / "x.bin", tmp_path / "ran"
+    path.write_bytes(pickle.dumps(Bomb(mark)))
+    with pytest.raises(ValueError, match=r"x\.bin is a pickle"):
+        read_checkpoint(path)
+    assert not mark.exists()
+
+
+def test_the_cure_that_the_error_names_works(tmp_path):
+    loaded, embedding = legacy(args=argparse.Namespace(arch="sonar"))
+    torch.save(loaded, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=r"holds more than tensors: argparse\.Namespace\. Reading") as caught:
+        read_checkpoint(tmp_path / "x.pt")
+    command = re.search(r'python (-c ".*") x\.pt tensors\.pt', str(caught.value))[0]
+    done = subprocess.run(
+        command.replace("python", sys.executable, 1),
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    checkpoint = read_checkpoint(tmp_path / "tensors.pt")
+    assert torch.equal(checkpoint.tensors["embed_tokens.weight"], embedding.weight)
+    assert len(checkpoint.tensors) == 2
+
+
+# ---- what cannot be read ----
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.safetensors", b"nonsense", "x.safetensors is damaged or holds no weights"),
+        ("x.pt", b"", "x.pt is damaged or holds no weights"),
+        ("x.pt", b"hello, this is no pickle", "x.pt is damaged or holds no weights"),
+        ("x.pt", b"<html>404</html>", "x.pt is damaged or holds no weights"),
+        ("x.pt", b"version https://git-lfs.github.com/spec/v1\n", "x.pt is damaged or holds no weights"),
+        ("x.pt", b"PK\x03\x04 nonsense", "x.pt is damaged or holds no weights"),
+        ("x.pt", [torch.ones(1)], r"x.pt holds a list; a checkpoint is a mapping"),
+        (
+            "x.pt",
+            {"epoch": 3, "weights": {"a": torch.ones(1)}},
+            r"holds 2 entries that are no tensors, the first 'epoch'",
+        ),
+        ("x.pt", {"model": {}}, "x.pt holds no tensors"),
+    ],
+)
+def test_what_is_no_checkpoint(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("part", [0.01, 0.5, 0.9999])
+@pytest.mark.parametrize("kind", ["safetensors", "zipped", "legacy"])
+def test_a_part_of_a_file(tmp_path, kind, part):
+    path = tmp_path / ("x.safetensors" if kind == "safetensors" else "x.pt")
+    tensors = {**TENSORS, "c": torch.ones(9999)}
+    if kind == "safetensors":
+        save_file(tensors, path)
+    else:
+        torch.save(tensors, path, _use_new_zipfile_serialization=kind == "zipped")
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+    message = re.escape(str(path)) + r" is damaged or holds no weights \(an incomplete download\?\); get it again: \w+"
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(path)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    def refuse(path, **kwargs):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "x.pt").touch()
+    monkeypatch.setattr(torch, "load", refuse)
+    with pytest.raises(PermissionError, match=r"Permission denied: .*x\.pt"):
+        read_checkpoint(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("content", ['{"weight_map": {"a', "", "[]", "{}"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_damaged_json_file(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    if name == "config.json":
+        save_file(TENSORS, tmp_path / "model.safetensors")
+        if content == "{}":
+            assert read_checkpoint(tmp_path).config == {}
+            return
+    with pytest.raises(ValueError, match=rf"{name} is damaged .*; get it again: "):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [([], r"must hold one checkpoint \(.*\); has none$"), (["a.pt", "b.pth", "c.txt"], "has a.pt, b.pth$")],
+)
+def test_a_folder_must_hold_one(tmp_path, names, message):
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(tmp_path)
+
+
+def test_nothing_is_there(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere.pt is no file, no folder and no Hub id such as mispeech/ced-base"):
+        read_checkpoint(tmp_path / "nowhere.pt")
+
+
+# ---- the Hub ----
+
+READER = """
+from modeling_supclap.conversion.files import read_checkpoint
+
+for source in ("someone/folder", "someone/pickled", "someone/files/deep/b.pt"):
+    checkpoint = read_checkpoint(source)
+    told = checkpoint.source, checkpoint.revision, checkpoint.licence
+    print(*told, sorted(checkpoint.tensors), dict(checkpoint.config))
+"""
+
+
+def test_a_hub_id_and_a_file_of_it(tmp_path):
+    save_file(TENSORS, tmp_path / "a.safetensors")
+    torch.save(TENSORS, tmp_path / "b.pt")
+    safe, pickled = (tmp_path / "a.safetensors").read_bytes(), (tmp_path / "b.pt").read_bytes()
+    with fake_hub() as address:
+        card = b"---\nlicense: apache-2.0\n---\n"
+        big = b"not to be downloaded"
+        FakeHub.files["someone/folder"] = {
+            "model.safetensors": safe,
+            "config.json": b"{}",
+            "README.md": card,
+            "x.pt": big,
+        }
+        FakeHub.files["someone/pickled"] = {"pytorch_model.bin": pickled, "config.json": b'{"model_type": "x"}'}
+        FakeHub.files["someone/files"] = {"deep/a.pt": big, "deep/b.pt": pickled}
+        hub = {
+            "HF_ENDPOINT": address,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HOME": str(tmp_path / "cache"),
+            "NO_PROXY": "127.0.0.1",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", READER],
+            cwd=tmp_path,
+            env={**os.environ, **hub, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr
+    names = "['a.weight', 'b']"
+    assert done.stdout.splitlines() == [
+        f"someone/folder {COMMIT} apache-2.0 {names} {{}}",
+        f"someone/pickled {COMMIT} None {names} {{'model_type': 'x'}}",
+        f"someone/files {COMMIT} None {names} {{}}",
+    ]
+    assert big not in [path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+
+
+def test_the_error_of_the_hub_names_the_source():
+    with pytest.raises(OSError, match=r"^nobody/nothing is no file or folder here, and cannot be had from the Hub: "):
+        read_checkpoint("nobody/nothing")

@@ -1,0 +1,150 @@
+"""The recipe as a user runs it: a published file in, a folder for from_pretrained out."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import builders
+import published_layouts as published
+import pytest
+import torch
+from safetensors.torch import save_file
+from test_conversion_laion import clap
+from test_conversion_layouts import FILTERS, HEAD, SONAR, ml_clap
+
+from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.recipes.convert_checkpoint import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def convert(source: Path, out: Path, *options: object) -> None:
+    main([str(source), "--out", str(out), *map(str, options)])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    builders.nllb_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def golden_ced(folder: Path, layout: str) -> Path:
+    """CED-tiny with the golden values, as a file of its authors or a folder of the Hub."""
+    model = CEDModel(CEDConfig.from_size("tiny"))
+    with torch.no_grad():
+        builders.fill(model, 0.08)
+    head = published.random(published.ced_head(192))
+    if layout == "original":
+        torch.save(published.ced_original(model.state_dict(), head), folder / "tiny.pt")
+        return folder / "tiny.pt"
+    (folder / "config.json").write_text(json.dumps(builders.PUBLISHED_CED_CONFIG))
+    save_file(published.ced_hub(model.state_dict(), head), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(("layout", "name"), [("original", "CED, authors' file, 161"), ("hub", "CED, Hub, 159")])
+@torch.no_grad()
+def test_golden_ced(tmp_path, capsys, layout, name):
+    (tmp_path / "source").mkdir()
+    source = golden_ced(tmp_path / "source", layout)
+    convert(source, tmp_path / "out", "--verify")
+    printed = capsys.readouterr().out
+    assert f"recognised as {name} tensors" in printed
+    assert "audio_model      155    5,401,088  " in printed
+    assert "set aside: 4 tensors, tagging head" in printed
+    assert printed.splitlines()[-1] == f"CEDModel is in {tmp_path / 'out'}, verified"
+    model, extractor = CEDModel.from_pretrained(tmp_path / "out"), CEDFeatureExtractor.from_pretrained(tmp_path / "out")
+    clip = 0.5 * builders.tone(440, 80_000) + 0.25 * builders.tone(1000, 80_000)
+    embedding = model(**extractor(clip, sampling_rate=16000, return_tensors="pt")).pooler_output[0]
+    assert embedding[:5].tolist() == pytest.approx([0.56050, -0.20951, 0.79064, -0.28509, -0.60179], abs=2e-4)
+    (entry,) = json.loads((tmp_path / "out" / "provenance.json").read_text())
+    weights = source if layout == "original" else source / "model.safetensors"
+    assert entry["sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert (entry["source"], entry["files"], entry["tensors"]) == (source.name, [weights.name], 155)
+
+
+def test_ml_clap(tmp_path, capsys, tokenizer):
+    torch.save({f"module.{name}": value for name, value in ml_clap().items()}, tmp_path / "pretrain.pt")
+    convert(tmp_path / "pretrain.pt", tmp_path / "out", "--tokenizer", tokenizer, "--kind", "ml-clap", "--verify")
+    printed = capsys.readouterr().out
+    assert "pretrain.pt: recognised as ML-CLAP, 57 tensors" in printed
+    assert "ML-CLAP states no licence for its weights; its text tower was trained from SONAR" in printed
+    rows = {line.split()[0]: line.split()[-1] for line in printed.splitlines() if "_" in line.split()[0]}
+    assert (rows["text_model"], rows["audio_model"]) == ("cc-by-nc-4.0", "stated")
+    model, processor = (
+        SupCLAPModel.from_pretrained(tmp_path / "out"),
+        SupCLAPProcessor.from_pretrained(tmp_path / "out"),
+    )
+    inputs = processor(audio=builders.tone(300), text="rain", sampling_rate=16000, return_tensors="pt")
+    assert model(**inputs).logits_per_audio.shape == (1, 1)
+
+
+@torch.no_grad()
+def test_laion(tmp_path, capsys):
+    original = clap()
+    tensors = {f"module.{name}": value for name, value in published.laion(original, FILTERS).items()}
+    torch.save({"epoch": 3, "state_dict": tensors, "optimizer": {}, "scaler": {}}, tmp_path / "best.pt")
+    builders.clap_processor().tokenizer.save_pretrained(tmp_path / "roberta")
+    convert(tmp_path / "best.pt", tmp_path / "out", "--tokenizer", tmp_path / "roberta", "--verify")
+    printed = capsys.readouterr().out
+    assert "of the file, not read: epoch, optimizer, scaler" in printed
+    model, processor = (
+        SupCLAPModel.from_pretrained(tmp_path / "out"),
+        SupCLAPProcessor.from_pretrained(tmp_path / "out"),
+    )
+    inputs = processor(audio=builders.noise(48_000), text="rain", sampling_rate=48_000, return_tensors="pt")
+    ours, theirs = model(**inputs), original(**inputs)
+    torch.testing.assert_close(ours.logits_per_audio, theirs.logits_per_audio, atol=1e-4, rtol=0)
+
+
+def test_sonar_with_the_tokenizer_beside_it(tmp_path, capsys, tokenizer):
+    fields = {"model_type": "m2m_100", "vocab_size": 400, "d_model": 64, "encoder_layers": 1, "encoder_ffn_dim": 128}
+    source = tmp_path / "sonar"
+    builders.nllb_tokenizer().save_pretrained(source)
+    (source / "config.json").write_text(json.dumps({**fields, "encoder_attention_heads": 1, "encoder_layerdrop": 0}))
+    (source / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n")
+    save_file(SONAR, source / "model.safetensors", metadata={"format": "pt"})
+    convert(source, tmp_path / "out", "--verify")
+    model = SonarTextModel.from_pretrained(tmp_path / "out")
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in SONAR.items())
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    # The same encoder in fairseq2's layout, which has no tokenizer beside it.
+    torch.save({"model": published.fairseq2(SONAR)}, tmp_path / "sonar_text_encoder.pt")
+    capsys.readouterr()
+    convert(tmp_path / "sonar_text_encoder.pt", tmp_path / "again")
+    assert "without a tokenizer: give --tokenizer" in capsys.readouterr().out
+    again = SonarTextModel.from_pretrained(tmp_path / "again")
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in SONAR.items())
+
+
+def test_one_tower_of_two(tmp_path, capsys):
+    torch.save(ml_clap(), tmp_path / "pretrain.pt")
+    convert(tmp_path / "pretrain.pt", tmp_path / "audio", "--part", "audio")
+    assert CEDModel.from_pretrained(tmp_path / "audio").config.embed_dim == 64
+    lines = capsys.readouterr().out.splitlines()
+    named = [int(line.split()[2].replace(",", "")) for line in lines if line.startswith("set aside: ")]
+    placed = [int(line.split()[1]) for line in lines if line.startswith("audio_model ")]
+    assert sum(named) + sum(placed) == len(ml_clap())  # every tensor is accounted for
+
+
+def test_refusals_write_nothing(tmp_path):
+    torch.save(published.ced_original(published.random(published.ced_encoder()), HEAD), tmp_path / "x.pt")
+    with pytest.raises(ValueError, match="which is of kind 'ced' and not 'laion'"):
+        convert(tmp_path / "x.pt", tmp_path / "out", "--kind", "laion")
+    torch.save({"a": torch.ones(1)}, tmp_path / "y.pt")
+    with pytest.raises(ValueError, match=r"is of no layout that is known here"):
+        convert(tmp_path / "y.pt", tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"x.pt", "y.pt"}
+
+
+def test_it_runs_from_the_command_line(tmp_path):
+    torch.save(published.ced_original(published.random(published.ced_encoder()), HEAD), tmp_path / "x.pt")
+    command = [sys.executable, "recipes/convert_checkpoint.py", str(tmp_path / "x.pt"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "x.pt: recognised as CED, authors' file, 29 tensors" in done.stdout
+    with pytest.raises(ValueError, match="out is in use; give a folder that is empty or does not exist"):
+        main(command[2:])

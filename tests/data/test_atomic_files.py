@@ -1,0 +1,68 @@
+"""Files appear whole or not at all."""
+
+import json
+import os
+
+import pytest
+
+from modeling_supclap.datasets_scripts.atomic_files import whole_file, write_json, write_text
+
+
+@pytest.mark.parametrize("one_writer", [False, True])
+def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path, one_writer):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+    with whole_file(path, one_writer) as unfinished:
+        unfinished.write_bytes(b"new")
+        assert unfinished.parent == tmp_path
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old")
+
+    def write(half):
+        with whole_file(path) as unfinished:
+            unfinished.write_bytes(half)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(b"ne")
+    with pytest.raises(TypeError):
+        write(None)  # before anything is written
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_processes_do_not_share_the_unfinished_file_but_a_run_and_its_next_do(tmp_path, monkeypatch):
+    def names(one_writer):
+        found = []
+        for process in (1, 2):
+            monkeypatch.setattr(os, "getpid", lambda process=process: process)
+            with whole_file(tmp_path / "a", one_writer) as unfinished:
+                unfinished.touch()
+            found.append(unfinished.name)
+        return found
+
+    assert names(one_writer=False) == ["a.1.tmp", "a.2.tmp"]
+    assert names(one_writer=True) == ["a.tmp", "a.tmp"]
+
+
+def test_text_and_json_to_the_byte(tmp_path):
+    write_text(tmp_path / "a.txt", "é\nb")
+    assert (tmp_path / "a.txt").read_bytes() == "é\nb".encode()
+    write_json(tmp_path / "a.json", {"é": [1]})
+    assert (tmp_path / "a.json").read_bytes() == '{\n "é": [\n  1\n ]\n}\n'.encode()
+    write_json(tmp_path / "a.json", {"é": 1}, indent=None, ensure_ascii=True)
+    assert (tmp_path / "a.json").read_bytes() == b'{"\\u00e9": 1}\n'
+
+
+def test_what_json_does_not_know_touches_no_file(tmp_path):
+    write_json(tmp_path / "a.json", 1)
+    for bad, style in ((object(), {}), (float("nan"), {"allow_nan": False})):
+        with pytest.raises((TypeError, ValueError)):
+            write_json(tmp_path / "a.json", bad, **style)
+    assert json.loads((tmp_path / "a.json").read_text()) == 1

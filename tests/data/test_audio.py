@@ -1,0 +1,241 @@
+"""Reading recordings: what is read is what was written, and every bad file is named."""
+
+import sys
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from modeling_supclap.datasets_scripts.audio import (
+    BadAudioError,
+    MissingDecoderError,
+    load_clip,
+    read_audio,
+    read_row,
+    to_int16,
+)
+
+RATE_HZ = 16_000
+
+
+def sine(frequency_hz: float, seconds: float, rate_hz: int = RATE_HZ) -> np.ndarray:
+    return 0.5 * np.sin(2 * np.pi * frequency_hz * np.arange(round(seconds * rate_hz)) / rate_hz)
+
+
+@pytest.fixture
+def tone(tmp_path):
+    path = tmp_path / "tone.wav"
+    soundfile.write(path, sine(440, 1.0), RATE_HZ)
+    return path
+
+
+def truncate(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def test_reads_what_was_written(tone):
+    waveform, rate_hz = read_audio(tone)
+    assert rate_hz == RATE_HZ
+    assert waveform.dtype == np.float32
+    np.testing.assert_allclose(waveform, sine(440, 1.0), atol=1 / 32768)
+
+
+def test_reads_a_part(tone):
+    part, _ = read_audio(tone, offset_seconds=0.25, duration_seconds=0.5)
+    np.testing.assert_array_equal(part, read_audio(tone)[0][4000:12000])
+
+
+def test_channels_are_averaged(tmp_path):
+    left, right = sine(440, 0.2), sine(880, 0.2)
+    soundfile.write(tmp_path / "five.wav", np.stack([left, right, left, right, left], axis=1), RATE_HZ, "FLOAT")
+    np.testing.assert_allclose(read_audio(tmp_path / "five.wav")[0], 0.6 * left + 0.4 * right, atol=1e-6)
+
+
+@pytest.mark.parametrize(("suffix", "subtype"), [("flac", "PCM_24"), ("ogg", "VORBIS"), ("mp3", "MPEG_LAYER_III")])
+def test_formats(tmp_path, suffix, subtype):
+    path = tmp_path / f"tone.{suffix}"
+    soundfile.write(path, sine(440, 1.0), RATE_HZ, subtype)
+    spectrum = np.abs(np.fft.rfft(read_audio(path)[0]))
+    assert np.argmax(spectrum) * RATE_HZ / (2 * len(spectrum)) == pytest.approx(440, abs=2)
+
+
+def test_a_clip_is_resampled(tmp_path):
+    soundfile.write(tmp_path / "high.wav", sine(440, 0.5, 44_100), 44_100)
+    clip = load_clip(tmp_path / "high.wav", RATE_HZ)
+    np.testing.assert_allclose(clip[200:-200], sine(440, 0.5)[200:-200], atol=2e-3)
+
+
+@pytest.mark.parametrize(("position", "start"), [(0.0, 0), (0.5, 6000), (1.0, 12000)])
+def test_a_long_clip_is_cropped_where_asked(tone, position, start):
+    crop = load_clip(tone, RATE_HZ, max_seconds=0.25, crop_position=position)
+    np.testing.assert_array_equal(crop, read_audio(tone)[0][start : start + 4000])
+
+
+def test_a_short_clip_is_left_alone(tone):
+    assert len(load_clip(tone, RATE_HZ, max_seconds=30.0, crop_position=0.7)) == RATE_HZ
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.wav"):
+        read_audio(tmp_path / "nowhere.wav")
+
+
+def test_text_named_wav_is_refused(tmp_path):
+    (tmp_path / "text.wav").write_text("dear diary")
+    with pytest.raises(BadAudioError, match=r"text\.wav \(10 bytes\) is not audio"):
+        read_audio(tmp_path / "text.wav")
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
+def test_truncated_file_is_refused(tmp_path, suffix):
+    path = tmp_path / f"cut.{suffix}"
+    soundfile.write(path, sine(440, 3.0), RATE_HZ)
+    truncate(path)
+    with pytest.raises(BadAudioError, match=rf"cut\.{suffix}"):
+        read_audio(path)
+
+
+def test_a_streamed_wav_is_not_truncated(tone):
+    content = bytearray(tone.read_bytes())
+    position = content.index(b"data") + 4
+    content[position : position + 4] = (0xFFFFFFFF).to_bytes(4, "little")
+    tone.write_bytes(bytes(content))
+    assert len(read_audio(tone)[0]) == RATE_HZ
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (np.zeros(0), "is empty"),
+        (np.zeros(RATE_HZ), "is silent"),
+        (np.array([0.1, np.nan, 0.2]), "NaN or infinite samples, the first at 1"),
+        (np.array([0.1, 0.2, np.inf]), "NaN or infinite samples, the first at 2"),
+    ],
+)
+def test_unusable_sound_is_refused(tmp_path, samples, message):
+    path = tmp_path / "bad.wav"
+    soundfile.write(path, samples, RATE_HZ, "FLOAT")
+    with pytest.raises(BadAudioError, match=rf"bad\.wav.*{message}"):
+        load_clip(path, RATE_HZ)
+
+
+def test_a_silent_crop_of_a_sounding_recording_is_fine(tmp_path):
+    soundfile.write(tmp_path / "late.wav", np.concatenate([np.zeros(RATE_HZ), sine(440, 1.0)]), RATE_HZ)
+    assert not load_clip(tmp_path / "late.wav", RATE_HZ, max_seconds=0.5).any()
+
+
+FORMATS = [("wav", "PCM_16"), ("wav", "PCM_24"), ("flac", "PCM_24"), ("ogg", "VORBIS"), ("mp3", "MPEG_LAYER_III")]
+
+
+@pytest.mark.parametrize("rate_hz", [8_000, 44_100, 96_000])
+@pytest.mark.parametrize(("suffix", "subtype"), FORMATS)
+def test_every_format_rate_and_depth_gives_the_same_sound(tmp_path, suffix, subtype, rate_hz):
+    if suffix == "mp3" and rate_hz > 48_000:
+        pytest.skip("MP3 ends at 48 kHz")
+    path = tmp_path / f"stereo.{suffix}"
+    soundfile.write(path, np.stack([sine(440, 1.0, rate_hz), sine(660, 1.0, rate_hz)], axis=1), rate_hz, subtype)
+    clip = load_clip(path, RATE_HZ)
+    middle = slice(2000, 14000)
+    expected = (0.5 * (sine(440, 1.0) + sine(660, 1.0)))[middle]
+    assert abs(len(clip) - RATE_HZ) < 1200  # MP3 pads
+    np.testing.assert_allclose(clip[middle], expected, atol=0.06 if suffix in ("ogg", "mp3") else 5e-3)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
+def test_bytes_give_what_the_file_gives(tmp_path, suffix):
+    path = tmp_path / f"tone.{suffix}"
+    soundfile.write(path, sine(440, 1.0, 44_100), 44_100)
+    crop = {"max_seconds": 0.25, "crop_position": 0.5}
+    np.testing.assert_array_equal(load_clip(path.read_bytes(), RATE_HZ, **crop), load_clip(path, RATE_HZ, **crop))
+    with pytest.raises(BadAudioError, match="the clip"):
+        read_audio(path.read_bytes()[: path.stat().st_size // 2], name="the clip")
+
+
+def test_bad_bytes_are_told_apart_by_name_and_not_by_address():
+    messages = []
+    for _ in range(2):
+        with pytest.raises(BadAudioError, match=r"dog\.wav") as raised:
+            read_audio(b"dear diary", name="dog.wav")
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+    assert " 0x" not in messages[0]
+
+
+class TestFFmpeg:
+    """What libsndfile does not know."""
+
+    @pytest.fixture
+    def m4a(self, torchcodec, tmp_path):
+        samples = torch.from_numpy(sine(440, 2.0, 44_100)).float()[None]
+        torchcodec.encoders.AudioEncoder(samples, sample_rate=44_100).to_file(str(tmp_path / "tone.m4a"))
+        return tmp_path / "tone.m4a"
+
+    def test_m4a(self, m4a):
+        waveform, rate_hz = read_audio(m4a)
+        assert (len(waveform), rate_hz) == (88_200, 44_100)
+        np.testing.assert_allclose(waveform[2000:-2000], sine(440, 2.0, 44_100)[2000:-2000], atol=0.06)
+        part = load_clip(m4a.read_bytes(), 44_100, max_seconds=0.5, crop_position=1.0)
+        np.testing.assert_array_equal(part, waveform[-22_050:])
+
+    def test_a_broken_m4a_is_named(self, m4a):
+        truncate(m4a)
+        with pytest.raises(BadAudioError, match=r"tone\.m4a"):
+            read_audio(m4a)
+
+    def test_without_ffmpeg_the_cure_is_named(self, tmp_path, monkeypatch):
+        monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+        (tmp_path / "clip.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(100))
+        with pytest.raises(MissingDecoderError, match=r"clip\.m4a needs FFmpeg.*apt-get install ffmpeg"):
+            read_audio(tmp_path / "clip.m4a")
+        (tmp_path / "text.m4a").write_text("dear diary")
+        with pytest.raises(BadAudioError, match="is not audio that libsndfile can read") as raised:
+            read_audio(tmp_path / "text.m4a")
+        assert not isinstance(raised.value, MissingDecoderError)
+
+
+class TestRows:
+    """The same sound from wherever a row keeps it."""
+
+    @pytest.mark.parametrize("crop", [{}, {"max_seconds": 0.25, "crop_position": 0.5}])
+    @pytest.mark.parametrize("kept", ["path", "bytes", "bytes without path", "only a path", "samples", "decoded"])
+    def test_where_the_audio_is(self, tmp_path, crop, kept):
+        tone = tmp_path / "rising.wav"
+        soundfile.write(tone, np.linspace(0.1, 1, RATE_HZ) * sine(440, 1.0), RATE_HZ)
+        content, (waveform, _) = tone.read_bytes(), read_audio(tone)
+        columns = {
+            "path": {},
+            "bytes": {"audio": {"bytes": content, "path": "tone.wav"}},
+            "bytes without path": {"audio": {"bytes": content, "path": None}},
+            "only a path": {"audio": {"bytes": None, "path": str(tone)}},
+            "samples": {"samples": to_int16(waveform).tobytes(), "sampling_rate_hz": RATE_HZ},
+            "decoded": {"audio": {"array": waveform.astype(np.float64), "sampling_rate": RATE_HZ}},
+        }[kept]
+        row = {"clip_id": "a", "audio_path": str(tone) if kept == "path" else "elsewhere/tone.wav", **columns}
+        clip = read_row(row, RATE_HZ, **crop)
+        assert clip.dtype == np.float32
+        np.testing.assert_array_equal(clip, load_clip(tone, RATE_HZ, **crop))
+
+    def test_stored_samples_are_resampled(self):
+        stored = {"samples": to_int16(sine(440, 0.5)).tobytes(), "sampling_rate_hz": RATE_HZ}
+        clip = read_row({"clip_id": "a", "audio_path": "a.wav", **stored}, 32_000)
+        np.testing.assert_allclose(clip[400:-400], sine(440, 0.5, 32_000)[400:-400], atol=2e-3)
+
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            {"audio": {"bytes": b"junk", "path": "dog.wav"}},
+            {"samples": bytes(3200), "sampling_rate_hz": RATE_HZ},
+            {"samples": b"", "sampling_rate_hz": RATE_HZ},
+        ],
+    )
+    def test_what_is_wrong_names_file_and_clip(self, columns):
+        with pytest.raises(BadAudioError, match=r"audio/dog\.wav \(clip 'dog-1'\)"):
+            read_row({"clip_id": "dog-1", "audio_path": "audio/dog.wav", **columns}, RATE_HZ)
+
+
+def test_int16_is_as_exact_as_it_can_be():
+    waveform = np.random.default_rng(0).uniform(-0.999, 0.999, 10_000).astype(np.float32)
+    np.testing.assert_allclose(to_int16(waveform) / 32768, waveform, rtol=0, atol=0.501 / 32768)
+    assert to_int16(np.array([1.7, -1.7], dtype=np.float32)).tolist() == [32767, -32768]

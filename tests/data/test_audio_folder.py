@@ -1,0 +1,277 @@
+"""Folders of recordings with captions as people keep them."""
+
+import json
+
+import datasets
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import soundfile
+from dataset_folders import touch, write_csv
+
+from modeling_supclap.datasets_scripts import load_builder
+
+NAMES = [f"{number}.wav" for number in range(10)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Ten recordings and no metadata yet."""
+    touch(tmp_path / "data", NAMES)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def load(tmp_path):
+    return lambda **config: load_builder(
+        "audio_folder", str(tmp_path / "cache"), **{"data_dir": str(tmp_path / "data"), **config}
+    )
+
+
+def rows_of(builder):
+    """All rows by their file's name."""
+    rows = [row for rows in builder.as_dataset().values() for row in rows]
+    return {row["audio_path"].rsplit("/", 1)[-1]: row for row in rows}
+
+
+def sizes_of(builder):
+    return {split: len(rows) for split, rows in builder.as_dataset().items()}
+
+
+def write_jsonl(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(json.dumps(record, ensure_ascii=False) for record in records), encoding="utf-8")
+
+
+def test_a_table_of_pairs_becomes_three_splits(folder, load):
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, f"Sound, {name}"] for name in NAMES)])
+    builder = load()
+    assert sizes_of(builder) == {
+        "train": 8,
+        "validation": 1,
+        "test": 1,
+    }
+    for name, row in rows_of(builder).items():
+        assert row == {
+            "clip_id": name,
+            "audio_path": str(folder / name),
+            "captions": {"eng": [f"Sound, {name}"], **{code: [] for code in list(row["captions"])[1:]}},
+            "labels": [],
+            "events": [],
+            "source": f"file:{name}",
+            "licence": "",
+        }
+
+
+@pytest.mark.parametrize(
+    ("columns", "values", "captions"),
+    [
+        (["caption"], ["A"], {"eng": ["A"]}),
+        (["captions"], ['["A", "B"]'], {"eng": ["A", "B"]}),
+        (["captions"], ['{"eng": "A", "fra": ["B", "C"]}'], {"eng": ["A"], "fra": ["B", "C"]}),
+        (["captions"], ["[sic] A"], {"eng": ["[sic] A"]}),
+        (["caption_1", "caption_2", "caption_3"], ["A", "B", ""], {"eng": ["A", "B"]}),
+        (
+            ["caption", "caption_fra", "captions_deu"],
+            ["A", "B", '["C", "D"]'],
+            {"eng": ["A"], "fra": ["B"], "deu": ["C", "D"]},
+        ),
+        (["caption", "caption_eng"], ["A", "A"], {"eng": ["A"]}),
+    ],
+)
+def test_captions_come_in_many_forms(folder, load, columns, values, captions):
+    write_csv(folder / "metadata.csv", [["file_name", *columns], *([name, *values] for name in NAMES)])
+    for row in rows_of(load()).values():
+        assert {language: texts for language, texts in row["captions"].items() if texts} == captions
+
+
+def test_json_lines_and_parquet_hold_the_same_as_objects(folder, load):
+    records = [
+        {
+            "file_name": name,
+            "captions": {"eng": ["A", None], "jpn": ["鳥"]},
+            "labels": ["bird", "wind"],
+            "events": [{"label": "bird", "onset_seconds": 0, "offset_seconds": 1.5}],
+            "source": f"field:{number // 2}",
+            "license": "CC0-1.0",
+            "clip_id": number,
+            "split": "Val" if number < 2 else "train",
+        }
+        for number, name in enumerate(NAMES)
+    ]
+    write_jsonl(folder / "metadata.jsonl", records)
+    builder = load()
+    row = rows_of(builder)["3.wav"]
+    assert sizes_of(builder) == {"train": 8, "validation": 2}
+    assert (row["clip_id"], row["source"], row["licence"], row["labels"]) == (
+        "3",
+        "field:1",
+        "CC0-1.0",
+        ["bird", "wind"],
+    )
+    assert row["events"] == [{"label": "bird", "onset_seconds": 0.0, "offset_seconds": 1.5}]
+    assert (row["captions"]["eng"], row["captions"]["jpn"]) == (["A"], ["鳥"])
+    expected = rows_of(builder)
+    (folder / "metadata.jsonl").unlink()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), folder / "metadata.parquet")
+    assert rows_of(load()) == expected
+
+
+def test_several_lines_of_one_file_are_its_captions(folder, load):
+    lines = [[name, text] for text in ("A", "B", "A") for name in NAMES]
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])
+    assert {tuple(row["captions"]["eng"]) for row in rows_of(load()).values()} == {("A", "B")}
+
+
+def test_columns_may_have_other_names(folder, load):
+    write_csv(folder / "metadata.csv", [["path", "text", "wo"], *([name, "Ein Ton", "test"] for name in NAMES)])
+    names = {"file_name": "path", "caption": "text", "split": "wo"}
+    builder = load(columns=names, caption_language="deu", languages=["deu"])
+    assert sizes_of(builder) == {"test": 10}
+    assert rows_of(builder)["1.wav"]["captions"] == {"deu": ["Ein Ton"]}
+
+
+def test_any_language_may_be_asked_for(folder, load):
+    write_csv(
+        folder / "metadata.csv", [["file_name", "caption_ita", "caption_fra"], *([name, "A", "B"] for name in NAMES)]
+    )
+    assert rows_of(load(languages=["ita"]))["1.wav"]["captions"] == {"ita": ["A"]}
+    with pytest.raises(ValueError, match=r"line 2, caption_ita: unknown language 'ita'.* takes any"):
+        load()
+    with pytest.raises(ValueError, match=r"caption_ita: unknown language 'ita'"):
+        load(languages=["fra"])
+
+
+def test_sub_folders_are_splits_with_their_own_tables(tmp_path, load):
+    for split, count in (("train", 3), ("dev", 2), ("test", 1)):
+        touch(tmp_path / "data" / split / "wav", NAMES[:count])
+        lines = [[f"wav\\{name}", f"{split} {name}"] for name in NAMES[:count]]
+        write_csv(tmp_path / "data" / split / "metadata.csv", [["file_name", "caption"], *lines])
+    splits = load().as_dataset()
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 3, "validation": 2, "test": 1}
+    assert splits["validation"]["clip_id"] == ["dev/wav/0.wav", "dev/wav/1.wav"]
+    assert splits["test"][0]["captions"]["eng"] == ["test 0.wav"]
+
+
+def test_a_missing_recording_is_not_taken_from_another_folder(tmp_path, load):
+    touch(tmp_path / "data", ["train/1.wav", "train/2.wav", "test/1.flac"])
+    lines = [["train/1.wav", "A"], ["train/2.wav", "B"], ["test/2.wav", "C"], ["./test/1.wav", "D"]]
+    write_csv(tmp_path / "data" / "metadata.csv", [["file_name", "caption"], *lines])
+    builder = load()
+    assert builder.report()["missing"] == ["test/2.wav"]
+    assert builder.as_dataset()["test"]["audio_path"] == [str(tmp_path / "data" / "test/1.flac")]
+
+
+def test_text_files_beside_the_audio_will_do(folder, load):
+    for name in NAMES[1:]:
+        (folder / name).with_suffix(".txt").write_text(f"Sound {name}\n\nOr so\n", encoding="utf-8-sig")
+    (folder / "README.txt").write_text("About this folder")
+    builder = load()
+    rows = rows_of(builder)
+    assert set(rows) == set(NAMES[1:])
+    assert rows["3.wav"]["captions"]["eng"] == ["Sound 3.wav", "Or so"]
+    assert builder.report()["left_out"] == {"no caption": ["0.wav"]}
+    (folder / "3.txt").write_text("Changed")
+    assert rows_of(load())["3.wav"]["captions"]["eng"] == ["Changed"]
+
+
+def test_the_draw_keeps_recordings_together_and_follows_the_seed(folder, load):
+    lines = [[name, "A", f"field:{number // 3}"] for number, name in enumerate(NAMES)]
+    write_csv(folder / "metadata.csv", [["file_name", "caption", "source"], *lines])
+    splits = load(validation_fraction=0.25, test_fraction=0.25).as_dataset()
+    sources = {split: set(rows["source"]) for split, rows in splits.items()}
+    assert {split: len(names) for split, names in sources.items()} == {"train": 2, "validation": 1, "test": 1}
+    assert len(set().union(*sources.values())) == 4
+    draws = {tuple(load(seed=seed).as_dataset()["test"]["source"]) for seed in range(6)}
+    assert len(draws) > 1
+    assert list(load(validation_fraction=0.0, test_fraction=0.0).as_dataset()) == ["train"]
+
+
+def test_a_source_that_two_given_splits_share_stays_in_the_later_one(folder, load):
+    lines = [
+        [name, "A", "field:1" if number > 7 else name, "test" if number > 8 else "train"]
+        for number, name in enumerate(NAMES)
+    ]
+    write_csv(folder / "metadata.csv", [["file_name", "caption", "source", "split"], *lines])
+    builder = load()
+    assert sizes_of(builder) == {"train": 8, "test": 1}
+    assert builder.report()["left_out"] == {"source in another split": ["8.wav"]}
+
+
+def test_recordings_that_no_line_names_are_reported(folder, load):
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES[:8])])
+    assert load().report() == {"missing": [], "left_out": {"no caption": ["8.wav", "9.wav"]}}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            [["name", "caption"], ["1.wav", "A"]],
+            r"line 2: file_name is None; give a path.*columns=\{'file_name'",
+        ),
+        ([["file_name", "text"], ["1.wav", "A"]], r"no column of captions among \['file_name', 'text'\]"),
+        ([["file_name", "caption_fr"], ["1.wav", "A"]], r"unknown language 'fr' \(did you mean 'fra'\?\)"),
+        ([["file_name", "captions"], ["1.wav", "[1]"]], r"line 2, captions: \[1\] is no caption; give a text, a list"),
+        ([["file_name", "caption", "split"], ["1.wav", "A", "tset"]], "line 2: the split is 'tset'; give one of train"),
+        (
+            [["file_name", "caption", "split"], ["1.wav", "A", "test"], ["2.wav", "B", ""]],
+            r"1 of 2 recordings have no split: 2\.wav; but 1\.wav is of test, by its line.*Give all or none",
+        ),
+        (
+            [["file_name", "caption", "source"], ["1.wav", "A", "x"], ["1.wav", "B", "y"]],
+            r"line 3: source of '1\.wav' is 'y', and 'x' at .*line 2",
+        ),
+        (
+            [["file_name", "caption", "clip_id", "split"], ["1.wav", "A", "x", "test"], ["2.wav", "B", "x", "test"]],
+            r"line 3: '1\.wav' and '2\.wav' have the same clip_id 'x'",
+        ),
+        (
+            [["file_name", "caption", "events"], ["1.wav", "A", '[{"label": "x"}]']],
+            r"line 2: events is \[.*give a list",
+        ),
+        ([["file_name", "caption"], ["1.wav", "A"]], "1 recordings are too few to draw validation and test from"),
+        ([["file_name", "caption"], ["1.wav", "A", "B"]], "line 2 has 3 cells for 2 columns"),
+    ],
+)
+def test_a_bad_table_is_refused(folder, load, lines, message):
+    write_csv(folder / "metadata.csv", lines)
+    with pytest.raises(ValueError, match=message):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"columns": {"text": "caption"}}, r"columns names \['text'\]; it can name file_name, caption"),
+        ({"test_fraction": 1.0}, "test_fraction is 1.0"),
+        ({"caption_language": "en"}, "caption_language 'en'; give codes of ISO 639-3"),
+    ],
+)
+def test_bad_settings_are_refused(folder, load, config, message):
+    with pytest.raises(ValueError, match=message):
+        load(**config)
+
+
+def test_a_folder_without_captions_or_with_too_many_tables_is_refused(folder, load):
+    with pytest.raises(FileNotFoundError, match=r"holds neither metadata\.csv, .* nor text files beside the audio$"):
+        load()
+    touch(folder, ["data/train-00000-of-00001.parquet"])
+    with pytest.raises(FileNotFoundError, match=r"train-00000-of-00001\.parquet is a dataset that"):
+        load()
+    touch(folder, ["metadata.csv", "metadata.jsonl"])
+    with pytest.raises(ValueError, match=r"several tables in one place: metadata\.csv, metadata\.jsonl"):
+        load()
+
+
+@pytest.mark.usefixtures("torchcodec")  # audiofolder always decodes
+def test_it_reads_what_audiofolder_of_datasets_reads(folder, load, tmp_path):
+    """The same folder, read by both: file names and captions agree."""
+    for name in NAMES:
+        soundfile.write(folder / name, np.zeros(80), 8000)
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, f"Sound {name}"] for name in NAMES)])
+    theirs = datasets.load_dataset("audiofolder", data_dir=str(folder), cache_dir=str(tmp_path / "theirs"))["train"]
+    paths = theirs.cast_column("audio", datasets.Audio(decode=False))["audio"]
+    ours = {row["audio_path"]: row["captions"]["eng"] for row in rows_of(load()).values()}
+    assert {audio["path"]: [text] for audio, text in zip(paths, theirs["caption"], strict=True)} == ours

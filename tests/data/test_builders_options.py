@@ -1,0 +1,87 @@
+"""Fields of a builder's configuration as options: their types, and only those that were given."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import datasets
+import pytest
+
+from modeling_supclap.datasets_scripts import builder_names, config_keys, find_builder
+from modeling_supclap.datasets_scripts.builders.options import _attribute_texts, add_builder_options
+
+
+@dataclass
+class Config(datasets.BuilderConfig):
+    """A config.
+
+    Attributes:
+        data_dir: Where.
+        count: How many,
+            100 % of them.
+        code: A text.
+        languages: Several.
+    """
+
+    data_dir: str | None = None
+    count: int = 3
+    fraction: float | None = None
+    code: str | None = None
+    languages: Sequence[str] = ("eng",)
+    strict: bool = True
+
+
+@pytest.fixture
+def parser():
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_builder_options(parser, Config)
+    return parser
+
+
+def test_values_have_the_type_of_the_field(parser):
+    words = [
+        "--count",
+        "4",
+        "--fraction",
+        "0.5",
+        "--code",
+        "0123",
+        "--languages",
+        "fra",
+        "deu",
+        "--strict",
+        "false",
+        "--data_dir",
+        "d",
+    ]
+    expected = {"count": 4, "fraction": 0.5, "code": "0123", "languages": ["fra", "deu"], "strict": False}
+    assert vars(parser.parse_args(words)) == {**expected, "data_dir": "d"}
+
+
+def test_what_is_not_given_leaves_no_trace(parser):
+    assert vars(parser.parse_args([])) == {}
+
+
+@pytest.mark.parametrize("words", [["--count", "many"], ["--strict", "perhaps"], ["--data_files", "x"]])
+def test_what_is_wrong_is_refused(parser, words, capsys):
+    with pytest.raises(SystemExit):
+        parser.parse_args(words)
+    assert words[0] in capsys.readouterr().err
+
+
+def test_help_is_that_of_the_docstring(parser):
+    assert "How many, 100 % of them." in " ".join(parser.format_help().split())
+
+
+@pytest.mark.parametrize("name", builder_names())
+def test_every_builder_has_its_options(name):
+    parser = argparse.ArgumentParser()
+    config_class = find_builder(name).BUILDER_CONFIG_CLASS
+    assert set(add_builder_options(parser, config_class)) == config_keys(config_class)
+    assert [action.dest for action in parser._actions if not action.help] == []
+    parser.format_help()
+
+
+def test_a_docstring_that_the_compiler_has_dedented_reads_the_same():  # as from Python 3.13 on
+    text = "A thing.\n\nAttributes:\n    size: How large\n        it is.\n    code: A text.\n"
+    assert _attribute_texts(text) == {"size": "How large it is.", "code": "A text."}

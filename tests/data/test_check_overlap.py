@@ -1,0 +1,109 @@
+"""The overlap of two prepared sets: by source, by sound, and by exit status."""
+
+import json
+
+import datasets
+import numpy as np
+import pytest
+import soundfile
+from prepared_sets import RATE_HZ, make_folder, sound
+
+from modeling_supclap.datasets_scripts.overlap.check_overlap import compare, main
+from modeling_supclap.datasets_scripts.prepare import Request, prepare
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Sets `first` (sources 100-111) and `second` (120-131), where clip 21 is a part of clip 3 as MP3 samples."""
+    datasets.disable_progress_bars()
+    folder = tmp_path_factory.mktemp("overlap")
+    for name, first in (("first", 0), ("second", 20), ("third", 8)):
+        esc = make_folder(folder / f"esc-{name}", clips=12, seconds=2.0, first=first)
+        if name == "second":
+            soundfile.write(esc / "copy.mp3", 0.4 * sound(3, 2.0)[6_000:], RATE_HZ)
+            samples, rate_hz = soundfile.read(esc / "copy.mp3")
+            soundfile.write(esc / "audio" / "2-21.wav", samples, rate_hz)
+            soundfile.write(esc / "audio" / "3-22.wav", np.sin(np.arange(2000)), RATE_HZ)
+        options = {"data_dir": str(esc), "languages": ["eng"], "validation_fraction": 0.0, "test_fold": 4}
+        storage = {"first": "int16", "second": "original", "third": "reference"}[name]
+        prepare(Request("esc50", options, storage), folder / name, cache_dir=str(folder / "cache"), quiet=True)
+    yield folder
+    datasets.enable_progress_bars()
+
+
+def run(folder, *words):
+    names = [str(folder / words[0]), str(folder / words[1]), *words[2:]]
+    return main([*names, "--cache_dir", str(folder / "cache"), "--quiet"])
+
+
+def test_a_copy_under_another_source_is_found(folder):
+    report = compare(str(folder / "first"), str(folder / "second"), cache_dir=str(folder / "cache"))
+    assert report["shared_sources"] == {}
+    (copy,) = report["copies"]
+    assert copy["first"] == {"split": "test", "clip_id": "4-3", "source": "freesound:103"}
+    assert copy["second"] == {"split": "train", "clip_id": "2-21", "source": "freesound:121"}
+    assert not copy["same_source"]
+    assert copy["offset_seconds"] == pytest.approx(6_000 / RATE_HZ, abs=0.06)
+    assert [[clip["clip_id"] for clip in clips] for clips in report["not_compared"]] == [[], ["3-22"]]
+
+
+def test_workers_change_nothing(folder):
+    cache = str(folder / "cache")
+    reports = [compare(str(folder / "first"), str(folder / "second"), workers, cache) for workers in (1, 2)]
+    assert reports[0] == reports[1]
+
+
+def test_shared_sources_are_listed_with_the_clips_of_both(folder):
+    report = compare(str(folder / "first"), str(folder / "third"), cache_dir=str(folder / "cache"))
+    assert list(report["shared_sources"]) == [f"freesound:{number}" for number in (108, 109, 110, 111)]
+    (mine,), (theirs,) = report["shared_sources"]["freesound:109"]
+    assert mine["clip_id"] == theirs["clip_id"] == "2-9"
+    assert sorted(copy["second"]["clip_id"] for copy in report["copies"]) == ["1-8", "2-9", "3-10", "4-11"]
+    assert all(copy["same_source"] for copy in report["copies"])
+
+
+def test_names_of_files_are_no_shared_sources(tmp_path):
+    for name, first in (("mine", 0), ("yours", 50)):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            soundfile.write(tmp_path / name / f"{number}.wav", sound(first + number, 2.0), RATE_HZ)
+            (tmp_path / name / f"{number}.txt").write_text("a sound")
+        request = Request("audio_folder", {"data_dir": str(tmp_path / name), "languages": ["eng"]})
+        prepare(request, tmp_path / f"{name}-prepared", cache_dir=str(tmp_path / "cache"), quiet=True)
+    sets = [str(tmp_path / f"{name}-prepared") for name in ("mine", "yours")]
+    report = compare(*sets, cache_dir=str(tmp_path / "cache"))
+    assert report["shared_sources"] == {}
+    assert report["copies"] == []
+
+
+def test_one_split_of_a_set(folder):
+    cache = str(folder / "cache")
+    assert compare(f"{folder / 'first'}:train", str(folder / "second"), cache_dir=cache)["copies"] == []
+    (copy,) = compare(f"{folder / 'first'}:test", f"{folder / 'second'}:train", cache_dir=cache)["copies"]
+    assert copy["first"]["clip_id"] == "4-3"
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("first", "second"), 0),
+        (("first", "second", "--fail_on_overlap"), 1),
+        (("first:train", "first:test", "--fail_on_overlap"), 0),
+        (("first", "nowhere"), 2),
+        (("first", "first"), 2),
+        (("first:dev", "second"), 2),
+    ],
+)
+def test_the_exit_status_tells(folder, words, status, capsys):
+    assert run(folder, *words) == status
+    out, err = capsys.readouterr()
+    assert err.startswith("check_overlap.py: error: ") == (status == 2)
+    assert "Traceback" not in err
+    assert ("copies by sound: 1" in out) == (words[:2] == ("first", "second"))
+
+
+def test_the_report_is_written(folder, tmp_path, capsys):
+    assert run(folder, "first", "second", "--json", str(tmp_path / "report.json")) == 0
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert report == compare(str(folder / "first"), str(folder / "second"), cache_dir=str(folder / "cache"))
+    assert "test/4-3 | train/2-21" in capsys.readouterr().out

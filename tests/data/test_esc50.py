@@ -1,0 +1,241 @@
+"""ESC-50 and ESC-10 folders of every sort, and the splits made of them."""
+
+import csv
+import os
+
+import numpy as np
+import pytest
+import soundfile
+
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.builders.captions import label_phrases
+from modeling_supclap.datasets_scripts.builders.esc50 import (
+    ESC50,
+    Recording,
+    find_audio,
+    read_recordings,
+    split_recordings,
+)
+from modeling_supclap.datasets_scripts.schema import LANGUAGES, validate_row
+
+CLASSES = {"dog": 0, "rain": 10, "engine": 44}
+ESC10_CLASSES = ("dog", "rain")
+SAMPLES = np.sin(np.arange(1600) / 10)
+
+
+def make_folder(folder, suffix=".wav", csv_suffix=".wav", classes=CLASSES, folds=(1, 2, 3), sources=4):
+    """A tiny ESC-50: in each fold and class some sources, the first with two takes; clip lengths differ."""
+    (folder / "audio").mkdir(parents=True)
+    (folder / "meta").mkdir()
+    with (folder / "meta" / "esc50.csv").open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["filename", "fold", "target", "category", "esc10", "src_file", "take"])
+        for fold in folds:
+            for category in classes:
+                for number in range(sources):
+                    source = 1000 * fold + 10 * CLASSES[category] + number
+                    for take in "AB"[: 2 if number == 0 else 1]:
+                        stem = f"{fold}-{source}-{take}-{CLASSES[category]}"
+                        is_esc10 = category in ESC10_CLASSES
+                        lines.writerow([stem + csv_suffix, fold, CLASSES[category], category, is_esc10, source, take])
+                        soundfile.write(folder / "audio" / (stem + suffix), SAMPLES[: 800 + 100 * number], 8000)
+    return folder
+
+
+def load(folder, **config):
+    return load_splits("esc50", cache_dir=str(folder.parent / "cache"), data_dir=str(folder), **config)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("made") / "ESC-50")
+
+
+@pytest.fixture(scope="module")
+def splits(folder):
+    return load(folder, test_fold=2, validation_fraction=0.25)
+
+
+def test_rows_hold_what_the_csv_and_the_audio_say(folder, splits):
+    phrases = label_phrases("esc50")
+    for rows in splits.values():
+        for row in rows:
+            validate_row(row)
+            _, source, _, target = row["clip_id"].split("-")
+            (label,) = row["labels"]
+            assert CLASSES[label] == int(target)
+            assert row["source"] == f"freesound:{source}"
+            assert row["audio_path"] == str(folder / "audio" / f"{row['clip_id']}.wav")
+            duration_seconds = (800 + 100 * (int(source) % 10)) / 8000
+            assert row["events"] == [{"label": label, "onset_seconds": 0.0, "offset_seconds": duration_seconds}]
+            assert row["licence"] == "CC BY-NC 3.0"
+            for language in LANGUAGES:
+                assert len(row["captions"][language]) >= 4
+                core = phrases[label][language][1:]
+                assert all(core in caption for caption in row["captions"][language])
+
+
+def test_the_test_split_is_the_fold_and_every_clip_is_in_one_split(splits):
+    assert {clip_id[0] for clip_id in splits["test"]["clip_id"]} == {"2"}
+    assert {clip_id[0] for name in ("train", "validation") for clip_id in splits[name]["clip_id"]} == {"1", "3"}
+    clip_ids = [clip_id for rows in splits.values() for clip_id in rows["clip_id"]]
+    assert len(clip_ids) == len(set(clip_ids)) == 3 * 3 * 5
+
+
+def test_validation_is_stratified_and_shares_no_recording(splits):
+    sources = {name: set(rows["source"]) for name, rows in splits.items()}
+    assert not sources["train"] & sources["validation"]
+    assert not sources["test"] & (sources["train"] | sources["validation"])
+    sources_of_class = {label: set() for label in CLASSES}
+    for row in splits["validation"]:
+        sources_of_class[row["labels"][0]].add(row["source"])
+    assert {label: len(held) for label, held in sources_of_class.items()} == {"dog": 2, "rain": 2, "engine": 2}
+
+
+def test_the_draw_follows_the_seed(folder):
+    recordings = read_recordings(folder)
+    draws = [split_recordings(recordings, 1, 0.25, seed)["validation"] for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+    assert split_recordings(recordings[::-1], 1, 0.25, 0)["validation"] == draws[0][::-1]
+
+
+def test_no_class_loses_its_last_source_and_a_fraction_of_zero_holds_nothing_out(folder):
+    recordings = [Recording(f"{fold}.wav", fold, "dog", True, str(fold)) for fold in (1, 2, 3)]
+    assert [len(members) for members in split_recordings(recordings, 3, 0.99, 0).values()] == [1, 1, 1]
+    assert [len(members) for members in split_recordings(recordings[1:], 3, 0.5, 0).values()] == [1, 0, 1]
+    assert [len(members) for members in split_recordings(recordings, 3, 0, 0).values()] == [2, 0, 1]
+    assert set(load(folder, validation_fraction=0.0)) == {"train", "test"}
+
+
+def test_a_source_in_two_folds_or_two_classes_never_leaks():
+    recordings = [Recording(f"{i}.wav", 1 + i % 3, "dog", True, str(i // 2)) for i in range(30)]
+    recordings += [Recording(f"{i}-rain.wav", 1 + i % 3, "rain", True, str(i // 2)) for i in range(30)]
+    splits = split_recordings(recordings, 1, 0.3, 0)
+    train, validation, test = ({recording.src_file for recording in splits[name]} for name in splits)
+    assert train
+    assert validation
+    assert len(train | validation | test) == len(train) + len(validation) + len(test)
+    assert {recording.fold for recording in splits["test"]} == {1}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "csv_suffix"), [(".ogg", ".wav"), (".flac", ".wav"), (".wav", ".ogg"), (".WAV", ".wav")]
+)
+def test_audio_is_found_in_whatever_format_it_is(tmp_path, suffix, csv_suffix):
+    splits = load(make_folder(tmp_path / "odd [name] é, #1", suffix, csv_suffix, folds=(1, 2), sources=2))
+    paths = [path for rows in splits.values() for path in rows["audio_path"]]
+    assert len(paths) == 18
+    assert all(path.endswith(suffix) and os.path.isfile(path) for path in paths)
+
+
+def test_the_exact_name_wins_over_another_format(tmp_path):
+    for name in ("1.wav", "1.flac", "1.txt", "2.txt"):
+        (tmp_path / name).touch()
+    assert find_audio(tmp_path, ["1.wav"]) == {"1.wav": tmp_path / "1.wav"}
+    assert find_audio(tmp_path, ["1.flac"]) == {"1.flac": tmp_path / "1.flac"}
+    with pytest.raises(FileNotFoundError, match="1 of 1"):
+        find_audio(tmp_path, ["2.wav"])
+
+
+def test_esc10_has_the_freer_licence(tmp_path):
+    splits = load(make_folder(tmp_path / "ESC-10", classes=ESC10_CLASSES, sources=2))
+    assert {licence for rows in splits.values() for licence in rows["licence"]} == {"CC BY 3.0"}
+
+
+def test_missing_audio_is_counted_and_named(tmp_path):
+    folder = make_folder(tmp_path / "ESC-50")
+    for path in (folder / "audio").glob("3-*"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"15 of 45 audio files are missing in .*3-3000-A-0\.wav, .*, \.\.\.$"):
+        load(folder)
+
+
+def test_unreadable_and_empty_audio_are_named(tmp_path):
+    folder = make_folder(tmp_path / "ESC-50")
+    path = folder / "audio" / "1-1000-A-0.wav"
+    path.write_text("not audio")
+    with pytest.raises(ValueError, match=r"the header of .*1-1000-A-0\.wav cannot be read"):
+        load(folder)
+    soundfile.write(path, SAMPLES[:0], 8000)
+    with pytest.raises(ValueError, match=r"1-1000-A-0\.wav holds no samples"):
+        load(folder)
+
+
+def test_missing_folder_and_csv_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder; give the one that holds meta/esc50\.csv"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"esc50\.csv is missing; data_dir must be"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match="ESC-50 needs data_dir"):
+        load_splits("esc50", cache_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("src_file", "freesound_id", r"lacks the columns \['src_file'\]; it has \['filename', 'fold'"),
+        ("1-1000-A-0.wav,1,", "1-1000-A-0.wav,one,", r"esc50\.csv, line 2: fold is 'one'"),
+        (",engine,", ",motor,", r"the categories \['motor'\] are none of ESC-50's: airplane, "),
+    ],
+)
+def test_a_bad_csv_is_refused(tmp_path, old, new, message):
+    folder = make_folder(tmp_path / "ESC-50", folds=(1, 2), sources=2)
+    path = folder / "meta" / "esc50.csv"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"test_fold": 5}, r"fold 5 has no clips; the folds with clips are \[1, 2, 3\]"),
+        ({"validation_fraction": 1.0}, "validation_fraction is 1.0; give at least 0 and less than 1"),
+        ({"languages": ["en"]}, r"no captions in \['en'\]"),
+        ({"fold": 1}, r"unknown config key of 'esc50': 'fold' \(did you mean 'test_fold'\?\); valid: data_dir, lang"),
+    ],
+)
+def test_bad_settings_are_refused(folder, config, message):
+    with pytest.raises(ValueError, match=message):
+        load(folder, **config)
+
+
+def test_a_single_fold_leaves_nothing_to_train_on(tmp_path):
+    with pytest.raises(ValueError, match="fold 1 is the only one with clips"):
+        load(make_folder(tmp_path / "ESC-50", folds=(1,), sources=1))
+
+
+def test_a_changed_folder_is_read_again(tmp_path):
+    folder = make_folder(tmp_path / "ESC-50", sources=2)
+    before = load(folder)["train"]
+    soundfile.write(before[0]["audio_path"], SAMPLES, 8000)
+    after = load(folder)["train"]
+    assert before[0]["events"][0]["offset_seconds"] < after[0]["events"][0]["offset_seconds"] == 0.2
+
+
+def test_changed_texts_have_another_cache(folder, tmp_path, monkeypatch):
+    before = ESC50(cache_dir=str(tmp_path), data_dir=str(folder))
+    monkeypatch.setattr("modeling_supclap.datasets_scripts.builders.esc50.captions_fingerprint", lambda name: "changed")
+    assert ESC50(cache_dir=str(tmp_path), data_dir=str(folder)).cache_dir != before.cache_dir
+
+
+def test_two_languages_and_streaming(folder, tmp_path):
+    builder = ESC50(cache_dir=str(tmp_path), data_dir=str(folder), languages=["deu", "eng"])
+    streamed = list(builder.as_streaming_dataset(split="test"))
+    builder.download_and_prepare()
+    rows = builder.as_dataset(split="test")
+    assert streamed == rows.to_list()
+    assert list(rows[0]["captions"]) == ["deu", "eng"]
+
+
+@pytest.mark.skipif("SUPCLAP_ESC10" not in os.environ, reason="set SUPCLAP_ESC10 to a folder of ESC-10 to read it")
+def test_real_esc10(tmp_path):
+    splits = load_splits("esc50", cache_dir=str(tmp_path), data_dir=os.environ["SUPCLAP_ESC10"])
+    labels = {name: {row["labels"][0] for row in rows} for name, rows in splits.items()}
+    assert len(labels["train"]) == 10
+    assert labels["train"] == labels["validation"] == labels["test"]
+    for rows in splits.values():
+        assert {row["licence"] for row in rows} == {"CC BY 3.0"}
+        for row in rows:
+            samples, sampling_rate_hz = soundfile.read(row["audio_path"])
+            assert row["events"][0]["offset_seconds"] == len(samples) / sampling_rate_hz

@@ -1,0 +1,137 @@
+"""Fingerprints: copies are found however they were made, other recordings are not."""
+
+import io
+
+import numpy as np
+import pytest
+import soundfile
+from prepared_sets import sound
+
+from modeling_supclap.datasets_scripts.audio import resample
+from modeling_supclap.datasets_scripts.overlap.fingerprint import (
+    RATE_HZ,
+    THRESHOLD,
+    FingerprintIndex,
+    alignment_score,
+    fingerprint,
+)
+
+ORIGINAL_HZ = 22_050
+CLIPS = [sound(number, seconds=5.0) for number in range(12)]
+
+
+def at_our_rate(samples, rate_hz=ORIGINAL_HZ):
+    return resample(np.ascontiguousarray(samples, dtype=np.float32), rate_hz, RATE_HZ)
+
+
+def encoded(samples, container, subtype, level=None):
+    file = io.BytesIO()
+    soundfile.write(file, samples, ORIGINAL_HZ, format=container, subtype=subtype, compression_level=level)
+    file.seek(0)
+    return soundfile.read(file, dtype="float32")
+
+
+COPIES = {
+    "itself": lambda samples: (samples, ORIGINAL_HZ),
+    "mp3": lambda samples: encoded(samples, "MP3", "MPEG_LAYER_III", 0.9),
+    "vorbis": lambda samples: encoded(samples, "OGG", "VORBIS", 0.9),
+    "at 16 kHz": lambda samples: (resample(samples, ORIGINAL_HZ, 16_000), 16_000),
+    "3 of 5 seconds": lambda samples: (samples[20_011 : 20_011 + 3 * ORIGINAL_HZ], ORIGINAL_HZ),
+    "quieter": lambda samples: (0.1 * samples, ORIGINAL_HZ),
+    "with noise 20 dB below": lambda samples: (
+        samples + 0.1 * samples.std() * np.random.default_rng(0).standard_normal(len(samples)),
+        ORIGINAL_HZ,
+    ),
+    "cut, encoded and quieter": lambda samples: encoded(0.5 * samples[9_999:80_000], "OGG", "VORBIS", 0.9),
+}
+
+
+@pytest.fixture(scope="module")
+def index():
+    return FingerprintIndex([fingerprint(at_our_rate(samples)) for samples in CLIPS])
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_copy_is_found_and_nothing_else(index, kind):
+    for place, samples in enumerate(CLIPS):
+        matches = index.search(fingerprint(at_our_rate(*COPIES[kind](samples))))
+        assert [match.clip for match in matches] == [place]
+        offset = {"3 of 5 seconds": 20_011, "cut, encoded and quieter": 9_999}.get(kind, 0) / ORIGINAL_HZ
+        assert matches[0].offset_seconds == pytest.approx(offset, abs=0.06)
+
+
+def test_what_a_match_says(index):
+    (match,) = index.search(fingerprint(at_our_rate(CLIPS[4])))
+    assert match.bit_error_rate == 0
+    assert match.overlap_seconds == pytest.approx(5.0, abs=0.03)
+    cut = fingerprint(at_our_rate(CLIPS[4][2 * ORIGINAL_HZ : 4 * ORIGINAL_HZ]))
+    (part,) = index.search(cut)
+    assert part.overlap_seconds == pytest.approx(2.0, abs=0.03)
+    (whole,) = FingerprintIndex([cut]).search(fingerprint(at_our_rate(CLIPS[4])))
+    assert whole.offset_seconds == pytest.approx(-2.0, abs=0.03)
+    assert whole.score == pytest.approx(part.score, abs=0.5)
+
+
+def test_scores_of_unrelated_clips_scatter_as_stated():
+    prints = [fingerprint(at_our_rate(samples)) for samples in CLIPS]
+    scores = [
+        alignment_score(first, second, offset)[0]
+        for first in prints for second in prints if first is not second for offset in range(-200, 200, 40)
+    ]  # fmt: skip
+    assert abs(np.mean(scores)) < 0.1
+    assert np.std(scores) < 1
+    assert max(scores) < THRESHOLD - 1
+
+
+def test_the_score_is_that_of_its_equation():
+    clip = fingerprint(at_our_rate(CLIPS[0]))
+    other = fingerprint(at_our_rate(CLIPS[1]))
+    score, wrong = alignment_score(clip, other, 7)
+    frames, differing = 0, 0
+    for frame in range(7, len(clip.words)):
+        if clip.levels_db[frame] > -30 or other.levels_db[frame - 7] > -30:
+            frames += 1
+            differing += bin(int(clip.words[frame]) ^ int(other.words[frame - 7])).count("1")
+    assert wrong == pytest.approx(differing / (32 * frames))
+    assert score == pytest.approx((1 - 2 * wrong) * (32 * frames) ** 0.5 / 3)
+
+
+def beep(frequency_hz):
+    """A tenth of a second of a tone in the midst of digital silence."""
+    samples, time = np.zeros(3 * RATE_HZ, dtype=np.float32), np.arange(800) / RATE_HZ
+    samples[4000:4800] = np.sin(2 * np.pi * frequency_hz * time) * np.hanning(800)
+    return samples
+
+
+def test_silence_around_different_sounds_is_no_match():
+    prints = [fingerprint(beep(frequency_hz)) for frequency_hz in np.random.default_rng(0).uniform(300, 3000, 8)]
+    pairs = [(first, second) for first in prints for second in prints if first is not second]
+    scores = [alignment_score(*pair, offset)[0] for pair in pairs for offset in range(-20, 20)]
+    assert max(scores) < THRESHOLD - 2  # without the added noise more than 7
+
+
+def test_words_with_a_wrong_bit_are_looked_up_too(index):
+    query = fingerprint(at_our_rate(CLIPS[2]))
+    flipped = query.words ^ (1 << np.random.default_rng(0).integers(0, 32, len(query.words))).astype(np.uint32)
+    (match,) = index.search(query._replace(words=flipped))
+    assert (match.clip, match.bit_error_rate, match.offset_seconds) == (2, pytest.approx(1 / 32), 0)
+
+
+def test_bands_are_where_a_tone_sounds():
+    time = np.arange(2 * RATE_HZ) / RATE_HZ
+    rising, falling = (np.sin(2 * np.pi * (1000 * time + slope * time**2)).astype(np.float32) for slope in (300, -300))
+    score, _ = alignment_score(fingerprint(rising), fingerprint(falling), 0)
+    assert score < THRESHOLD
+
+
+def test_what_is_too_short_has_none():
+    assert fingerprint(np.ones(3900, dtype=np.float32)) is None
+    assert fingerprint(np.ones(4000, dtype=np.float32)) is not None
+    index = FingerprintIndex([None, fingerprint(at_our_rate(CLIPS[0]))])
+    assert [match.clip for match in index.search(fingerprint(at_our_rate(CLIPS[0])))] == [1]
+    assert FingerprintIndex([None]).search(fingerprint(at_our_rate(CLIPS[0]))) == []
+
+
+def test_it_is_the_same_each_time():
+    first, second = (fingerprint(at_our_rate(CLIPS[0])) for _ in range(2))
+    np.testing.assert_array_equal(first.words, second.words)

@@ -1,0 +1,85 @@
+"""What a prepared set says of itself: sums against the notes they are made of, and a card that the Hub can read."""
+
+import hashlib
+from pathlib import Path
+
+import datasets
+import pytest
+from huggingface_hub import DatasetCard
+
+from modeling_supclap.datasets_scripts.manifest import make_manifest, root_entry, summary_table, versions, write_card
+from modeling_supclap.datasets_scripts.schema import features
+
+NOTE = {"licence": "CC BY 3.0", "seconds": 1800.0, "source_bytes": 10, "source_sha256": "ff"}
+NOTES = {
+    "train": [
+        {**NOTE, "audio_path": "a.wav", "captions": {"eng": 2, "fra": 1}},
+        {"clip_id": "b", "audio_path": "b.wav", "reason": "b.wav is silent"},
+        {**NOTE, "audio_path": "c.wav", "captions": {"eng": 1}, "licence": "ask the author"},
+    ],
+    "test": [{**NOTE, "audio_path": "d.wav", "captions": {"fra": 4}}],
+}
+SHARD = {"file": "data/x.parquet", "rows": 1, "bytes": 100, "payload_bytes": 80, "sha256": "00"}
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    (tmp_path / "source" / "out").mkdir(parents=True)
+    (tmp_path / "source" / "captions.csv").write_bytes(b"a,b\n")
+    (tmp_path / "source" / "out" / "manifest.json").write_text("{}")
+    request = {"dataset": "clotho", "options": {"data_dir": str(tmp_path / "source")}, "storage": "int16"}
+    report = {"missing": ["z.wav", "y.wav"], "left_out": {"duplicate": ["e"]}}
+    shards = {split: [SHARD] for split in NOTES}
+    return make_manifest(request, features(["eng", "fra", "deu"]), NOTES, shards, report, tmp_path / "source" / "out")
+
+
+def test_sums(manifest):
+    train = manifest["splits"]["train"]
+    assert (train["clips"], train["seconds"], train["captions"]) == (2, 3600.0, {"eng": 3, "fra": 1})
+    assert manifest["licences"] == {"CC BY 3.0": 2, "ask the author": 1}
+    assert manifest["bad_audio"] == {"train": [NOTES["train"][1]], "test": []}
+    assert manifest["missing"] == ["y.wav", "z.wav"]
+    digest = hashlib.sha256(b"a.wav\0ff\nc.wav\0ff\nd.wav\0ff\n").hexdigest()
+    assert manifest["source_files"]["audio"] == {"files": 3, "bytes": 30, "sha256": digest}
+
+
+def test_metadata_are_hashed_and_the_set_itself_is_none_of_them(manifest):
+    expected = {"path": "captions.csv", "bytes": 4, "sha256": hashlib.sha256(b"a,b\n").hexdigest()}
+    assert manifest["source_files"]["metadata"] == [expected]
+
+
+def test_the_table(manifest):
+    lines = [line.split() for line in summary_table(manifest).splitlines()]
+    assert lines[0][:5] == ["split", "clips", "hours", "captions", "corrupt"]
+    assert lines[1] == ["train", "2", "1.00", "4", "1", "eng", "fra"]
+    assert lines[2] == ["test", "1", "0.50", "4", "0", "fra"]
+    assert "missing recordings: 2; duplicate: 1" in summary_table(manifest)
+
+
+def test_the_card(manifest, tmp_path):
+    write_card(tmp_path / "README.md", manifest)
+    card = DatasetCard.load(tmp_path / "README.md")
+    assert card.data.language == ["eng", "fra"]
+    assert card.data.license == ["cc-by-3.0", "other"]
+    assert card.data.configs[0]["data_files"][1] == {"split": "test", "path": "data/test-*"}
+    info = datasets.DatasetInfo._from_yaml_dict(card.data.dataset_info)
+    assert info.features == features(["eng", "fra", "deu"])
+    assert info.splits["train"].num_examples == 2
+    assert (info.download_size, info.dataset_size) == (200, 160)
+    assert "- ask the author: 1 clips" in card.text
+
+
+def test_a_licence_that_nobody_stated_is_no_blank(manifest, tmp_path):
+    write_card(tmp_path / "README.md", {**manifest, "licences": {"": 3}})
+    assert "- not stated: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
+
+
+def test_the_root_of_recordings(tmp_path):
+    entry = root_entry(str(tmp_path / "audio"), tmp_path / "sets" / "one", "a.wav")
+    assert entry == {"absolute": str(tmp_path / "audio"), "relative": "../../audio", "example": "a.wav"}
+    assert root_entry(None, tmp_path, "/x/a.wav") == {"absolute": "", "relative": None, "example": "/x/a.wav"}
+
+
+def test_versions_name_what_decodes():
+    assert {"libsndfile", "torchaudio", "pyarrow"} <= versions().keys()
+    assert Path(__file__).name not in versions()

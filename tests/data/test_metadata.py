@@ -1,0 +1,106 @@
+"""Tables and lists as users have them."""
+
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from dataset_folders import touch
+
+from modeling_supclap.datasets_scripts.atomic_files import write_json
+from modeling_supclap.datasets_scripts.builders.metadata import (
+    find_metadata,
+    fingerprint,
+    read_csv,
+    read_json,
+    read_table,
+)
+from modeling_supclap.datasets_scripts.builders.recordings import walk
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
+def test_csv_is_read_in_whatever_encoding_and_with_lines_in_cells(tmp_path, encoding):
+    path = tmp_path / "a.csv"
+    path.write_bytes('name,text\r\na,"Très «fort», ""là""\nici"\r\nb\r\n'.encode(encoding))
+    first, second = read_csv(path, ["name"])
+    assert first.values == {"name": "a", "text": 'Très «fort», "là"\nici'}
+    assert second.values == {"name": "b", "text": ""}
+    assert second.where == f"{path}, line 4"
+
+
+def test_csv_without_a_header_has_the_columns_given(tmp_path):
+    (path,) = touch(tmp_path, ["a.csv"])
+    path.write_text("a,1\nb,2\n")
+    assert [line.values for line in read_csv(path, ["x", "y"], header=False)] == [
+        {"x": "a", "y": "1"},
+        {"x": "b", "y": "2"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("file,text\na,b\n", r"a\.csv lacks the columns \['name'\]; it has \['file', 'text'\]"),
+        ("", r"a\.csv lacks the columns \['name'\]; it has \[\]"),
+        ("name,text\na,b, and c\n", r"a\.csv, line 2 has 3 cells for 2 columns; quote cells with commas"),
+        ("name,text,text\na,b,c\n", r"a\.csv has several columns \['text'\], of which only the last would be read"),
+    ],
+)
+def test_a_bad_csv_is_refused(tmp_path, content, message):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_csv(path, ["name"])
+
+
+def test_the_three_kinds_of_tables_give_the_same(tmp_path):
+    rows = [{"file_name": "é.wav", "caption": "Line\u2028separator"}, {"file_name": "b.wav", "caption": ""}]
+    (tmp_path / "a.csv").write_text("file_name,caption\né.wav,Line\u2028separator\nb.wav,\n", encoding="utf-8")
+    lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for suffix in ("csv", "jsonl", "parquet"):
+        assert [line.values for line in read_table(tmp_path / f"a.{suffix}")] == rows
+    with pytest.raises(ValueError, match=r"a\.txt is no table"):
+        read_table(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{}\n[1]", r"line 2 is '\[1\]'; give"), ("{}\n{", "line 2 is not JSON")]
+)
+def test_bad_json_lines_are_named(tmp_path, content, message):
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_table(tmp_path / "a.jsonl")
+
+
+def test_bad_json_is_named_and_good_json_round_trips(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"é": [1]})
+    assert read_json(path) == {"é": [1]}
+    assert walk(tmp_path) == ["a.json"]
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"a\.json is not JSON"):
+        read_json(path)
+
+
+def test_metadata_are_found_at_the_top_or_below_but_not_guessed(tmp_path):
+    def find(*names):
+        return find_metadata(tmp_path, walk(tmp_path), *names)
+
+    assert find("train.csv") is None
+    touch(tmp_path, ["dataset/train.csv", "other/x-train.csv"])
+    assert find("val.csv", "train.csv") == tmp_path / "dataset/train.csv"
+    touch(tmp_path, ["dataset2.0/train.csv"])
+    with pytest.raises(ValueError, match=r"several train\.csv: dataset/train\.csv, dataset2\.0/train\.csv; give the"):
+        find("train.csv")
+    touch(tmp_path, ["train.csv"])
+    assert find("train.csv") == tmp_path / "train.csv"
+
+
+def test_the_fingerprint_follows_paths_and_contents(tmp_path):
+    paths = touch(tmp_path, ["a", "b"])
+    before = fingerprint(paths)
+    assert fingerprint(paths[::-1]) == before
+    paths[0].write_text("1")
+    assert len({before, fingerprint(paths), fingerprint(paths[:1])}) == 3

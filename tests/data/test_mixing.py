@@ -1,0 +1,125 @@
+"""Waveforms put together: levels and orders are those that physics asks for, and nothing clips."""
+
+import math
+
+import numpy as np
+import pytest
+from listening import GOOD, RATE_HZ, noise, strength_db, tone
+
+from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, active_rms, compose, concatenate, overlay
+
+
+def test_concatenation_is_one_after_the_other_sample_by_sample():
+    first, second = noise(0, 0.5), noise(1, 0.3)
+    joined = concatenate(first, second, RATE_HZ)
+    assert joined.dtype == np.float32
+    np.testing.assert_array_equal(joined, np.concatenate([first, second]).astype(np.float32))
+
+
+def test_a_gap_is_silence_between_the_clips():
+    joined = concatenate(tone(500), tone(2000, 0.5), RATE_HZ, gap_seconds=0.25)
+    assert joined.size == 1.75 * RATE_HZ
+    assert not joined[RATE_HZ : RATE_HZ + 2000].any()
+    assert strength_db(joined[:RATE_HZ], 500) == pytest.approx(20 * math.log10(0.3), abs=0.01)
+    assert strength_db(joined[-4000:], 2000) == pytest.approx(20 * math.log10(0.3), abs=0.01)
+
+
+def test_crossfade_gains_are_a_partition_of_power():
+    ones, zeros = np.full(400, 0.5), np.zeros(400)
+    falling = concatenate(ones, zeros, RATE_HZ, crossfade_seconds=0.025)
+    rising = concatenate(zeros, ones, RATE_HZ, crossfade_seconds=0.025)
+    assert falling.size == 600
+    np.testing.assert_allclose(falling**2 + rising**2, 0.25, rtol=1e-6)
+    assert np.all(np.diff(falling[200:400]) < 0)
+    assert falling[300] == pytest.approx(0.5 / math.sqrt(2), abs=0.005)
+
+
+def test_crossfaded_noise_keeps_its_power():
+    joined = concatenate(noise(0, 4), noise(1, 4), RATE_HZ, crossfade_seconds=3)
+    assert joined.size == 5 * RATE_HZ
+    levels_db = [10 * math.log10(np.mean(part**2)) for part in np.split(joined, 5)]
+    assert max(levels_db) - min(levels_db) < 0.3  # a linear fade would dip by 3 dB
+
+
+def test_loudness_is_matched_in_a_concatenation_when_asked():
+    loud, quiet = tone(500, amplitude=0.5), tone(2000, amplitude=0.005)
+    apart = concatenate(loud, quiet, RATE_HZ)
+    assert strength_db(apart[:RATE_HZ], 500) - strength_db(apart[RATE_HZ:], 2000) == pytest.approx(40, abs=0.01)
+    matched = concatenate(loud, quiet, RATE_HZ, match_loudness=True)
+    assert strength_db(matched[:RATE_HZ], 500) == pytest.approx(strength_db(matched[RATE_HZ:], 2000), abs=0.01)
+
+
+@pytest.mark.parametrize("quiet_db", [0, -20, -60])
+def test_overlaid_clips_are_equally_loud_whatever_their_levels_and_padding(quiet_db):
+    quiet = tone(2000, 0.5, amplitude=0.5 * 10 ** (quiet_db / 20))
+    padded = np.concatenate([quiet, np.zeros(3 * RATE_HZ)])
+    mixed = overlay(tone(500, 2.0, amplitude=0.5), padded, RATE_HZ)
+    assert mixed.size == 3.5 * RATE_HZ
+    together = mixed[: quiet.size]
+    assert strength_db(together, 500) == pytest.approx(strength_db(together, 2000), abs=0.1)
+    assert strength_db(mixed[RATE_HZ : 2 * RATE_HZ], 2000) < -100
+
+
+def test_overlay_is_a_weighted_sum_and_commutes():
+    first, second = noise(0, 1.0), noise(1, 0.7, amplitude=0.02)
+    mixed = overlay(first, second, RATE_HZ)
+    parts = np.stack([first, np.pad(second, (0, first.size - second.size))], axis=1)
+    gains, *_ = np.linalg.lstsq(parts, mixed, rcond=None)
+    np.testing.assert_allclose(mixed, parts @ gains, atol=1e-6)
+    level_db = 20 * np.log10(gains * [np.std(first), np.std(second)])
+    assert level_db[0] == pytest.approx(level_db[1], abs=0.1)
+    np.testing.assert_array_equal(overlay(second, first, RATE_HZ), mixed)
+    louder = overlay(first, 4 * second, RATE_HZ)
+    np.testing.assert_allclose(louder / louder[0], mixed / mixed[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize(("amplitude", "peak"), [(0.2, 0.4), (0.495, 0.99), (0.8, 0.99), (30.0, 0.99)])
+def test_nothing_clips_and_only_the_scale_changes(amplitude, peak):
+    mixed = overlay(tone(500, amplitude=amplitude), tone(500, amplitude=amplitude), RATE_HZ)
+    assert np.abs(mixed).max() == pytest.approx(peak, abs=1e-6)
+    np.testing.assert_allclose(mixed / np.abs(mixed).max(), tone(500, amplitude=1), atol=1e-5)
+    for whole in (concatenate(tone(500, amplitude=amplitude), tone(50), RATE_HZ), compose("single", [mixed], RATE_HZ)):
+        assert np.abs(whole).max() <= 0.99 + 1e-6
+
+
+def test_active_level_against_a_loop():
+    waveform = noise(0, 1.003) * np.repeat([1, 0.01, 0, 0.5], 2006)
+    frames = [waveform[start : start + 160] for start in range(0, waveform.size, 160)]
+    threshold = 0.1 * np.mean(waveform**2)
+    kept = np.concatenate([frame for frame in frames if np.mean(frame**2) >= threshold])
+    assert kept.size < 0.6 * waveform.size
+    assert active_rms(waveform, RATE_HZ) == pytest.approx(np.sqrt(np.mean(kept**2)), rel=1e-6)
+
+
+@pytest.mark.parametrize("padding_seconds", [0, 1, 10])
+def test_active_level_does_not_count_padding(padding_seconds):
+    padded = np.pad(tone(500, amplitude=0.2), round(padding_seconds * RATE_HZ))
+    assert 20 * math.log10(active_rms(padded, RATE_HZ)) == pytest.approx(20 * math.log10(0.2 / math.sqrt(2)), abs=0.1)
+    assert active_rms(np.zeros(100), RATE_HZ) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: concatenate(GOOD[:0], GOOD, RATE_HZ), r"shape \(0,\) and type float64; give at least one sample"),
+        (lambda: overlay(GOOD, GOOD[:0], RATE_HZ), r"shape \(0,\)"),
+        (lambda: concatenate(np.stack([GOOD, GOOD]), GOOD, RATE_HZ), r"shape \(2, 80\)"),
+        (lambda: overlay(GOOD.astype(np.int16), GOOD, RATE_HZ), "type int16; .* as floats"),
+        (lambda: overlay(GOOD * np.nan, GOOD, RATE_HZ), "NaN"),
+        (lambda: concatenate(GOOD, GOOD, 0), "sampling_rate_hz is 0; give a positive number"),
+        (lambda: overlay(GOOD, GOOD, -1), "sampling_rate_hz is -1"),
+        (lambda: concatenate(GOOD, GOOD, RATE_HZ, crossfade_seconds=-1), "crossfade_seconds is -1; give 0 or more"),
+        (lambda: concatenate(GOOD, GOOD, RATE_HZ, gap_seconds=math.nan), "gap_seconds is nan; give 0 or more"),
+        (lambda: concatenate(GOOD, GOOD, RATE_HZ, 0.001, 0.001), "0.001 s and a gap of 0.001 s; give one of the two"),
+        (lambda: RenderOptions(crossfade_seconds=-1), "crossfade_seconds is -1; give 0 or more"),
+        (lambda: RenderOptions(0.5, 0.25), "0.5 s and a gap of 0.25 s; give one of the two"),
+        (lambda: concatenate(GOOD, GOOD[:40], RATE_HZ, 0.01), "crossfade of 0.01 s is longer than a clip of 0.005 s"),
+        (lambda: overlay(GOOD, 0 * GOOD, RATE_HZ), "levels 0.1 and 0; silence cannot"),
+        (lambda: compose("overlay", [GOOD, GOOD], RATE_HZ), "unknown role 'overlay'; the roles are single, combined"),
+        (lambda: compose("single", [GOOD, GOOD], RATE_HZ), "2 waveforms for 'single'"),
+        (lambda: compose("forward", [GOOD], RATE_HZ), "1 waveforms for 'forward'"),
+    ],
+)
+def test_bad_audio_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,343 @@
+"""Preparing: what is written, that it is the same each time, and that a kill costs little."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+
+import datasets
+import numpy as np
+import pytest
+import soundfile
+from fake_hub import COMMIT, FakeHub
+from prepared_sets import make_folder
+
+from modeling_supclap.datasets_scripts import load_splits, prepare
+from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, load_clip
+from modeling_supclap.datasets_scripts.prepare import Request, main
+from modeling_supclap.datasets_scripts.prepare import prepare as run
+from modeling_supclap.datasets_scripts.schema import validate_row
+
+SHARD_BYTES = 150_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_bars():
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("esc") / "ESC", bad=True)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def request_for(folder, storage="int16", **options):
+    options = {"data_dir": str(folder), "test_fold": 4, "languages": ["eng", "jpn"], **options}
+    return Request("esc50", options, storage, SHARD_BYTES)
+
+
+@pytest.fixture(scope="module")
+def whole(folder, cache, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "set"
+    return out, run(request_for(folder), out, cache_dir=cache, quiet=True)
+
+
+def files_of(folder):
+    paths = [path for path in folder.rglob("*") if path.is_file() and ".prepare" not in path.parts]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_the_manifest_says_what_is_there_and_what_is_not(whole, folder):
+    out, manifest = whole
+    assert json.loads((out / "manifest.json").read_text(encoding="utf-8")) == manifest
+    bad = {clip["clip_id"]: clip for clips in manifest["bad_audio"].values() for clip in clips}
+    assert bad.keys() == {"2-5", "2-9", "3-14"}
+    for clip_id, message in (("2-5", "truncated"), ("2-9", "silent"), ("3-14", "truncated")):
+        assert bad[clip_id]["audio_path"] == f"audio/{clip_id}.wav"
+        assert message in bad[clip_id]["reason"]
+        assert str(folder) not in bad[clip_id]["reason"]
+    assert sum(about["clips"] for about in manifest["splits"].values()) == 21
+    assert manifest["splits"]["test"]["captions"] == {"eng": 6 * 4, "jpn": 6 * 4}
+    assert manifest["splits"]["test"]["seconds"] == pytest.approx(6 * 0.6)
+    assert manifest["licences"] == {"CC BY 3.0": 21}
+    (metadata,) = manifest["source_files"]["metadata"]
+    assert metadata["sha256"] == hashlib.sha256((folder / "meta" / "esc50.csv").read_bytes()).hexdigest()
+    assert manifest["source_files"]["audio"]["files"] == 21
+
+
+def test_shards_are_named_as_the_hub_does_and_hashed(whole):
+    out, manifest = whole
+    names = [shard["file"] for about in manifest["splits"].values() for shard in about["shards"]]
+    assert sorted(names) == sorted(f"data/{path.name}" for path in (out / "data").iterdir())
+    assert len(manifest["splits"]["train"]["shards"]) > 1
+    assert all(re.fullmatch(r"data/(train|validation|test)-\d{5}-of-\d{5}\.parquet", name) for name in names)
+    for about in manifest["splits"].values():
+        for shard in about["shards"]:
+            content = (out / shard["file"]).read_bytes()
+            assert (len(content), hashlib.sha256(content).hexdigest()) == (shard["bytes"], shard["sha256"])
+            assert shard["payload_bytes"] <= SHARD_BYTES
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_preparing_again_gives_the_same_bytes(whole, folder, cache, tmp_path, workers):
+    run(request_for(folder), tmp_path / "again", workers=workers, cache_dir=cache, quiet=True)
+    assert files_of(tmp_path / "again") == files_of(whole[0])
+
+
+@pytest.mark.parametrize("killed_at", ["in the rows", "while shards are moved", "before the manifest"])
+def test_a_killed_run_is_continued(whole, folder, cache, tmp_path, monkeypatch, killed_at):
+    out, packed = tmp_path / "out", []
+
+    def counting(source, name, storage):
+        packed.append(name)
+        if killed_at == "in the rows" and len(packed) == 12:
+            raise KeyboardInterrupt
+        return pack(source, name, storage)
+
+    def kill(*arguments):
+        raise KeyboardInterrupt
+
+    moves = iter(range(100))
+    pack, replace = prepare.pack, os.replace
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "pack", counting)
+        if killed_at == "before the manifest":
+            patch.setattr(prepare, "write_card", kill)
+        if killed_at == "while shards are moved":
+            moved = lambda old, new: kill() if "data" in str(new) and next(moves) == 1 else replace(old, new)  # noqa: E731
+            patch.setattr(prepare.os, "replace", moved)
+        with pytest.raises(KeyboardInterrupt):
+            run(request_for(folder), out, cache_dir=cache, quiet=True)
+        assert not (out / "manifest.json").exists()
+    first, packed[:] = len(packed), []
+    monkeypatch.setattr(prepare, "pack", lambda *arguments: packed.append(arguments[1]) or pack(*arguments))
+    run(request_for(folder), out, cache_dir=cache, quiet=True)
+    assert files_of(out) == files_of(whole[0])
+    assert len(packed) < 24
+    assert first == 24 or len(packed) + first < 24 + 8  # no more is read twice than a shard holds
+
+
+def test_a_complete_set_is_left_alone(whole, folder, cache, monkeypatch):
+    monkeypatch.setattr(prepare, "pack", None)
+    assert run(request_for(folder), whole[0], cache_dir=cache, quiet=True) == whole[1]
+
+
+def test_another_set_is_replaced_only_when_asked(folder, cache, tmp_path):
+    out = tmp_path / "out"
+    run(request_for(folder), out, cache_dir=cache, quiet=True)
+    with pytest.raises(FileExistsError, match="holds another prepared set"):
+        run(request_for(folder, "reference"), out, cache_dir=cache, quiet=True)
+    manifest = run(request_for(folder, "reference"), out, overwrite=True, cache_dir=cache, quiet=True)
+    assert manifest["storage"] == "reference"
+    assert len(list((out / "data").iterdir())) == sum(len(about["shards"]) for about in manifest["splits"].values())
+
+
+def test_a_folder_of_something_else_is_not_touched(folder, cache, tmp_path):
+    (tmp_path / "thesis.tex").write_text("chapter 1")
+    for overwrite in (False, True):
+        with pytest.raises(FileExistsError, match="is not empty and holds no prepared set"):
+            run(request_for(folder), tmp_path, overwrite=overwrite, cache_dir=cache, quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_changed_recording_makes_another_set(cache, tmp_path):
+    folder = make_folder(tmp_path / "ESC", clips=12)
+    run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
+    soundfile.write(folder / "audio" / "1-0.wav", np.full(4000, 0.1), 22_050)
+    with pytest.raises(FileExistsError, match="holds another prepared set"):
+        run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
+
+
+@pytest.mark.parametrize("storage", ["original", "flac16k", "int16", "reference"])
+def test_everything_of_a_row_survives(folder, cache, tmp_path, storage):
+    before = load_splits("esc50", cache, **request_for(folder).options)
+    run(request_for(folder, storage), tmp_path / "out", cache_dir=cache, quiet=True)
+    after = load_splits("prepared", cache, data_dir=str(tmp_path / "out"))
+    for split, rows in after.items():
+        expected = {row["clip_id"]: row for row in before[split]}
+        for row in rows:
+            validate_row(row, ["eng", "jpn"])
+            kept = {name: row[name] for name in expected[row["clip_id"]] if name != "audio_path"}
+            assert kept == {name: value for name, value in expected[row["clip_id"]].items() if name != "audio_path"}
+
+
+def test_error_stops_at_the_first(folder, cache, tmp_path):
+    request = Request("esc50", request_for(folder).options, "int16", on_bad_audio="error")
+    with pytest.raises(BadAudioError, match=r"clip '2-5': audio/2-5\.wav is truncated"):
+        run(request, tmp_path / "out", cache_dir=cache, quiet=True)
+
+
+def test_a_missing_decoder_stops_the_run_whatever_the_policy(cache, tmp_path, monkeypatch):
+    folder = make_folder(tmp_path / "ESC", clips=12)
+    (folder / "audio" / "1-0.wav").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(100))
+    rows = load_splits("esc50", cache, data_dir=str(make_folder(tmp_path / "good", clips=12)))["train"]
+    paths = [{**row, "audio_path": str(folder / "audio" / "1-0.wav")} for row in rows]
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    with pytest.raises(MissingDecoderError, match="install FFmpeg"):
+        list(prepare._packed(paths, 0, None, "original", 1))
+
+
+def test_a_split_of_bad_recordings_is_refused(cache, tmp_path):
+    folder = make_folder(tmp_path / "ESC", clips=12)
+    for path in (folder / "audio").glob("4-*"):
+        soundfile.write(path, np.zeros(1000), 22_050)
+    with pytest.raises(ValueError, match=r"none of the 3 recordings of 'test' can be used; the first: audio/4-"):
+        run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
+
+
+def test_a_prepared_set_can_be_prepared_in_another_way(folder, cache, tmp_path):
+    run(request_for(folder, "original"), tmp_path / "original", cache_dir=cache, quiet=True)
+    again = Request("prepared", {"data_dir": str(tmp_path / "original")}, "int16", SHARD_BYTES)
+    manifest = run(again, tmp_path / "int16", cache_dir=cache, quiet=True)
+    assert manifest["dataset"] == "esc50"
+    assert sorted(manifest["left_out"]["bad audio"]) == ["2-5", "2-9", "3-14"]
+    (row,) = load_splits("prepared", cache, data_dir=str(tmp_path / "int16"))["test"].select([0])
+    expected = load_clip(folder / row["audio_path"], 16_000)
+    np.testing.assert_allclose(np.frombuffer(row["samples"], "<i2") / 32768, expected, atol=0.501 / 32768)
+
+
+class TestCommandLine:
+    def words(self, folder, out, cache, *more):
+        return ["esc50", "--data_dir", str(folder), "--out", str(out), "--cache_dir", cache, "--quiet", *more]
+
+    def test_a_run_ends_with_a_table(self, folder, cache, tmp_path, capsys):
+        options = ["--test_fold", "4", "--languages", "eng", "fra", "--on_bad_audio", "report", "--storage", "int16"]
+        assert main(self.words(folder, tmp_path / "out", cache, *options)) == 0
+        out, err = capsys.readouterr()
+        assert re.search(r"^test\s+6\s+0\.00\s+48\s+0\s+eng fra$", out, re.MULTILINE)
+        assert err.count("clip '") == 3
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["nonsense", "--out", "x"], "unknown dataset: 'nonsense'; valid: audio_folder, "),
+            (["esc5", "--data_dir", "d", "--out", "x"], "unknown dataset: 'esc5' (did you mean 'esc50'?)"),
+            (["esc50", "--out", "x", "--test_fld=4"], "--test_fld=4 (did you mean --test_fold?)"),
+            (["synthetic", "--out", "x", "--data_dir", "d"], "unrecognized arguments: --data_dir d"),
+            (["esc50"], "the following arguments are required: --out"),
+            (["esc50", "--out", "x", "--num_train", "5"], "unrecognized arguments: --num_train"),
+            (["esc50", "--out", "x", "--storage", "tape"], "invalid choice: 'tape'"),
+            (["esc50", "--out", "x", "--workers", "0"], "'0' is not a number of 1 or more"),
+            (["esc50", "--out", "x", "--shard_size", "big"], "'big' is not a size"),
+        ],
+    )
+    def test_wrong_words_end_in_one_line(self, words, message, capsys):
+        with pytest.raises(SystemExit) as exit:
+            main(words)
+        assert exit.value.code == 2
+        assert message in capsys.readouterr().err
+
+    @pytest.mark.parametrize("place", [0, 2, 5])
+    def test_the_dataset_may_stand_anywhere(self, place):
+        words = ["--out", "clotho", "--overwrite", "--data_dir", "esc10"]
+        arguments = prepare.parse_arguments([*words[:place], "esc50", *words[place:]])
+        assert (arguments.dataset, arguments.out, arguments.overwrite) == ("esc50", "clotho", True)
+        assert arguments.builder_options == {"data_dir": "esc10"}
+
+    def test_wrong_data_end_in_one_line(self, tmp_path, cache, capsys):
+        assert main(self.words(tmp_path / "nowhere", tmp_path / "out", cache)) == 1
+        err = capsys.readouterr().err
+        assert err.startswith("prepare.py: error: ")
+        assert "nowhere" in err
+        assert "Traceback" not in err
+
+    def test_help_lists_the_options_of_the_builder(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["esc50", "--help"])
+        out = capsys.readouterr().out
+        assert "--test_fold" in out
+        assert "--storage" in out
+
+
+class DatasetHub(FakeHub):
+    """The same stand-in for repositories of datasets, which are also read in parts."""
+
+    def _as_models(self):
+        self.path = self.path.replace("/api/datasets/", "/api/models/")
+        if self.path.startswith("/datasets/"):
+            self.path = self.path.removeprefix("/datasets")
+
+    def do_POST(self):
+        self._as_models()
+        super().do_POST()
+
+    def do_GET(self):
+        self._as_models()
+        path = self.path.split("?")[0]
+        part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
+        file = re.fullmatch(r"/(.+)/resolve/[^/]+/(.+)", path)
+        listing = re.fullmatch(r"/api/models/(.+)/tree/[^/]+/(.+)", path)
+        if part and file:
+            self.answer(self.files[file[1]][file[2]][int(part[1]) : int(part[2]) + 1], 206)
+        elif listing:
+            sizes = {name: len(content) for name, content in self.files[listing[1]].items()}
+            inside = [name for name in sizes if name.startswith(listing[2] + "/")]
+            self.answer([{"type": "file", "path": name, "size": sizes[name], "oid": COMMIT} for name in inside])
+        else:
+            super().do_GET()
+
+    do_HEAD = do_GET
+
+
+@contextmanager
+def dataset_hub():
+    FakeHub.files.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), DatasetHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_the_script_pushes_and_the_hub_gives_it_back(folder, cache, tmp_path):
+    script = """if True:
+        import runpy, sys
+        path, out, cache, folder = sys.argv[1:]
+        sys.argv = [path, "esc50", "--data_dir", folder, "--test_fold", "4", "--out", out, "--cache_dir", cache]
+        sys.argv += ["--quiet", "--storage", "int16", "--workers", "2", "--push_to_hub", "somebody/sounds"]
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as exit:
+            assert exit.code == 0, exit.code
+        from modeling_supclap.datasets_scripts import load_splits
+        from modeling_supclap.datasets_scripts.prepared import load_prepared
+        here = load_splits("prepared", cache, data_dir=out)
+        there = load_splits("prepared", cache, data_dir="somebody/sounds")
+        assert {name: rows.to_list() for name, rows in here.items()} == {k: v.to_list() for k, v in there.items()}
+        streamed = load_prepared("somebody/sounds", streaming=True)["test"]
+        assert [{**row, "clip_index": place} for place, row in enumerate(here["test"])] == list(streamed)
+        try:
+            load_splits("prepared", cache, data_dir="somebody/else")
+        except FileNotFoundError as error:
+            print(error)
+    """
+    with dataset_hub() as address:
+        environment = {**os.environ, "HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+        environment |= {"HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1"}
+        words = [sys.executable, "-c", script, prepare.__file__, str(tmp_path / "out"), cache, str(folder)]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        names = set(FakeHub.files["somebody/sounds"])
+    assert "uploaded to" in done.stdout
+    assert "somebody/else on the Hub is no prepared set" in done.stdout
+    assert names == set(files_of(tmp_path / "out"))
+
+
+def test_a_set_without_audio_is_not_pushed(folder, cache, tmp_path):
+    run(request_for(folder, "reference"), tmp_path / "out", cache_dir=cache, quiet=True)
+    with pytest.raises(ValueError, match="holds no audio to push"):
+        prepare.push(tmp_path / "out", "somebody/sounds")

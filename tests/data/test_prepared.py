@@ -1,0 +1,197 @@
+"""Prepared sets as rows: the collators, TeminAL and streaming take them, and damage is named."""
+
+import shutil
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from prepared_sets import make_folder
+from torch.utils.data import DataLoader
+
+from modeling_supclap.datasets_scripts import load_splits, shards
+from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.datasets_scripts.prepared import dataset_origin, load_prepared, origin_of, read_manifest
+from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
+from modeling_supclap.datasets_scripts.temporal.items import TemporalItems
+from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
+from modeling_supclap.training.collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator
+
+STORAGES = ("original", "flac16k", "int16", "reference")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Recordings, their builder's rows, and a prepared set for each way of storage."""
+    datasets.disable_progress_bars()
+    folder = tmp_path_factory.mktemp("sets")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(shards, "ROW_GROUP_ROWS", 3)  # several groups a shard, as in large sets
+    make_folder(folder / "ESC")
+    for storage in STORAGES:
+        request = Request("esc50", options(folder), storage, 200_000)
+        prepare(request, folder / storage, cache_dir=str(folder / "cache"), quiet=True)
+    patch.undo()
+    yield folder
+    datasets.enable_progress_bars()
+
+
+def options(folder):
+    return {"data_dir": str(folder / "ESC"), "languages": ["eng", "fra"], "test_fold": 4}
+
+
+def load(folder, storage, **config):
+    return load_splits("prepared", str(folder / "cache"), data_dir=str(folder / storage), **config)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_splits_and_rows_are_those_of_the_builder(folder, storage):
+    before, after = load_splits("esc50", str(folder / "cache"), **options(folder)), load(folder, storage)
+    manifest = read_manifest(folder / storage)
+    assert {name: len(rows) for name, rows in after.items()} == {name: len(rows) for name, rows in before.items()}
+    assert {name: about["clips"] for name, about in manifest["splits"].items()} == dict(after.num_rows)
+    for split, rows in before.items():
+        assert after[split]["clip_id"] == rows["clip_id"]
+        for row, expected in zip(after[split], rows, strict=True):
+            tolerance = 0 if storage in ("original", "reference") else 0.501 / 32768
+            np.testing.assert_allclose(read_row(row, 16_000), read_row(expected, 16_000), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_collators_make_the_same_batches(folder, storage, processor):
+    rows = IndexedRows(load(folder, storage)["train"])
+    originals = IndexedRows(load_splits("esc50", str(folder / "cache"), **options(folder))["train"])
+    for collator in (TrainingCollator(processor, ["eng", "fra"]), EvaluationCollator(processor, ["fra"])):
+        found, expected = (collator([each[place] for place in (5, 0, 3)]) for each in (rows, originals))
+        assert found.keys() == expected.keys()
+        difference = (found.pop("input_features") - expected.pop("input_features")).abs()
+        assert difference.mean() < (1e-9 if storage in ("original", "reference") else 0.02)  # dB, of rounding
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("storage", ["original", "int16"])
+def test_temporal_items_are_drawn_and_rendered(folder, storage, processor):
+    items = TemporalItems(load(folder, storage)["train"], seed=0)
+    batch = TemporalCollator(processor, items, "b", RenderOptions())([{"clip_index": 0}, {"clip_index": 1}])
+    assert batch["input_features"].shape[0] == 6
+    assert batch["group_ids"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_streaming_gives_the_same_rows_numbered(folder, storage):
+    streamed, rows = load_prepared(folder / storage, streaming=True), load(folder, storage)
+    assert isinstance(streamed["train"], datasets.IterableDataset)
+    assert list(streamed["train"]) == [{**row, "clip_index": place} for place, row in enumerate(rows["train"])]
+
+
+def test_streaming_by_workers_numbers_each_row_once(folder, processor):
+    rows = load_prepared(folder / "original", streaming=True)["train"]
+    assert rows.num_shards > 1
+    loader = DataLoader(rows, batch_size=2, num_workers=2, collate_fn=TrainingCollator(processor, ["eng"]))
+    numbers = sorted(number for batch in loader for number in batch["clip_index"].tolist())
+    assert numbers == list(range(read_manifest(folder / "original")["splits"]["train"]["clips"]))
+
+
+@pytest.mark.parametrize("storage", ["original", "int16"])
+def test_the_library_reads_the_folder_by_its_card(folder, storage):
+    rows = datasets.load_dataset(str(folder / storage), cache_dir=str(folder / "cache"))
+    ours = load(folder, storage)
+    assert {name: split.to_list() for name, split in rows.items()} == {k: v.to_list() for k, v in ours.items()}
+    assert rows["test"].features == ours["test"].features
+
+
+def test_embedded_files_can_be_cast_to_audio(folder):
+    rows = load(folder, "original")["test"].cast_column("audio", datasets.Audio(decode=False))
+    assert rows[0]["audio"]["bytes"] == (folder / "ESC" / rows[0]["audio_path"]).read_bytes()
+
+
+@pytest.mark.usefixtures("torchcodec")
+def test_embedded_files_decode(folder):
+    rows = load(folder, "original")["test"]
+    decoded = rows.cast_column("audio", datasets.Audio())[0]
+    np.testing.assert_allclose(read_row(decoded, 16_000), read_row(rows[0], 16_000), atol=1e-5)
+
+
+def test_the_origin_names_the_phrases(folder):
+    assert origin_of(folder / "int16") == "esc50"
+    assert dataset_origin("prepared", folder / "int16") == "esc50"
+    assert dataset_origin("clotho", None) == "clotho"
+
+
+def test_a_walk_through_the_rows_need_not_touch_the_audio(folder):
+    for storage in STORAGES:
+        rows = load(folder, storage)["test"]
+        light = without_audio(rows)
+        assert not set(light.column_names) & set(AUDIO_COLUMNS)
+        assert light["clip_id"] == rows["clip_id"]
+    plain = [{"clip_id": "a"}]
+    assert without_audio(plain) is plain
+
+
+class TestMoving:
+    def test_a_set_that_holds_its_audio_moves_freely(self, folder, tmp_path):
+        shutil.copytree(folder / "int16", tmp_path / "elsewhere")
+        moved = load_splits("prepared", str(tmp_path / "cache"), data_dir=str(tmp_path / "elsewhere"))
+        assert moved["test"].to_list() == load(folder, "int16")["test"].to_list()
+
+    def test_a_reference_moves_with_its_recordings(self, folder, tmp_path):
+        for name in ("ESC", "reference"):
+            shutil.copytree(folder / name, tmp_path / "there" / name)
+        (row, *_) = load_splits("prepared", str(folder / "cache"), data_dir=str(tmp_path / "there" / "reference"))[
+            "test"
+        ]
+        assert row["audio_path"].startswith(str(tmp_path / "there" / "ESC"))
+        assert len(read_row(row, 16_000))
+
+    def test_a_reference_that_leaves_finds_them_where_they_were(self, folder, tmp_path):
+        shutil.copytree(folder / "reference", tmp_path / "alone")
+        (row, *_) = load_splits("prepared", str(tmp_path / "cache"), data_dir=str(tmp_path / "alone"))["test"]
+        assert row["audio_path"].startswith(str(folder / "ESC"))
+
+    def test_or_where_it_is_told(self, folder, tmp_path):
+        shutil.copytree(folder / "ESC", tmp_path / "recordings")
+        (row, *_) = load(folder, "reference", audio_dir=str(tmp_path / "recordings"))["test"]
+        assert row["audio_path"].startswith(str(tmp_path / "recordings"))
+        with pytest.raises(FileNotFoundError, match=r"is in none of .*say where it is with audio_dir"):
+            load(folder, "reference", audio_dir=str(tmp_path / "nowhere"))
+
+
+class TestDamage:
+    @pytest.fixture
+    def broken(self, folder, tmp_path):
+        shutil.copytree(folder / "int16", tmp_path / "set")
+        return tmp_path / "set"
+
+    def load(self, broken):
+        return load_prepared(broken, cache_dir=str(broken.parent / "cache"))
+
+    def test_a_missing_shard(self, broken):
+        next((broken / "data").glob("train-*")).unlink()
+        with pytest.raises(FileNotFoundError, match=r"1 of \d shards are missing"):
+            self.load(broken)
+
+    def test_a_shard_cut_short(self, broken):
+        path = next((broken / "data").glob("test-*"))
+        path.write_bytes(path.read_bytes()[:-10])
+        with pytest.raises(Exception, match="generating") as raised:
+            self.load(broken)
+        assert "the manifest says" in str(raised.value.__cause__)
+
+    def test_no_manifest(self, broken):
+        (broken / "manifest.json").unlink()
+        with pytest.raises(FileNotFoundError, match=r"is no prepared set, as it holds no manifest\.json"):
+            self.load(broken)
+
+    def test_a_later_format(self, broken):
+        manifest = (broken / "manifest.json").read_text(encoding="utf-8")
+        (broken / "manifest.json").write_text(manifest.replace('"format": 1', '"format": 2'), encoding="utf-8")
+        with pytest.raises(ValueError, match="is of format 2; this version reads up to 1"):
+            self.load(broken)
+
+    def test_no_folder(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="neither a folder nor an id of the Hub"):
+            load_prepared(tmp_path / "a" / "b" / "c")
+        with pytest.raises(ValueError, match="needs data_dir"):
+            load_splits("prepared", str(tmp_path))

@@ -1,0 +1,182 @@
+"""Finding audio files by what the metadata call them."""
+
+import logging
+import os
+import unicodedata
+
+import numpy as np
+import pytest
+import soundfile
+from dataset_folders import touch
+
+from modeling_supclap.datasets_scripts.builders.recordings import (
+    SUFFIXES,
+    YOUTUBE_NAMINGS,
+    Recordings,
+    duration_seconds,
+    find_segments,
+    some,
+    stem_of,
+    walk,
+)
+
+VIDEO = "Y_abcdefgh-"  # eleven characters, the first of them a Y
+
+
+def test_walk_gives_what_is_below_without_what_systems_leave_behind(tmp_path):
+    touch(tmp_path, ["b.wav", "a/c.wav", "a/._c.wav", ".cache/d.wav", "__MACOSX/e.wav", "a/notes.txt"])
+    assert walk(tmp_path) == ["a/c.wav", "a/notes.txt", "b.wav"]
+
+
+def test_walk_follows_links_but_not_in_circles(tmp_path):
+    touch(tmp_path, ["disk/a.wav", "data/b.wav"])
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "back").symlink_to(tmp_path / "data")
+    assert walk(tmp_path / "data") == ["b.wav", "linked/a.wav"]
+
+
+def test_walk_passes_over_names_that_no_row_can_hold(tmp_path, caplog):
+    touch(tmp_path, ["a.wav"])
+    with open(os.path.join(os.fsencode(tmp_path), b"caf\xe9.wav"), "wb"), caplog.at_level(logging.WARNING):
+        assert walk(tmp_path) == ["a.wav"]
+    assert "1 file names are not UTF-8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [("a.wav", "a"), ("b/a.FLAC", "a"), ("a.b.001", "a.b.001"), ("a.mp4", "a"), ("Glass .wav", "Glass "), ("a", "a")],
+)
+def test_a_stem_loses_only_a_suffix_of_a_medium(name, stem):
+    assert stem_of(name) == stem
+
+
+def test_a_path_is_found_in_another_format_and_the_format_named_wins(tmp_path):
+    touch(tmp_path, ["x/1.wav", "x/1.mp3", "x/1.txt", "y/1.flac", "2.opus"])
+    recordings = Recordings(tmp_path)
+    assert recordings.at("x/1.mp3") == tmp_path / "x/1.mp3"
+    assert recordings.at("x/1.ogg") == tmp_path / "x/1.wav"
+    assert recordings.at("y/1.wav") == tmp_path / "y/1.flac"
+    assert recordings.at("1.wav") is None
+    assert recordings.named(["0", "2", "1"]) == tmp_path / "2.opus"
+    assert recordings.named(["1"]) == tmp_path / "x/1.wav"
+    assert recordings.named(["0"]) is None
+
+
+def test_a_path_is_found_whose_accents_a_system_has_set_apart(tmp_path):
+    composed, apart = (unicodedata.normalize(form, "été/über.wav") for form in ("NFC", "NFD"))
+    recordings = Recordings(tmp_path, [apart])
+    assert recordings.at(composed) == recordings.at(apart) == tmp_path / apart
+    assert Recordings(tmp_path, [composed]).at(apart) == tmp_path / composed
+
+
+def test_the_preferred_format_wins_and_then_the_first_path(tmp_path):
+    touch(tmp_path, [f"{letter}/1{suffix}" for suffix in SUFFIXES for letter in "ba"])
+    for suffix in SUFFIXES:
+        assert Recordings(tmp_path).named(["1"]) == tmp_path / f"a/1{suffix}"
+        for letter in "ab":
+            (tmp_path / letter / f"1{suffix}").unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("rain&amp;storm.wav", "rain&storm.wav"),
+        ("Glass .wav", "Glass.wav"),
+        ("Door: open?.wav", "Door_ open_.wav"),
+        ("Chris&#39; lift #1.wav", "Chris_ lift _1.flac"),
+        ("Tre\u0300s.wav", "Tr\u00e8s.wav"),
+        ("FREEZER_DOOR.wav", "freezer_door.wav"),
+    ],
+)
+def test_awkward_names_are_found_as_they_were_changed(tmp_path, name, file):
+    touch(tmp_path, [file, "another.wav"])
+    assert Recordings(tmp_path).matching([name, "missing.wav"]) == {name: tmp_path / file}
+
+
+def test_a_changed_name_counts_only_where_it_is_the_only_one(tmp_path):
+    touch(tmp_path, ["Fountain.wav", "rain-drops.wav", "rain_drops.wav", "tree frogs.wav"])
+    names = ["fountain.wav", "Fountain .wav", "rain drops.wav", "tree frogs.wav", "treefrogs.wav"]
+    assert {name: path.name for name, path in Recordings(tmp_path).matching(names).items()} == {
+        "Fountain .wav": "Fountain.wav",
+        "tree frogs.wav": "tree frogs.wav",
+    }
+
+
+def test_parts_of_a_dataset_are_looked_for_in_their_own_folders(tmp_path):
+    touch(tmp_path, ["audio/Clotho_Evaluation/1.wav", "audio/validation/1.wav", "2.wav"])
+    recordings, parts = Recordings(tmp_path), ["evaluation", "validation", "development"]
+    assert recordings.within("evaluation", parts).files == ("audio/Clotho_Evaluation/1.wav",)
+    assert recordings.within("validation", parts).files == ("audio/validation/1.wav",)
+    assert recordings.within("development", parts).files == ("2.wav",)
+
+
+@pytest.mark.parametrize("naming", YOUTUBE_NAMINGS)
+def test_a_clip_of_a_video_is_found_under_every_naming(tmp_path, naming):
+    name = naming.format(id=VIDEO, start=30, end=40, start_ms=30000, end_ms=40000)
+    touch(tmp_path, [f"{name}.wav", "abcdefgh-__30.wav", f"{VIDEO}_300.wav"])
+    assert find_segments(Recordings(tmp_path), [(VIDEO, 30)]) == {(VIDEO, 30): tmp_path / f"{name}.wav"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Y{}",
+        "{}_30",
+        "{}",
+        "{}_30_40",
+        "{}_30-40",
+        "{}_30000_40000",
+        "{}_30000",
+        "{}_000030",
+        "{}_30.0",
+        "Y{}_30.000_40.000",
+    ],
+)
+def test_the_namings_in_use_are_among_them(tmp_path, name):
+    touch(tmp_path, [name.format(VIDEO) + ".flac"])
+    assert (VIDEO, 30) in find_segments(Recordings(tmp_path), [(VIDEO, 30)])
+
+
+def test_a_name_without_a_start_is_no_clip_of_a_video_with_several(tmp_path):
+    touch(tmp_path, [f"{VIDEO}.wav", f"Y{VIDEO}_60.wav", "Zzzzzzzzzzz.wav"])
+    found = find_segments(Recordings(tmp_path), [(VIDEO, 30), (VIDEO, 60), ("Zzzzzzzzzzz", 0)])
+    assert {segment: path.name for segment, path in found.items()} == {
+        (VIDEO, 60): f"Y{VIDEO}_60.wav",
+        ("Zzzzzzzzzzz", 0): "Zzzzzzzzzzz.wav",
+    }
+
+
+def test_the_fingerprint_follows_names_and_where_asked_sizes(tmp_path):
+    (path,) = touch(tmp_path, ["a.wav"])
+    before = [Recordings(tmp_path).fingerprint(sizes) for sizes in (False, True)]
+    path.write_bytes(b"1")
+    after = [Recordings(tmp_path).fingerprint(sizes) for sizes in (False, True)]
+    assert (before[0] == after[0], before[1] == after[1]) == (True, False)
+    touch(tmp_path, ["b.txt"])
+    assert Recordings(tmp_path).fingerprint() == after[0]
+    touch(tmp_path, ["b.wav"])
+    assert Recordings(tmp_path).fingerprint() != after[0]
+
+
+def test_a_folder_that_is_none_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
+        Recordings(tmp_path / "nowhere")
+
+
+def test_durations_come_from_the_header(tmp_path):
+    soundfile.write(tmp_path / "a.wav", np.zeros(4000), 8000)
+    assert duration_seconds(tmp_path / "a.wav") == 0.5
+    soundfile.write(tmp_path / "a.wav", np.zeros(0), 8000)
+    with pytest.raises(ValueError, match=r"a\.wav holds no samples"):
+        duration_seconds(tmp_path / "a.wav")
+
+
+def test_some_names_stand_for_many():
+    assert some(list("abc"), 3) == "a, b, c"
+    assert some(list("abcd"), 3) == "a, b, c, ..."
+
+
+def test_a_header_that_cannot_be_read_is_an_error_that_names_the_file(tmp_path):
+    (tmp_path / "broken.wav").write_bytes(b"RIFF no wave")
+    with pytest.raises(ValueError, match=r"the header of .*broken.wav cannot be read"):
+        duration_seconds(tmp_path / "broken.wav")

@@ -1,0 +1,76 @@
+"""The row's contract."""
+
+import datasets
+import pytest
+
+from modeling_supclap.datasets_scripts.schema import LANGUAGES, Row, features, validate_row
+
+ROW: Row = {
+    "clip_id": "1-100032-A-0",
+    "audio_path": "audio/1-100032-A-0.ogg",
+    "captions": {"eng": ["A dog barking", "A barking dog"], "fra": []},
+    "labels": ["dog"],
+    "events": [{"label": "dog", "onset_seconds": 0.5, "offset_seconds": 0.5}],
+    "source": "freesound:100032",
+    "licence": "CC BY 3.0",
+}
+
+
+def test_languages_are_the_papers_eight_with_english_as_the_anchor():
+    assert LANGUAGES == ("eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho")
+
+
+def test_a_row_survives_arrow_unchanged():
+    table = datasets.Dataset.from_list([ROW, {**ROW, "labels": [], "events": []}], features=features(["eng", "fra"]))
+    assert table[0] == ROW
+    assert table[1]["events"] == []
+
+
+def test_features_name_the_fields_of_the_row_in_order():
+    assert list(features()) == list(Row.__annotations__)
+    assert list(features()["captions"]) == list(LANGUAGES)
+    assert list(features(["swe", "eng"])["captions"]) == ["swe", "eng"]
+
+
+def test_a_good_row_passes():
+    validate_row(ROW)
+    validate_row({**ROW, "captions": {"swe": ["En hund skäller"]}}, languages=["swe"])
+
+
+def event(onset_seconds, offset_seconds):
+    return {"events": [{"label": "dog", "onset_seconds": onset_seconds, "offset_seconds": offset_seconds}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip_id": ""}, "clip '': clip_id is ''"),
+        ({"clip_id": "  "}, "clip_id is '  '"),
+        ({"audio_path": None}, "audio_path is None"),
+        ({"source": ""}, "source is ''"),
+        ({"captions": {"eng": ["A dog", " \n"]}}, "caption 1 of 'eng' is blank"),
+        ({"captions": {"eng": [""]}}, "caption 0 of 'eng' is blank"),
+        ({"captions": {"eng": [], "fra": []}}, "no caption in any language"),
+        ({"captions": {}}, "no caption in any language"),
+        ({"captions": {"eng": ["A dog"], "klingon": ["targh"]}}, r"unknown language 'klingon'.*'zho'"),
+        ({"captions": {"eng": "A dog"}}, "the captions of 'eng' are the string 'A dog'; give a list"),
+        (event(2.0, 1.0), "event 'dog' ends at 1.0 seconds, before its onset at 2.0"),
+        (event(-0.1, 1.0), "event 'dog' starts at -0.1 seconds"),
+        (event(float("nan"), 1.0), "starts at nan"),
+        (event(0.0, float("nan")), "ends at nan"),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_name_and_fault(change, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        validate_row({**ROW, **change})
+    assert str(caught.value).startswith(f"clip {change.get('clip_id', ROW['clip_id'])!r}: ")
+
+
+def test_every_fault_is_named_at_once():
+    with pytest.raises(ValueError, match=r"audio_path is ''; .*caption 0 of 'eng' is blank"):
+        validate_row({**ROW, "audio_path": "", "captions": {"eng": [" "]}})
+
+
+def test_missing_fields_are_named():
+    with pytest.raises(ValueError, match=r"the fields \['licence', 'source'\] are missing"):
+        validate_row({key: value for key, value in ROW.items() if key not in ("source", "licence")})

@@ -1,0 +1,303 @@
+"""Temporal items: what is heard is what is said, and every draw depends on its seed alone and leaks nothing."""
+
+import itertools
+import math
+import re
+from collections import Counter
+
+import datasets
+import numpy as np
+import pytest
+from listening import GOOD, RATE_HZ, make_rows, read_order, strength_db, tone
+
+from modeling_supclap.datasets_scripts.builders.captions import label_phrases
+from modeling_supclap.datasets_scripts.schema import LANGUAGES
+from modeling_supclap.datasets_scripts.temporal import items as temporal
+from modeling_supclap.datasets_scripts.temporal.items import (
+    RELATIONS,
+    RenderOptions,
+    TemporalItem,
+    TemporalItems,
+    describe,
+    label_phrase,
+    render,
+    split_by_source,
+)
+
+PHRASES = label_phrases("esc50")
+SENTENCES = temporal._sentences()
+
+
+def all_items(items, epoch=0):
+    return [item for index in range(len(items)) for item in items.triple(epoch, index)]
+
+
+# -------------------------------------------------------------------------------------------------------- captions
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(("one", "other"), [("dog", "rain"), ("wind", "church_bells"), ("clapping", "crying_baby")])
+def test_captions_say_what_sounds_first(language, one, other):
+    one, other = PHRASES[one], PHRASES[other]
+    for relation, exchange in itertools.product(("before", "after", "while"), (False, True)):
+        for text in describe(relation, one, other, [language], exchange)[language]:
+            first = (other if exchange else one)[language]
+            expected = "both" if relation == "while" else first
+            assert read_order(language, text, one[language], other[language]) == expected, text
+
+
+def test_captions_by_eye():
+    one, other = PHRASES["dog"], PHRASES["rain"]
+    before, after = describe("before", one, other), describe("after", one, other)
+    assert before["eng"][0] == "A dog barking before rain falling"
+    assert after["eng"][0] == "Rain falling after a dog barking"
+    assert after["fra"][0] == "La pluie qui tombe après un chien qui aboie"
+    assert before["deu"][0] == "Ein bellender Hund ist zu hören, bevor prasselnder Regen zu hören ist"
+    assert after["spa"][0] == "La lluvia que cae tras un perro que ladra"
+    assert before["jpn"][0] == "雨の音の前に犬の鳴き声が聞こえる"
+    assert after["zho"][0] == "雨声在狗叫声之后"
+    assert describe("single", one, None)["eng"][0] == "Single sound of a dog barking"
+    assert describe("combined", one, other)["eng"][0] == "Combined sound of a dog barking and rain falling"
+    assert describe("while", one, other, ["eng"], exchange=True)["eng"][0] == "Rain falling while a dog barking"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_caption_fits_two_clips(language):
+    meanings = {}
+    for one, other in itertools.permutations(["dog", "rain", "wind", "siren"], 2):
+        for relation in RELATIONS:
+            sounds = [PHRASES[one], None if relation == "single" else PHRASES[other]]
+            sequence = (one, other) if relation != "single" else (one,)
+            meaning = (relation.replace("after", "before"), *sequence)
+            for text in describe(relation, *sounds, [language])[language]:
+                assert meanings.setdefault(text, meaning) == meaning, text
+
+
+def test_sentences_are_complete_and_name_each_sound_once():
+    for sentence, by_language in SENTENCES.items():
+        assert list(by_language) == list(LANGUAGES), sentence
+        assert len({len(texts) for texts in by_language.values()}) == 1, sentence
+        sounds = 1 if sentence in ("single", "zste_label", "zste_first", "zste_second") else 2
+        for text in itertools.chain.from_iterable(by_language.values()):
+            assert (text.count("{first}"), text.count("{second}")) == (1, sounds - 1), text
+            assert text == " ".join(text.split())
+    assert set(RELATIONS) < set(SENTENCES)
+
+
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("fra", "de à que du"),  # de + le = du, que + un = qu'un
+        ("spa", "de a del al"),  # de + el = del
+        ("cat", "de a per"),  # de + el = del, per + el = pel
+        ("deu", "mit von aus bei nach vor neben zu auf durch einen"),  # these take another case than the nominative
+    ],
+)
+def test_no_word_before_a_phrase_inflects_it(language, words):
+    texts = itertools.chain.from_iterable(by_language[language] for by_language in SENTENCES.values())
+    assert not [text for text in texts if re.search(rf"(?i)\b(?:{words.replace(' ', '|')}) \{{", text)]
+
+
+@pytest.mark.parametrize("name", ["esc50", "synthetic", "urbansound8k"])
+def test_no_spanish_phrase_turns_the_y_before_it_into_e(name):
+    assert not [texts["spa"] for texts in label_phrases(name).values() if re.match(r"h?i", texts["spa"])]
+
+
+def test_labels_serve_as_english_phrases_and_missing_phrases_are_named():
+    assert label_phrase("crying_baby") == "crying baby"
+    assert label_phrase("dog", "fra", PHRASES) == "un chien qui aboie"
+    with pytest.raises(ValueError, match=r"label 'dog' has no phrase in 'fra'; give phrases\['dog'\]\['fra'\]"):
+        label_phrase("dog", "fra")
+    with pytest.raises(ValueError, match="label 'fox' has no phrase in 'eng'"):
+        label_phrase("fox", "eng", PHRASES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("during", {"eng": "a"}, {"eng": "b"}), "unknown relation 'during'; the relations are before, after"),
+        (("single", {"eng": "a"}, {"eng": "b"}), "2 sounds for 'single'"),
+        (("before", {"eng": "a"}, None), "1 sounds for 'before'"),
+        (("before", {"eng": "a"}, {"eng": "b"}, ["eng", "fra"]), r"no phrase in \['fra'\]"),
+        (("before", {"swe": "a"}, {"swe": "b"}, ["swe"]), r"no captions in \['swe'\]"),
+    ],
+)
+def test_what_cannot_be_described_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        describe(*arguments)
+
+
+# ----------------------------------------------------------------------------------------------------------- items
+
+
+def test_esc50_has_2450_ordered_pairs_and_7350_items():
+    items = TemporalItems(make_rows(PHRASES, sources=2, takes=1), seed=0, phrases=PHRASES)
+    assert len(items) == len(set(items.pairs)) == 2450
+    triples = [items.triple(0, index) for index in range(len(items))]
+    assert {forward.labels for forward, _, _ in triples} == set(itertools.permutations(PHRASES, 2))
+    assert len({item.clip_id for triple in triples for item in triple}) == 7350
+    for forward, backward, overlaid in triples:
+        assert (forward.role, backward.role, overlaid.role) == ("forward", "reversed", "overlaid")
+        assert forward.rows == backward.rows[::-1] == overlaid.rows
+        assert forward.labels == backward.labels[::-1] == overlaid.labels
+        assert forward.labels == tuple(row["labels"][0] for row in forward.rows)
+
+
+def test_half_the_captions_say_after():
+    rows = make_rows(PHRASES, sources=1, takes=1)
+    captions = [item.captions["eng"][0] for item in all_items(TemporalItems(rows, seed=0))]
+    said = Counter(re.findall(r"before|after|while", " ".join(captions)))
+    assert said["while"] == 2450
+    assert said["before"] + said["after"] == 4900
+    assert abs(said["after"] - 2450) < 5 * math.sqrt(4900) / 2
+    plain = [item.captions["eng"][0] for item in all_items(TemporalItems(rows, seed=0, use_after=False))]
+    assert Counter(re.findall(r"before|after|while", " ".join(plain))) == {"before": 4900, "while": 2450}
+
+
+def test_what_is_said_is_what_is_heard():
+    """From rows to sound and back: the order of tones in the waveform is the order that the caption tells."""
+    tones_hz = {"dog": 500, "rain": 1000, "wind": 2000}
+    items = TemporalItems(make_rows(tones_hz), seed=3, phrases=PHRASES, languages=LANGUAGES)
+    for item in all_items(items):
+        samples = render(item, lambda row: tone(tones_hz[row["labels"][0]], 0.25), RATE_HZ)
+        heard = [max(tones_hz, key=lambda label: strength_db(half, tones_hz[label])) for half in np.split(samples, 2)]
+        for language in LANGUAGES:
+            one, other = (PHRASES[label][language] for label in item.labels)
+            orders = {read_order(language, text, one, other) for text in item.captions[language]}
+            if item.role == "overlaid":
+                assert orders == {"both"}
+                assert samples.size == RATE_HZ // 4
+                assert all(strength_db(samples, tones_hz[label]) > -20 for label in item.labels)
+            else:
+                assert orders == {PHRASES[heard[0]][language]}
+                assert samples.size == RATE_HZ // 2
+                assert tuple(heard) == item.labels
+
+
+def test_stage_a_gives_one_of_the_pair_and_the_pair():
+    items = TemporalItems(make_rows(), seed=0)
+    given = [items.stage_a(0, index) for index in range(len(items))]
+    assert {combined.labels for _, combined in given} == set(items.pairs)
+    places = Counter(combined.rows.index(single.rows[0]) for single, combined in given)
+    assert set(places) == {0, 1}
+    assert len({item.clip_id for pair in given for item in pair}) == 2 * len(items)
+    for single, combined in given:
+        assert single.labels == tuple(single.rows[0]["labels"])
+        assert single.captions["eng"][0] == f"Single sound of {single.labels[0]}"
+        assert combined.captions["eng"][0] == f"Combined sound of {combined.labels[0]} and {combined.labels[1]}"
+        assert render(single, lambda row: GOOD, RATE_HZ).size == 80
+        assert render(combined, lambda row: GOOD, RATE_HZ, RenderOptions(gap_seconds=0.01)).size == 240
+
+
+def test_draws_depend_on_seed_epoch_and_index_only():
+    rows = make_rows()
+    items = TemporalItems(rows, seed=0)
+    ids = [item.clip_id for item in all_items(items)]
+    items.stage_a(0, 0)
+    assert [items.triple(np.int64(0), np.int64(5))[0], items.triple(0, 5)[0]] == [
+        TemporalItems(rows, 0).triple(0, 5)[0]
+    ] * 2
+    assert [item.clip_id for item in all_items(TemporalItems(rows[::-1], seed=0))] == ids
+    assert [item.clip_id for item in all_items(TemporalItems(rows, seed=1))] != ids
+    table = datasets.Dataset.from_list(rows)
+    assert [item.clip_id for item in all_items(TemporalItems(table, seed=0))] == ids
+
+
+def test_recordings_are_drawn_anew_each_epoch_and_all_of_them():
+    items = TemporalItems(make_rows(("dog", "rain")), seed=0)
+    drawn = Counter(items.triple(epoch, 0)[0].clip_id for epoch in range(400))
+    assert len(drawn) == 6 * 6
+    assert max(drawn.values()) < 30
+
+
+def test_epochs_of_some_pairs_go_round_all_of_them():
+    items = TemporalItems(make_rows(), seed=0, pairs_per_epoch=5)
+    epochs = [[items.triple(epoch, index)[0].labels for index in range(len(items))] for epoch in range(12)]
+    assert all(len(set(pairs)) == 5 for pairs in epochs)
+    in_order = list(itertools.chain.from_iterable(epochs))
+    assert set(in_order[:12]) == set(items.pairs)
+    assert set(Counter(in_order).values()) == {5}
+
+
+def test_chosen_classes_only():
+    items = TemporalItems(make_rows(), seed=0, labels=["dog", "cat", "cow"])
+    assert {label for pair in items.pairs for label in pair} == {"dog", "cat", "cow"}
+    assert len(items) == 6
+
+
+def test_a_pair_is_never_of_one_source():
+    rows = make_rows(("dog", "rain"))
+    for row in rows:
+        row["source"] = row["source"].replace("rain", "dog")
+    items = TemporalItems(rows, seed=0)
+    for epoch in range(50):
+        first, second = items.triple(epoch, 0)[0].rows
+        assert first["source"] != second["source"]
+    for row in rows:
+        row["source"] = "freesound:1"
+    with pytest.raises(ValueError, match=r"are from 'freesound:1', and so is clip"):
+        TemporalItems(rows, seed=0).triple(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": [*make_rows(), {"clip_id": "x", "labels": [], "source": "s"}]}, r"clip 'x' has the labels \[\]"),
+        (
+            {"rows": [{"clip_id": "x", "labels": ["a", "b"], "source": "s"}]},
+            r"clip 'x' .* \['a', 'b'\]; give it exactly",
+        ),
+        ({"rows": make_rows() + make_rows(["dog"])}, "two rows have the clip_id 'dog-0A'"),
+        ({"rows": make_rows(["dog"])}, r"labels is \['dog'\]; pairs need at least two classes"),
+        ({"rows": []}, "at least two classes"),
+        ({"labels": ["dog", "fox"]}, r"classes \['fox'\] have no recordings; there are recordings of \['cat', 'cow'"),
+        ({"labels": ["dog", "cat", "dog"]}, "name each class once, as no class is paired with itself"),
+        ({"languages": ["eng", "fra"]}, "label 'cat' has no phrase in 'fra'"),
+        ({"languages": ["en"]}, r"no captions in \['en'\]"),
+        ({"pairs_per_epoch": 13}, "pairs_per_epoch is 13; give 1 to 12"),
+        ({"pairs_per_epoch": 0}, "pairs_per_epoch is 0"),
+    ],
+)
+def test_rows_that_make_no_items_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        TemporalItems(**{"rows": make_rows(), "seed": 0, **change})
+
+
+def test_a_class_with_itself_a_bad_index_and_bad_audio_are_named():
+    rows = tuple(make_rows(["dog"])[:2])
+    with pytest.raises(ValueError, match=r"forward:a\+b pairs 'dog' with itself; a pair needs two different classes"):
+        TemporalItem("forward", rows, ("dog", "dog"), {}, "forward:a+b")
+    items = TemporalItems(make_rows(), seed=0)
+    for index in (12, -1):
+        with pytest.raises(IndexError, match=f"pair {index} of an epoch with 12 pairs"):
+            items.triple(0, index)
+    overlaid = items.triple(0, 0)[2]
+    with pytest.raises(ValueError, match=rf"cannot render {re.escape(overlaid.clip_id)}: .* silence cannot"):
+        render(overlaid, lambda row: np.zeros(10), RATE_HZ)
+
+
+# ----------------------------------------------------------------------------------------------------------- split
+
+
+def test_split_is_by_source_and_class():
+    rows = make_rows(sources=10)
+    train, test = split_by_source(rows)
+    assert sorted(train + test) == list(range(len(rows)))
+    assert not {rows[i]["source"] for i in train} & {rows[i]["source"] for i in test}
+    assert Counter(rows[i]["labels"][0] for i in train) == {"cat": 14, "cow": 14, "dog": 14, "rain": 14}
+    assert split_by_source(rows, seed=1) != (train, test) == split_by_source(rows)
+    backwards = split_by_source(rows[::-1])
+    assert {rows[::-1][i]["clip_id"] for i in backwards[0]} == {rows[i]["clip_id"] for i in train}
+
+
+def test_split_leaves_every_class_something_and_never_halves_a_source():
+    for sources, fraction, expected in ((1, 0.5, 1), (2, 0.99, 1), (2, 0.01, 1), (3, 0.7, 2)):
+        train, _ = split_by_source(make_rows(["dog"], sources, takes=1), fraction)
+        assert len(train) == expected
+    shared = [row | {"source": f"freesound:{row['clip_id'][-2]}"} for row in make_rows(sources=8)]
+    train, test = split_by_source(shared)
+    assert len(test) > 0
+    assert not {shared[i]["source"] for i in train} & {shared[i]["source"] for i in test}
+    for fraction in (0, 1, math.nan):
+        with pytest.raises(ValueError, match=f"train_fraction is {fraction}; give more than 0 and less than 1"):
+            split_by_source(shared, fraction)

@@ -1,0 +1,280 @@
+"""Work through many translations: what is done once, kept, taken up again and written down."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from modeling_supclap.datasets_scripts.translation.jobs import (
+    FinishedBatches,
+    Item,
+    clean,
+    complete_translations,
+    make_batches,
+    sample,
+    translate_texts,
+)
+from modeling_supclap.datasets_scripts.translation.table import read_translations, source_hash, write_translations
+
+
+class FakeTranslator:
+    """Writes the language before the text; slow, wrong or broken on demand."""
+
+    def __init__(self, name="fake", workers=1, fail_at=None, answer=lambda text, target: f"{target} {text}"):
+        self.name = name
+        self.workers = workers
+        self.fail_at = fail_at
+        self.answer = answer
+        self.batches = []
+        self.lock = threading.Lock()
+
+    def check(self, source, target):
+        """Anything goes."""
+
+    def translate(self, texts, source, target):
+        with self.lock:
+            self.batches.append((source, target, list(texts)))
+            number = len(self.batches)
+        if number == self.fail_at:
+            raise ConnectionError("the line is dead")
+        return [self.answer(text, target) for text in texts]
+
+
+def items_of(captions, languages=("fra", "jpn")):
+    return [Item(*place, language, text, "eng", language) for language in languages for *place, text in captions]
+
+
+CAPTIONS = [("a", 0, "A dog"), ("a", 1, "A barking dog"), ("b", 0, "Rain"), ("c", 0, "Rain"), ("d", 0, "Wind and rain")]
+TEXTS = ["A barking dog", "Wind and rain", "A dog", "Rain"]  # longest first, then by the alphabet
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "out" / "translations.parquet"
+
+
+def table_of(path):
+    return {(x["clip_id"], x["caption_index"], x["language"]): x for x in read_translations(path).to_pylist()}
+
+
+def test_each_text_is_translated_once_and_written_for_each_caption(path):
+    translator = FakeTranslator()
+    found = complete_translations(path, items_of(CAPTIONS), translator, batch_size=3)
+    assert translator.batches == [("eng", lang, batch) for lang in ("fra", "jpn") for batch in (TEXTS[:3], TEXTS[3:])]
+    assert found == {(clip, index, lang): f"{lang} {text}" for clip, index, text in CAPTIONS for lang in ("fra", "jpn")}
+    table = table_of(path)
+    assert {key: line["text"] for key, line in table.items()} == found
+    assert table["b", 0, "jpn"]["model"] == "fake"
+    assert table["b", 0, "jpn"]["source_hash"] == source_hash("Rain")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_is_there_is_not_made_again(path):
+    complete_translations(path, items_of(CAPTIONS), FakeTranslator())
+    before, translator = path.read_bytes(), FakeTranslator()
+    found = complete_translations(path, items_of(CAPTIONS), translator)
+    assert translator.batches == []
+    assert len(found) == 10
+    assert path.read_bytes() == before
+
+
+def test_only_what_changed_or_is_new_is_made(path):
+    complete_translations(path, items_of(CAPTIONS), FakeTranslator())
+    changed = [("a", 0, "A cat"), *CAPTIONS[1:], ("e", 0, "Hail")]
+    translator = FakeTranslator(answer=lambda text, target: f"new {text}")
+    found = complete_translations(path, items_of(changed, ["fra"]), translator)
+    assert translator.batches == [("eng", "fra", ["A cat", "Hail"])]
+    assert found["a", 0, "fra"] == "new A cat"
+    assert found["b", 0, "fra"] == "fra Rain"
+    table = table_of(path)
+    assert table["a", 0, "fra"]["source_hash"] == source_hash("A cat")
+    assert table["a", 0, "jpn"]["text"] == "jpn A dog"  # was not asked for, so it stays
+    assert len(table) == 11
+
+
+def test_translations_by_hand_are_kept(path):
+    line = {"clip_id": "b", "caption_index": 0, "language": "fra", "text": "Il pleut"}
+    write_translations(path, [line])
+    assert complete_translations(path, items_of(CAPTIONS), FakeTranslator())["b", 0, "fra"] == "Il pleut"
+    assert complete_translations(path, items_of(CAPTIONS), FakeTranslator())["c", 0, "fra"] == "fra Rain"
+
+
+def test_another_model_does_not_mix_in_unasked(path):
+    complete_translations(path, items_of(CAPTIONS[:2]), FakeTranslator())
+    with pytest.raises(ValueError, match="holds translations by fake, not other: choose another output, or fill_gaps"):
+        complete_translations(path, items_of(CAPTIONS), FakeTranslator("other"))
+    complete_translations(path, items_of(CAPTIONS), FakeTranslator("other"), fill_gaps=True)
+    assert {line["model"] for key, line in table_of(path).items() if key[0] == "a"} == {"fake"}
+    assert {line["model"] for key, line in table_of(path).items() if key[0] != "a"} == {"other"}
+
+
+@pytest.mark.parametrize("answer", ["", " \n", "...", "\ufffd\ufffd", "\ud83d dog"])
+def test_what_is_useless_is_left_out_and_asked_for_again(path, answer):
+    translator = FakeTranslator(answer=lambda text, target: answer if text == "Rain" else f"{target}\n  {text} ")
+    found = complete_translations(path, items_of(CAPTIONS, ["fra"]), translator)
+    assert sorted(found) == sorted(table_of(path)) == [("a", 0, "fra"), ("a", 1, "fra"), ("d", 0, "fra")]
+    assert found["a", 0, "fra"] == "fra A dog"
+    again = FakeTranslator()
+    assert complete_translations(path, items_of(CAPTIONS, ["fra"]), again)["c", 0, "fra"] == "fra Rain"
+    assert again.batches == [("eng", "fra", ["Rain"])]
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_after_an_error_the_same_batches_go_on(path, tmp_path, fail_at, workers):
+    whole = tmp_path / "whole.parquet"
+    complete_translations(whole, items_of(CAPTIONS), FakeTranslator(), batch_size=2)
+    broken = FakeTranslator(fail_at=fail_at, workers=workers)
+    with pytest.raises(ConnectionError, match="the line is dead"):
+        complete_translations(path, items_of(CAPTIONS), broken, batch_size=2)
+    assert not path.exists()
+    failed = broken.batches[fail_at - 1]
+    rest = FakeTranslator()
+    complete_translations(path, items_of(CAPTIONS), rest, batch_size=2)
+    done = [batch for batch in broken.batches if batch != failed]
+    assert sorted(rest.batches + done) == [("eng", x, part) for x in ("fra", "jpn") for part in (TEXTS[:2], TEXTS[2:])]
+    assert path.read_bytes() == whole.read_bytes()
+
+
+def test_the_order_in_which_batches_end_does_not_change_a_byte(path, tmp_path):
+    class Backwards(FakeTranslator):
+        """The first batch ends when the last has."""
+
+        last_is_done = threading.Event()
+
+        def translate(self, texts, source, target):
+            if (target, texts[0]) == ("fra", TEXTS[0]):
+                assert self.last_is_done.wait(10)
+            translations = super().translate(texts, source, target)
+            if (target, texts[-1]) == ("jpn", TEXTS[-1]):
+                self.last_is_done.set()
+            return translations
+
+    complete_translations(path, items_of(CAPTIONS), Backwards(workers=2), batch_size=2)
+    complete_translations(tmp_path / "one.parquet", items_of(CAPTIONS), FakeTranslator(), batch_size=2)
+    assert path.read_bytes() == (tmp_path / "one.parquet").read_bytes()
+
+
+def test_two_runs_at_a_time_do_not_write_one_file(path):
+    class Meanwhile(FakeTranslator):
+        """Starts the same job again in the middle of it."""
+
+        def translate(self, texts, source, target):
+            with pytest.raises(RuntimeError, match=r"translations.parquet is being written by another run; wait .*"):
+                complete_translations(path, items_of(CAPTIONS), FakeTranslator(), batch_size=2)
+            complete_translations(path.with_name("other.parquet"), items_of(CAPTIONS), FakeTranslator())
+            return super().translate(texts, source, target)
+
+    translator = Meanwhile()
+    complete_translations(path, items_of(CAPTIONS), translator, batch_size=2)
+    assert len(translator.batches) == 4
+    assert sorted(path.parent.iterdir()) == [path.with_name("other.parquet"), path]
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from modeling_supclap.datasets_scripts.translation.jobs import alone
+
+with alone(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_run_holds_nothing(path):
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(RuntimeError, match="is being written by another run"):
+                complete_translations(path, items_of(CAPTIONS), FakeTranslator())
+        finally:
+            process.kill()
+    assert list(path.parent.iterdir()) == [path.with_name("translations.parquet.lock")]
+    complete_translations(path, items_of(CAPTIONS), FakeTranslator())
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_after_an_error_the_file_is_free(path):
+    with pytest.raises(ConnectionError):
+        complete_translations(path, items_of(CAPTIONS), FakeTranslator(fail_at=1))
+    assert [left.name for left in path.parent.iterdir()] == ["translations.parquet.part.jsonl"]
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60])
+def test_a_line_that_a_kill_cut_off_is_done_again(tmp_path, cut):
+    part = tmp_path / "part.jsonl"
+    finished = FinishedBatches(part, {"model": "m"})
+    finished.append(("eng", "fra"), ["Rain", "Wind"], ["Pluie", "Vent"])
+    whole = part.read_bytes()
+    finished.append(("eng", "fra"), ["Dög"], ["Chien çà"])
+    part.write_bytes(part.read_bytes()[:-cut])
+    resumed = FinishedBatches(part, {"model": "m"})
+    assert resumed.answers == {(("eng", "fra"), "Rain"): "Pluie", (("eng", "fra"), "Wind"): "Vent"}
+    assert part.read_bytes() == whole
+    resumed.append(("eng", "fra"), ["Dög"], ["Chien çà"])
+    assert FinishedBatches(part, {"model": "m"}).answers[("eng", "fra"), "Dög"] == "Chien çà"
+
+
+@pytest.mark.parametrize("content", [b"", b'{"settings": {"mo'])
+def test_a_file_that_was_hardly_begun_is_begun_again(tmp_path, content):
+    part = tmp_path / "part.jsonl"
+    part.write_bytes(content)
+    assert FinishedBatches(part, {"model": "m"}).answers == {}
+    assert json.loads(part.read_text()) == {"settings": {"model": "m"}}
+
+
+def test_a_file_of_other_settings_or_a_damaged_one_is_refused(tmp_path):
+    part = tmp_path / "part.jsonl"
+    FinishedBatches(part, {"model": "m"})
+    with pytest.raises(ValueError, match=r"was begun with .*'m'.*, not .*'n'.*; remove it or choose another output"):
+        FinishedBatches(part, {"model": "n"})
+    part.write_text('{"settings": {"model": "m"}}\nnonsense\n')
+    with pytest.raises(ValueError, match=r"part.jsonl is damaged .*; remove it"):
+        FinishedBatches(part, {"model": "m"})
+
+
+def test_batches_stay_the_same_when_some_are_done():
+    items = items_of(CAPTIONS, ["fra"])
+    assert make_batches(items, {}, 2) == [(("eng", "fra"), TEXTS[:2]), (("eng", "fra"), TEXTS[2:])]
+    done = {(("eng", "fra"), text): "x" for text in TEXTS[:2]}
+    assert make_batches(items, done, 2) == [(("eng", "fra"), TEXTS[2:])]
+    one = {(("eng", "fra"), TEXTS[0]): "x"}
+    assert make_batches(items, one, 2) == [(("eng", "fra"), TEXTS[1:2]), (("eng", "fra"), TEXTS[2:])]
+    assert make_batches(items, {(("eng", "jpn"), text): "x" for text in TEXTS}, 9) == [(("eng", "fra"), TEXTS)]
+
+
+def test_a_translator_that_gives_another_number_of_texts_is_caught(tmp_path):
+    class Short(FakeTranslator):
+        def translate(self, texts, source, target):
+            return ["x"]
+
+    with pytest.raises(ValueError, match="zip"):
+        translate_texts(items_of(CAPTIONS), Short(), FinishedBatches(tmp_path / "p", {}), 4)
+
+
+def test_a_sample_is_the_same_each_time_and_of_each_language():
+    items = items_of([(f"c{number}", 0, f"Sound {number}") for number in range(50)])
+    chosen = sample(items, 5)
+    assert sample(items[::-1], 5) == chosen
+    assert [item.language for item in sorted(chosen, key=lambda item: item.language)] == ["fra"] * 5 + ["jpn"] * 5
+    assert len({item.clip_id for item in chosen}) > 5
+    assert sorted(sample(items, None)) == sorted(items)
+    assert sample(items, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("  Un   chien\n\taboie\u00a0! ", "Un chien aboie !"),
+        ("e\u0301te\u0301", "été"),
+        ("犬が\x00吠える", "犬が吠える"),
+        ("\u200b", ""),
+        ("-", ""),
+        ("7", "7"),
+    ],
+)
+def test_texts_are_cleaned(text, cleaned):
+    assert clean(text) == cleaned

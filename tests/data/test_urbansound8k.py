@@ -1,0 +1,97 @@
+"""UrbanSound8K: folds, recordings and captions in eight languages."""
+
+import pytest
+from dataset_folders import urbansound8k
+
+from modeling_supclap.datasets_scripts import load_builder
+from modeling_supclap.datasets_scripts.builders.captions import label_phrases, render_captions
+from modeling_supclap.datasets_scripts.builders.urbansound8k import UrbanSound8K, read_slices
+from modeling_supclap.datasets_scripts.schema import LANGUAGES
+
+
+def load(folder, **config):
+    return load_builder("urbansound8k", str(folder.parent / "cache"), data_dir=str(folder), **config)
+
+
+def test_a_row_holds_what_its_line_says(tmp_path):
+    urbansound8k(tmp_path / "data")
+    rows = load(tmp_path / "data").as_dataset()["test"]
+    (row,) = [row for row in rows if row["clip_id"] == "1011-1-0-1"]
+    assert row["labels"] == ["car_horn"]
+    assert row["events"] == [{"label": "car_horn", "onset_seconds": 0.0, "offset_seconds": 1.25}]
+    assert row["source"] == "freesound:1011"
+    assert row["licence"] == "CC BY-NC 3.0"
+    assert row["audio_path"].endswith("audio/fold1/1011-1-0-1.wav")
+    assert row["captions"] == render_captions(label_phrases("urbansound8k")["car_horn"], LANGUAGES)
+
+
+@pytest.mark.parametrize("test_fold", [1, 3])
+def test_folds_and_recordings_are_kept_apart(tmp_path, test_fold):
+    made = urbansound8k(tmp_path / "data")
+    splits = load(tmp_path / "data", test_fold=test_fold).as_dataset()
+    assert {split: len(rows) for split, rows in splits.items()} == made.counts
+    assert {path.split("/")[-2] for path in splits["test"]["audio_path"]} == {f"fold{test_fold}"}
+    sources = {split: set(rows["source"]) for split, rows in splits.items()}
+    assert len(set().union(*sources.values())) == sum(map(len, sources.values())) == 12
+    assert {label for (label,) in splits["validation"]["labels"]} == {"air_conditioner", "car_horn"}
+
+
+def test_a_recording_of_the_test_fold_is_not_trained_on(tmp_path):
+    made = urbansound8k(tmp_path / "data")
+    made.table.write_text(made.table.read_text().replace("2000-0-0-1.wav,2000", "2000-0-0-1.wav,1000"))
+    builder = load(tmp_path / "data")
+    assert builder.report()["left_out"] == {"source in another split": ["2000-0-0-1"]}
+    assert sum(map(len, builder.as_dataset().values())) == 23
+
+
+def test_background_sounds_may_be_left_out(tmp_path):
+    urbansound8k(tmp_path / "data")
+    builder = load(tmp_path / "data", foreground_only=True)
+    rows = [row for rows in builder.as_dataset().values() for row in rows]
+    assert len(rows) == 12
+    assert all(row["clip_id"].endswith("-0") for row in rows)
+    assert len(builder.report()["left_out"]["in the background"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("car_horn", "horn", r"the classes \['horn'\] are none of UrbanSound8K's: air_conditioner, car_horn"),
+        ("0.5,1.75", "half,1.75", r"UrbanSound8K\.csv, line 3: could not convert.*start, end, fold and salience are"),
+        ("fsID", "fs", r"lacks the columns \['fsID'\]"),
+    ],
+)
+def test_a_bad_table_is_refused(tmp_path, old, new, message):
+    made = urbansound8k(tmp_path / "data")
+    made.table.write_text(made.table.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"test_fold": 10}, r"fold 10 has no clips; the folds with clips are \[1, 2, 3\]"),
+        ({"validation_fraction": 1.0}, "validation_fraction is 1.0"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path, config, message):
+    urbansound8k(tmp_path / "data")
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "data", **config)
+
+
+def test_slices_say_where_they_were_cut(tmp_path):
+    made = urbansound8k(tmp_path / "data")
+    first, second, *_ = read_slices(made.table)
+    assert first == ("1000-0-0-0.wav", 1, "air_conditioner", "1000", 0.0, 1.25, True)
+    assert second == ("1000-0-0-1.wav", 1, "air_conditioner", "1000", 0.5, 1.75, False)
+
+
+def test_changed_phrases_have_another_cache(tmp_path, monkeypatch):
+    made = urbansound8k(tmp_path / "data")
+    before = UrbanSound8K(cache_dir=str(tmp_path), **made.config)
+    monkeypatch.setattr(
+        "modeling_supclap.datasets_scripts.builders.urbansound8k.captions_fingerprint", lambda name: "changed"
+    )
+    assert UrbanSound8K(cache_dir=str(tmp_path), **made.config).cache_dir != before.cache_dir

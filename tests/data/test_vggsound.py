@@ -1,0 +1,71 @@
+"""VGGSound: its table without a header, and captions of its labels."""
+
+import pytest
+from dataset_folders import vggsound, youtube_id
+
+from modeling_supclap.datasets_scripts import load_builder
+from modeling_supclap.datasets_scripts.builders.vggsound import VGGSound
+
+
+def load(folder, **config):
+    return load_builder("vggsound", str(folder.parent / "cache"), data_dir=str(folder), **config)
+
+
+def test_labels_become_captions(tmp_path):
+    vggsound(tmp_path / "data")
+    splits = load(tmp_path / "data").as_dataset()
+    row = splits["train"][1]
+    assert row["clip_id"] == f"{youtube_id(1)}_10"
+    assert row["labels"] == ["cap gun, shooting"]
+    assert row["captions"]["eng"] == [
+        "Cap gun, shooting",
+        "This is the sound of cap gun, shooting.",
+        "You can hear cap gun, shooting.",
+        "A recording of cap gun, shooting.",
+    ]
+    assert row["source"] == f"youtube:{youtube_id(1)}"
+    assert row["events"] == []
+
+
+@pytest.mark.parametrize("naming", ["{id}_{start:06d}.wav", "{id}_{start}.flac", "Y{id}.wav"])
+def test_every_naming_gives_every_clip(tmp_path, naming):
+    made = vggsound(tmp_path / "data", naming)
+    assert {split: len(rows) for split, rows in load(tmp_path / "data").as_dataset().items()} == made.counts
+
+
+def test_a_header_that_somebody_added_is_passed_over(tmp_path):
+    made = vggsound(tmp_path / "data")
+    made.table.write_text("youtube_id,start,label,split\n" + made.table.read_text())
+    assert {split: len(rows) for split, rows in load(tmp_path / "data").as_dataset().items()} == made.counts
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [(",test", ",val", r"vggsound\.csv, line 9: the split is 'val'"), (",20,", ",x,", "line 3: start_seconds is 'x'")],
+)
+def test_a_bad_line_is_named(tmp_path, old, new, message):
+    made = vggsound(tmp_path / "data")
+    made.table.write_text(made.table.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "data")
+
+
+def test_changed_templates_have_another_cache(tmp_path, monkeypatch):
+    made = vggsound(tmp_path / "data")
+    before = VGGSound(cache_dir=str(tmp_path), **made.config)
+    monkeypatch.setattr(
+        "modeling_supclap.datasets_scripts.builders.vggsound.captions_fingerprint", lambda name: "changed"
+    )
+    assert VGGSound(cache_dir=str(tmp_path), **made.config).cache_dir != before.cache_dir
+
+
+def test_validation_is_drawn_from_training_videos(tmp_path):
+    made = vggsound(tmp_path / "data")
+    splits = load(tmp_path / "data", num_validation=2).as_dataset()
+    sources = {name: set(rows["source"]) for name, rows in splits.items()}
+    assert len(sources["validation"]) == 2
+    assert not sources["validation"] & sources["train"]
+    assert len(splits["train"]) + len(splits["validation"]) == made.counts["train"]
+    assert len(splits["test"]) == made.counts["test"]
+    with pytest.raises(ValueError, match="hold out fewer"):
+        load(tmp_path / "data", num_validation=99)

@@ -1,0 +1,149 @@
+"""WavCaps: its parts, its blacklists and what is held out."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from dataset_folders import touch, wavcaps, youtube_id
+
+from modeling_supclap.datasets_scripts import load_builder, load_splits
+from modeling_supclap.datasets_scripts.builders.wavcaps import BLACKLISTS, read_blacklists
+
+
+def load(folder, **config):
+    return load_builder("wavcaps", str(folder.parent / "cache"), data_dir=str(folder), **{"num_test": 5, **config})
+
+
+def clip_ids(builder):
+    return {clip_id for rows in builder.as_dataset().values() for clip_id in rows["clip_id"]}
+
+
+def test_ids_and_sources_say_which_part_a_clip_is_of(tmp_path):
+    wavcaps(tmp_path / "data")
+    rows = {row["clip_id"]: row for rows in load(tmp_path / "data").as_dataset().values() for row in rows}
+    folder = tmp_path / "data" / "waveforms"
+    for clip_id, source, path in (
+        ("FreeSound/1", "freesound:1", "FreeSound_flac/1.flac"),
+        ("SoundBible/1", "soundbible:1", "SoundBible_flac/1.flac"),
+        ("BBC_Sound_Effects/NHU00000001", "bbc:NHU00000001", "BBC_Sound_Effects_flac/NHU00000001.flac"),
+        (f"AudioSet_SL/Y{youtube_id(1)}", f"youtube:{youtube_id(1)}", f"AudioSet_SL_flac/Y{youtube_id(1)}.flac"),
+    ):
+        assert rows[clip_id]["source"] == source
+        assert rows[clip_id]["audio_path"] == str(folder / path)
+        (caption,) = rows[clip_id]["captions"]["eng"]
+        assert caption.startswith(f"A sound in {clip_id.split('/')[0]}/")
+
+
+def test_what_others_test_on_is_left_out_unless_that_is_wanted(tmp_path):
+    wavcaps(tmp_path / "data")
+    listed = {f"AudioSet_SL/Y{youtube_id(7)}", "FreeSound/3"}
+    builder = load(tmp_path / "data")
+    assert set(builder.report()["left_out"]["blacklist"]) == listed
+    assert not clip_ids(builder) & listed
+    assert "SoundBible/3" in clip_ids(builder)
+    assert load(tmp_path / "data", blacklists=BLACKLISTS[:2]).report()["left_out"]["blacklist"] == [
+        max(listed - {"FreeSound/3"})
+    ]
+    everything = load(tmp_path / "data", blacklists=[])
+    assert clip_ids(everything) == clip_ids(builder) | listed
+    assert everything.report()["left_out"] == {}
+
+
+def test_without_the_blacklists_nothing_is_trained_on_by_accident(tmp_path):
+    wavcaps(tmp_path / "data", blacklisted=False)
+    with pytest.raises(
+        FileNotFoundError, match=r"lacks blacklist_exclude_all_ac\.json, .*blacklists=\[\] if that is no"
+    ):
+        load(tmp_path / "data")
+    assert len(clip_ids(load(tmp_path / "data", blacklists=[]))) == 24
+    assert len(clip_ids(load(tmp_path / "data", parts=["SoundBible", "BBC_Sound_Effects"]))) == 8
+
+
+def test_what_is_held_out_does_not_depend_on_what_audio_is_there(tmp_path):
+    made = wavcaps(tmp_path / "data")
+    full = load(tmp_path / "data").as_dataset()
+    held_out = full["test"]["clip_id"]
+    assert len(held_out) == 5
+    assert len({clip_id.split("/")[0] for clip_id in held_out}) > 1
+    Path(full["test"][0]["audio_path"]).unlink()
+    Path(full["train"][0]["audio_path"]).unlink()
+    fewer = load(tmp_path / "data")
+    assert fewer.as_dataset()["test"]["clip_id"] == held_out[1:]
+    assert set(fewer.report()["missing"]) == {held_out[0], full["train"][0]["clip_id"]}
+    assert load(tmp_path / "data", seed=1).as_dataset()["test"]["clip_id"] != held_out[1:]
+    assert len(made.audio) == 24
+
+
+def test_five_thousand_are_held_out_unless_that_is_too_many(tmp_path):
+    wavcaps(tmp_path / "data")
+    with pytest.raises(
+        ValueError,
+        match=r"num_test=5000 and num_validation=0 leave nothing to train on of the 22 recordings of .*SoundBible; "
+        r"give smaller ones, such as num_test=2, ",
+    ):
+        load_builder("wavcaps", str(tmp_path), data_dir=str(tmp_path / "data"))
+    assert set(load(tmp_path / "data", num_test=0).as_dataset()) == {"train"}
+
+
+def test_an_id_that_two_parts_share_is_no_use_in_one_folder(tmp_path):
+    made = wavcaps(tmp_path / "data")
+    for path in made.audio:
+        target = tmp_path / "flat" / path.name
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
+    builder = load(tmp_path / "data", audio_dir=str(tmp_path / "flat"))
+    shared = builder.report()["left_out"]["one file for several clips"]
+    assert set(shared) == {f"{part}/{number}" for part in ("FreeSound", "SoundBible") for number in range(3)}
+    # FreeSound/3 is on the blacklist, so 3.flac can only be SoundBible's.
+    assert "SoundBible/3" in clip_ids(builder)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"parts": ["Freesound"]}, r"\['Freesound'\] is not a list of some of \['AudioSet_SL', "),
+        ({"parts": "FreeSound"}, "'FreeSound' is not a list"),
+        ({"blacklists": ["all"]}, r"\['all'\] is not a list of some of \['blacklist_exclude_all_ac"),
+        ({"num_validation": -1}, "num_validation is -1"),
+        ({"languages": ["fra"]}, r"WavCaps has English captions, so name 'eng'"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path, config, message):
+    wavcaps(tmp_path / "data")
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "data", **config)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"data": [{"id": "1"}]}'])
+def test_a_table_of_another_form_is_refused(tmp_path, content):
+    made = wavcaps(tmp_path / "data")
+    made.table.write_text(content)
+    with pytest.raises(ValueError, match=r'sb_final\.json.*(no list "data"|entry 0 lacks "id" or "caption")'):
+        load(tmp_path / "data")
+
+
+def test_a_part_that_was_asked_for_must_be_there(tmp_path):
+    made = wavcaps(tmp_path / "data")
+    made.table.unlink()
+    assert len(clip_ids(load(tmp_path / "data"))) == 18
+    with pytest.raises(FileNotFoundError, match=r"lacks sb_final\.json"):
+        load(tmp_path / "data", parts=["SoundBible", "FreeSound"])
+
+
+@pytest.mark.skipif("SUPCLAP_DATA" not in os.environ, reason="set SUPCLAP_DATA to a folder with wavcaps/sb_final.json")
+def test_the_real_files_have_their_numbers_of_clips(tmp_path):
+    folder = Path(os.environ["SUPCLAP_DATA"], "wavcaps")
+    entries = json.loads((folder / "sb_final.json").read_text("utf-8"))["data"]
+    touch(tmp_path / "SoundBible", [f"{entry['id']}.flac" for entry in entries])
+    config = {"data_dir": str(folder), "audio_dir": str(tmp_path / "SoundBible"), "num_test": 200}
+    splits = load_splits("wavcaps", str(tmp_path), **config)
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 1032, "test": 200}
+    blacklisted = read_blacklists([folder / "blacklist" / name for name in BLACKLISTS])
+    by_part = {source.split(":")[0] for source in blacklisted}
+    assert by_part == {"youtube", "freesound"}
+    assert "youtube:r1nicOVtvkQ" in blacklisted
+    lists = [json.loads((folder / "blacklist" / name).read_text("utf-8")) for name in BLACKLISTS]
+    assert len(blacklisted) == sum(
+        len({name for names in lists for name in names[part]}) for part in ("AudioSet", "FreeSound")
+    )

@@ -1,0 +1,170 @@
+"""A split embedded once: what is missing, what the data are called, and that nothing is embedded twice."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from builders import RATE_HZ, noise
+from listeners import Listener
+from recordings import tone_rows
+
+from modeling_supclap.datasets_scripts.audio import BadAudioError
+from modeling_supclap.evaluation import embedded_split
+from modeling_supclap.evaluation.clip_embeddings import AudioPolicy
+from modeling_supclap.evaluation.embedded_split import dataset_hash, embed_split
+from modeling_supclap.evaluation.embedding_cache import EmbeddingCache
+from modeling_supclap.evaluation.embedding_models import load_embedding_model
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Eight tones."""
+    return tone_rows(tmp_path)
+
+
+def test_a_second_run_embeds_nothing(tmp_path, rows):
+    listener = Listener()
+    splits = [
+        embed_split(load_embedding_model(listener), rows, cache=EmbeddingCache(tmp_path / "cache")) for _ in range(2)
+    ]
+    assert listener.calls == [("audio", 8, RATE_HZ)]
+    for split in splits:
+        split.texts(["tone 1", "tone 2", "tone 1"], "eng")
+    assert listener.calls[1:] == [("text", 2, "eng")]
+    assert np.array_equal(splits[0].clips.embeds, splits[1].clips.embeds)
+    assert splits[1].cache.embedded == 0
+    first, second, again = splits[1].texts(["tone 1", "tone 2", "tone 1"], "eng")
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, second)
+
+
+def test_other_sound_another_policy_or_model_is_embedded_anew(tmp_path, rows):
+    cache, listener = EmbeddingCache(tmp_path / "cache"), Listener()
+    embed_split(load_embedding_model(listener), rows, cache=cache)
+    for policy in (AudioPolicy(max_audio_seconds=0.25), AudioPolicy(chunk_seconds=0.25)):
+        embed_split(load_embedding_model(listener), rows, policy, cache)
+    soundfile.write(rows[0]["audio_path"], 0.1 * noise(9000), RATE_HZ)
+    embed_split(load_embedding_model(listener), rows, cache=cache)
+    other = Listener()
+    other.fingerprint = "other"
+    embed_split(load_embedding_model(other), rows, cache=cache)
+    listener.sampling_rate = RATE_HZ // 2
+    embed_split(load_embedding_model(listener), rows, cache=cache)
+    other.fingerprint = None
+    for _ in range(2):
+        embed_split(load_embedding_model(other), rows, cache=cache)
+    assert [count for _, count, _ in listener.calls] == [8, 8, 16, 8, 8]
+    assert len(other.calls) == 3
+
+
+def test_texts_of_a_model_that_is_not_cached_are_embedded_once_a_split(rows):
+    listener = Listener()
+    listener.fingerprint = None
+    split = embed_split(load_embedding_model(listener), rows)
+    first, again = (split.texts(["tone 1", "tone 2"], "eng") for _ in range(2))
+    assert listener.calls[1:] == [("text", 2, "eng")]
+    assert np.array_equal(first, again)
+
+
+def test_the_windows_change_nothing(rows, monkeypatch):
+    whole = embed_split(load_embedding_model(Listener()), rows, AudioPolicy(chunk_seconds=0.3)).clips
+    monkeypatch.setattr(embedded_split, "_WINDOW_CLIPS", 3)
+    listener = Listener()
+    parts = embed_split(load_embedding_model(listener), rows, AudioPolicy(chunk_seconds=0.3)).clips
+    assert [count for _, count, _ in listener.calls] == [6, 6, 4]
+    for name in ("embeds", "counts", "onset_seconds"):
+        assert np.array_equal(getattr(whole, name), getattr(parts, name))
+    assert parts.counts.tolist() == [2] * 8
+    assert parts.onset_seconds[:2].tolist() == [0.0, 0.2]
+
+
+def test_the_name_of_the_data_follows_their_content_alone(tmp_path, rows):
+    def name(rows):
+        return embed_split(load_embedding_model(Listener()), rows).dataset_hash
+
+    (tmp_path / "elsewhere").mkdir()
+    original = name(rows)
+    assert name(tone_rows(tmp_path / "elsewhere")[::-1]) == original
+    for change in ({"clip_id": "other"}, {"captions": {"eng": ["other"], "fra": []}}, {"labels": ["other"]}):
+        assert name([{**rows[0], **change}, *rows[1:]]) != original
+    soundfile.write(rows[0]["audio_path"], 0.1 * noise(9000), RATE_HZ)
+    assert name(rows) != original
+    assert dataset_hash(rows, {row["clip_id"]: "same" for row in rows}) == dataset_hash(
+        rows[::-1], {row["clip_id"]: "same" for row in rows}
+    )
+
+
+def spoiled(rows, tmp_path):
+    """The rows, of which one has no file, one a file that is no audio, and one silence."""
+    (tmp_path / "bad.wav").write_bytes(b"RIFF nothing of use")
+    soundfile.write(tmp_path / "silent.wav", np.zeros(8000), RATE_HZ)
+    paths = {1: "nothing.wav", 4: "bad.wav", 6: "silent.wav"}
+    return [{**row, "audio_path": str(tmp_path / paths[i])} if i in paths else row for i, row in enumerate(rows)]
+
+
+def test_missing_recordings_are_an_error_or_left_out_and_named(tmp_path, rows):
+    bad, cache = spoiled(rows, tmp_path), EmbeddingCache(tmp_path / "cache")
+    with pytest.raises(FileNotFoundError, match=r"clip clip1: .*nothing\.wav; pass missing='skip'"):
+        embed_split(load_embedding_model(Listener()), bad, cache=cache)
+    with pytest.raises(BadAudioError, match=r"bad\.wav"):
+        embed_split(load_embedding_model(Listener()), bad[2:], cache=cache)
+    for listener in (Listener(), Listener()):
+        split = embed_split(load_embedding_model(listener), bad, cache=cache, missing="skip")
+        assert split.missing == ["clip1", "clip4", "clip6"]
+        assert [row["clip_id"] for row in split.rows] == ["clip0", "clip2", "clip3", "clip5", "clip7"]
+        good = [row for i, row in enumerate(rows) if i not in (1, 4, 6)]
+        alone = embed_split(load_embedding_model(Listener()), good)
+        assert np.array_equal(split.clips.mean, alone.clips.mean)
+        assert split.dataset_hash == alone.dataset_hash
+    assert listener.calls == []  # the cache knows which could not be read
+    with pytest.raises(BadAudioError, match=r"bad\.wav"):
+        embed_split(load_embedding_model(Listener()), [bad[i] for i in (0, 2, 3, 4, 5, 6, 7)], cache=cache)
+
+
+def test_a_split_of_which_nothing_can_be_heard_is_an_error(tmp_path, rows):
+    bad = spoiled(rows, tmp_path)
+    with pytest.raises(ValueError, match="none of the 1 recordings is there"):
+        embed_split(load_embedding_model(Listener()), [bad[1]], missing="skip")
+    with pytest.raises(ValueError, match="none of the 2 recordings can be read"):
+        embed_split(load_embedding_model(Listener()), [bad[4], bad[6]], missing="skip")
+
+
+def test_a_recording_shorter_than_the_model_needs_is_bad(rows):
+    model = load_embedding_model(Listener())
+    model.min_seconds = 0.6
+    with pytest.raises(BadAudioError, match=r"clip clip0 lasts 0\.5000 s; Listener needs 0\.6 s"):
+        embed_split(model, rows)
+
+
+@pytest.mark.parametrize(
+    ("choose", "message"),
+    [(lambda rows: [], "the split is empty"), (lambda rows: [rows[0], rows[0]], "two rows have the clip_id 'clip0'")],
+)
+def test_a_split_that_is_none_is_an_error(rows, choose, message):
+    with pytest.raises(ValueError, match=message):
+        embed_split(load_embedding_model(Listener()), choose(rows))
+
+
+def test_rows_may_hold_their_audio(tmp_path, rows):
+    from datasets import Dataset
+
+    plain = Dataset.from_list(rows)
+    held = plain.map(lambda row: {"audio": {"bytes": Path(row["audio_path"]).read_bytes(), "path": None}})
+    held = held.map(lambda row: {"audio_path": "gone.wav"})
+    found = embed_split(load_embedding_model(Listener()), held)
+    expected = embed_split(load_embedding_model(Listener()), plain)
+    assert np.array_equal(found.clips.embeds, expected.clips.embeds)
+    assert found.dataset_hash == expected.dataset_hash
+    assert "audio" not in found.rows[0]
+    assert np.array_equal(found.read("clip3"), expected.read("clip3"))
+
+
+def test_texts_are_kept_apart_by_model_and_language(tmp_path, rows):
+    cache = EmbeddingCache(tmp_path / "cache")
+    listeners = [Listener({"rain": 1}), Listener({"rain": 2})]
+    listeners[1].fingerprint = "another"
+    found = [embed_split(load_embedding_model(one), rows, cache=cache).texts(["rain"], "eng") for one in listeners]
+    assert not np.array_equal(*found)
+    embed_split(load_embedding_model(listeners[0]), rows, cache=cache).texts(["rain"], "fra")
+    assert [language for kind, _, language in listeners[0].calls if kind == "text"] == ["eng", "fra"]

@@ -1,0 +1,214 @@
+"""The model inside mteb: scores of small tasks made here, against the same scores worked out by hand."""
+
+import sys
+
+import builders
+import numpy as np
+import pytest
+from datasets import Audio, Dataset, DatasetDict
+from scipy.stats import pearsonr
+
+pytest.importorskip("mteb", reason="the extra mteb is not installed")
+import mteb
+from mteb.abstasks import AbsTaskRetrieval, AbsTaskSTS, AbsTaskZeroShotClassification
+from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
+from mteb.abstasks.task_metadata import TaskMetadata
+
+from modeling_supclap import SupCLAPModel
+from modeling_supclap.integrations.mteb import SupCLAPEncoder
+
+LABELS = ["a dog barks", "the rain falls", "un chien aboie", "la pluie tombe"]
+CLIPS = [builders.tone(150.0 * 2 ** (index / 2), 16000 + 1000 * index) for index in range(12)]
+TRUTH = [index % 4 for index in range(12)]
+
+
+def metadata(name, kind, languages, modalities, category, score):
+    return TaskMetadata(
+        name=name,
+        description="Made in the test.",
+        reference="https://example.org",
+        dataset={"path": "local/none", "revision": "1"},
+        type=kind,
+        category=category,
+        modalities=modalities,
+        eval_splits=["test"],
+        eval_langs=languages,
+        main_score=score,
+        date=("2020-01-01", "2020-01-02"),
+        domains=[],
+        task_subtypes=[],
+        license="cc0-1.0",
+        annotations_creators="derived",
+        dialect=[],
+        sample_creation="created",
+        bibtex_citation="",
+    )
+
+
+class LocalSTS(AbsTaskSTS):
+    metadata = metadata("LocalSTS", "STS", {"fra": ["fra-Latn"]}, ["text"], "t2t", "cosine_spearman")
+
+    def load_data(self, **kwargs):
+        pairs = {"sentence1": LABELS, "sentence2": LABELS[1:] + LABELS[:1], "score": [1.0, 4.0, 2.0, 5.0]}
+        self.dataset = {"fra": DatasetDict(test=Dataset.from_dict(pairs))}
+        self.data_loaded = True
+
+
+def sounds(**columns):
+    rows = {"audio": [{"array": clip, "sampling_rate": 16000} for clip in CLIPS], **columns}
+    return Dataset.from_dict(rows).cast_column("audio", Audio(sampling_rate=16000))
+
+
+class LocalZeroShot(AbsTaskZeroShotClassification):
+    metadata = metadata(
+        "LocalZeroShot", "AudioZeroshotClassification", ["eng-Latn"], ["audio", "text"], "a2t", "accuracy"
+    )
+    input_column_name = "audio"
+    label_column_name = "label"
+
+    def get_candidate_labels(self):
+        return LABELS
+
+    def load_data(self, **kwargs):
+        self.dataset = DatasetDict(test=sounds(label=TRUTH))
+        self.data_loaded = True
+
+
+class LocalRetrieval(AbsTaskRetrieval):
+    metadata = metadata("LocalRetrieval", "Any2AnyRetrieval", ["eng-Latn"], ["text", "audio"], "t2a", "ndcg_at_10")
+
+    def load_data(self, **kwargs):
+        corpus = sounds(id=[f"clip {index}" for index in range(12)])
+        queries = Dataset.from_dict({"id": [f"text {index}" for index in range(4)], "text": LABELS})
+        relevant = {f"text {t}": {f"clip {i}": 1 for i in range(12) if TRUTH[i] == t} for t in range(4)}
+        split = RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=relevant, top_ranked=None)
+        self.dataset = {"default": {"test": split}}
+        self.data_loaded = True
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    # Weights this large tell the clips apart, so that no prediction is the same for all.
+    config = builders.supclap_config(builders.sonar_config(), builders.ced_config(initializer_range=0.3))
+    model = builders.supclap_model(config, seed=2)
+    return SupCLAPEncoder.from_model(model, builders.nllb_processor())
+
+
+def run(encoder, task):
+    result = mteb.evaluate(encoder, task, cache=None, show_progress_bar=False, co2_tracker=False)
+    (scores,) = result.task_results[0].scores["test"]
+    return scores
+
+
+def test_texts_are_embedded_in_the_language_of_the_task(encoder):
+    scores = run(encoder, LocalSTS())
+    by_language = {}
+    for language in ("fra", "eng"):
+        embeds = encoder.model.encode_text(LABELS, encoder.processor, language=language)
+        cosines = (embeds * np.roll(embeds, -1, axis=0)).sum(axis=1)
+        by_language[language] = pearsonr(cosines, [1.0, 4.0, 2.0, 5.0]).statistic
+    assert scores["cosine_pearson"] == pytest.approx(by_language["fra"], abs=1e-5)
+    assert scores["cosine_pearson"] != pytest.approx(by_language["eng"], abs=1e-3)
+
+
+def stored_clips():
+    """The clips as the dataset holds them, in 16 bits."""
+    return [row["audio"]["array"] for row in sounds()]
+
+
+@pytest.mark.filterwarnings("ignore:Precision is ill-defined")
+@pytest.mark.usefixtures("torchcodec")  # mteb lets datasets decode
+def test_zero_shot_classification(encoder):
+    audio = encoder.model.encode_audio(stored_clips(), encoder.processor, sampling_rate=16000)
+    text = encoder.model.encode_text(LABELS, encoder.processor, language="eng")
+    predicted = (audio @ text.T).argmax(axis=1)
+    assert len(set(predicted)) >= 3
+    expected = (predicted == TRUTH).mean()
+    assert run(encoder, LocalZeroShot())["accuracy"] == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("torchcodec")
+def test_retrieval_of_recordings_by_text(encoder):
+    audio = encoder.model.encode_audio(stored_clips(), encoder.processor, sampling_rate=16000)
+    text = encoder.model.encode_text(LABELS, encoder.processor, language="eng")
+    order = (-text @ audio.T).argsort(axis=1)
+    relevant = np.array(TRUTH)[order] == np.arange(4)[:, None]
+    scores = run(encoder, LocalRetrieval())
+    assert scores["recall_at_3"] == pytest.approx(relevant[:, :3].sum(axis=1).mean() / 3, abs=1e-4)
+    assert scores["hit_rate_at_1"] == pytest.approx(relevant[:, 0].mean(), abs=1e-4)
+
+
+class Loader(list):
+    """As much of a data loader as `encode` needs."""
+
+    def __init__(self, batch, features):
+        super().__init__([batch])
+        self.dataset = Dataset.from_dict({name: [0] for name in features})
+        self.rows = batch
+
+    def __iter__(self):
+        names = list(self.rows)
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*self.rows.values(), strict=True)]
+        yield self.collate_fn(rows) if hasattr(self, "collate_fn") else self.rows
+
+
+CALL = {"task_metadata": LocalZeroShot.metadata, "hf_split": "test", "hf_subset": "default"}
+
+
+def test_rows_of_text_and_sound_are_fused(encoder):
+    clips = [{"array": clip, "sampling_rate": 16000} for clip in CLIPS[:2]]
+    embeds = encoder.encode(Loader({"text": LABELS[:2], "audio": clips}, ["text", "audio"]), **CALL)
+    audio = encoder.model.encode_audio(CLIPS[:2], encoder.processor, sampling_rate=16000)
+    expected = audio + encoder.model.encode_text(LABELS[:2], encoder.processor, language="eng")
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(embeds, expected, atol=1e-6)
+
+
+def test_a_clip_too_short_to_encode_is_filled_with_silence(encoder):
+    clip = builders.noise(400, seed=1)
+    embeds = encoder.encode(Loader({"audio": [{"array": clip, "sampling_rate": 16000}]}, ["audio"]), **CALL)
+    filled = np.pad(clip, (0, 2000))
+    expected = encoder.model.encode_audio([filled], encoder.processor, sampling_rate=16000)
+    np.testing.assert_allclose(embeds, expected, atol=1e-6)
+
+
+def test_other_modalities_are_refused(encoder):
+    with pytest.raises(ValueError, match=r"the columns are \['image'\]; this model embeds"):
+        encoder.encode(Loader({"image": [0]}, ["image"]), **CALL)
+
+
+@pytest.mark.parametrize(
+    ("subset", "language", "expected"),
+    [
+        ("fra", None, "fra_Latn"),
+        ("fra", "deu", "fra_Latn"),
+        ("mixed", "deu", "deu"),  # two languages: which one a text has is not said
+        ("xxx", "deu", "deu"),  # the tokenizer has no such language
+        ("none", None, None),
+    ],
+)
+def test_language_of_a_subset(encoder, monkeypatch, subset, language, expected):
+    langs = {"fra": ["fra-Latn"], "mixed": ["fra-Latn", "eng-Latn"], "xxx": ["kor-Hang"]}
+    task = metadata("Languages", "STS", langs, ["text"], "t2t", "cosine_spearman")
+    monkeypatch.setattr(encoder, "language", language)
+    assert encoder._language(task, subset) == expected
+
+
+def test_a_folder_by_name_and_what_mteb_writes_about_it(tmp_path, encoder):
+    encoder.model.save_pretrained(tmp_path / "tiny")
+    encoder.processor.save_pretrained(tmp_path / "tiny")
+    loaded = SupCLAPEncoder(str(tmp_path / "tiny"), device="cpu")
+    assert isinstance(loaded.model, SupCLAPModel)
+    meta = loaded.mteb_model_meta
+    assert (meta.name, meta.embed_dim, meta.max_tokens) == ("local/tiny", 16, 514)
+    assert meta.n_parameters == sum(weight.numel() for weight in encoder.model.parameters())
+    assert "jpn-Jpan" in meta.languages
+    text = Loader({"text": LABELS}, ["text"])
+    np.testing.assert_array_equal(loaded.encode(text, **CALL), encoder.encode(text, **CALL))
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.delitem(sys.modules, "modeling_supclap.integrations.mteb")
+    monkeypatch.setitem(sys.modules, "mteb.models", None)
+    with pytest.raises(ImportError, match=r'pip install "supclap\[mteb\]"'):
+        import modeling_supclap.integrations.mteb  # noqa: F401

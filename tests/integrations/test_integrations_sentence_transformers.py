@@ -1,0 +1,209 @@
+"""The model inside sentence-transformers: the vectors of the model, whatever goes in and whoever loads it."""
+
+import sys
+
+import builders
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+pytest.importorskip("sentence_transformers", reason="the extra sentence-transformers is not installed")
+from sentence_transformers import SentenceTransformer
+
+from modeling_supclap import CEDFeatureExtractor, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.integrations.sentence_transformers import SupCLAPModule
+
+TEXTS = [builders.CAPTIONS[language] for language in ("eng", "fra", "deu")]
+CLIPS = [builders.noise(16000, seed=1), builders.noise(44100, seed=2), builders.noise(8000 * 25, seed=3)]
+RATES = [16000, 44100, 8000]
+
+
+@pytest.fixture(scope="module", params=["bert", "sonar"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def module(kind):
+    if kind == "bert":
+        return SupCLAPModule(builders.supclap_model(), builders.bert_processor())
+    model = builders.supclap_model(builders.supclap_config(builders.sonar_config()))
+    return SupCLAPModule(model, builders.nllb_processor())
+
+
+@pytest.fixture(scope="module")
+def encoder(module):
+    return SentenceTransformer(modules=[module], device="cpu")
+
+
+def texts_by_model(module, texts, language):
+    inputs = module.processor(text=texts, language=language, return_tensors="pt")
+    with torch.no_grad():
+        return module.model.get_text_features(**inputs).pooler_output.numpy()
+
+
+def clip_by_model(module, clip, rate_hz):
+    inputs = module.processor(audio=[clip], sampling_rate=rate_hz, return_tensors="pt")
+    with torch.no_grad():
+        return module.model.get_audio_features(**inputs).pooler_output.numpy()[0]
+
+
+@pytest.mark.parametrize("language", [None, "fra"])
+def test_texts(encoder, module, language):
+    embeds = encoder.encode(TEXTS, language=language)
+    np.testing.assert_allclose(embeds, texts_by_model(module, TEXTS, language), atol=1e-6)
+    assert embeds.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(embeds, axis=1), 1, atol=1e-5)
+
+
+def test_languages_mix_in_one_call(encoder, module):
+    languages = ["eng", "fra", "deu"]
+    inputs = [{"text": text, "language": code} for text, code in zip(TEXTS, languages, strict=True)]
+    np.testing.assert_allclose(encoder.encode(inputs), texts_by_model(module, TEXTS, languages), atol=1e-6)
+    half = [inputs[0], {"text": TEXTS[1]}]
+    expected = texts_by_model(module, TEXTS[:2], ["eng", "jpn"])
+    np.testing.assert_allclose(encoder.encode(half, language="jpn"), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="some texts of this batch have a language and some have none"):
+        encoder.encode(half)
+
+
+def test_the_language_matters_to_sonar(encoder, kind):
+    differs = np.abs(encoder.encode(TEXTS, language="fra") - encoder.encode(TEXTS, language="eng")).max() > 1e-3
+    assert differs == (kind == "sonar")
+
+
+def test_recordings_of_several_rates_and_lengths(encoder, module):
+    inputs = [{"array": clip, "sampling_rate": rate} for clip, rate in zip(CLIPS, RATES, strict=True)]
+    expected = [clip_by_model(module, clip, rate) for clip, rate in zip(CLIPS, RATES, strict=True)]
+    np.testing.assert_allclose(encoder.encode(inputs), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "form", ["array", "tensor", "stereo", "int16", "path", "path object", "bytes", "nested", "decoder"]
+)
+def test_forms_of_a_recording(encoder, module, tmp_path, request, form):
+    clip = np.round(CLIPS[0] * 8192) / 32768  # as 16 bits hold it
+    pcm = (clip * 32768).astype(np.int16)
+    soundfile.write(tmp_path / "clip.wav", pcm, 16000)
+    given = {
+        "array": lambda: clip.astype(np.float32),
+        "tensor": lambda: torch.from_numpy(clip),
+        "stereo": lambda: {"array": np.stack([clip, clip]), "sampling_rate": 16000},
+        "int16": lambda: {"array": pcm, "sampling_rate": 16000},
+        "path": lambda: str(tmp_path / "clip.wav"),
+        "path object": lambda: tmp_path / "clip.wav",
+        "bytes": lambda: {"bytes": (tmp_path / "clip.wav").read_bytes(), "path": None},
+        "nested": lambda: {"audio": {"array": clip, "sampling_rate": 16000}},
+        "decoder": lambda: request.getfixturevalue("torchcodec").decoders.AudioDecoder(tmp_path / "clip.wav"),
+    }[form]()
+    np.testing.assert_allclose(encoder.encode([given])[0], clip_by_model(module, clip, 16000), atol=1e-5)
+
+
+def test_the_rate_of_bare_waveforms(encoder, module):
+    embeds = encoder.encode([CLIPS[2]], sampling_rate=8000)
+    np.testing.assert_allclose(embeds[0], clip_by_model(module, CLIPS[2], 8000), atol=1e-5)
+
+
+def test_silence_is_a_recording_wherever_it_comes_from(encoder, tmp_path):
+    silence = np.zeros(16000, dtype=np.float32)
+    soundfile.write(tmp_path / "silence.wav", silence, 16000)
+    np.testing.assert_array_equal(encoder.encode([str(tmp_path / "silence.wav")]), encoder.encode([silence]))
+
+
+def test_prompts_come_before_texts(encoder, module):
+    embeds = encoder.encode(["dog", "rain"], prompt="the sound of ")
+    expected = texts_by_model(module, ["the sound of dog", "the sound of rain"], None)
+    np.testing.assert_allclose(embeds, expected, atol=1e-6)
+
+
+def test_similarity_and_facts(encoder, module):
+    assert encoder.modalities == ["text", "audio"]
+    assert encoder.get_embedding_dimension() == 16
+    assert encoder.max_seq_length == module.processor._max_tokens()
+    assert encoder.tokenizer is module.processor.tokenizer
+    audio, text = encoder.encode([CLIPS[0]]), encoder.encode(TEXTS)
+    np.testing.assert_allclose(encoder.similarity(audio, text).numpy(), audio @ text.T, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([CLIPS[0], "a dog"], "mixes multiple modalities"),
+        ([{"text": "a dog", "language": "eng"}, CLIPS[0]], "this batch mixes texts and recordings"),
+        ([{"array": CLIPS[0]}], r"clip 0 has the keys \['array'\]; give"),
+        (["a dog", " "], "caption 1 is blank"),
+        ([CLIPS[0][:100]], "clip 0 lasts 0.0063 s, too short"),
+    ],
+)
+def test_unusable_inputs_are_named(encoder, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        encoder.encode(inputs)
+
+
+def test_saved_and_loaded(encoder, module, tmp_path):
+    SentenceTransformer(modules=[SupCLAPModule(module.model, module.processor, "fra")]).save_pretrained(str(tmp_path))
+    loaded = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")
+    assert isinstance(loaded[0], SupCLAPModule)
+    assert loaded[0].language == "fra"
+    np.testing.assert_allclose(loaded.encode(TEXTS), encoder.encode(TEXTS, language="fra"), atol=1e-6)
+    np.testing.assert_allclose(loaded.encode([CLIPS[0]]), encoder.encode([CLIPS[0]]), atol=1e-6)
+    # The folder is still a model like any other.
+    plain = SupCLAPModel.from_pretrained(tmp_path)
+    assert all(torch.equal(value, module.model.state_dict()[name]) for name, value in plain.state_dict().items())
+
+
+def test_any_folder_of_a_model_loads(encoder, module, tmp_path):
+    module.model.save_pretrained(tmp_path)
+    module.processor.save_pretrained(tmp_path)
+    loaded = SentenceTransformer(modules=[SupCLAPModule.load(str(tmp_path), language="deu")], device="cpu")
+    np.testing.assert_allclose(loaded.encode(TEXTS), encoder.encode(TEXTS, language="deu"), atol=1e-6)
+    assert isinstance(loaded[0].processor, SupCLAPProcessor)
+
+
+def test_the_limit_of_tokens_can_be_set_as_on_any_encoder(module, tmp_path):
+    module.model.save_pretrained(tmp_path)
+    module.processor.save_pretrained(tmp_path)
+    long = [" ".join(TEXTS)]
+    cut = SentenceTransformer(modules=[SupCLAPModule.load(str(tmp_path))], device="cpu")
+    whole = cut.encode(long)
+    cut.max_seq_length = 6
+    assert cut.max_seq_length == cut.tokenizer.model_max_length == 6
+    assert np.abs(cut.encode(long) - whole).max() > 1e-3
+    settings = {"processor_kwargs": {"model_max_length": 6}}
+    by_settings = SentenceTransformer(modules=[SupCLAPModule.load(str(tmp_path), **settings)], device="cpu")
+    np.testing.assert_array_equal(by_settings.encode(long), cut.encode(long))
+
+
+@pytest.mark.parametrize("tower", ["ced", "htsat"])
+def test_sentence_transformers_alone_loads_a_folder_of_a_model(tower, tmp_path):
+    """Without our module: it asks any processor to pad recordings, which ours do anyway."""
+    audio = builders.ced_config() if tower == "ced" else builders.clap_config().audio_config
+    extractor = CEDFeatureExtractor() if tower == "ced" else builders.clap_processor().feature_extractor
+    model = (
+        builders.supclap_model(builders.supclap_config(audio=audio))
+        if tower == "ced"
+        else SupCLAPModel(builders.supclap_config(audio=audio))
+    )
+    processor = SupCLAPProcessor(extractor, builders.bert_tokenizer())
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    encoder = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")
+    clips = [{"array": clip, "sampling_rate": 16000} for clip in (CLIPS[0], CLIPS[0][:9000])]
+    np.testing.assert_allclose(encoder.encode(TEXTS), model.eval().encode_text(TEXTS, processor), atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(clips), model.encode_audio(clips, processor), atol=1e-5)
+
+
+def test_gradients_reach_the_model(module):
+    features = module.preprocess(TEXTS[:2])
+    module(features)["sentence_embedding"][0, 0].backward()
+    gradient = module.model.text_projection.linear2.weight.grad
+    module.model.zero_grad()
+    assert gradient.abs().sum() > 0
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.delitem(sys.modules, "modeling_supclap.integrations.sentence_transformers")
+    monkeypatch.setitem(sys.modules, "sentence_transformers.base.modules.input_module", None)
+    with pytest.raises(ImportError, match=r'pip install "supclap\[sentence-transformers\]"'):
+        import modeling_supclap.integrations.sentence_transformers  # noqa: F401

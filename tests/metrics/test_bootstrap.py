@@ -1,0 +1,196 @@
+"""metrics/bootstrap against SciPy, a naive loop, enumeration and simulated experiments with a known truth."""
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test
+from modeling_supclap.metrics.recall import retrieval_outcomes
+
+
+def naive_intervals(outcome, clusters, num_resamples, confidence, seed):
+    """Whole clusters are drawn one after the other and their queries laid end to end."""
+    names = list(dict.fromkeys(clusters))
+    members = [[value for value, own in zip(outcome, clusters, strict=True) if own == name] for name in names]
+    rng = np.random.default_rng(seed)
+    means = []
+    for _ in range(num_resamples):
+        drawn = list(itertools.chain.from_iterable(members[i] for i in rng.integers(0, len(names), len(names))))
+        means.append(sum(drawn) / len(drawn))
+    return tuple(np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2]))
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95])
+def test_clusters_are_drawn_whole(confidence):
+    """On one stream of draws the loop and the weights give the same resamples, and so the same ends."""
+    rng = np.random.default_rng(0)
+    clusters = [f"clip{i}" for i in rng.integers(0, 17, 60)]
+    outcome = rng.standard_normal(60)
+    found = bootstrap_intervals({"x": outcome}, clusters, 50, confidence, seed=3)["x"]
+    assert found == pytest.approx(naive_intervals(outcome, clusters, 50, confidence, 3), abs=1e-12)
+
+
+def test_agrees_with_scipy():
+    outcome = np.random.default_rng(0).exponential(size=300)
+    theirs = stats.bootstrap(
+        (outcome,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
+    ).confidence_interval
+    ours = bootstrap_intervals({"x": outcome}, num_resamples=20_000)["x"]
+    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.02 * outcome.std())
+
+
+def test_large_samples_have_the_normal_interval():
+    hits = np.arange(4000) < 1000
+    half = 1.96 * math.sqrt(0.25 * 0.75 / 4000)
+    low, high = bootstrap_intervals({"R@1": hits}, num_resamples=4000)["R@1"]
+    assert (low, high) == pytest.approx((0.25 - half, 0.25 + half), abs=0.1 * half)
+
+
+def simulated(rng, num_clips, effect=0.0):
+    """Five captions a clip that succeed together, for a clip is easy or hard; the rate is 1/2 without an effect."""
+    ease = rng.normal(size=(num_clips, 1))
+    return ((ease + 0.3 * rng.normal(size=(num_clips, 5))) > -effect).astype(float).ravel()
+
+
+def test_intervals_cover_the_truth_only_when_clips_are_drawn():
+    """The truth is 1/2. 95 % of the intervals must hold it; of those that draw captions far fewer do."""
+    rng, clusters = np.random.default_rng(0), np.arange(80).repeat(5)
+    covered = {"clips": 0, "captions": 0}
+    for trial in range(300):
+        outcome = {"x": simulated(rng, 80)}
+        for name, drawn in (("clips", clusters), ("captions", None)):
+            low, high = bootstrap_intervals(outcome, drawn, num_resamples=300, seed=trial)["x"]
+            covered[name] += low <= 0.5 <= high
+    assert 0.91 <= covered["clips"] / 300 <= 0.985
+    assert covered["captions"] / 300 < 0.75
+
+
+def test_the_paired_test_rejects_as_often_as_it_says():
+    """Two systems without a difference: p <= 0.05 in 5 % of the experiments, for few clusters and for many."""
+    rng = np.random.default_rng(0)
+    for num_clips in (9, 40):
+        clusters = np.arange(num_clips).repeat(5)
+        p_values = []
+        for _ in range(400):
+            a, b = rng.normal(size=(2, num_clips)).repeat(5, axis=1)
+            p_values.append(paired_test({"x": a}, {"x": b}, clusters, num_resamples=199)["x"]["p_value"])
+        assert np.mean(np.array(p_values) <= 0.05) == pytest.approx(0.05, abs=0.03)
+        assert np.mean(p_values) == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_paired_test_finds_a_difference():
+    rng, clusters = np.random.default_rng(0), np.arange(150).repeat(5)
+    result = paired_test({"x": simulated(rng, 150, effect=0.8)}, {"x": simulated(rng, 150)}, clusters)["x"]
+    assert result["p_value"] < 0.01
+    assert 0 < result["low"] < result["difference"] < result["high"]
+
+
+def enumerated_p_value(differences):
+    found = abs(sum(differences))
+    flipped = [
+        abs(sum(sign * value for sign, value in zip(signs, differences, strict=True)))
+        for signs in itertools.product((-1, 1), repeat=len(differences))
+    ]
+    return sum(value >= found - 1e-9 for value in flipped) / len(flipped)
+
+
+@pytest.mark.parametrize("count", [2, 5, 11])
+def test_few_clusters_are_enumerated(count):
+    a, b = np.random.default_rng(count).standard_normal((2, count))
+    result = paired_test({"x": a}, {"x": b})["x"]
+    assert result["p_value"] == pytest.approx(enumerated_p_value((a - b).tolist()), abs=1e-12)
+    theirs = stats.permutation_test((a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf)
+    assert result["p_value"] == pytest.approx(theirs.pvalue, abs=1e-9)
+    assert result["difference"] == pytest.approx((a - b).mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize("count", range(3, 13))
+def test_differences_of_one_sign_have_the_least_p_value(count):
+    """Of all patterns only the one found and its mirror reach so far, however their sums round."""
+    for seed in range(20):
+        a = np.random.default_rng(seed).random(count) * 10 ** np.arange(count)
+        assert paired_test({"x": a}, {"x": np.zeros(count)}, num_resamples=1)["x"]["p_value"] == 2 / 2**count
+
+
+def test_clusters_that_do_not_differ_change_no_p_value():
+    a, b = np.array([1.0, 1, 0, 1]), np.array([0.0, 0, 0, 0])
+    alone = paired_test({"x": a}, {"x": b})["x"]["p_value"]
+    more = paired_test({"x": np.append(a, np.ones(500))}, {"x": np.append(b, np.ones(500))})["x"]["p_value"]
+    assert alone == more == 2 / 2**3
+
+
+def test_many_clusters_come_near_the_exact_answer():
+    """13 clusters are drawn from, and could be enumerated."""
+    a, b = np.random.default_rng(5).standard_normal((2, 13))
+    drawn = paired_test({"x": a}, {"x": b}, num_resamples=20_000)["x"]["p_value"]
+    assert drawn == pytest.approx(enumerated_p_value((a - b).tolist()), abs=0.015)
+
+
+def test_a_system_equals_itself():
+    outcome = {"R@1": [1, 0, 1, 1]}
+    assert paired_test(outcome, outcome) == {"R@1": {"difference": 0, "low": 0, "high": 0, "p_value": 1}}
+
+
+def test_the_difference_turns_its_sign_with_the_systems():
+    rng = np.random.default_rng(0)
+    a, b = ({"x": rng.random(50), "y": rng.random(50)} for _ in range(2))
+    clusters = np.arange(50) // 3
+    forward, backward = paired_test(a, b, clusters), paired_test(b, a, clusters)
+    for name in ("x", "y"):
+        assert forward[name]["difference"] == -backward[name]["difference"]
+        assert forward[name]["low"] == pytest.approx(-backward[name]["high"], abs=1e-12)
+        assert forward[name]["p_value"] == backward[name]["p_value"]
+    assert paired_test(a, dict(reversed(b.items())), clusters) == forward
+
+
+def test_outcomes_are_resampled_together_and_a_seed_gives_the_same():
+    similarity = np.random.default_rng(0).standard_normal((60, 12))
+    outcomes = retrieval_outcomes(similarity, [[i % 12] for i in range(60)])
+    clusters = [i % 12 for i in range(60)]
+    intervals = bootstrap_intervals(outcomes, clusters)
+    assert intervals == bootstrap_intervals(outcomes, np.array(clusters), seed=0)
+    assert intervals != bootstrap_intervals(outcomes, clusters, seed=1)
+    assert list(intervals) == ["R@1", "R@5", "R@10", "mAP@10", "rank"]
+    for name, (low, high) in intervals.items():
+        assert low <= outcomes[name].mean() <= high
+        assert (low, high) == bootstrap_intervals({name: outcomes[name]}, clusters)[name]
+
+
+def test_ten_thousand_queries_take_no_time():
+    outcomes = {name: np.random.default_rng(0).random(10_000) for name in ("a", "b", "c")}
+    started = time.perf_counter()
+    bootstrap_intervals(outcomes)
+    assert time.perf_counter() - started < 10  # 0.2 s on an idle core; a loop takes a minute
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "options", "message"),
+    [
+        ({}, {}, "give one outcome at least"),
+        ({"x": []}, {}, "there are 0 clusters"),
+        ({"x": [1.0]}, {}, "there are 1 clusters"),
+        ({"x": [1, 2]}, {"clusters": ["a", "a"]}, "there are 1 clusters"),
+        ({"x": [1, 2]}, {"clusters": ["a"]}, "got 1 clusters for 2 queries"),
+        ({"x": [1, 2], "y": [1]}, {}, "shapes"),
+        ({"x": [[1, 2]]}, {}, "shapes"),
+        ({"x": [1, float("nan")]}, {}, r"x\[1\] is nan"),
+        ({"x": [1, 2]}, {"num_resamples": 0}, "num_resamples is 0"),
+        ({"x": [1, 2]}, {"confidence": 95}, "confidence is 95"),
+    ],
+)
+def test_bad_input_says_what_is_wrong(outcomes, options, message):
+    with pytest.raises(ValueError, match=message):
+        bootstrap_intervals(outcomes, **options)
+    with pytest.raises(ValueError, match=message):
+        paired_test(outcomes, outcomes, **options)
+
+
+def test_systems_must_answer_the_same_queries():
+    with pytest.raises(ValueError, match=r"a has the outcomes \['x'\], b has \['y'\]"):
+        paired_test({"x": [1, 2]}, {"y": [1, 2]})
+    with pytest.raises(ValueError, match="a has 2 queries and b 3"):
+        paired_test({"x": [1, 2]}, {"x": [1, 2, 3]})

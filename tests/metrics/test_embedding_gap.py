@@ -1,0 +1,187 @@
+"""metrics/embedding_gap against loops, closed forms, laws of distance and the real `evaluate` loader."""
+
+import math
+import tracemalloc
+import warnings
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+from metric_cards import run_card
+
+from modeling_supclap.metrics.embedding_gap import gap_and_distance
+
+ROOT = Path(__file__).parents[2]
+
+
+def directions(seed, *shape):
+    embeds = np.random.default_rng(seed).standard_normal(shape)
+    return embeds / np.linalg.norm(embeds, axis=-1, keepdims=True)
+
+
+def naive(other, english):
+    n, d = len(other), len(other[0])
+    gap = [sum(row[j] for row in english) / n - sum(row[j] for row in other) / n for j in range(d)]
+    return {
+        "Gap": math.hypot(*gap),
+        "Dis": sum(math.dist(a, b) for a, b in zip(english, other, strict=True)) / n,
+    }
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (7, 3), (60, 16), (5000, 3)])
+def test_equals_loops(shape):
+    other, english = directions(0, *shape), directions(1, *shape)
+    assert gap_and_distance(other, english) == pytest.approx(naive(other.tolist(), english.tolist()), abs=1e-12)
+    assert gap_and_distance(other.tolist(), english.tolist()) == gap_and_distance(other, english)
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.1, math.pi / 2, math.pi])
+def test_a_rotation_of_one_sentence_moves_along_the_chord(angle):
+    other = np.tile([math.cos(angle), math.sin(angle)], (3, 1))
+    chord = 2 * math.sin(angle / 2)
+    assert gap_and_distance(other, np.tile([1.0, 0.0], (3, 1))) == pytest.approx(
+        {"Gap": chord, "Dis": chord}, abs=1e-12
+    )
+
+
+def test_gap_does_not_see_mixed_up_sentences_and_dis_does():
+    english = directions(0, 50, 8)
+    scores = gap_and_distance(english[np.random.default_rng(1).permutation(50)], english)
+    assert scores["Gap"] == pytest.approx(0, abs=1e-12)
+    assert scores["Dis"] > 1
+    assert gap_and_distance(english, english) == {"Gap": 0, "Dis": 0}
+
+
+def test_independent_directions():
+    """The mean square of Gap is 2/N exactly, in any dimension; Dis tends to sqrt(2) in high ones."""
+    scores = [gap_and_distance(directions(2 * i, 20, 256), directions(2 * i + 1, 20, 256)) for i in range(200)]
+    assert np.mean([score["Gap"] ** 2 for score in scores]) == pytest.approx(2 / 20, rel=0.05)
+    assert np.mean([score["Dis"] for score in scores]) == pytest.approx(math.sqrt(2), rel=0.005)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_laws_of_distance(seed):
+    other, english = directions(seed, 30, 4), directions(seed + 100, 30, 4)
+    scores = gap_and_distance(other, english)
+    assert 0 <= scores["Gap"] <= scores["Dis"] <= 2
+    assert gap_and_distance(english, other) == pytest.approx(scores, abs=1e-12)
+    rotation = np.linalg.qr(np.random.default_rng(seed).standard_normal((4, 4)))[0]
+    assert gap_and_distance(other @ rotation, english @ rotation) == pytest.approx(scores, abs=1e-12)
+
+
+def test_other_norms_are_normalised_with_a_warning():
+    other, english = directions(0, 9, 4), directions(1, 9, 4)
+    lengths = np.linspace(0.5, 3, 9)[:, None]
+    with pytest.warns(UserWarning, match="other_embeds has rows of norm 3 where 1 is expected"):
+        scores = gap_and_distance(other * lengths, english)
+    assert scores == pytest.approx(gap_and_distance(other, english), abs=1e-12)
+    with pytest.warns(UserWarning, match="english_embeds has rows of norm 0.5"):
+        gap_and_distance(other, english * 0.5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_lower_precision_is_unit_norm_enough(dtype):
+    other, english = directions(0, 40, 512), directions(1, 40, 512)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scores = gap_and_distance(other.astype(dtype), english.astype(dtype))
+    assert scores == pytest.approx(gap_and_distance(other, english), abs=1e-3)
+
+
+@pytest.mark.parametrize(("norm", "warns"), [(1.0, False), (0.991, False), (1.009, False), (0.98, True), (1.02, True)])
+def test_the_tolerance_of_unit_norm(norm, warns):
+    other, english = directions(0, 9, 4), directions(1, 9, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert gap_and_distance(other * norm, english) == pytest.approx(gap_and_distance(other, english), abs=1e-12)
+    assert bool(caught) == warns
+
+
+def test_memory_is_that_of_a_block():
+    other, english = (np.ones((200_000, 16), np.float32) / 4 for _ in range(2))
+    tracemalloc.start()
+    try:
+        assert gap_and_distance(other, english) == {"Gap": 0, "Dis": 0}
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12e6  # both matrices in double precision would be 51e6
+
+
+NOT_FINITE = np.array([[1.0, 0.0], [np.nan, 0.0]])
+BAD = [
+    (np.eye(2), np.eye(3), r"other_embeds has shape \(2, 2\), english_embeds \(3, 3\)"),
+    (np.eye(2), NOT_FINITE, r"english_embeds\[1\] has norm nan"),
+    (NOT_FINITE, np.eye(2), r"other_embeds\[1\] has norm nan"),
+    (np.eye(2), np.array([[np.inf, 0.0], [1.0, 0.0]]), r"english_embeds\[0\] has norm inf"),
+    (np.zeros((2, 2)), np.eye(2), r"other_embeds\[0\] has norm 0.0"),
+    ([[1.0, 0.0], [1.0]], np.eye(2), "rows of other_embeds differ in length"),
+]
+
+
+@pytest.mark.parametrize(
+    ("other", "english", "message"),
+    [*BAD, (np.ones(2), np.ones(2), r"must be \(N, d\)"), (np.ones((0, 2)), np.ones((0, 2)), r"shape \(0, 2\)")],
+)
+def test_bad_embeddings_say_what_and_where(other, english, message):
+    with pytest.raises(ValueError, match=message):
+        gap_and_distance(other, english)
+
+
+@pytest.fixture
+def metric(load_metric):
+    return load_metric("embedding_gap")
+
+
+def test_evaluate_gives_the_same_numbers(metric):
+    other, english = directions(0, 10, 4), directions(1, 10, 4)
+    expected = gap_and_distance(other, english)
+    assert metric.compute(predictions=other, references=english) == expected
+    assert metric.compute(predictions=other, references=english, k=5) == expected  # k is for others in a combination
+    for start in range(0, 10, 4):
+        metric.add_batch(predictions=other[start : start + 4], references=english[start : start + 4])
+    assert metric.compute() == expected
+
+
+def test_evaluate_takes_whole_matrices_as_keywords(metric):
+    other, english = directions(0, 10, 4), directions(1, 10, 4)
+    rows = [7, 2, 5]
+    scores = metric.compute(predictions=rows, references=[1, 2, 3], other_embeds=other, english_embeds=english)
+    assert scores == gap_and_distance(other[rows], english[1:4])
+
+
+def test_evaluate_combines(metric):
+    other, english = directions(0, 10, 4), directions(1, 10, 4)
+    combined = evaluate.combine({"fra": metric}, force_prefix=True)
+    expected = {f"fra_{name}": value for name, value in gap_and_distance(other, english).items()}
+    assert combined.compute(predictions=other, references=english, k=[1]) == expected
+    combined.add_batch(predictions=other, references=english)
+    assert combined.compute() == expected
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        *(({"predictions": other, "references": english}, message) for other, english, message in BAD[1:]),
+        ({"predictions": np.eye(2), "references": np.eye(3)}, "Mismatch in the number"),
+        ({"predictions": [], "references": []}, "at least one sentence"),
+        ({"predictions": [0], "references": [0], "other_embeds": np.eye(2)}, "english_embeds is missing"),
+        (
+            {"predictions": [0], "references": [2], "other_embeds": np.eye(2), "english_embeds": np.eye(2)},
+            "row numbers, from 0 to 1; got 2",
+        ),
+        (
+            {"predictions": np.eye(2), "references": np.eye(2), "other_embeds": np.eye(2), "english_embeds": np.eye(2)},
+            "row numbers",
+        ),
+    ],
+)
+def test_evaluate_errors_are_clear(metric, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        metric.compute(**inputs)
+
+
+def test_the_card_runs(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run_card("embedding_gap", num_blocks=2)

@@ -1,0 +1,129 @@
+"""metrics/mrv against the paper's formula in loops, Python's statistics, enumeration and the real `evaluate` loader."""
+
+import itertools
+import statistics
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+from metric_cards import run_card
+
+from modeling_supclap.metrics.mrv import mean_rank_variance
+
+ROOT = Path(__file__).parents[2]
+
+# ATRI, tables 9 and 10: ranks of one query in eight languages.
+ML_CLAP = [[5, 4, 5, 2, 4, 5, 8, 13], [2, 4, 4, 7, 12, 12, 0, 3], [22, 18, 33, 17, 20, 24, 11, 26]]
+KCL = [[1, 1, 0, 0, 0, 0, 0, 2], [0, 0, 0, 0, 2, 4, 0, 0], [10, 8, 9, 8, 7, 5, 11, 12]]
+
+
+def naive(ranks):
+    total = 0.0
+    for row in ranks:
+        mean = sum(row) / len(row)
+        for rank in row:
+            total += (rank - mean) ** 2
+    return total / (len(ranks) * len(ranks[0]))
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (5, 2), (40, 8), (200, 3)])
+def test_equals_the_formula(shape):
+    ranks = np.random.default_rng(shape[0]).integers(0, 957, shape)
+    assert mean_rank_variance(ranks) == pytest.approx(naive(ranks.tolist()), rel=1e-12)
+    assert mean_rank_variance(ranks.tolist()) == mean_rank_variance(ranks)
+
+
+@pytest.mark.parametrize("cases", [ML_CLAP, KCL])
+def test_equals_the_population_variance_on_the_papers_cases(cases):
+    for row in cases:
+        assert mean_rank_variance([row]) == pytest.approx(statistics.pvariance(row), rel=1e-12)
+    assert mean_rank_variance(cases) == pytest.approx(statistics.mean(map(statistics.pvariance, cases)), rel=1e-12)
+
+
+def test_the_papers_cases_have_the_papers_order():
+    assert mean_rank_variance(KCL[:1]) == 0.5  # squares 1, 1, 4: 6/8 - (4/8)^2
+    assert mean_rank_variance(KCL) < mean_rank_variance(ML_CLAP)
+
+
+def test_alike_is_zero_and_the_origin_of_ranks_does_not_matter():
+    assert mean_rank_variance([[3, 3, 3], [956, 956, 956]]) == 0
+    assert mean_rank_variance(np.array(ML_CLAP) + 1) == pytest.approx(mean_rank_variance(ML_CLAP), rel=1e-12)
+
+
+@pytest.mark.parametrize(("num_candidates", "num_languages"), [(2, 2), (5, 3), (3, 5)])
+def test_random_ranks(num_candidates, num_languages):
+    every = list(itertools.product(range(num_candidates), repeat=num_languages))
+    expected = (1 - 1 / num_languages) * (num_candidates**2 - 1) / 12
+    assert mean_rank_variance(every) == pytest.approx(expected, rel=1e-12)
+
+
+BAD = [
+    ([], "no queries"),
+    ([[1, 2], [1, 2, 3]], "query 1 has ranks in 3 languages, query 0 in 2"),
+    ([[1], [2]], "ranks in 1 language"),
+    ([[1, 2], [float("nan"), 2]], r"ranks\[1\]\[0\] is nan"),
+    ([[1, float("inf")], [1, 2]], r"ranks\[0\]\[1\] is inf"),
+    ([[1, 2], [3, -1]], r"ranks\[1\]\[1\] is -1"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "message"), [*BAD, ([1, 2], "give one row of ranks")])
+def test_bad_ranks_say_what_and_where(ranks, message):
+    with pytest.raises(ValueError, match=message):
+        mean_rank_variance(ranks)
+
+
+@pytest.fixture
+def metric(load_metric):
+    return load_metric("mrv")
+
+
+def test_evaluate_gives_the_same_number(metric):
+    expected = {"MRV": mean_rank_variance(ML_CLAP)}
+    assert metric.compute(predictions=ML_CLAP) == expected
+    assert metric.compute(predictions=np.array(ML_CLAP), k=[1, 5]) == expected  # k is for others in a combination
+    for row in ML_CLAP:
+        metric.add_batch(predictions=[row])
+    assert metric.compute() == expected
+
+
+def test_evaluate_takes_the_ranks_as_a_keyword(metric):
+    ranks = np.array([*ML_CLAP, *KCL])
+    expected = {"MRV": mean_rank_variance(ranks)}
+    assert metric.compute(predictions=range(6), ranks=ranks) == expected
+    assert metric.compute(predictions=[0, 4], ranks=ranks) == {"MRV": mean_rank_variance(ranks[[0, 4]])}
+    for row in range(6):
+        metric.add(prediction=row)
+    assert metric.compute(ranks=ranks) == expected
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"predictions": [0, 6], "ranks": [[1, 2]] * 3}, "from 0 to 2; got 0 first"),
+        ({"predictions": [-1], "ranks": [[1, 2]] * 3}, "got -1 first"),
+        ({"predictions": [[1, 2]], "ranks": [[1, 2]]}, "row numbers"),
+        ({"predictions": [3, 4]}, "give one row of ranks"),
+    ],
+)
+def test_row_numbers_and_ranks_belong_together(metric, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        metric.compute(**inputs)
+
+
+def test_two_columns_combine(load_metric):
+    both = evaluate.combine({"t2a": load_metric("mrv"), "a2t": load_metric("mrv")}, force_prefix=True)
+    both.add_batch(predictions=ML_CLAP)
+    assert both.compute(k=1) == {f"{name}_MRV": mean_rank_variance(ML_CLAP) for name in ("t2a", "a2t")}
+
+
+@pytest.mark.parametrize(("ranks", "message"), BAD)
+def test_evaluate_errors_are_clear(metric, ranks, message):
+    with pytest.raises(ValueError, match=message):
+        metric.compute(predictions=ranks)
+
+
+def test_the_card_runs(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run_card("mrv", num_blocks=2)

@@ -1,0 +1,296 @@
+"""metrics/zste against naive loops, enumeration of all orders, the paper's chance levels and the real `evaluate`."""
+
+import itertools
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+from listening import make_rows
+from metric_cards import run_card
+
+from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, zste_prompts, zste_set
+from modeling_supclap.metrics.mrv import mean_rank_variance
+from modeling_supclap.metrics.recall import retrieval_scores
+from modeling_supclap.metrics.zste import zste_chance, zste_outcomes, zste_ranks, zste_scores, zste_scores_by_language
+
+ROOT = Path(__file__).parents[2]
+TASKS = list(ZSTE_FAMILIES)
+
+
+def num_right(task):
+    return 2 if task[0] in "25" else 1
+
+
+def naive_outcome(row, right, task):
+    """The answers are the first one or two of a list in which a wrong candidate precedes a right one of its score."""
+    order = sorted(range(len(row)), key=lambda column: (-row[column], column in right))
+    if num_right(task) == 1:
+        return float(order[0] == right[0])
+    hits = len({*order[:2]} & {*right})
+    if task[0] == "5":
+        return hits / 2
+    return float(hits == 2) if task[1] in "AC" else float(hits >= 1)
+
+
+def random_questions(seed, count, levels=None):
+    rng = np.random.default_rng(seed)
+    tasks = [TASKS[i] for i in rng.integers(0, len(TASKS), count)]
+    sizes = [int(rng.integers(num_right(task), 9)) for task in tasks]
+    scores = [(rng.integers(0, levels, n) / levels if levels else rng.standard_normal(n)).tolist() for n in sizes]
+    relevant = [rng.permutation(n)[: num_right(task)].tolist() for n, task in zip(sizes, tasks, strict=True)]
+    return scores, relevant, tasks
+
+
+@pytest.mark.parametrize("levels", [None, 1, 2, 5])
+def test_outcomes_equal_naive_answers(levels):
+    scores, relevant, tasks = random_questions(0, 600, levels)
+    found = zste_outcomes(scores, relevant, tasks)
+    assert list(found) == TASKS
+    for task in TASKS:
+        expected = [
+            naive_outcome(*question) for question in zip(scores, relevant, tasks, strict=True) if question[2] == task
+        ]
+        assert found[task].tolist() == expected
+    summary = zste_scores(scores, relevant, tasks)
+    for task in TASKS:
+        assert summary[task] == found[task].mean()
+        assert summary[f"{task}_questions"] == tasks.count(task)
+        sizes = [len(row) for row, asked in zip(scores, tasks, strict=True) if asked == task]
+        assert summary[f"{task}_chance"] == pytest.approx(np.mean([zste_chance(n, task) for n in sizes]), abs=1e-15)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_chance_is_the_mean_over_all_orders(task, n):
+    orders = list(itertools.permutations(range(n)))
+    outcomes = zste_outcomes(orders, [list(range(num_right(task)))] * len(orders), [task] * len(orders))[task]
+    assert zste_chance(n, task) == pytest.approx(outcomes.mean(), abs=1e-12)
+
+
+def test_published_chance_levels():
+    """Among 50 classes, 3 relations, 4 and 50 prompts. CLAP's scores on 3 and 4 are these, to its sampling error: [T]
+    table 3 has 33.27 and 34.29 in task 3, and 2.4 and 1.98 in task 4."""
+    assert zste_chance(50, "1A") == 0.02
+    assert zste_chance(50, "2A") == zste_chance(50, "2C") == 2 / (50 * 49)
+    assert zste_chance(50, "2B") == zste_chance(50, "2D") == pytest.approx(1 - (48 * 47) / (50 * 49), abs=1e-15)
+    assert zste_chance(50, "4A") == zste_chance(50, "4B") == 0.02
+    assert zste_chance(4, "5A") == pytest.approx(1 / 6 * 1 + 4 / 6 * 0.5, abs=1e-15)
+    assert zste_chance(50, "5B") == 0.04
+    for task, published in (("3A", 33.27), ("3B", 34.29)):
+        assert zste_chance(3, task) == 1 / 3
+        assert 100 * zste_chance(3, task) == pytest.approx(published, abs=1)
+    for task, published in (("4A", 2.4), ("4B", 1.98)):
+        assert 100 * zste_chance(50, task) == pytest.approx(published, abs=0.5)
+
+
+def asked(languages=("eng",), num_items=12):
+    """A real set of questions: its right answers, tasks, languages and names, language by language."""
+    rows = make_rows()
+    labels = sorted({label for row in rows for label in row["labels"]})
+    questions = []
+    for language in languages:
+        for record in zste_set(rows, seed=0, num_items=num_items):
+            for task in (task for task, family in ZSTE_FAMILIES.items() if family == record["family"]):
+                prompts = zste_prompts(task, record, labels, num_candidates=8)
+                questions.append((len(prompts.texts), prompts.right, task, language, record["id"]))
+    return questions
+
+
+def test_a_perfect_a_constant_and_a_random_model_on_real_questions():
+    sizes, relevant, tasks, _, _ = zip(*asked(num_items=100), strict=True)
+    perfect = [[float(column in right) for column in range(n)] for n, right in zip(sizes, relevant, strict=True)]
+    constant = [[0.3] * n for n in sizes]
+    rng = np.random.default_rng(0)
+    chance = zste_scores(perfect, relevant, tasks)
+    random = {task: [] for task in TASKS}
+    for _ in range(20):
+        drawn = zste_outcomes([rng.random(n) for n in sizes], relevant, tasks)
+        for task, outcomes in drawn.items():
+            random[task] += outcomes.tolist()
+    for task in TASKS:
+        assert chance[task] == 1
+        assert zste_scores(constant, relevant, tasks)[task] == 0
+        error = 5 * 0.5 / np.sqrt(len(random[task]))
+        assert np.mean(random[task]) == pytest.approx(chance[f"{task}_chance"], abs=error)
+
+
+def test_ranks_are_those_of_the_best_right_candidate():
+    scores, relevant, tasks = random_questions(1, 300, levels=4)
+    expected = [
+        sum(score >= max(row[c] for c in right) for column, score in enumerate(row) if column not in right)
+        for row, right in zip(scores, relevant, strict=True)
+    ]
+    assert zste_ranks(scores, relevant, tasks).tolist() == expected
+
+
+def multilingual(seed=0, languages=("eng", "fra", "deu")):
+    sizes, relevant, tasks, spoken, names = (list(column) for column in zip(*asked(languages), strict=True))
+    rng = np.random.default_rng(seed)
+    return [rng.random(n).tolist() for n in sizes], relevant, tasks, spoken, names
+
+
+def test_languages_have_their_own_scores_and_a_common_variance():
+    scores, relevant, tasks, languages, names = multilingual()
+    found = zste_scores_by_language(scores, relevant, tasks, languages, names)
+    ranks = zste_ranks(scores, relevant, tasks)
+    for language in ("eng", "fra", "deu"):
+        own = [i for i, spoken in enumerate(languages) if spoken == language]
+        expected = zste_scores([scores[i] for i in own], [relevant[i] for i in own], [tasks[i] for i in own])
+        assert {name: found[f"{language}_{name}"] for name in expected} == expected
+    for task in TASKS:
+        ids = [names[i] for i in range(len(names)) if (tasks[i], languages[i]) == (task, "eng")]
+        place = {(tasks[i], languages[i], names[i]): i for i in range(len(names))}
+        table = [[ranks[place[task, language, name]] for language in ("eng", "fra", "deu")] for name in ids]
+        assert found[f"{task}_MRV"] == pytest.approx(mean_rank_variance(table), abs=1e-12)
+        assert found[f"{task}_MRV_questions"] == len(ids) == 12
+
+
+def test_the_order_of_questions_does_not_matter_when_they_are_named():
+    columns = multilingual()
+    shuffled = np.random.default_rng(1).permutation(len(columns[0]))
+    again = zste_scores_by_language(*([column[i] for i in shuffled] for column in columns))
+    assert again == pytest.approx(zste_scores_by_language(*columns), abs=1e-12)
+    assert zste_scores_by_language(*columns[:4]) == zste_scores_by_language(*columns)  # they were asked in one order
+
+
+def test_questions_of_some_languages_only_are_left_out():
+    scores, relevant = [[0.9, 0.1, 0.5], [0.1, 0.9, 0.5], [0.2, 0.9, 0.5]], [[0]] * 3
+    found = zste_scores_by_language(scores, relevant, ["3A"] * 3, ["eng", "fra", "fra"], ["x", "x", "y"])
+    assert (found["3A_MRV"], found["3A_MRV_questions"], found["fra_3A_questions"]) == (1.0, 1, 2)
+    apart = zste_scores_by_language(scores[:2], relevant[:2], ["3A"] * 2, ["eng", "fra"], ["x", "y"])
+    assert not [name for name in apart if "MRV" in name]
+    alone = zste_scores_by_language(scores, relevant, ["3A"] * 3, ["eng"] * 3)
+    assert alone == {f"eng_{name}": value for name, value in zste_scores(scores, relevant, ["3A"] * 3).items()}
+
+
+@pytest.mark.parametrize(("task", "n"), [("3A", 3), ("4A", 4), ("2A", 4), ("5A", 3)])
+@pytest.mark.parametrize("num_languages", [2, 3])
+def test_the_chance_level_of_the_variance_is_the_mean_over_all_ranks(task, n, num_languages):
+    right = list(range(num_right(task)))
+    ranks = zste_ranks(*zip(*((order, right, task) for order in itertools.permutations(range(n))), strict=True))
+    languages = [f"l{i}" for i in range(num_languages)]
+    found = zste_scores_by_language(
+        [range(n)] * num_languages, [right] * num_languages, [task] * num_languages, languages
+    )
+    every = list(itertools.product(ranks.tolist(), repeat=num_languages))
+    assert found[f"{task}_MRV_chance"] == pytest.approx(mean_rank_variance(every), abs=1e-9)
+
+
+BAD = [
+    ([], [], [], "one question at least"),
+    ([[0.1, 0.2]], [[0], [1]], ["1A"], "got 1 rows of scores, 2 lists of right candidates and 1 tasks"),
+    ([[0.1, 0.2]], [[0]], ["6A"], "unknown task '6A'; the tasks are 1A"),
+    ([[0.1, float("nan")]], [[0]], ["1A"], "question 0 has the scores"),
+    ([[0.1, 0.2], [0.1, float("inf")]], [[0], [0]], ["1A", "1A"], "question 1 has the scores"),
+    ([[0.1, 0.2]], [[]], ["1A"], r"right candidates \[\]; task 1A has 1"),
+    ([[0.1, 0.2]], [[0, 1]], ["3A"], "task 3A has 1 of them"),
+    ([[0.1, 0.2]], [[0]], ["5A"], "task 5A has 2 of them"),
+    ([[0.1, 0.2]], [[1, 1]], ["5A"], "must differ"),
+    ([[0.1, 0.2]], [[2]], ["1A"], r"lie in 0\.\.1"),
+    ([[0.1, 0.2]], [[-1]], ["1A"], r"lie in 0\.\.1"),
+]
+
+
+@pytest.mark.parametrize(("scores", "relevant", "tasks", "message"), BAD)
+def test_bad_questions_say_what_and_where(scores, relevant, tasks, message):
+    for function in (zste_outcomes, zste_scores, zste_ranks):
+        with pytest.raises(ValueError, match=message):
+            function(scores, relevant, tasks)
+
+
+@pytest.mark.parametrize(
+    ("languages", "questions", "sizes", "message"),
+    [
+        (["eng", "fra"], None, (3, 3, 3), "got 2 languages for 3 questions"),
+        (["eng", "fra", "deu"], ["x"], (3, 3, 3), "got 1 questions for 3 questions"),
+        (["eng", "fra", "fra"], None, (3, 3, 3), "name them in `questions`"),
+        (["eng", "fra", "fra"], ["x", "x", "x"], (3, 3, 3), "task 4A asks question 'x' twice in 'fra'"),
+        (["eng", "fra", "deu"], None, (3, 4, 3), r"question 0 of task 4A has \[3, 4, 3\] candidates"),
+    ],
+)
+def test_languages_must_fit(languages, questions, sizes, message):
+    scores = [[0.5] * n for n in sizes]
+    with pytest.raises(ValueError, match=message):
+        zste_scores_by_language(scores, [[0]] * 3, ["4A"] * 3, languages, questions)
+
+
+@pytest.mark.parametrize(("n", "task"), [(0, "1A"), (1, "2A")])
+def test_chance_needs_candidates(n, task):
+    with pytest.raises(ValueError, match=f"num_candidates is {n}; task {task}"):
+        zste_chance(n, task)
+
+
+@pytest.fixture
+def metric(load_metric):
+    return load_metric("zste")
+
+
+def test_evaluate_gives_the_same_scores(metric):
+    scores, relevant, tasks, _, _ = multilingual()
+    inputs = {"predictions": scores, "references": relevant, "tasks": tasks}
+    expected = zste_scores(scores, relevant, tasks)
+    assert metric.compute(**inputs) == expected
+    assert metric.compute(**inputs, k=[1]) == expected  # k is for others in a combination
+    for start in range(0, len(tasks), 50):
+        metric.add_batch(**{name: column[start : start + 50] for name, column in inputs.items()})
+    assert metric.compute() == expected
+    for place in range(3):
+        metric.add(prediction=scores[place], reference=relevant[place], tasks=tasks[place])
+    assert metric.compute() == zste_scores(scores[:3], relevant[:3], tasks[:3])
+
+
+def test_evaluate_gives_the_scores_of_languages(metric):
+    scores, relevant, tasks, languages, names = multilingual()
+    expected = zste_scores_by_language(scores, relevant, tasks, languages, names)
+    inputs = {"predictions": scores, "references": relevant, "tasks": tasks}
+    assert metric.compute(**inputs, languages=languages, questions=names) == expected
+    metric.add_batch(**inputs)
+    assert metric.compute(languages=languages) == expected
+
+
+def test_evaluate_takes_the_rows_as_a_keyword(metric):
+    scores, relevant, tasks = random_questions(0, 40)
+    picked = [7, 3, 21]
+    inputs = {"references": [relevant[i] for i in picked], "tasks": [tasks[i] for i in picked]}
+    found = metric.compute(predictions=picked, **inputs, similarity=scores)
+    assert found == zste_scores(
+        [scores[i] for i in picked], **{"relevant": inputs["references"], "tasks": inputs["tasks"]}
+    )
+
+
+def test_evaluate_combines_with_recall(metric):
+    """A label question is a retrieval query, too: both read one stream."""
+    rng = np.random.default_rng(0)
+    scores, relevant = rng.random((20, 6)), [[i % 6] for i in range(20)]
+    both = evaluate.combine([metric, evaluate.load(str(ROOT / "metrics" / "recall"))])
+    expected = zste_scores(scores, relevant, ["1A"] * 20) | retrieval_scores(scores, relevant, k=[1])
+    assert both.compute(predictions=scores, references=relevant, tasks=["1A"] * 20, k=[1]) == expected
+    both.add_batch(predictions=scores, references=relevant, tasks=["1A"] * 20)
+    assert both.compute(k=[1]) == expected
+    inputs = {"predictions": range(20), "references": relevant, "tasks": ["1A"] * 20}
+    assert both.compute(**inputs, k=[1], similarity=scores) == expected
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        *(
+            ({"predictions": scores, "references": relevant, "tasks": tasks}, message)
+            for scores, relevant, tasks, message in BAD[2:]
+        ),
+        ({"predictions": [], "references": [], "tasks": []}, "hold at least one question"),
+        ({"predictions": [[0.1]], "references": [[0]]}, "inputs are missing: .*tasks"),
+        ({"predictions": [[0.1]], "references": [[0]], "tasks": ["1A", "1A"]}, "Mismatch in the number"),
+        ({"predictions": [3], "references": [[0]], "tasks": ["1A"], "similarity": [[0.1]]}, "from 0 to 0; got 3"),
+        ({"predictions": [3], "references": [[0]], "tasks": ["1A"]}, "give finite numbers, one for each candidate"),
+    ],
+)
+def test_evaluate_errors_are_clear(metric, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        metric.compute(**inputs)
+
+
+def test_the_card_runs(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run_card("zste", num_blocks=2)

@@ -1,0 +1,196 @@
+"""A saved folder is at home on the Hub: Auto classes, pipeline, remote code, push; and the package's own front door."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import builders
+import numpy as np
+import pytest
+import torch
+from fake_hub import FakeHub, fake_hub
+from transformers import AutoConfig, AutoFeatureExtractor, AutoModel, AutoProcessor, AutoTokenizer, pipeline
+
+import modeling_supclap
+from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
+
+TESTS = Path(__file__).parents[1]
+TEXTS = [builders.CAPTIONS["eng"], builders.CAPTIONS["fra"]]
+CLIPS = [builders.noise(16000, seed=1), builders.noise(200_000, seed=2)]
+CALL = {"audio": CLIPS, "sampling_rate": 16000, "text": TEXTS, "language": ["eng", "fra"], "return_tensors": "pt"}
+
+
+def save(folder: Path, text: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
+    """A tiny model with a text tower of this kind, and its processor, in a folder."""
+    if text == "bert":
+        model, processor = builders.supclap_model(), builders.bert_processor()
+    else:
+        model = builders.supclap_model(builders.supclap_config(builders.sonar_config()))
+        processor = builders.nllb_processor()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
+
+
+@torch.no_grad()
+def logits(model: SupCLAPModel, processor: SupCLAPProcessor) -> torch.Tensor:
+    return model(**processor(**CALL)).logits_per_audio
+
+
+@pytest.mark.parametrize("text", ["bert", "sonar"])
+def test_auto_classes_know_us(tmp_path, text):
+    model, processor = save(tmp_path, text)
+    kinds = {
+        AutoConfig: SupCLAPConfig,
+        AutoModel: SupCLAPModel,
+        AutoFeatureExtractor: CEDFeatureExtractor,
+        AutoProcessor: SupCLAPProcessor,
+        AutoTokenizer: type(processor.tokenizer),
+    }
+    loaded = {kind: kind.from_pretrained(tmp_path) for kind in kinds}
+    assert {kind: type(thing) for kind, thing in loaded.items()} == kinds
+    assert torch.equal(logits(loaded[AutoModel], loaded[AutoProcessor]), logits(model, processor))
+    trusted = AutoModel.from_pretrained(tmp_path, trust_remote_code=True)
+    assert type(trusted) is SupCLAPModel
+
+
+def test_auto_classes_know_the_audio_tower(tmp_path):
+    CEDModel(builders.ced_config()).save_pretrained(tmp_path)
+    CEDFeatureExtractor().save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is CEDConfig
+    assert type(AutoModel.from_pretrained(tmp_path)) is CEDModel
+    assert type(AutoFeatureExtractor.from_pretrained(tmp_path)) is CEDFeatureExtractor
+
+
+@pytest.mark.parametrize("text", ["bert", "sonar"])
+def test_zero_shot_pipeline_from_a_folder(tmp_path, text):
+    model, processor = save(tmp_path, text)
+    classify = pipeline("zero-shot-audio-classification", model=str(tmp_path))
+    results = classify(CLIPS, candidate_labels=["dog", "rain", "pluie"], hypothesis_template="the {} falls")
+    for clip, result in zip(CLIPS, results, strict=True):
+        texts = [f"the {label} falls" for label in ("dog", "rain", "pluie")]
+        inputs = processor(audio=clip, sampling_rate=16000, text=texts, return_tensors="pt")
+        with torch.no_grad():
+            expected = model(**inputs).logits_per_audio[0].softmax(dim=0)
+        scores = {each["label"]: each["score"] for each in result}
+        assert [scores[label] for label in ("dog", "rain", "pluie")] == pytest.approx(expected.tolist(), abs=1e-5)
+        assert [each["score"] for each in result] == sorted(scores.values(), reverse=True)
+
+
+def run(code: str, *arguments: object, isolated: bool, cwd: Path, **environment: str) -> None:
+    """Runs python in a process of its own, elsewhere, with a cache of its own; isolated: without this checkout."""
+    flags = ["-I"] if isolated else []
+    paths = {} if isolated else {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", code, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "HF_HOME": str(cwd / "cache"), **paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+READER = """
+import sys
+sys.modules["modeling_supclap"] = None  # as where the package is not installed
+import numpy as np, torch
+from transformers import AutoConfig, AutoModel, AutoProcessor
+
+batch = torch.load("call.pt", weights_only=False)
+for folder in sys.argv[1:]:
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    assert type(processor.feature_extractor).__module__.startswith("transformers_modules."), type(processor)
+    assert type(config).__name__ == "SupCLAPConfig"
+    with torch.no_grad():
+        outputs = model(**processor(**batch))
+    torch.save([outputs.audio_embeds, outputs.text_embeds], folder + ".pt")
+    model.save_pretrained(folder + "-again")
+    processor.save_pretrained(folder + "-again")
+"""
+
+
+def test_folder_loads_where_the_package_is_missing(tmp_path):
+    torch.save(CALL, tmp_path / "call.pt")
+    saved = {text: save(tmp_path / text, text) for text in ("bert", "sonar")}
+    run(READER, *(tmp_path / text for text in saved), isolated=True, cwd=tmp_path)
+    for text, (model, processor) in saved.items():
+        with torch.no_grad():
+            expected = model(**processor(**CALL))
+        audio_embeds, text_embeds = torch.load(tmp_path / f"{text}.pt")
+        assert torch.equal(audio_embeds, expected.audio_embeds)
+        assert torch.equal(text_embeds, expected.text_embeds)
+        files = {path.name for path in (tmp_path / text).iterdir()}
+        assert {"modeling_supclap.py", "modeling_ced.py", "modeling_sonar.py", "processing_supclap.py"} <= files
+        assert {path.name for path in (tmp_path / f"{text}-again").iterdir()} == files
+        again = SupCLAPModel.from_pretrained(tmp_path / f"{text}-again")
+        assert torch.equal(logits(again, processor), expected.logits_per_audio)
+
+
+PUSHER = """
+import sys
+import torch
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+
+assert "modeling_supclap.training.trainer" not in sys.modules, "the trainer must be imported when first asked for"
+SupCLAPModel.from_pretrained("model").push_to_hub("someone/tiny")
+SupCLAPProcessor.from_pretrained("model").push_to_hub("someone/tiny")
+model = SupCLAPModel.from_pretrained("someone/tiny")
+processor = SupCLAPProcessor.from_pretrained("someone/tiny")
+with torch.no_grad():
+    torch.save(model(**processor(**torch.load("call.pt", weights_only=False))).logits_per_audio, "logits.pt")
+"""
+
+
+def test_pushed_model_comes_back(tmp_path):
+    torch.save(CALL, tmp_path / "call.pt")
+    model, processor = save(tmp_path / "model", "sonar")
+    with fake_hub() as address:
+        hub = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_none", "NO_PROXY": "127.0.0.1"}
+        run(PUSHER, isolated=False, cwd=tmp_path, **hub)
+        pushed = dict(FakeHub.files["someone/tiny"])
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(model, processor))
+    code = {"configuration_supclap.py", "modeling_supclap.py", "processing_supclap.py", "feature_extraction_ced.py"}
+    assert code | {"config.json", "model.safetensors", "processor_config.json", "tokenizer.json"} <= set(pushed)
+    for name in ("modeling_supclap.py", "modeling_ced.py"):
+        assert pushed[name] == Path(modeling_supclap.__file__).with_name(name).read_bytes()
+
+
+# ---- the package's front door ----
+
+
+def test_exports():
+    for name in ("CEDConfig", "CEDModel", "SonarTextModel", "SupCLAPConfig", "SupCLAPModel", "SupCLAPProcessor"):
+        assert getattr(modeling_supclap, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'SupKLAP'"):
+        _ = modeling_supclap.SupKLAP
+
+
+@pytest.mark.parametrize("failure", ["OSError('libcudart.so.13: cannot open')", "RuntimeError('CUDA 13.2 and 13.0')"])
+def test_broken_torchaudio_is_explained(tmp_path, monkeypatch, failure):
+    (tmp_path / "torchaudio.py").write_text(f"raise {failure}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchaudio")
+    spec = importlib.util.spec_from_file_location("broken_supclap", modeling_supclap.__file__)
+    with pytest.raises(ImportError, match=r"(?s)(libcudart|CUDA 13).*pip install torch==") as caught:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert isinstance(caught.value.__cause__, (OSError, RuntimeError))
+
+
+def test_same_clip_through_the_whole_front_door(tmp_path):
+    """One call with everything at once: another rate, channels, PCM, several languages, twice."""
+    _, _ = save(tmp_path, "sonar")
+    model, processor = AutoModel.from_pretrained(tmp_path), AutoProcessor.from_pretrained(tmp_path)
+    stereo = np.stack([builders.noise(44100, seed) for seed in (3, 4)])
+    pcm = (stereo * 32768).round().astype(np.int16)
+    inputs = [processor(audio=[clip], sampling_rate=44100, return_tensors="pt") for clip in (stereo, pcm, pcm)]
+    with torch.no_grad():
+        float_embeds, *pcm_embeds = [model.get_audio_features(**each).pooler_output for each in inputs]
+    assert torch.equal(*pcm_embeds)
+    torch.testing.assert_close(pcm_embeds[0], float_embeds, atol=1e-3, rtol=0)

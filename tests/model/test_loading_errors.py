@@ -1,0 +1,342 @@
+"""Errors as a user meets them while loading: each says what was seen and what would be right."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import builders
+import pytest
+import sentencepiece
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel, ClapAudioModel
+from transformers.testing_utils import CaptureLogger
+from transformers.utils import logging
+
+from modeling_supclap import (
+    CEDConfig,
+    CEDFeatureExtractor,
+    CEDModel,
+    SonarTextModel,
+    SupCLAPConfig,
+    SupCLAPModel,
+    SupCLAPProcessor,
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """Whole folders of several kinds; copy one before you break it."""
+    root = tmp_path_factory.mktemp("saved")
+    (root / "empty").mkdir()
+    BertModel(BertConfig(**builders.bert_config())).save_pretrained(root / "bert")
+    builders.bert_tokenizer().save_pretrained(root / "bert")
+    CEDModel(builders.ced_config()).save_pretrained(root / "ced")
+    CEDFeatureExtractor().save_pretrained(root / "ced")
+    ClapAudioModel(builders.clap_config().audio_config).save_pretrained(root / "htsat")
+    SonarTextModel(builders.sonar_config()).save_pretrained(root / "sonar")
+    builders.nllb_tokenizer().save_pretrained(root / "sonar")
+    builders.supclap_model().save_pretrained(root / "supclap")
+    builders.bert_processor().save_pretrained(root / "supclap")
+    model = builders.supclap_model(builders.supclap_config(builders.sonar_config()))
+    model.save_pretrained(root / "supclap-sonar")
+    builders.nllb_processor().save_pretrained(root / "supclap-sonar")
+    adapted = get_peft_model(builders.supclap_model(), LoraConfig(r=2, target_modules=["query"]))
+    adapted.save_pretrained(root / "adapter")
+    return root
+
+
+def broken(saved: Path, name: str, target: Path, *missing: str) -> Path:
+    """A copy of a folder without some of its files."""
+    shutil.copytree(saved / name, target)
+    for file in missing:
+        (target / file).unlink()
+    return target
+
+
+# ---- models ----
+
+
+@pytest.mark.parametrize(
+    ("kind", "folder", "message"),
+    [
+        (SupCLAPModel, "empty", "empty is no checkpoint: it holds no config.json; give a 'supclap' checkpoint"),
+        (SupCLAPConfig, "empty", "empty is no checkpoint: it holds no config.json"),
+        (CEDModel, "empty", "empty is no checkpoint: it holds no config.json; give a 'ced' checkpoint"),
+        (SupCLAPModel, "bert", "bert is of a model of type 'bert'; give a 'supclap' checkpoint, or join two encoders"),
+        (SupCLAPModel, "ced", "ced is of a model of type 'ced'; give a 'supclap' checkpoint"),
+        (SupCLAPConfig, "bert", "with SupCLAPModel.from_encoders"),
+        (CEDModel, "bert", "bert is of a model of type 'bert'; give a 'ced' checkpoint"),
+        (CEDConfig, "htsat", "htsat is of a model of type 'clap_audio_model'; give a 'ced' checkpoint"),
+        (CEDModel, "supclap", r"lacks 35 weights of CEDModel, among them ['blocks.0"),
+        (SonarTextModel, "bert", "weights of SonarTextModel, among them ['embed_tokens.weight'"),
+    ],
+)
+def test_a_folder_of_something_else(saved, kind, folder, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        kind.from_pretrained(saved / folder)
+
+
+def test_the_audio_configuration_within_a_whole_model_still_loads(saved):
+    assert CEDConfig.from_pretrained(saved / "supclap").embed_dim == 32
+
+
+def test_nothing_of_the_default_size_is_built_for_a_wrong_folder(saved, monkeypatch):
+    """SONAR's 1.2 GB would be; transformers warns of a wrong type and goes on with the defaults."""
+    monkeypatch.setattr(SupCLAPModel, "__init__", lambda *args, **kwargs: pytest.fail("a model was built"))
+    with pytest.raises(ValueError, match="of type 'bert'"):
+        SupCLAPModel.from_pretrained(saved / "bert")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("/no/such/folder", "there is no folder /no/such/folder; give a model's folder or a Hub id"),
+        ("./no-such-folder", "there is no folder ./no-such-folder"),
+        ("mispeech/supclap-bse", "no configuration can be read from 'mispeech/supclap-bse', as folder or Hub id: "),
+    ],
+)
+def test_a_name_that_is_nowhere(name, message):
+    with pytest.raises(OSError, match=re.escape(message)):
+        SupCLAPModel.from_pretrained(name)
+
+
+def test_a_configuration_that_is_no_json(saved, tmp_path):
+    folder = broken(saved, "supclap", tmp_path / "model")
+    (folder / "config.json").write_text('{"model_type": "supcl')
+    with pytest.raises(OSError, match=r"read from '.*model', as folder or Hub id: .*not a valid JSON file"):
+        SupCLAPModel.from_pretrained(folder)
+
+
+def test_a_configuration_without_weights(saved, tmp_path):
+    folder = broken(saved, "supclap", tmp_path / "model", "model.safetensors")
+    with pytest.raises(OSError, match=r"no file named model.safetensors.*found in directory .*model"):
+        SupCLAPModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("tower", ["text_model", "audio_model", "audio_projection"])
+def test_weights_of_a_part_are_missing(saved, tmp_path, tower):
+    folder = broken(saved, "supclap", tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(tower)}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    count = len(tensors) - len(kept)
+    with pytest.raises(ValueError, match=rf"model lacks {count} weights of SupCLAPModel, among them \['{tower}\."):
+        SupCLAPModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "weight", "shapes"),
+    [
+        ("projection_dim", "audio_projection.linear1.weight", ["[16, 32]", "[48, 32]"]),
+        ("hidden_size", "text_projection.linear1.weight", ["[16, 24]", "[16, 48]"]),
+    ],
+)
+def test_weights_of_another_size(saved, tmp_path, field, weight, shapes):
+    """Transformers' own words: an error, and above it a table of the weights with both shapes."""
+    folder = broken(saved, "supclap", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (config if field == "projection_dim" else config["text_config"])[field] = 48
+    (folder / "config.json").write_text(json.dumps(config))
+    log = CaptureLogger(logging.get_logger("transformers.modeling_utils"))
+    with log, pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        SupCLAPModel.from_pretrained(folder)
+    (line,) = [line for line in log.out.splitlines() if weight in line]
+    assert re.findall(r"\[\d+, \d+\]", line) == shapes
+
+
+# What may lie where weights should: half of them, less than a header, an error page, git-lfs's note of where they are.
+DAMAGES = {
+    "half": lambda content: content[: len(content) // 2],
+    "all but a byte": lambda content: content[:-1],
+    "empty": lambda content: b"",
+    "page": lambda content: b"<html>404</html>" * 30,
+    "note": lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9000\n",
+}
+DAMAGED = r" is damaged or holds no weights \(an incomplete download\?\); get it again: "
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_damaged_weights(saved, tmp_path, file, damage):
+    folder = broken(saved, "supclap", tmp_path / "model")
+    if file.endswith(".bin"):
+        torch.save(load_file(folder / "model.safetensors"), folder / file)
+        (folder / "model.safetensors").unlink()
+        assert isinstance(SupCLAPModel.from_pretrained(folder), SupCLAPModel)
+        (folder / "training_args.bin").write_bytes(b"not looked at")
+    (folder / file).write_bytes(DAMAGES[damage]((folder / file).read_bytes()))
+    with pytest.raises(OSError, match=re.escape(str(folder / file)) + DAMAGED + r"\w+") as caught:
+        SupCLAPModel.from_pretrained(folder)
+    assert "weights_only" not in str(caught.value), "torch's advice to run what is in the file"
+
+
+@pytest.mark.parametrize("pattern", ["model-00002-of-*.safetensors", "model.safetensors.index.json"])
+def test_one_of_several_files_is_damaged(saved, tmp_path, pattern):
+    SupCLAPModel.from_pretrained(saved / "supclap").save_pretrained(tmp_path, max_shard_size="50KB")
+    (path,) = tmp_path.glob(pattern)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(OSError, match=re.escape(str(path)) + DAMAGED):
+        SupCLAPModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ced", "htsat", "bert", "sonar"])
+def test_an_encoder_with_damaged_weights(saved, tmp_path, name):
+    folder = broken(saved, name, tmp_path / name)
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+    audio, text = (folder, saved / "bert") if name in ("ced", "htsat") else (saved / "ced", folder)
+    with pytest.raises(OSError, match=re.escape(str(folder / "model.safetensors")) + DAMAGED) as caught:
+        SupCLAPModel.from_encoders(str(audio), str(text))
+    assert not isinstance(caught.value.__cause__, OSError), "told once"
+
+
+# ---- LoRA ----
+
+
+@pytest.mark.parametrize("base", [None, "", "/no/such/base", "./gone"])
+def test_an_adapter_without_its_base_model(saved, tmp_path, base):
+    folder = broken(saved, "adapter", tmp_path / "adapter")
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": base}))
+    message = f"adapter holds a LoRA adapter and no model, and names {base!r} as its base model, which is not there"
+    with pytest.raises(ValueError, match=message):
+        SupCLAPModel.from_pretrained(folder)
+    # What the message advises.
+    merged = PeftModel.from_pretrained(builders.supclap_model(), str(folder)).merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    assert isinstance(SupCLAPModel.from_pretrained(tmp_path / "merged"), SupCLAPModel)
+
+
+@torch.no_grad()
+def test_an_adapter_beside_its_base_model_loads(saved, tmp_path):
+    lora = LoraConfig(r=2, target_modules=["query"], init_lora_weights=False)
+    model = get_peft_model(SupCLAPModel.from_pretrained(saved / "supclap"), lora)
+    model.save_pretrained(tmp_path / "adapter")
+    ids = torch.tensor([[5, 6, 7]])
+    expected = model.get_base_model().eval().get_text_features(ids).pooler_output
+    loaded = SupCLAPModel.from_pretrained(tmp_path / "adapter")
+    torch.testing.assert_close(loaded.get_text_features(ids).pooler_output, expected, atol=1e-6, rtol=0)
+
+
+def test_an_adapter_that_an_old_transformers_would_load_in_part(saved, tmp_path, monkeypatch):
+    lora = LoraConfig(r=2, target_modules=["query"], modules_to_save=["audio_projection"])
+    get_peft_model(SupCLAPModel.from_pretrained(saved / "supclap"), lora).save_pretrained(tmp_path / "adapter")
+    monkeypatch.setattr("transformers.__version__", "5.17.4")
+    message = r"transformers 5.17.4 does not load \['audio_projection'\] of the adapter .*adapter. Load the base model"
+    with pytest.raises(ValueError, match=message):
+        SupCLAPModel.from_pretrained(tmp_path / "adapter")
+
+
+# ---- joining encoders ----
+
+
+@pytest.mark.parametrize(
+    ("audio", "text", "error", "message"),
+    [
+        ("empty", "bert", ValueError, "empty is no checkpoint: it holds no config.json with a model_type"),
+        ("ced", "empty", ValueError, "empty is no checkpoint"),
+        ("ced", "ced", ValueError, "'ced' cannot be a tower for text"),
+        ("bert", "bert", ValueError, "'bert' cannot be a tower for audio"),
+        ("supclap", "bert", ValueError, "'supclap' cannot be a tower for audio"),
+        ("ced", "supclap", ValueError, "'supclap' cannot be a tower"),
+        ("ced", "adapter", ValueError, "adapter holds a LoRA adapter and no encoder; merge it into its base model"),
+        ("nowhere", "bert", OSError, "the audio tower '.*nowhere' cannot be loaded; .* such as mispeech/ced-base"),
+        ("ced", "nowhere", OSError, "the text tower '.*nowhere' cannot be loaded; .* sentence-transformers/LaBSE"),
+    ],
+)
+def test_joining_what_is_no_encoder(saved, audio, text, error, message):
+    with pytest.raises(error, match=message):
+        SupCLAPModel.from_encoders(str(saved / audio), str(saved / text))
+
+
+def test_joining_a_misspelt_hub_id(saved):
+    with pytest.raises(OSError, match="the audio tower 'mispeech/ced-bse' cannot be loaded; give a folder"):
+        SupCLAPModel.from_encoders("mispeech/ced-bse", str(saved / "bert"))
+    with pytest.raises(OSError, match="no tokenizer can be loaded from 'bert-bse', as folder or Hub id: "):
+        SupCLAPProcessor.from_encoders(str(saved / "ced"), "bert-bse")
+    with pytest.raises(OSError, match="no feature extractor can be loaded from 'mispeech/ced-bse', as folder or"):
+        SupCLAPProcessor.from_encoders("mispeech/ced-bse", str(saved / "bert"))
+
+
+def test_joining_an_encoder_without_a_feature_extractor(saved):
+    with pytest.raises(OSError, match=r"no feature extractor can be loaded from '.*htsat'"):
+        SupCLAPProcessor.from_encoders(str(saved / "htsat"), str(saved / "bert"))
+
+
+# ---- processors ----
+
+ADVICE = r".*processor_config.json and the tokenizer's files; SupCLAPProcessor.from_encoders\(audio, text\)"
+
+
+@pytest.mark.parametrize("folder", ["empty", "bert", "ced", "nowhere"])
+def test_a_folder_without_a_processor(saved, folder):
+    with pytest.raises((OSError, ValueError), match=rf"(?s)no processor can be loaded from .*{folder}: {ADVICE}"):
+        SupCLAPProcessor.from_pretrained(saved / folder)
+
+
+@pytest.mark.parametrize("name", ["supclap", "supclap-sonar"])
+def test_a_missing_vocabulary(saved, tmp_path, name):
+    """Transformers would build a tokenizer of special tokens, to which every word is unknown."""
+    folder = broken(saved, name, tmp_path / "model", "tokenizer.json")
+    message = r"the tokenizer of .*model knows no words, only \d+ special tokens: its vocabulary .tokenizer.json"
+    with pytest.raises(ValueError, match=message):
+        SupCLAPProcessor.from_pretrained(folder)
+
+
+def test_a_tokenizer_that_forgot_its_class(saved, tmp_path):
+    """Every caption would be taken for one of the tokenizer's default language."""
+    folder = broken(saved, "supclap-sonar", tmp_path / "model", "tokenizer_config.json")
+    with pytest.raises(ValueError, match=r"has language tokens but is a \w+, .* its tokenizer_config.json is"):
+        SupCLAPProcessor.from_pretrained(folder)
+
+
+def sentencepiece_folder(folder: Path, tokenizer_class: str, model_type: str) -> Path:
+    """A text encoder's folder with a sentencepiece file for a tokenizer, as SONAR's and XLM-R's have."""
+    folder.mkdir()
+    captions = iter(list(builders.CAPTIONS.values()) * 5)
+    with open(folder / "sentencepiece.bpe.model", "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=captions, model_writer=file, vocab_size=120, model_type="bpe", minloglevel=2
+        )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return folder
+
+
+def test_language_tokens_that_are_missing(saved, tmp_path):
+    folder = sentencepiece_folder(tmp_path / "sonar", "NllbTokenizer", "m2m_100")
+    with pytest.raises(ValueError, match=r"sonar does not know its own language eng_Latn: .* added_tokens_decoder of"):
+        SupCLAPProcessor.from_encoders(str(saved / "ced"), str(folder))
+
+
+WITHOUT_PROTOBUF = """
+import importlib.metadata, importlib.util, sys
+found, version = importlib.util.find_spec, importlib.metadata.version
+hidden = lambda name: name.startswith("google.protobuf")
+importlib.util.find_spec = lambda name, package=None: None if hidden(name) else found(name, package)
+sys.modules["google.protobuf"] = None
+from modeling_supclap import SupCLAPProcessor
+try:
+    SupCLAPProcessor.from_encoders(*sys.argv[1:])
+except OSError as error:
+    print(error)
+"""
+
+
+def test_protobuf_is_missing(saved, tmp_path):
+    """In a process where it is not to be found; transformers asks for tiktoken there."""
+    folder = sentencepiece_folder(tmp_path / "xlmr", "XLMRobertaTokenizer", "xlm-roberta")
+    encoders = [str(saved / "ced"), str(folder)]
+    assert SupCLAPProcessor.from_encoders(*encoders)(text="a dog")["input_ids"]
+    command = [sys.executable, "-c", WITHOUT_PROTOBUF, *encoders]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+    assert re.search(r"(?s)no tokenizer can be loaded from .*xlmr.*pip install protobuf", done.stdout), done.stderr
+
+
+def test_a_misspelt_option_of_from_encoders(saved):
+    with pytest.raises(TypeError, match=r"from_encoders has no option 'projecton_dim'; it has .*projection_dim"):
+        SupCLAPModel.from_encoders(str(saved / "ced"), str(saved / "bert"), projecton_dim=3)

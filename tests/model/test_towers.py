@@ -1,0 +1,327 @@
+"""Every audio tower with every text tower: joined from folders, padded, saved, trained, in all languages."""
+
+import re
+from pathlib import Path
+
+import builders
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertModel,
+    ClapAudioModel,
+    CLIPTextConfig,
+    DistilBertConfig,
+    DistilBertModel,
+    FNetConfig,
+    GPT2Config,
+    ModernBertConfig,
+    ModernBertModel,
+    MPNetConfig,
+    MPNetModel,
+    T5Config,
+    WhisperConfig,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
+
+from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.towers import check_audio_config, check_text_config, load_text_tower, takes
+
+# Less than a chunk of CED (10.12 s), exactly one, more; less than what HTSAT's extractor here takes (1 s), and more.
+SAMPLES = {"ced": [4000, 16000, 161_760, 200_000], "htsat": [4000, 9000, 16000, 40000]}
+TEXTS, LANGUAGES = list(builders.CAPTIONS.values()), list(builders.CAPTIONS)
+SIZES = {"vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+BERT_LIKE = {**SIZES, "intermediate_size": 48, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+ROBERTA_LIKE = {**BERT_LIKE, "max_position_embeddings": 70, "type_vocab_size": 1, "pad_token_id": 1}
+DISTIL = {"vocab_size": 300, "dim": 24, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
+AUDIO = ["ced", "htsat"]
+TEXT = ["bert", "labse", "xlmr", "distilbert", "modernbert", "mpnet", "sonar"]
+
+
+def save_audio_encoder(name: str, folder: Path) -> None:
+    """A tiny audio encoder with its feature extractor, as published ones lie in a folder."""
+    torch.manual_seed(3)
+    if name == "ced":
+        model = CEDModel(builders.ced_config())
+        model.init_bn.running_mean.fill_(-40.0)
+        model.init_bn.running_var.fill_(400.0)
+        extractor = CEDFeatureExtractor()
+    else:
+        model = ClapAudioModel(builders.clap_config().audio_config)
+        model.audio_encoder.batch_norm.running_mean.fill_(-40.0)
+        model.audio_encoder.batch_norm.running_var.fill_(400.0)
+        extractor = builders.clap_processor().feature_extractor
+    model.save_pretrained(folder)
+    extractor.save_pretrained(folder)
+
+
+def text_encoder(name: str):
+    """A tiny text encoder with its tokenizer."""
+    torch.manual_seed(4)
+    if name == "sonar":
+        return M2M100Encoder(builders.sonar_config()), builders.nllb_tokenizer()
+    if name == "xlmr":
+        return XLMRobertaModel(XLMRobertaConfig(**ROBERTA_LIKE)), builders.clap_processor().tokenizer
+    model = {
+        "bert": lambda: BertModel(BertConfig(**BERT_LIKE)),
+        # LaBSE is a BERT whose sentence vector is that of its pooler.
+        "labse": lambda: BertModel(BertConfig(**BERT_LIKE)),
+        "distilbert": lambda: DistilBertModel(DistilBertConfig(**DISTIL, dropout=0.0, attention_dropout=0.0)),
+        "modernbert": lambda: ModernBertModel(
+            ModernBertConfig(**SIZES, intermediate_size=48, pad_token_id=0, cls_token_id=2, sep_token_id=3)
+        ),
+        "mpnet": lambda: MPNetModel(MPNetConfig(**BERT_LIKE, pad_token_id=0)),
+    }[name]()
+    return model, builders.bert_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory) -> dict[str, str]:
+    """The folder of each encoder by its name."""
+    root = tmp_path_factory.mktemp("encoders")
+    for name in AUDIO:
+        save_audio_encoder(name, root / name)
+    for name in TEXT:
+        for part in text_encoder(name):
+            part.save_pretrained(root / name)
+    return {name: str(root / name) for name in (*AUDIO, *TEXT)}
+
+
+@pytest.fixture(scope="module", params=[(audio, text) for audio in AUDIO for text in TEXT], ids="-".join)
+def pair(request, encoders):
+    """The names of two encoders, and the model and the processor that join them."""
+    audio, text = request.param
+    model = SupCLAPModel.from_encoders(
+        encoders[audio], encoders[text], projection_dim=16, text_pooling="pooler" if text == "labse" else "mean"
+    )
+    return audio, text, model, SupCLAPProcessor.from_encoders(encoders[audio], encoders[text])
+
+
+def clips(audio: str) -> list[np.ndarray]:
+    return [builders.noise(samples, seed) for seed, samples in enumerate(SAMPLES[audio])]
+
+
+def call(audio: str, **kwargs) -> dict:
+    return {
+        "audio": clips(audio),
+        "sampling_rate": 16000,
+        "text": TEXTS,
+        "language": LANGUAGES,
+        "return_tensors": "pt",
+        **kwargs,
+    }
+
+
+@torch.no_grad()
+def test_mixed_languages_and_lengths_in_one_call(pair):
+    audio, text, model, processor = pair
+    outputs = model(**processor(**call(audio)))
+    assert outputs.logits_per_audio.shape == (4, 8)
+    assert isinstance(model.text_model, SonarTextModel) == (text == "sonar")
+    for embeds in (outputs.audio_embeds, outputs.text_embeds):
+        torch.testing.assert_close(embeds.norm(dim=1), torch.ones(len(embeds)))
+        assert torch.pdist(embeds).min() > 1e-4
+
+
+@torch.no_grad()
+def test_nothing_depends_on_batch_mates(pair):
+    audio, _, model, processor = pair
+    together = model(**processor(**call(audio)))
+    for index, clip in enumerate(clips(audio)):
+        inputs = processor(audio=[clip], sampling_rate=16000, return_tensors="pt")
+        alone = model.get_audio_features(**inputs).pooler_output[0]
+        torch.testing.assert_close(alone, together.audio_embeds[index], atol=1e-5, rtol=0)
+    for index, (caption, language) in enumerate(zip(TEXTS, LANGUAGES, strict=True)):
+        inputs = processor(text=caption, language=language, return_tensors="pt")
+        alone = model.get_text_features(**inputs).pooler_output[0]
+        torch.testing.assert_close(alone, together.text_embeds[index], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_saving_and_loading_changes_nothing(pair, tmp_path):
+    audio, _, model, processor = pair
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    inputs = processor(**call(audio))
+    again = SupCLAPProcessor.from_pretrained(tmp_path)(**call(audio))
+    assert set(again) == set(inputs)
+    for name, value in inputs.items():
+        assert torch.equal(again[name], value), name
+    loaded = SupCLAPModel.from_pretrained(tmp_path)
+    assert torch.equal(loaded(**again).logits_per_audio, model(**inputs).logits_per_audio)
+
+
+def test_gradient_reaches_every_weight_of_both_towers(pair):
+    audio, _, model, processor = pair
+    inputs = processor(**call(audio, text=TEXTS[:4], language=LANGUAGES[:4]))
+    model.zero_grad(set_to_none=True)
+    model.train()(**inputs, return_loss=True).loss.backward()
+    model.eval()
+    still = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
+    assert still == []
+
+
+MODES = [{"dtype": torch.bfloat16}, {"dtype": torch.float16}, {"attn_implementation": "eager"}]
+
+
+@pytest.mark.parametrize("kwargs", MODES, ids=["bf16", "fp16", "eager"])
+@torch.no_grad()
+def test_half_precision_and_eager_attention_point_the_same_way(pair, kwargs, tmp_path):
+    audio, _, model, processor = pair
+    model.save_pretrained(tmp_path)
+    inputs = processor(**call(audio))
+    expected, got = model(**inputs), SupCLAPModel.from_pretrained(tmp_path, **kwargs)(**inputs)
+    least = 0.999 if "dtype" in kwargs else 0.99999
+    for name in ("audio_embeds", "text_embeds"):
+        assert got[name].dtype == torch.float32
+        assert torch.cosine_similarity(expected[name], got[name]).min() > least
+
+
+def test_each_encoder_keeps_its_weights_and_its_front_end(pair, encoders):
+    audio, text, model, processor = pair
+    extractor = {"ced": "CEDFeatureExtractor", "htsat": "ClapFeatureExtractor"}[audio]
+    assert type(processor.feature_extractor).__name__ == extractor
+    encoder, tokenizer = text_encoder(text)
+    assert processor.tokenizer.get_vocab() == tokenizer.get_vocab()
+    saved = encoder.state_dict()
+    for name, value in model.text_model.state_dict().items():
+        assert torch.equal(value, saved[name]), name
+
+
+@pytest.mark.parametrize("text", TEXT)
+@torch.no_grad()
+def test_the_language_counts_where_the_tower_knows_it(encoders, text):
+    model = SupCLAPModel.from_encoders(encoders["ced"], encoders[text], projection_dim=16)
+    processor = SupCLAPProcessor.from_encoders(encoders["ced"], encoders[text])
+    english, french = model.get_text_features(
+        **processor(text=["piano"] * 2, language=["eng", "fra"], return_tensors="pt")
+    ).pooler_output
+    assert torch.equal(english, french) == (text != "sonar")
+
+
+# ---- pooling ----
+
+
+@pytest.mark.parametrize(("text", "pooling"), [("xlmr", "cls"), ("distilbert", "cls"), ("mpnet", "pooler")])
+@torch.no_grad()
+def test_pooling_by_configuration(encoders, text, pooling):
+    model = SupCLAPModel.from_encoders(encoders["ced"], encoders[text], projection_dim=16, text_pooling=pooling)
+    inputs = SupCLAPProcessor.from_encoders(encoders["ced"], encoders[text])(text=TEXTS[:2], return_tensors="pt")
+    published, _ = text_encoder(text)
+    hidden = published.eval()(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+    pooled = hidden.last_hidden_state[:, 0] if pooling == "cls" else hidden.pooler_output
+    expected = torch.nn.functional.normalize(model.text_projection(pooled), dim=-1)
+    torch.testing.assert_close(model.get_text_features(**inputs).pooler_output, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("text", ["distilbert", "modernbert"])
+def test_a_tower_without_a_pooler_cannot_pool_with_it(encoders, text):
+    message = r"(Distil|Modern)BertModel has no pooler; text_pooling must be 'mean' or 'cls', got 'pooler'"
+    with pytest.raises(ValueError, match=message):
+        SupCLAPModel.from_encoders(encoders["ced"], encoders[text], text_pooling="pooler")
+    config = builders.supclap_config(text_encoder(text)[0].config, text_pooling="pooler")
+    with pytest.raises(ValueError, match=message):
+        SupCLAPModel(config)
+
+
+def test_a_tower_whose_pooler_was_left_out_cannot_pool_with_it(encoders, tmp_path):
+    bert = BertModel(BertConfig(**BERT_LIKE), add_pooling_layer=False)
+    config = builders.supclap_config(bert.config, text_pooling="pooler")
+    with pytest.raises(ValueError, match="BertModel has no pooler; text_pooling must be 'mean' or 'cls'"):
+        SupCLAPModel(config, text_model=bert)
+    bert.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"lacks 2 weights .*'pooler\.dense.*; text_pooling must be 'mean' or 'cls'"):
+        SupCLAPModel.from_encoders(encoders["ced"], str(tmp_path), text_pooling="pooler")
+
+
+@pytest.mark.parametrize("config", [CLIPTextConfig(**SIZES, intermediate_size=48), FNetConfig(**SIZES), "sonar"])
+@torch.no_grad()
+def test_a_pooler_by_another_name_is_one(config):
+    """CLIP's text encoder pools without a layer for it, and what FNet declares has no place for its pooler's output."""
+    config = builders.sonar_config() if config == "sonar" else config
+    model = SupCLAPModel(builders.supclap_config(config, projection_dim=8, text_pooling="pooler"))
+    assert model.get_text_features(torch.tensor([[5, 6]])).pooler_output.shape == (1, 8)
+
+
+# ---- the published sizes, and what a folder may lack ----
+
+
+@pytest.mark.parametrize("size", ["tiny", "mini", "small", "base"])
+def test_published_sizes_of_ced_fit_a_text_tower(size):
+    with torch.device("meta"):
+        model = SupCLAPModel(builders.supclap_config(audio=CEDConfig.from_size(size)))
+    assert model.audio_projection.linear1.in_features == CEDConfig.from_size(size).hidden_size
+
+
+def test_ced_folder_without_a_feature_extractor_gets_the_front_end_of_its_configuration(encoders, tmp_path):
+    CEDModel(builders.ced_config(n_fft=1024, f_min=50, center=False)).save_pretrained(tmp_path)
+    extractor = SupCLAPProcessor.from_encoders(str(tmp_path), encoders["bert"]).feature_extractor
+    assert (extractor.n_fft, extractor.f_min, extractor.f_max, extractor.center) == (1024, 50, 8000, False)
+    assert (extractor.feature_size, extractor.win_size, extractor.hop_size) == (64, 512, 160)
+
+
+def test_options_of_the_tokenizer(encoders):
+    processor = SupCLAPProcessor.from_encoders(encoders["ced"], encoders["bert"], model_max_length=5)
+    assert len(processor(text="rain " * 20)["input_ids"][0]) == 5
+
+
+# ---- what is no tower ----
+
+TINY = {"num_layers": 1, "num_heads": 2, "d_model": 8, "d_kv": 4, "d_ff": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (builders.supclap_config(), "'supclap' cannot be a tower; give"),
+        (builders.clap_config(), "'clap' cannot be a tower; give"),
+        (T5Config(**TINY), "'t5' is an encoder with a decoder and cannot be a tower"),
+        (GPT2Config(), "'gpt2' is a decoder, whose tokens do not see those after them; give an encoder"),
+        (BertConfig(is_decoder=True), "'bert' is a decoder"),
+        (builders.ced_config(), "'ced' cannot be a tower for text: CEDModel takes no input_ids"),
+        (builders.clap_config().audio_config, "'clap_audio_model' cannot be a tower for text"),
+    ],
+)
+def test_no_text_tower(config, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_text_config(config)
+
+
+@pytest.mark.parametrize("config", [BertConfig(), builders.clap_config(), builders.supclap_config(), WhisperConfig()])
+def test_no_audio_tower(config):
+    message = f"'{config.model_type}' cannot be a tower for audio; give .* CED .'ced'. or the HTSAT of CLAP"
+    with pytest.raises(ValueError, match=message):
+        check_audio_config(config)
+
+
+def test_a_decoder_that_was_made_an_encoder_is_one():
+    config = GPT2Config(n_embd=8, n_layer=1, n_head=2)
+    config.is_causal = False
+    check_text_config(config)
+
+
+@pytest.mark.parametrize("name", ["audio_config", "text_config"])
+def test_a_loaded_tower_of_another_width(name):
+    tower = (
+        CEDModel(builders.ced_config(embed_dim=64)) if name == "audio_config" else BertModel(BertConfig(**BERT_LIKE))
+    )
+    config = builders.supclap_config(builders.bert_config(hidden_size=32))
+    towers = {"audio_model": tower} if name == "audio_config" else {"text_model": tower}
+    width = tower.config.hidden_size
+    with pytest.raises(ValueError, match=f"is {width} wide and {name} says 32; .*SupCLAPConfig.{name}=tower.config"):
+        SupCLAPModel(config, **towers)
+
+
+def test_takes_reads_the_signature():
+    assert takes(BertModel, "token_type_ids")
+    assert not takes(SonarTextModel(builders.sonar_config()), "token_type_ids")
+
+
+def test_weights_that_are_missing_are_named(encoders, tmp_path):
+    BertModel(BertConfig(**{**BERT_LIKE, "num_hidden_layers": 1})).save_pretrained(tmp_path)
+    BertConfig(**BERT_LIKE).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"lacks 16 weights of BertModel, among them \['encoder.layer.1"):
+        load_text_tower(str(tmp_path), "mean")

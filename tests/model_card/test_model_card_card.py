@@ -1,0 +1,274 @@
+"""The model card: metadata that the Hub reads, code that runs, what is true of the run; and who may write over it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import builders
+import pytest
+import soundfile
+import torch
+from fake_hub import FakeHub, fake_hub
+from huggingface_hub import ModelCard
+from recordings import tone_rows
+
+from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel
+from modeling_supclap.model_card import citations, is_untouched, model_card, write_card
+from modeling_supclap.model_card.facts import CardFacts
+from modeling_supclap.model_card.provenance import Origin
+from modeling_supclap.training.trainer import SupCLAPTrainer
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+TESTS = Path(__file__).parents[1]
+RESULTS = {
+    "arguments": {"dataset": "esc50"},
+    "test": {"retrieval": {"eng": {"t2a": {"R@1": 0.5}, "a2t": {"R@1": 0.4}, "t2a_chance": {"R@1": 0.1}}}},
+    "versions": {"torch": "9.9"},
+}
+
+
+def facts(model, **kwargs):
+    run = {
+        "languages": ["eng", "fra", "por"],
+        "arguments": {"loss": "infonce", "svr": "bi-static", "seed": 3, "per_device_train_batch_size": 24},
+        "dataset": ["esc50"],
+        "clips": 1600,
+        "licences": {"CC BY": 1500, "not stated": 100},
+        "results": [RESULTS],
+        "command": "accelerate launch recipes/train_supclap.py --svr bi-static",
+        "processes": 2,
+        "device": "cuda",
+    }
+    return CardFacts(model, "tiny", **{**run, **kwargs})
+
+
+def towers(tmp_path, monkeypatch, text):
+    """A model of two towers under the names that they have on the Hub, as seen from a folder above them."""
+    monkeypatch.chdir(tmp_path)
+    audio = CEDModel(builders.ced_config())
+    audio.save_pretrained("mispeech/ced-tiny")
+    if text == "sonar":
+        SonarTextModel(builders.sonar_config()).save_pretrained(name := "cointegrated/SONAR_200_text_encoder")
+    else:
+        builders.supclap_model().text_model.save_pretrained(name := "sentence-transformers/LaBSE")
+    model = SupCLAPModel.from_encoders("mispeech/ced-tiny", name, projection_dim=16)
+    monkeypatch.chdir(TESTS)  # where no such folder is: they are repositories again
+    return model
+
+
+@pytest.mark.parametrize(
+    ("text", "licence", "base"),
+    [
+        ("sonar", "cc-by-nc-4.0", "cointegrated/SONAR_200_text_encoder"),
+        ("labse", "apache-2.0", "sentence-transformers/LaBSE"),
+    ],
+)
+def test_metadata(tmp_path, monkeypatch, text, licence, base):
+    card = model_card(facts(towers(tmp_path, monkeypatch, text), tags=["esc"]))
+    assert write_card(tmp_path, card)
+    data = ModelCard.load(tmp_path / "README.md").data
+    assert data.license == licence
+    assert data.base_model == ["mispeech/ced-tiny", base]
+    assert data.language == ["en", "fr", "por"]
+    assert (data.library_name, data.pipeline_tag) == ("transformers", "zero-shot-audio-classification")
+    assert data.datasets == ["esc50"]
+    assert {"supclap", "esc"} <= set(data.tags)
+    assert {(result.metric_name, result.metric_value) for result in data.eval_results} == {
+        ("text to audio R@1", 0.5), ("audio to text R@1", 0.4),
+    }  # fmt: skip
+    assert data.model_name == "tiny"
+
+
+def test_sonar_is_said_to_be_not_for_commercial_use(tmp_path, monkeypatch):
+    text = model_card(facts(towers(tmp_path, monkeypatch, "sonar"))).text
+    assert "**cc-by-nc-4.0: not for commercial use.** The weights of the text tower (cointegrated/SONAR_200" in text
+    assert "A model of CED and LaBSE, trained in the same way, is free of it" in text
+    assert "[mispeech/ced-tiny](https://huggingface.co/mispeech/ced-tiny) | apache-2.0 |" in text
+    assert {"dinkel2023ced", "duquenne2023sonar"} <= set(re.findall(r"@misc\{(\w+),", text))
+
+
+def test_ced_and_labse_are_free_of_it(tmp_path, monkeypatch):
+    text = model_card(facts(towers(tmp_path, monkeypatch, "labse"))).text
+    assert "**apache-2.0**, as the parts below allow" in text
+    assert "commercial" not in text
+    assert "feng2020labse" in text
+
+
+def test_the_text_tells_the_run(model):
+    text = model_card(facts(model)).text
+    for told in (
+        "esc50, 1,600 clips; captions in eng, fra, por.",
+        "| CC BY | 1,500 |",
+        "| not stated | 100 |",
+        "InfoNCE in both directions with Support Vector Regularisation (bi-static). Trained by 2 processes on cuda, "
+        "one global batch of 48 clips.",
+        "per_device_train_batch_size: 24\nseed: 3\nsvr: bi-static",
+        "| esc50, test | text to audio | eng | 50.0 (10.0) |",
+        "accelerate launch recipes/train_supclap.py --svr bi-static",
+        "Versions: torch 9.9.",
+        "Seed 3;",
+        "luo2025supclap",
+        "random initialisation",
+    ):
+        assert told in text
+
+
+def test_a_card_of_a_model_alone(model, tmp_path):
+    card = model_card(CardFacts(model, "tiny"))
+    assert "No results were recorded." in card.text
+    write_card(tmp_path, card)
+    data = ModelCard.load(tmp_path / "README.md").data
+    assert (data.license, data.eval_results, data.language) == ("apache-2.0", None, None)
+
+
+def test_an_unknown_licence_is_left_open(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    builders.supclap_model().text_model.save_pretrained("someone/text")
+    CEDModel(builders.ced_config()).save_pretrained("mispeech/ced-mini")
+    card = model_card(facts(SupCLAPModel.from_encoders("mispeech/ced-mini", "someone/text", projection_dim=16)))
+    assert (card.data.license, card.data.license_name) == ("other", "licences-of-its-parts")
+    assert "not stated: text tower (someone/text)." in card.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys"),
+    [
+        ({"loss": "infonce", "svr": "none"}, ["oord2018cpc"]),
+        ({"loss": "siglip", "svr": "uni-dynamic"}, ["luo2025supclap", "zhai2023siglip"]),
+        ({"loss": "reweighted", "svr": "none"}, ["luo2025supclap"]),
+        ({"loss": "cacl", "svr": "none"}, ["yin2025atri"]),
+        ({"stage": "a, then b"}, ["sinha2024teminal"]),
+        ({}, []),
+    ],
+)
+def test_the_methods_that_were_used_are_cited(model, arguments, keys):
+    assert citations(arguments, []) == [*keys, "yan2024bridging"]
+    text = model_card(facts(model, arguments=arguments)).text
+    assert re.findall(r"^@\w+\{(\w+),", text, flags=re.M) == [*keys, "yan2024bridging", "dinkel2023ced"]
+
+
+def test_no_source_is_needed_to_cite_a_tower():
+    assert "duquenne2023sonar" in citations({}, [Origin("text tower", "m2m_100")])
+
+
+@pytest.mark.parametrize("kind", ["bert", "sonar"])
+def test_the_code_of_the_card_runs(tmp_path, monkeypatch, capsys, request, kind):
+    names = ("model", "processor") if kind == "bert" else ("sonar_model", "sonar_processor")
+    model, processor = (request.getfixturevalue(name) for name in names)
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    write_card(tmp_path, model_card(facts(model)))
+    soundfile.write(tmp_path / "dog.wav", torch.rand(44100, 2).numpy() - 0.5, 44100)
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"^```python\n(.*?)^```", Path("README.md").read_text(), flags=re.M | re.S)
+    exec(compile(block, "README.md", "exec"), {})
+    assert "tensor([[0." in capsys.readouterr().out
+
+
+# ---- who may write over it ----
+
+
+def test_a_card_is_renewed_until_somebody_edits_it(model, tmp_path, caplog):
+    path = tmp_path / "README.md"
+    assert write_card(tmp_path, model_card(facts(model, clips=1)))
+    assert is_untouched(path.read_text())
+    assert write_card(tmp_path, model_card(facts(model, clips=2)))
+    assert "2 clips" in path.read_text()
+    path.write_text(path.read_text().replace("2 clips", "two clips"))
+    assert not write_card(tmp_path, model_card(facts(model, clips=3)))
+    assert "two clips" in path.read_text()
+    assert write_card(tmp_path, model_card(facts(model, clips=4)), overwrite=True)
+    assert "4 clips" in path.read_text()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["README.md"]
+
+
+@pytest.mark.parametrize("edit", [lambda text: text + "More.\n", lambda text: "More.\n" + text, lambda text: "Mine.\n"])
+def test_any_edit_counts(model, edit):
+    content = model_card(facts(model)).content
+    assert is_untouched(content)
+    assert is_untouched(content.rstrip())
+    assert not is_untouched(edit(content))
+
+
+# ---- the trainer and the Hub ----
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    args = SupCLAPTrainingArguments(str(tmp_path / "run"), per_device_train_batch_size=4, languages=["eng"], **quiet)
+    model, processor = builders.supclap_model(), builders.bert_processor()
+    rows = tone_rows(tmp_path)
+    return SupCLAPTrainer(model, args, train_dataset=rows, eval_dataset=rows, processing_class=processor)
+
+
+def test_the_trainer_writes_it(trainer, tmp_path):
+    trainer.create_model_card(dataset="tones", tags="mine", model_name="my model", license="mit", language=["en", "fr"])
+    folder = tmp_path / "run"
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "provenance.json"]
+    card = ModelCard.load(folder / "README.md")
+    assert (card.data.license, card.data.language, card.data.datasets) == ("mit", ["en", "fr"], ["tones"])
+    assert "# my model" in card.text
+    assert 'language="eng"' in card.text
+    assert "tones, 8 clips" in card.text
+    assert [part["part"] for part in json.loads((folder / "provenance.json").read_text())] == [
+        "audio tower",
+        "text tower",
+    ]
+
+
+def test_another_process_writes_nothing(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "is_world_process_zero", lambda: False)
+    trainer.create_model_card()
+    assert not (tmp_path / "run" / "README.md").exists()
+
+
+PUSHER = """
+import sys
+import builders
+from recordings import tone_rows
+from pathlib import Path
+from huggingface_hub import ModelCard
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.model_card import push_to_hub
+from modeling_supclap.training.trainer import SupCLAPTrainer
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+sonar = builders.supclap_model(builders.supclap_config(builders.sonar_config()))
+args = SupCLAPTrainingArguments(
+    "run", per_device_train_batch_size=4, languages=["eng"], use_cpu=True, report_to="none", disable_tqdm=True,
+    hub_model_id="someone/trained",
+)
+rows = tone_rows(Path("."))
+trainer = SupCLAPTrainer(sonar, args, rows, rows, processing_class=builders.nllb_processor())
+trainer.push_to_hub(dataset="tones")
+
+push_to_hub(builders.supclap_model(), builders.bert_processor(), "someone/plain")
+push_to_hub(builders.supclap_model(), builders.bert_processor(), "someone/trained")  # its card stays
+for name in ("someone/trained", "someone/plain"):
+    SupCLAPModel.from_pretrained(name), SupCLAPProcessor.from_pretrained(name)
+"""
+
+
+def test_pushed_with_the_model(tmp_path):
+    with fake_hub() as address:
+        hub = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_none", "NO_PROXY": "127.0.0.1"}
+        paths = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), "HF_HOME": str(tmp_path / "cache")}
+        done = subprocess.run(
+            [sys.executable, "-c", PUSHER],
+            cwd=tmp_path, env={**os.environ, **paths, **hub}, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        trained, plain = (dict(FakeHub.files[f"someone/{name}"]) for name in ("trained", "plain"))
+    card = ModelCard(trained["README.md"].decode())
+    assert (card.data.license, card.data.language, card.data.datasets) == ("cc-by-nc-4.0", ["en"], ["tones"])
+    assert 'name = "someone/trained"  # this repository' in card.text
+    assert "tones, 8 clips" in card.text
+    assert {"model.safetensors", "modeling_supclap.py", "tokenizer.json", "provenance.json"} <= trained.keys()
+    card = ModelCard(plain["README.md"].decode())
+    assert (card.data.license, card.data.pipeline_tag) == ("apache-2.0", "zero-shot-audio-classification")
+    assert 'name = "someone/plain"' in card.text
+    assert {"model.safetensors", "processor_config.json"} <= plain.keys()

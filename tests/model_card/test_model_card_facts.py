@@ -1,0 +1,129 @@
+"""What a run tells about itself, and what it keeps to itself."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import builders
+import pytest
+from datasets import Dataset
+from recordings import tone_rows
+
+from modeling_supclap.model_card import facts as card_facts
+from modeling_supclap.model_card.facts import code_commit, count_licences, facts_of_run, public_command, read_results
+from modeling_supclap.training.trainer import SupCLAPTrainer
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    rows = [{**row, "licence": "CC0-1.0" if index else ""} for index, row in enumerate(tone_rows(tmp_path, count=8))]
+    args = SupCLAPTrainingArguments(
+        output_dir=str(tmp_path / "my-run"),
+        languages=["eng", "fra"],
+        svr="bi-static",
+        learning_rate=1e-3,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        seed=7,
+        hub_token="secret",
+        report_to="none",
+    )
+    model, processor = builders.supclap_model(), builders.bert_processor()
+    return SupCLAPTrainer(model, args, train_dataset=rows, eval_dataset=rows, processing_class=processor)
+
+
+def test_of_a_trainer(trainer, tmp_path):
+    facts = facts_of_run(trainer)
+    assert (facts.name, facts.repository, facts.sampling_rate_hz) == ("my-run", None, 16000)
+    assert facts.languages == ["eng", "fra"]
+    assert (facts.clips, facts.licences) == (8, {"CC0-1.0": 7, "not stated": 1})
+    assert (facts.processes, facts.device) == (1, "cpu")
+    told = facts.arguments
+    assert {name: told[name] for name in ("loss", "svr", "learning_rate", "seed")} == {
+        "loss": "infonce", "svr": "bi-static", "learning_rate": 1e-3, "seed": 7,
+    }  # fmt: skip
+    text = json.dumps(dict(told))
+    assert "secret" not in text
+    assert str(tmp_path) not in text
+    defaults = {
+        "radius_init",
+        "adam_beta1",
+        "weight_decay",
+        "accelerator_config",
+        "output_dir",
+        "report_to",
+        "hub_token",
+    }
+    assert not defaults & told.keys()
+
+
+def test_of_what_a_recipe_recorded(trainer, tmp_path):
+    folder = tmp_path / "my-run"
+    (folder / "clotho").mkdir(parents=True)
+    (folder / "stage_a").mkdir()
+    recorded = {"dataset": "esc50", "data_dir": "/home/me/ESC-50", "text_encoder": "/home/me/LaBSE", "lora_rank": None}
+    (folder / "results.json").write_text(json.dumps({"arguments": recorded, "test": {}}))
+    (folder / "clotho" / "results.json").write_text('{"schema": "supclap-evaluation/1"}')
+    (folder / "stage_a" / "results.json").write_text('{"test": {}}')
+    facts = facts_of_run(trainer)
+    assert facts.dataset == ["esc50"]
+    assert facts.arguments["text_encoder"] == "LaBSE"
+    assert not {"data_dir", "lora_rank"} & facts.arguments.keys()
+    assert [sorted(results) for results in facts.results] == [["arguments", "test"], ["schema"]]
+
+
+def test_a_folder_without_results(tmp_path):
+    assert read_results(tmp_path) == []
+
+
+@pytest.mark.parametrize("make", [Dataset.from_list, list])
+def test_licences_are_counted(make):
+    rows = [{"licence": licence} for licence in ("CC-BY", "CC0", "", "CC-BY")]
+    assert list(count_licences(make(rows)).items()) == [("CC-BY", 2), ("CC0", 1), ("not stated", 1)]
+    assert count_licences([{"clip_id": "pair 0"}]) == {"not stated": 1}
+    assert count_licences(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        (["recipes/train_supclap.py"], {}, "python recipes/train_supclap.py"),
+        ([str(ROOT / "recipes/x.py"), "a"], {"ACCELERATE_MIXED_PRECISION": "no"}, "accelerate launch recipes/x.py a"),
+        (
+            ["/home/me/train.py", "--data_dir=/data/ESC 50", "--output_dir", "/data/run"],
+            {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2"},
+            "torchrun --nproc_per_node 2 train.py '--data_dir=ESC 50' --output_dir run",
+        ),
+        (["/lib/site-packages/ipykernel_launcher.py"], {}, ""),
+        (["pytest", "tests"], {}, ""),
+        ([], {}, ""),
+    ],
+)  # fmt: skip
+def test_the_command_without_the_folders_of_this_machine(monkeypatch, arguments, environment, expected):
+    for name in ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(ROOT)
+    assert public_command(arguments) == expected
+
+
+def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(card_facts, "_ROOT", tmp_path)
+    assert code_commit() == ""
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], [*who, "commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    commit = code_commit()
+    assert len(commit) == 40
+    (tmp_path / "new").write_text("")
+    assert code_commit() == f"{commit} with local changes"
+
+
+def test_the_packages_of_a_run_are_those_that_it_wrote_down():
+    assert card_facts.versions_of([{}, {"versions": {"torch": "1.0"}}]) == {"torch": "1.0"}
+    assert card_facts.versions_of([])["torch"] == sys.modules["torch"].__version__.split("+")[0]

@@ -1,0 +1,204 @@
+"""The command, as a user gives it: any checkpoint, a receipt, nothing embedded twice, and two receipts compared."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import builders
+import numpy as np
+import processes
+import pytest
+import soundfile
+
+from modeling_supclap import datasets_scripts
+from modeling_supclap.evaluation.receipts import Receipt
+from modeling_supclap.recipes import evaluate_supclap
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """
+dataset: synthetic
+dataset_config: {num_train: 4, num_validation: 4, num_test: 24, duration_seconds: 1.0}
+tasks: [retrieval, zero_shot, zste]
+positives: captions
+languages: [eng, fra]
+zste_languages: [eng, jpn]
+zste_items: 6
+zste_candidates: 8
+train_split: train
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two SupCLAP models, one CLAP and a configuration."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    for seed in (0, 1):
+        builders.supclap_model(seed=seed).save_pretrained(folder / f"model{seed}")
+        builders.bert_processor().save_pretrained(folder / f"model{seed}")
+    builders.clap_model().save_pretrained(folder / "clap")
+    builders.clap_processor().save_pretrained(folder / "clap")
+    (folder / "config.yaml").write_text(CONFIG)
+    return folder
+
+
+def run(monkeypatch, *arguments):
+    """The recipe in this process."""
+    monkeypatch.setattr(sys, "argv", ["evaluate_supclap.py", *map(str, arguments)])
+    evaluate_supclap.main()
+
+
+def command(folder, model, *arguments):
+    options = {"--model": folder / model, "--output_dir": folder / f"out_{model}", "--cache_dir": folder / "cache"}
+    return [folder / "config.yaml", *(word for pair in options.items() for word in pair), *arguments]
+
+
+def launch(arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "recipes/evaluate_supclap.py", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_one_command_one_receipt_and_a_second_embeds_nothing(folder, monkeypatch, capsys):
+    run(monkeypatch, *command(folder, "model0"))
+    printed = capsys.readouterr().out
+    assert "24 clips" in printed
+    assert "retrieval fra a2t mAP@10" in printed
+    first = Receipt.load(folder / "out_model0")
+    assert first.content["run"]["cache"]["embedded"] > 0
+    assert first.protocol["shared_sources"] == {"with": "train", "count": 0, "examples": []}
+    assert first.protocol["dataset_config"]["num_test"] == 24
+    assert first.scores["zste"].keys() == {"eng", "jpn", "MRV"}
+    outcomes = (folder / "out_model0" / "outcomes.npz").read_bytes()
+
+    done = launch(command(folder, "model0"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "; 0 sets of embeddings made, " in done.stdout
+    second = Receipt.load(folder / "out_model0")
+    assert second.content["run"]["cache"]["embedded"] == 0
+    assert second.scores == first.scores
+    assert (folder / "out_model0" / "outcomes.npz").read_bytes() == outcomes
+
+
+def test_receipts_are_compared(folder, monkeypatch, capsys):
+    for model in ("model0", "model1", "clap"):
+        run(monkeypatch, *command(folder, model))
+    capsys.readouterr()
+    run(monkeypatch, "--compare", folder / "out_model0", folder / "out_model1")
+    table = capsys.readouterr().out
+    assert f"second: {folder / 'model1'}" in table
+    for name in ("retrieval eng t2a R@1", "zero_shot eng supclap top1", "zste jpn 3A"):
+        assert name in table
+    with pytest.warns(UserWarning, match="differ in audio"):
+        run(monkeypatch, "--compare", folder / "out_model0", folder / "out_clap")
+    run(monkeypatch, *command(folder, "model1", "--positives", "clip"))
+    with pytest.raises(ValueError, match='positives: "captions" and "clip"'):
+        run(monkeypatch, "--compare", folder / "out_model0", folder / "out_model1")
+    with pytest.raises(ValueError, match="--compare takes two receipts"):
+        run(monkeypatch, "--compare", folder / "out_model0")
+
+
+@pytest.fixture
+def esc(tmp_path):
+    """Three folds of two ESC-50 classes, two takes each; fold 3 has a recording of fold 1 under another name."""
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "audio").mkdir()
+    lines = ["filename,fold,target,category,esc10,src_file,take"]
+    for fold in (1, 2, 3):
+        for target, category in ((0, "dog"), (10, "rain")):
+            for take in "AB":
+                name = f"{fold}-{fold}{target}{take}-{take}-{target}.wav"
+                soundfile.write(tmp_path / "audio" / name, builders.noise(16000, hash_of(name)), 16000)
+                lines.append(f"{name},{fold},{target},{category},True,{fold}{target}{take},{take}")
+    (tmp_path / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def hash_of(name):
+    return int.from_bytes(name.encode(), "big") % 1000
+
+
+def test_all_folds_at_once(folder, esc, monkeypatch):
+    output = esc / "out"
+    options = ["--model", folder / "model0", "--dataset", "esc50", "--data_dir", esc, "--folds", "1", "2", "3"]
+    run(monkeypatch, *options, "--tasks", "zero_shot", "--cache_dir", "none", "--output_dir", output)
+    receipt = Receipt.load(output)
+    found = receipt.scores["zero_shot"]["eng"]["supclap"]
+    assert receipt.protocol["folds"] == [1, 2, 3]
+    assert receipt.protocol["clips"] == 12
+    assert receipt.protocol["without_rows"] == {"missing": 0, "examples": [], "left_out": {}}
+    assert found["per_fold"].keys() == {"1", "2", "3"}
+    assert found["mean_over_folds"]["value"] == pytest.approx(np.mean(list(found["per_fold"].values())))
+    assert found["top1"]["value"] == pytest.approx(found["mean_over_folds"]["value"])
+
+
+@pytest.mark.parametrize("folds", [[], [1, 2]])
+def test_every_split_is_built_once(esc, monkeypatch, folds):
+    built = []
+    load = evaluate_supclap.load_builder
+    monkeypatch.setattr(datasets_scripts, "load_builder", lambda *args, **kw: built.append(kw) or load(*args, **kw))
+    monkeypatch.setattr(evaluate_supclap, "load_builder", datasets_scripts.load_builder)
+    args = evaluate_supclap.EvaluationArguments(dataset="esc50", data_dir=str(esc), folds=folds)
+    _, _, data = evaluate_supclap.load_rows(args)
+    assert [options.get("test_fold") for options in built] == (folds or [None])
+    assert data["without_rows"]["missing"] == 0
+
+
+def test_a_split_that_shares_recordings_with_the_training_split_is_told(folder, esc, monkeypatch):
+    esc50 = ["--dataset", "esc50", "--data_dir", esc, "--dataset_config", '{"validation_fraction": 0}']
+    options = [*esc50, "--tasks", "zero_shot", "--split", "train+test", "--train_split", "train"]
+    with pytest.warns(UserWarning, match="8 of the 12 recordings of 'train\\+test' are in 'train' too"):
+        run(monkeypatch, *command(folder, "model0"), *options, "--output_dir", esc / "out")
+    assert Receipt.load(esc / "out").protocol["shared_sources"]["count"] == 8
+
+
+def test_recordings_that_the_folder_lacks_are_in_the_receipt(folder, tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        soundfile.write(tmp_path / f"{name}.wav", builders.noise(16000, hash_of(name)), 16000)
+    table = "file_name,caption,split\na.wav,a dog barks,test\nb.wav,rain falls,test\nlost.wav,a bell,test\n"
+    (tmp_path / "metadata.csv").write_text(table)
+    options = ["--dataset", "audio_folder", "--data_dir", tmp_path, "--dataset_config", '{"languages": ["eng"]}']
+    options += ["--cache_dir", "none", "--output_dir", tmp_path / "out"]
+    run(monkeypatch, "--model", folder / "model0", *options)
+    protocol = Receipt.load(tmp_path / "out").protocol
+    assert protocol["without_rows"]["missing"] == 1
+    assert protocol["without_rows"]["examples"] == ["lost.wav"]
+    assert protocol["origin"] == "audio_folder"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "m", "--split", "tset"], "there is no split 'tset'; the splits are train, validation, test"),
+        (["--model", "m", "--template_sets", "clip"], r"unknown template sets \['clip'\]"),
+        (["--model", "m", "--zste_taks", "3A"], "unknown key 'zste_taks': did you mean zste_tasks"),
+        (["--model", "m", "--phrases", "esc10"], "no label phrases for 'esc10'"),
+        (["--model", "m", "--folds", "1"], "give train_split without folds"),
+        ([], "there is no model; give --model"),
+    ],
+)
+def test_wrong_arguments_are_named(folder, monkeypatch, arguments, message):
+    arguments = [str(folder / "model0") if word == "m" else word for word in arguments]
+    with pytest.raises(ValueError, match=message):
+        run(monkeypatch, folder / "config.yaml", *arguments, "--output_dir", folder / "never")
+    assert not (folder / "never").exists()
+
+
+def test_other_processes_of_a_launch_do_nothing(folder, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    run(monkeypatch, *command(folder, "model0"), "--output_dir", folder / "never")
+    assert not (folder / "never").exists()
+
+
+def test_one_of_two_processes_without_a_gpu_evaluates(folder, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    options = ["--output_dir", folder / "two", "--cache_dir", "none", "--tasks", "retrieval"]
+    arguments = [*command(folder, "model0"), *options, "--num_resamples", "0"]
+    printed = processes.run_processes("recipes/evaluate_supclap.py", *map(str, arguments))
+    assert printed.count("sets of embeddings made") == 1
+    assert (folder / "two" / "results.json").exists()

@@ -1,0 +1,109 @@
+"""The configurations of the papers run as printed, with tiny encoders, clips and translations."""
+
+import json
+import sys
+
+import builders
+import dataset_folders
+import pytest
+import soundfile
+import torch
+import yaml
+
+from modeling_supclap import CEDFeatureExtractor, CEDModel, SonarTextModel
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.schema import LANGUAGES
+from modeling_supclap.datasets_scripts.translation.join import read_captions
+from modeling_supclap.datasets_scripts.translation.table import SCHEMA, source_hash, write_translations
+from modeling_supclap.recipes import train_supclap
+
+CONFIGS = train_supclap.DEFAULT_CONFIG.parent
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """AudioCaps with a tone for each clip."""
+    made = dataset_folders.audiocaps(tmp_path / "audiocaps", train=30, held_out=4)
+    for number, path in enumerate(made.audio):
+        soundfile.write(path, 0.5 * builders.tone(200.0 + 50 * number, samples=8000), 16000)
+    return made.config["data_dir"]
+
+
+@pytest.fixture
+def towers(tmp_path):
+    torch.manual_seed(0)
+    CEDModel(builders.ced_config()).save_pretrained(tmp_path / "ced")
+    CEDFeatureExtractor().save_pretrained(tmp_path / "ced")
+    SonarTextModel(builders.sonar_config()).save_pretrained(tmp_path / "sonar")
+    builders.nllb_tokenizer().save_pretrained(tmp_path / "sonar")
+    builders.supclap_model(builders.supclap_config(builders.sonar_config())).save_pretrained(tmp_path / "ml-clap")
+    builders.nllb_processor().save_pretrained(tmp_path / "ml-clap")
+    return tmp_path
+
+
+def translations(data_dir, path):
+    """Every caption in seven more languages."""
+    captions = [
+        caption for rows in load_splits("audiocaps", data_dir=data_dir).values() for caption in read_captions(rows)
+    ]
+    lines = [
+        {
+            "clip_id": caption.clip_id,
+            "caption_index": caption.caption_index,
+            "language": language,
+            "text": f"{language} {caption.text}",
+            "source_hash": source_hash(caption.text),
+        }
+        for caption in captions
+        for language in LANGUAGES[1:]
+    ]
+    write_translations(path, [{name: line.get(name) for name in SCHEMA.names} for line in lines])
+    return path
+
+
+def run(monkeypatch, config, *overrides):
+    small = ["--num_train_epochs", "1", "--dataloader_num_workers", "0", "--logging_steps", "1", "--use_cpu", "true"]
+    monkeypatch.setattr(sys, "argv", ["train_supclap.py", str(CONFIGS / config), *small, *map(str, overrides)])
+    train_supclap.main()
+
+
+def results_of(folder, config):
+    """What a run left; its objective and optimiser are those of the file."""
+    results = json.loads((folder / "results.json").read_text())
+    printed = yaml.safe_load((CONFIGS / config).read_text())
+    for name in ("learning_rate", "loss", "svr", "languages", "per_device_train_batch_size", "lr_scheduler_type"):
+        if name in printed:
+            assert results["arguments"][name] == printed[name], name
+    return results
+
+
+def test_supclap_on_audiocaps(monkeypatch, towers, data_dir):
+    out = towers / "out"
+    encoders = ("--audio_encoder", towers / "ced", "--text_encoder", towers / "sonar")
+    run(monkeypatch, "supclap_audiocaps.yaml", *encoders, "--data_dir", data_dir, "--output_dir", out)
+    results = results_of(out, "supclap_audiocaps.yaml")
+    assert results["arguments"]["svr"] == "bi-dynamic"
+    assert results["arguments"]["svr_beta"] == 0.01
+    assert results["test"]["retrieval"]["eng"]["t2a"]["num_queries"] == 20
+
+
+@pytest.mark.parametrize("loss", ["kcl", "cacl", "infonce"])
+def test_atri_on_audiocaps(monkeypatch, towers, data_dir, loss):
+    table = translations(data_dir, towers / "audiocaps.parquet")
+    out = towers / loss
+    start = ("--model", towers / "ml-clap", "--dataset_config", json.dumps({"translations": str(table)}))
+    chosen = () if loss == "kcl" else ("--loss", loss)
+    run(monkeypatch, "atri_kcl_audiocaps.yaml", *start, *chosen, "--data_dir", data_dir, "--output_dir", out)
+    results = json.loads((out / "results.json").read_text())
+    assert results["arguments"]["loss"] == loss
+    assert results["test"]["retrieval"].keys() == set(LANGUAGES)
+    if loss == "kcl":
+        results_of(out, "atri_kcl_audiocaps.yaml")
+
+
+def test_every_configuration_says_what_it_claims():
+    names = {path.name for path in CONFIGS.glob("*.yaml")}
+    for name in names:
+        text = (CONFIGS / name).read_text()
+        assert text.startswith("# "), f"{name} opens with the claim it stands for"
+        assert yaml.safe_load(text)["output_dir"].startswith("outputs/")

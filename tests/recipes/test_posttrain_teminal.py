@@ -1,0 +1,166 @@
+"""The TeminAL recipe, launched as a user launches it, on a small folder in ESC-50's layout."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import builders
+import pytest
+import soundfile
+import torch
+from huggingface_hub import ModelCard
+from processes import run_processes
+from transformers import ClapModel
+
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.recipes import posttrain_teminal
+from modeling_supclap.training.training_args import TemporalTrainingArguments
+
+ROOT = Path(__file__).parents[2]
+CLASSES = ("dog", "rain", "rooster", "sneezing")
+
+
+@pytest.fixture(scope="module")
+def esc_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("esc")
+    (folder / "meta").mkdir()
+    (folder / "audio").mkdir()
+    lines = ["filename,fold,target,category,esc10,src_file,take"]
+    for target, name in enumerate(CLASSES):
+        for source in range(6):
+            filename = f"{source % 2 + 1}-{100 * target + source}-A-{target}.wav"
+            tone = 0.5 * builders.tone(300.0 * (target + 1) + 10 * source, 8000)
+            soundfile.write(folder / "audio" / filename, tone, builders.RATE_HZ)
+            lines.append(f"{filename},{source % 2 + 1},{target},{name},True,{100 * target + source},A")
+    (folder / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    builders.supclap_model().save_pretrained(folder)
+    builders.bert_processor().save_pretrained(folder)
+    return folder
+
+
+def launch(*arguments):
+    command = [sys.executable, "-m", "accelerate.commands.launch", "recipes/posttrain_teminal.py", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+    )
+    return done.returncode, done.stdout
+
+
+def test_the_labels_of_a_folder_of_ones_own_serve_in_english(tmp_path):
+    lines = ["file_name,caption,label"]
+    for number in range(12):
+        soundfile.write(tmp_path / f"{number}.wav", 0.5 * builders.tone(200.0 + number, 8000), builders.RATE_HZ)
+        lines.append(f"{number}.wav,a sound,{('door_bell', 'saw', 'hen')[number % 3]}")
+    (tmp_path / "metadata.csv").write_text("\n".join(lines))
+    args = posttrain_teminal.PostTrainingArguments(model="m", dataset="audio_folder", data_dir=str(tmp_path))
+    train, held_out = posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
+    overlaid = [train.triple(0, number)[2] for number in range(len(train))]
+    assert "Door bell while saw" in {item.captions["eng"][0] for item in overlaid}
+    assert held_out.labels == ("door_bell", "hen", "saw")
+    with pytest.raises(ValueError, match=r"no label phrases for 'audio_folder'.*the labels.*--languages eng"):
+        posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True, languages=["eng", "fra"]))
+
+
+@pytest.fixture(scope="module")
+def run(esc_folder, model_folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("post") / "run"
+    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4"]
+    layers = ["--audio_layers", "1", "--text_layers", "1"]
+    places = ["--model", str(model_folder), "--data_dir", str(esc_folder), "--output_dir", str(output)]
+    code, printed = launch(*places, *small, *layers)
+    assert code == 0, printed
+    return output, printed, [*places, *small, *layers]
+
+
+def test_both_stages_run_and_are_scored(run):
+    scores = json.loads((run[0] / "results.json").read_text())["scores"]
+    assert list(scores) == ["before", "stage_a", "stage_b"]
+    assert set(scores["stage_a"]) == {"temporal_accuracy", "single_accuracy", "combined_accuracy"}
+    assert all(0 <= value <= 1 for stage in scores.values() for value in stage.values())
+    assert "audio encoder" in run[1]
+
+
+def test_several_processes_are_one_run(run, tmp_path):
+    halves = ["--output_dir", str(tmp_path), "--per_device_train_batch_size", "3", "--use_cpu", "true"]
+    run_processes("recipes/posttrain_teminal.py", *run[2], *halves)
+    one, two = (json.loads((folder / "results.json").read_text())["scores"] for folder in (run[0], tmp_path))
+    assert two["before"] == one["before"]
+    steps = [
+        sorted(path.relative_to(folder) for path in folder.glob("stage_*/checkpoint-*"))
+        for folder in (run[0], tmp_path)
+    ]
+    assert steps[0] == steps[1] != []
+
+
+def test_the_card_says_what_was_done(run):
+    card = ModelCard.load(run[0] / "README.md")
+    assert card.data.datasets == ["esc50"]
+    scores = json.loads((run[0] / "results.json").read_text())["scores"]
+    after = [each.metric_value for each in card.data.eval_results if "stage b" in each.metric_name]
+    assert after == [pytest.approx(scores["stage_b"]["temporal_accuracy"], abs=1e-4)]
+    for told in ("stage: a, then b", "sinha2024teminal", "accelerate launch recipes/posttrain_teminal.py"):
+        assert told in card.text
+
+
+def test_only_the_last_blocks_have_moved(run, model_folder):
+    before, after = (SupCLAPModel.from_pretrained(path).state_dict() for path in (model_folder, run[0]))
+    moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert "audio_model.blocks.1.attn.qkv.weight" in moved
+    assert "text_model.encoder.layer.1.attention.self.query.weight" in moved
+    assert "audio_projection.linear1.weight" in moved
+    assert not [name for name in moved if ".blocks.0." in name or ".layer.0." in name or "embeddings" in name]
+
+
+def test_the_folder_loads_with_its_processor(run):
+    processor = SupCLAPProcessor.from_pretrained(run[0])
+    assert processor(text="a dog", return_tensors="pt")["input_ids"].shape[0] == 1
+
+
+def test_lora_ends_in_a_stock_model(esc_folder, model_folder, tmp_path):
+    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--lora_rank", "2"]
+    places = ["--model", str(model_folder), "--data_dir", str(esc_folder), "--output_dir", str(tmp_path / "lora")]
+    code, printed = launch(*places, *small, "--audio_layers", "1", "--text_layers", "1")
+    assert code == 0, printed
+    before = SupCLAPModel.from_pretrained(model_folder).state_dict()
+    loaded, report = SupCLAPModel.from_pretrained(tmp_path / "lora", output_loading_info=True)
+    assert not any(report.values()), report
+    moved = {name for name, value in before.items() if not torch.equal(value, loaded.state_dict()[name])}
+    assert "audio_model.blocks.1.attn.qkv.weight" in moved
+    assert not [name for name in moved if ".blocks.0." in name or ".mlp." in name]
+
+
+def test_a_clap_model_stays_one(esc_folder, tmp_path):
+    builders.clap_model().save_pretrained(tmp_path / "clap")
+    builders.clap_processor().save_pretrained(tmp_path / "clap")
+    small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--languages", "eng"]
+    places = ["--clap", str(tmp_path / "clap"), "--data_dir", str(esc_folder), "--output_dir", str(tmp_path / "out")]
+    code, printed = launch(*places, *small)
+    assert code == 0, printed
+    before, after = (
+        ClapModel.from_pretrained(path).state_dict() for path in (tmp_path / "clap", tmp_path / "out" / "clap")
+    )
+    moved = {name for name, value in before.items() if not torch.equal(value, after[name])}
+    assert "audio_projection.linear1.weight" in moved
+    assert "text_model.encoder.layer.1.attention.self.query.weight" in moved
+    assert not [name for name in moved if "embeddings" in name]
+
+
+def test_a_used_folder_is_not_written_over(run):
+    code, printed = launch(*run[2])
+    assert code != 0
+    assert "is there already: continue that run with --resume_from_checkpoint last" in printed
+
+
+def test_a_model_is_needed(esc_folder, tmp_path):
+    code, printed = launch("--data_dir", str(esc_folder), "--output_dir", str(tmp_path))
+    assert code != 0
+    assert "give either model or clap, got model=None and clap=None" in printed

@@ -1,0 +1,291 @@
+"""The recipe, launched as a user launches it: what it leaves behind, and what a kill costs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import yaml
+from huggingface_hub import ModelCard
+from matplotlib.image import imread
+from processes import run_processes
+
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.recipes import train_supclap
+from modeling_supclap.recipes.train_supclap import ModelArguments, arguments_in_use
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+ROOT = Path(__file__).parents[2]
+SMOKE = "recipes/configs/smoke.yaml"
+
+
+def launch(*arguments: str, wait: bool = True, timeout_seconds: float = 300):
+    """`accelerate launch recipes/train_supclap.py arguments`, from the project's folder."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "recipes/train_supclap.py", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    if not wait:
+        return process
+    output, _ = process.communicate(timeout=timeout_seconds)
+    return process.returncode, output
+
+
+def losses(folder: Path) -> list[float]:
+    """Every loss of the run whose last checkpoint is in the folder."""
+    last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    history = json.loads((last / "trainer_state.json").read_text())["log_history"]
+    return [entry["loss"] for entry in history if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recipe") / "run"
+    code, output = launch(SMOKE, "--output_dir", str(folder))
+    assert code == 0, output
+    return folder, output
+
+
+def test_it_ends_with_a_table(run):
+    folder, output = run
+    assert "synthetic: 64 train, 64 validation, 64 test clips" in output
+    assert "validation mean_recall" in output
+    assert "clips/s" in output
+    table = output[output.index("test split, 64 clips") :]
+    for line in ("eng       text to audio", "jpn       audio to text", "  chance", "zero-shot accuracy"):
+        assert line in table
+    assert f"training_curves.png are in {folder}" in table
+
+
+def test_results_hold_scores_chance_and_how_they_came_about(run):
+    results = json.loads((run[0] / "results.json").read_text())
+    scores = results["test"]["retrieval"]["jpn"]
+    assert 0 <= scores["t2a"]["R@1"] <= scores["t2a"]["R@5"] <= scores["t2a"]["R@10"] <= 1
+    assert scores["t2a_chance"]["R@1"] == pytest.approx(1 / 64)
+    assert results["test"]["clips"] == 64
+    assert results["steps"] == 8
+    assert results["arguments"]["svr"] == "bi-dynamic"
+    assert results["versions"]["transformers"]
+    assert 0 <= results["test"]["zero_shot"]["top1"] <= results["test"]["zero_shot"]["top5"] <= 1
+
+
+@pytest.mark.parametrize("name", ["training_curves.png", "drift.png"])
+def test_curves_are_a_picture(run, name):
+    assert imread(run[0] / name)[..., :3].std() > 0.05
+
+
+def test_the_folder_is_a_model_with_its_processor(run):
+    model, report = SupCLAPModel.from_pretrained(run[0], output_loading_info=True)
+    assert not any(report.values()), report
+    processor = SupCLAPProcessor.from_pretrained(run[0])
+    assert len(processor.tokenizer) == model.config.text_config.vocab_size
+    known, unheard = "a low siren at the beginning", "Ünïcode 低いサイレン"
+    assert len(processor.tokenizer.tokenize(known)) == len(known.split())
+    for text in (known, unheard):
+        assert processor.tokenizer.decode(processor(text=text)["input_ids"][0], skip_special_tokens=True) == text
+
+
+def test_a_used_folder_is_not_written_over(run):
+    code, output = launch(SMOKE, "--output_dir", str(run[0]))
+    assert code != 0
+    assert "checkpoint-8 is there already: continue that run with --resume_from_checkpoint last" in output
+
+
+def test_killed_and_resumed_the_losses_are_the_same(run, tmp_path):
+    folder = tmp_path / "killed"
+    process = launch(SMOKE, "--output_dir", str(folder), wait=False)
+    deadline = time.monotonic() + 240
+    while not (folder / "checkpoint-2" / "trainer_state.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (folder / "results.json").exists()
+    code, output = launch(SMOKE, "--output_dir", str(folder), "--resume_from_checkpoint", "last")
+    assert code == 0, output
+    assert len(losses(folder)) == 8
+    assert losses(folder) == losses(run[0])
+
+
+def test_several_processes_are_one_run(tmp_path):
+    config = yaml.safe_load(Path(ROOT, SMOKE).read_text())
+    config["text_config"] |= {
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }  # each process draws its own
+    (tmp_path / "smoke.yaml").write_text(yaml.safe_dump(config))
+    for count in (1, 2):
+        options = {"output_dir": tmp_path / f"{count}", "per_device_train_batch_size": 16 // count, "use_cpu": "true"}
+        words = [f"--{key}={value}" for key, value in options.items()]
+        run_processes("recipes/train_supclap.py", str(tmp_path / "smoke.yaml"), *words, count=count)
+    np.testing.assert_allclose(losses(tmp_path / "2"), losses(tmp_path / "1"), rtol=1e-4)
+    one, two = (json.loads((tmp_path / count / "results.json").read_text()) for count in "12")
+    assert two["test"]["clips"] == one["test"]["clips"] == 64
+    assert two["best_validation"] == pytest.approx(one["best_validation"], abs=0.01)
+
+
+def test_an_unknown_key_names_the_valid_one():
+    code, output = launch(SMOKE, "--svr_alhpa", "2")
+    assert code != 0
+    assert "unknown key 'svr_alhpa': did you mean svr_alpha" in output
+
+
+TINY = {
+    "audio_config": {"embed_dim": 16, "depth": 1, "num_heads": 1},
+    "text_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 32},
+    "projection_dim": 16,
+    "per_device_train_batch_size": 4,
+    "num_train_epochs": 1,
+}
+WORDS = [word for key, value in TINY.items() for word in (f"--{key}", json.dumps(value))]
+
+
+@pytest.fixture
+def sounds(tmp_path):
+    """A folder of ten captioned recordings, as a user has it."""
+    folder = tmp_path / "my sounds"
+    folder.mkdir()
+    lines = ["file_name,caption"]
+    for number in range(10):
+        tone = 0.1 * np.sin(2 * np.pi * (200 + 50 * number) * np.arange(16000) / 16000)
+        soundfile.write(folder / f"Ton {number}, ö.wav", tone, 16000)
+        lines.append(f'"Ton {number}, ö.wav",a tone of pitch {number}')
+    (folder / "metadata.csv").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+def test_a_folder_needs_nothing_but_its_name(sounds, tmp_path):
+    words = ["--dataset", "audio_folder", "--data_dir", str(sounds), "--languages", "eng", *WORDS]
+    code, output = launch(*words, "--output_dir", str(tmp_path / "run"))
+    assert code == 0, output
+    assert "audio_folder: 8 train, 1 validation, 1 test clips" in output
+    assert set(json.loads((tmp_path / "run" / "results.json").read_text())["test"]["retrieval"]) == {"eng"}
+
+
+def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, tmp_path):
+    whole = '{"validation_fraction": 0, "test_fraction": 0}'
+    words = ["--dataset", "audio_folder", "--data_dir", str(sounds), "--dataset_config", whole, *WORDS]
+    words += ["--output_dir", str(tmp_path / "run")]
+    code, output = launch(*words)
+    assert code != 0
+    assert "audio_folder has no validation split to choose the best checkpoint by, only train: hold some out" in output
+    code, output = launch(*words, "--eval_strategy", "no", "--load_best_model_at_end", "false")
+    assert code == 0, output
+    assert "audio_folder has no test split" in output
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert "test" not in results
+    assert results["steps"] == 2
+    SupCLAPModel.from_pretrained(tmp_path / "run")
+
+
+def test_templates_without_labels_are_refused_before_the_run(sounds):
+    splits = load_splits("audio_folder", data_dir=str(sounds), languages=["eng"])
+    data_args = train_supclap.DataArguments("audio_folder", zero_shot_templates=["{}"])
+    with pytest.raises(ValueError, match="test clips of audio_folder have none; leave the templates out"):
+        train_supclap.check_splits(splits, data_args, SupCLAPTrainingArguments())
+    train_supclap.check_splits(splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"languages": ["fra"]}, r"no train clip has a caption in \['fra'\]"),
+        ({"languages": ["eng", "fra"], "eval_languages": ["eng"], "loss": "kcl"}, r"no train clip.*\['fra'\]"),
+        ({"languages": ["eng"], "eval_languages": ["eng", "fra"]}, r"no validation clip has a caption in \['fra'\]"),
+    ],
+)
+def test_languages_without_captions_are_refused_before_the_run(sounds, options, message):
+    splits = load_splits("audio_folder", data_dir=str(sounds))
+    with pytest.raises(ValueError, match=message):
+        train_supclap.check_splits(
+            splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments(**options)
+        )
+
+
+def test_a_prepared_set_goes_by_the_name_of_what_it_was_made_from(sounds, tmp_path):
+    prepare(Request("audio_folder", {"data_dir": str(sounds), "languages": ["eng"]}), tmp_path / "set", quiet=True)
+    words = ["--dataset", "prepared", "--data_dir", str(tmp_path / "set"), *WORDS]
+    code, output = launch(*words, "--output_dir", str(tmp_path / "run"))
+    assert code == 0, output
+    card = ModelCard.load(tmp_path / "run" / "README.md")
+    assert card.data.datasets == ["audio_folder"]
+    assert {result.dataset_name for result in card.data.eval_results} == {"audio_folder"}
+    assert "id001" not in card.text  # a list that two arguments share
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["origin"], results["arguments"]["dataset"]) == ("audio_folder", "prepared")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], True),
+        (["--dataset", "synthetic"], True),
+        (["--dataset_config", "{}", "--dataset=synthetic"], True),
+        (["--dataset", "audio_folder", "--data_dir", "d"], False),
+        (["--data_dir", "d", "--dataset=clotho"], False),
+    ],
+)
+def test_the_default_job_is_for_generated_sounds(words, wanted):
+    assert (train_supclap.default_config(words) is not None) == wanted
+
+
+@pytest.mark.slow
+def test_the_default_job_reaches_ten_times_chance_in_both_directions(tmp_path):
+    code, output = launch("--output_dir", str(tmp_path / "run"), timeout_seconds=1200)
+    assert code == 0, output
+    scores = json.loads((tmp_path / "run" / "results.json").read_text())["test"]["retrieval"]["eng"]
+    for direction in ("t2a", "a2t"):
+        assert scores[direction]["R@1"] >= 10 * scores[f"{direction}_chance"]["R@1"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("SUPCLAP_ESC10" not in os.environ, reason="set SUPCLAP_ESC10 to a folder of ESC-10 to train on it")
+def test_real_recordings_are_learned(tmp_path):
+    folder = ["--data_dir", os.environ["SUPCLAP_ESC10"], "--output_dir", str(tmp_path / "run")]
+    code, output = launch("recipes/configs/esc10.yaml", *folder, timeout_seconds=1800)
+    assert code == 0, output
+    results = json.loads((tmp_path / "run" / "results.json").read_text())["test"]
+    assert results["zero_shot"]["top1"] >= 4 * results["zero_shot"]["chance"]
+
+
+def test_the_card_says_what_was_done(run):
+    card = ModelCard.load(run[0] / "README.md")
+    assert (card.data.license, card.data.language, card.data.datasets) == ("apache-2.0", ["en", "ja"], ["synthetic"])
+    scores = json.loads((run[0] / "results.json").read_text())["test"]["retrieval"]["jpn"]["a2t"]
+    index = {(each.dataset_config, each.metric_name): each.metric_value for each in card.data.eval_results}
+    assert index["jpn", "audio to text R@5"] == pytest.approx(scores["R@5"], abs=1e-4)
+    command = f"accelerate launch recipes/train_supclap.py {SMOKE} --output_dir {run[0].name}"
+    for told in (command, "| CC0-1.0 | 64 |", "svr: bi-dynamic", "num_train: 64"):
+        assert told in card.text
+
+
+@pytest.mark.parametrize(
+    ("given", "absent", "present"),
+    [
+        ({}, set(), {"audio_config", "vocab_size", "projection_dim"}),
+        (
+            {"audio_encoder": "a/b", "text_encoder": "c/d"},
+            {"audio_config", "text_config", "vocab_size"},
+            {"temperature"},
+        ),
+        ({"model": "a/b"}, {"audio_encoder", "projection_dim", "temperature", "text_pooling"}, {"model"}),
+    ],
+)
+def test_only_arguments_that_had_an_effect_are_recorded(given, absent, present):
+    used = arguments_in_use(ModelArguments(**given)).keys()
+    assert not used & absent
+    assert used >= present

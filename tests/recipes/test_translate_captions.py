@@ -1,0 +1,281 @@
+"""The recipe that translates captions, launched as a user launches it."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fake_endpoint import fake_endpoint
+from translation_models import save_encoder, save_nllb
+
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator
+from modeling_supclap.datasets_scripts.translation.join import Caption
+from modeling_supclap.datasets_scripts.translation.table import read_translations
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "translate_captions.py"
+CAPTIONS = [
+    Caption(f"clip {number:02}", index, text)
+    for number in range(12)
+    for index, text in enumerate([f"A dog barks {number} times", "Rain falls"])
+]
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    spec = importlib.util.spec_from_file_location("translate_captions", RECIPE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["translate_captions"] = module  # where dataclasses look up their annotations
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["translate_captions"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return save_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+def write_captions(path, captions=CAPTIONS):
+    """A Parquet, CSV or JSON Lines file of captions."""
+    lines = [caption._asdict() for caption in captions]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(lines), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines) + "\n", encoding="utf-8")
+    else:
+        quoted = [[str(value).replace('"', '""') for value in caption] for caption in captions]
+        rows = ["clip_id,caption_index,text", *('"{}",{},"{}"'.format(*fields) for fields in quoted)]
+        path.write_text("\ufeff" + "\r\n".join(rows), encoding="utf-8")
+    return path
+
+
+def launch(*arguments):
+    """`python recipes/translate_captions.py arguments`, from the project's folder."""
+    return subprocess.Popen(
+        [sys.executable, "recipes/translate_captions.py", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(recipe, monkeypatch, *arguments):
+    """The same in this process."""
+    monkeypatch.setattr(sys, "argv", ["translate_captions.py", *map(str, arguments)])
+    recipe.main()
+
+
+def test_the_printed_command_gives_a_file_that_joins_and_a_report(tmp_path, encoder):
+    output = tmp_path / "out" / "synthetic.parquet"
+    config = {"num_train": 32, "num_validation": 32, "num_test": 32, "languages": ["eng"], "cache_dir": str(tmp_path)}
+    models = ["--model", save_nllb(tmp_path / "nllb"), "--sentence_encoder", encoder, "--num_beams", 1]
+    what = ["--dataset", "synthetic", "--dataset_config", json.dumps(config), "--languages", "fra", "jpn"]
+    process = launch(*what, *models, "--output", output, "--splits", "test", "--back_sample", 7, "--num_worst", 3)
+    printed, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, printed
+
+    rows = load_splits("synthetic", translations=None, **config)["test"]
+    total = sum(len(row["captions"]["eng"]) for row in rows)
+    assert f"{total} captions to have in fra, jpn" in printed
+    report = json.loads(output.with_suffix(".report.json").read_text(encoding="utf-8"))
+    table = read_translations(output)
+    for language in ("fra", "jpn"):
+        scores = report["languages"][language]
+        made = sum(language == value for value in table["language"].to_pylist())
+        assert (scores["captions"], scores["captions"] - scores["missing"]) == (total, made)
+        assert made > 0
+        assert scores["back_translated"] <= 7
+        assert -1 <= scores["cosine"] <= 1
+        assert len(scores["worst"]) == 3
+        assert f"\n{language} " in printed
+    assert report["arguments"]["num_beams"] == 1
+    assert sorted(path.name for path in output.parent.iterdir()) == [
+        "synthetic.back.parquet",
+        "synthetic.parquet",
+        "synthetic.report.json",
+    ]
+    joined = load_splits("synthetic", translations={"path": str(output), "strict": False}, **config)
+    by_key = {(x["clip_id"], x["language"], x["caption_index"]): x["text"] for x in table.to_pylist()}
+    row = next(row for row in joined["test"] if row["captions"]["fra"])
+    assert row["captions"]["fra"] == [by_key[row["clip_id"], "fra", i] for i in range(len(row["captions"]["eng"]))]
+
+
+def test_killed_and_started_again_the_bytes_are_the_same(tmp_path, recipe, monkeypatch, encoder):
+    captions = write_captions(tmp_path / "captions.csv")
+    common = ["--captions", captions, "--model", "chat", "--languages", "fra", "deu", "--batch_size", 2]
+    common += ["--sentence_encoder", encoder, "--device", "cpu"]
+    with fake_endpoint() as server:
+        run(recipe, monkeypatch, *common, "--endpoint", server.url, "--output", tmp_path / "whole.parquet")
+        whole = len(server.requests)
+    output = tmp_path / "killed.parquet"
+    part = tmp_path / "killed.parquet.part.jsonl"
+    with fake_endpoint() as server:
+        server.before_answer = lambda: time.sleep(0.1)
+        process = launch(*common, "--endpoint", server.url, "--output", output, "--workers", 2)
+        deadline = time.monotonic() + 120
+        while (not part.exists() or part.read_bytes().count(b"\n") < 4) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        done = part.read_bytes().count(b"\n") - 1
+        assert 3 <= done < 14
+        assert not output.exists()
+    with fake_endpoint() as server:
+        run(recipe, monkeypatch, *common, "--endpoint", server.url, "--output", output, "--workers", 1)
+        assert len(server.requests) == whole - done
+    for name in ("{}.parquet", "{}.back.parquet"):
+        assert (tmp_path / name.format("killed")).read_bytes() == (tmp_path / name.format("whole")).read_bytes()
+    reports = [json.loads((tmp_path / f"{name}.report.json").read_text())["languages"] for name in ("killed", "whole")]
+    assert reports[0] == reports[1]
+    assert reports[0]["fra"]["cosine"] == pytest.approx(1, abs=1e-6)  # the endpoint's way back loses nothing
+    assert (reports[0]["fra"]["captions"], reports[0]["fra"]["missing"]) == (24, 0)
+
+
+def test_another_model_may_translate_back(tmp_path, recipe, monkeypatch, encoder, capsys):
+    output = tmp_path / "out.parquet"
+    back = ["--back_model", save_nllb(tmp_path / "nllb"), "--sentence_encoder", encoder, "--back_sample", 2]
+    with fake_endpoint() as server:
+        what = ["--captions", write_captions(tmp_path / "captions.jsonl"), "--languages", "fra", "--output", output]
+        run(recipe, monkeypatch, *what, *back, "--model", "chat", "--endpoint", server.url)
+        assert len(server.requests) == 1
+    assert set(read_translations(output)["model"].to_pylist()) == {"chat"}
+    assert set(read_translations(output.with_suffix(".back.parquet"))["model"].to_pylist()) == {str(tmp_path / "nllb")}
+    report = json.loads(output.with_suffix(".report.json").read_text())
+    assert report["arguments"]["model"] == "chat"
+    assert report["arguments"]["back_model"] == str(tmp_path / "nllb")
+    assert report["languages"]["fra"]["back_translated"] == 2
+
+
+def test_the_check_may_be_left_out(tmp_path, recipe, monkeypatch, capsys):
+    with fake_endpoint() as server:
+        what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "--back_sample", 0]
+        run(recipe, monkeypatch, *what, "--model", "m", "--endpoint", server.url, "--output", tmp_path / "o.parquet")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["captions.csv", "o.parquet", "o.report.json"]
+    assert "fra" in capsys.readouterr().out
+
+
+ODD = [Caption('a, "b" #ç', 0, 'A dog says "woof",\nthen 犬\u2028'), Caption("001", 3, "Rain\x85 falls")]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_captions_are_read_from_files_of_three_kinds(tmp_path, recipe, suffix):
+    path = write_captions(tmp_path / f"captions{suffix}", ODD)
+    assert recipe.load_captions(recipe.CaptionArguments(captions=str(path))) == ODD
+
+
+@pytest.mark.parametrize(
+    ("captions", "message"),
+    [
+        ([Caption("a", 0, "Rain"), Caption("a", 0, "Wind")], "1 captions are there more than once: 'a' caption 0"),
+        ([Caption("a", 0, "Rain"), Caption("b", 1, " ")], "1 captions are blank or damaged: 'b' caption 1"),
+        ([Caption("a", 0, "\ufffd")], "are blank or damaged"),
+    ],
+)
+def test_captions_that_cannot_be_right_are_named(tmp_path, recipe, captions, message):
+    path = write_captions(tmp_path / "captions.jsonl", captions)
+    with pytest.raises(ValueError, match=message):
+        recipe.load_captions(recipe.CaptionArguments(captions=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("c.jsonl", '{"clip_id": "a", "text": "b"}', r"c.jsonl, entry 1: .* needs clip_id, caption_index and text"),
+        ("c.csv", "clip_id,caption_index,text\na,0,b\na,x,c", r"c.csv, entry 2: .* needs clip_id"),
+        ("c.txt", "", r"captions is .*c.txt; give a .parquet, .csv, .jsonl file"),
+    ],
+)
+def test_files_that_are_something_else_are_refused(tmp_path, recipe, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        recipe.load_captions(recipe.CaptionArguments(captions=str(tmp_path / name)))
+
+
+SMALL = '{"num_train": 32, "num_validation": 32, "num_test": 32}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give either dataset or captions, got None and None"),
+        ({"dataset": "synthetic", "captions": "c.csv"}, "give either dataset or captions"),
+        ({"dataset": "synthetic", "dataset_config": SMALL}, r"has captions in 'fra' of its own; .* \[\"eng\"\]\}"),
+        ({"dataset": "synthetic", "dataset_config": SMALL, "splits": ["dev"]}, r"no splits \['dev'\]; there are"),
+        ({"dataset": "synthetic", "dataset_config": "[1]"}, "expected a mapping"),
+    ],
+)
+def test_what_to_translate_must_be_clear(recipe, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        recipe.load_captions(recipe.CaptionArguments(**arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--languages", "eng", "fra"], r"languages is \['eng', 'fra'\]; give at least one, each once, not eng"),
+        (["--languages", "fra", "fra"], "each once"),
+        (["--languages", "fr"], r"languages holds \['fr'\]; give ISO 639-3 codes such as eng, fra"),
+        (["--output", "out.csv"], "output is out.csv; it must end with .parquet"),
+        (["--batch_size", "0"], "batch_size is 0; it must be 1 or more"),
+        (["--threshold", "70"], r"threshold is 70.0; a cosine lies between"),
+        (["--back_sampel", "1"], "unknown key 'back_sampel': did you mean back_sample"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_at_once(recipe, monkeypatch, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run(recipe, monkeypatch, "--captions", "absent.csv", *arguments)
+
+
+def test_a_model_that_lacks_a_language_fails_before_the_work(tmp_path, recipe, monkeypatch, encoder):
+    what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "swe", "--device", "cpu"]
+    with pytest.raises(ValueError, match="one language code for 'swe'"):
+        run(
+            recipe,
+            monkeypatch,
+            *what,
+            "--model",
+            save_nllb(tmp_path / "nllb"),
+            "--sentence_encoder",
+            encoder,
+            "--output",
+            tmp_path / "o.parquet",
+        )
+    assert not list(tmp_path.glob("o.*"))
+
+
+def test_the_key_comes_from_the_environment_and_goes_nowhere_else(tmp_path, recipe, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "sesame")
+    with fake_endpoint() as server:
+        what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "--back_sample", 0]
+        where = ["--endpoint", server.url, "--api_key_env", "SOME_KEY", "--output", tmp_path / "o.parquet"]
+        run(recipe, monkeypatch, *what, *where, "--model", "m", "--requests_per_minute", 6000)
+    assert server.seen[0]["Authorization"] == "Bearer sesame"
+    assert not any(b"sesame" in path.read_bytes() for path in tmp_path.iterdir())
+    monkeypatch.delenv("SOME_KEY")
+    with pytest.raises(ValueError, match="api_key_env is SOME_KEY, but there is no such environment variable"):
+        run(recipe, monkeypatch, *what, *where)
+
+
+def test_arguments_reach_the_translators(recipe, monkeypatch):
+    arguments = recipe.TranslatorArguments(
+        model="m", endpoint="http://h", requests_per_minute=30, workers=2, retries=1, request_options='{"top_p": 0.5}'
+    )
+    chat = recipe.build_translator(arguments)
+    assert isinstance(chat, ChatTranslator)
+    assert (chat.name, chat.options, chat.workers, chat.retries) == ("m", {"top_p": 0.5}, 2, 1)
+    assert chat.limiter._interval_seconds == 2
+    local = recipe.build_translator(recipe.TranslatorArguments(num_beams=3, device="cpu", dtype="float16"))
+    assert isinstance(local, Seq2SeqTranslator)
+    assert local.name == "facebook/nllb-200-distilled-600M"
+    assert (local.num_beams, local.device, local.dtype) == (3, "cpu", "float16")

@@ -1,0 +1,363 @@
+"""The callbacks: what they put into the log against stopwatches and loops, and that watching changes nothing."""
+
+import functools
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import builders
+import numpy as np
+import pytest
+import reference
+import torch
+from processes import run_processes
+from recordings import tone_rows
+from torch import distributed, nn
+from transformers import TrainerCallback
+
+from modeling_supclap.losses import DynamicRadius, StaticRadius, info_nce
+from modeling_supclap.training import callbacks
+from modeling_supclap.training.callbacks import (
+    Averages,
+    DriftCallback,
+    EpochCallback,
+    SupCLAPProgressCallback,
+    ThroughputCallback,
+)
+from modeling_supclap.training.distributed import gather, leave_process_group
+from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
+from modeling_supclap.training.trainer import SupCLAPTrainer
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+# ---- averages, epoch, throughput, progress ----
+
+
+def test_averages_are_means_since_the_last_look():
+    averages = Averages()
+    averages.add({"loss": torch.tensor(1.0), "radius": 0.5})
+    averages.add({"loss": torch.tensor(4.0)})
+    assert averages.drain() == {"loss": 2.5, "radius": 0.5}
+    assert averages.drain() == {}
+
+
+@pytest.mark.parametrize(("position", "epoch"), [(None, 0), (0.0, 0), (2.0, 2), (2.6, 2)])
+def test_the_collator_is_told_whole_epochs(position, epoch):
+    told = []
+    callback = EpochCallback(SimpleNamespace(set_epoch=told.append))
+    callback.on_epoch_begin(None, SimpleNamespace(epoch=position), None)
+    assert told == [epoch]
+
+
+def test_throughput_counts_the_global_batch_and_no_evaluation(monkeypatch):
+    clock = iter([0.0, 10.0, 12.0, 50.0, 54.0])
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: next(clock))
+    averages = Averages()
+    callback = ThroughputCallback(averages)
+    args = SimpleNamespace(train_batch_size=4, gradient_accumulation_steps=2, world_size=3)
+    callback.on_train_begin(args, None, None)  # at 10 s
+    callback.on_step_end(args, None, None)  # 2 s
+    callback.on_evaluate(args, None, None)  # at 50 s
+    callback.on_step_end(args, None, None)  # 4 s
+    assert averages.drain()["seconds_per_clip"] == pytest.approx(3 / 24)
+
+
+class _Bar:
+    def __init__(self):
+        self.postfix, self.lines = None, []
+
+    def set_postfix_str(self, text, refresh):
+        self.postfix = text
+
+    def write(self, line):
+        self.lines.append(line)
+
+
+def test_progress_is_one_bar_and_a_line_an_evaluation():
+    callback = SupCLAPProgressCallback()
+    callback.training_bar = _Bar()
+    callback.on_log(None, None, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
+    callback.on_log(None, None, None, logs={"eval_mean_recall": 0.5})
+    assert callback.training_bar.postfix == "loss 1.235, 99 clips/s"
+    args = SimpleNamespace(metric_for_best_model="mean_recall")
+    state = SimpleNamespace(is_world_process_zero=True, epoch=2.0, best_metric=None)
+    callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
+    state.best_metric = 0.5
+    callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
+    assert callback.training_bar.lines == [
+        "epoch 2: validation mean_recall 0.250 (best 0.250)",
+        "epoch 2: validation mean_recall 0.250 (best 0.500)",
+    ]
+
+
+# ---- drift: the numbers ----
+
+SCALE = torch.tensor(1 / 0.07, dtype=torch.float64)
+
+
+def unit(*shape, seed):
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return nn.functional.normalize(values, dim=-1).requires_grad_()
+
+
+def measure(objective, audio, text, **named):
+    """What one step of `objective` logs, and the histogram beside it."""
+    averages = Averages()
+    callback = DriftCallback(objective, averages)
+    objective(audio, text, logit_scale=SCALE, **named)[0].backward()
+    callback.on_step_end(None, None, SimpleNamespace(should_log=True))
+    numbers = averages.drain()
+    state = SimpleNamespace(log_history=[{}])
+    callback.on_log(None, state, None, logs=numbers)
+    return numbers, state.log_history[0]["positive_similarity_histogram"]
+
+
+def mean_tangent_cosine(updates, anchors, targets):
+    """Drift cosine in a loop, from the definition: both vectors as they lie on the sphere at the anchor."""
+    cosines = []
+    for update, anchor, target in zip(*(values.tolist() for values in (updates, anchors, targets)), strict=True):
+        anchor, pull = np.array(anchor), np.array(target) - np.array(anchor)
+        update = np.array(update) - np.dot(update, anchor) * anchor
+        pull = pull - pull @ anchor * anchor
+        cosines.append(update @ pull / math.sqrt((update @ update) * (pull @ pull)))
+    return np.mean(cosines)
+
+
+def regularised(radii, **kwargs):
+    return ContrastiveObjective("infonce", SupportVectorRegularizer(radii, **kwargs)).double()
+
+
+def test_the_numbers_equal_the_loops():
+    audio, text = unit(6, 8, seed=0), unit(6, 1, 8, seed=1)
+    numbers, histogram = measure(regularised({"t2a": StaticRadius(0.3), "a2t": StaticRadius(0.2)}), audio, text)
+    texts = text.detach()[:, 0]
+    expected = reference.drift_statistics(audio.detach(), texts, 0.07, [0.3] * 6)
+    exchanged = reference.drift_statistics(texts, audio.detach(), 0.07, [0.2] * 6)
+    for name in ("radius_mean", "radius_std", "svr_factor_mean", "svr_factor_std"):
+        expected[f"{name}_t2a"], expected[f"{name}_a2t"] = expected.pop(name), exchanged[name]
+    assert {name: numbers[name] for name in expected} == pytest.approx(expected, abs=1e-6)  # radii are float32
+
+    cosines = (audio * text[:, 0]).sum(-1).detach().numpy()
+    for percent in (10, 50, 90):
+        assert numbers[f"positive_similarity_p{percent}"] == pytest.approx(np.percentile(cosines, percent))
+    assert histogram["counts"] == np.histogram(cosines, len(histogram["counts"]), (-1, 1))[0].tolist()
+    assert (histogram["low"], histogram["high"]) == (-1.0, 1.0)
+    assert json.loads(json.dumps(histogram)) == histogram
+
+
+def test_the_objective_s_own_drift_is_that_of_its_whole_gradient():
+    audio, text = unit(6, 8, seed=2), unit(6, 1, 8, seed=3)
+    objective = regularised({"t2a": StaticRadius(0.3), "a2t": StaticRadius(0.2)})
+    logged = measure(objective, audio, text)[0]["drift_cosine_objective"]
+    update = -text.grad[:, 0]
+    assert logged == pytest.approx(mean_tangent_cosine(update, text.detach()[:, 0], audio.detach()), abs=1e-12)
+
+
+def test_without_svr_one_half_and_the_whole_differ_by_the_other_half():
+    audio, text = unit(6, 8, seed=4), unit(6, 1, 8, seed=5)
+    numbers, _ = measure(ContrastiveObjective("infonce"), audio, text)
+    assert not [name for name in numbers if "radius" in name or "svr" in name]
+    own = torch.autograd.grad(info_nce(audio, text[:, 0], SCALE), text)[0][:, 0]
+    assert numbers["drift_cosine_objective"] == pytest.approx(
+        mean_tangent_cosine(-own, text.detach()[:, 0], audio.detach()), abs=1e-12
+    )
+    assert numbers["drift_cosine"] != pytest.approx(numbers["drift_cosine_objective"], abs=1e-3)
+
+
+@pytest.mark.parametrize(("second_clip", "second_text", "cosine"), [(-2.0, -1.9, 1.0), (2.0, 1.9, 0.0)])
+def test_on_a_circle_a_text_moves_toward_its_clip_or_away(second_clip, second_text, cosine):
+    # The first text is at 0 and its clip at 0.1 radian. A negative behind the text pushes it the same way; one ahead
+    # of it pushes it back and, since the two probabilities are equal, harder than the near clip pulls.
+    angles = torch.tensor([0.1, second_clip, 0.0, second_text], dtype=torch.float64)
+    points = torch.stack([angles.cos(), angles.sin()], dim=-1).requires_grad_()
+    numbers, _ = measure(ContrastiveObjective("infonce"), points[:2], points[2:].unsqueeze(1))
+    assert numbers["drift_cosine"] == pytest.approx(cosine, abs=1e-12)
+    assert numbers["drift_cosine_objective"] == pytest.approx(cosine, abs=1e-12)
+
+
+def test_the_spread_of_a_dynamic_radius_is_that_within_the_batch():
+    radius = DynamicRadius(num_similarities=4)
+    torch.manual_seed(0)
+    nn.init.normal_(radius.layers[-1].weight)
+    objective = regularised({"t2a": radius})
+    audio, text = unit(6, 8, seed=6), unit(6, 1, 8, seed=7)
+    with torch.no_grad():
+        radii = radius(SCALE * text[:, 0] @ audio.T).numpy()
+    numbers, _ = measure(objective, audio, text)
+    assert numbers["radius_mean_t2a"] == pytest.approx(radii.mean())
+    assert numbers["radius_std_t2a"] == pytest.approx(radii.std())
+    assert numbers["radius_std_t2a"] > 1e-3
+    assert "radius_std_a2t" not in numbers
+
+
+def test_where_no_gradient_reaches_the_texts_the_rest_is_logged():
+    audio, text = unit(6, 8, seed=8), unit(6, 1, 8, seed=9).detach()
+    numbers, _ = measure(ContrastiveObjective("infonce"), audio, text)
+    assert "drift_cosine_objective" not in numbers
+    assert "drift_cosine" in numbers
+
+
+class _PerLanguage(nn.Module):
+    """InfoNCE in each of K languages with a radius for each, as `(K, N)`."""
+
+    def __init__(self):
+        super().__init__()
+        self.radii = nn.ModuleDict({"t2a": StaticRadius(0.25)})
+
+    def forward(self, audio_embeds, text_embeds, logit_scale, **others):
+        texts = text_embeds.transpose(0, 1)
+        radius = self.radii["t2a"](texts @ audio_embeds.T)
+        assert radius.shape == texts.shape[:2]
+        return sum(info_nce(audio_embeds, text, logit_scale) for text in texts) + radius.sum(), {}
+
+
+def test_of_several_languages_the_first_is_measured():
+    audio, text = unit(5, 8, seed=10), unit(5, 3, 8, seed=11)
+    first, _ = measure(_PerLanguage().double(), audio.detach().requires_grad_(), text[:, :1].detach().requires_grad_())
+    several, _ = measure(_PerLanguage().double(), audio, text)
+    assert several == pytest.approx(first, abs=1e-12)
+
+
+class _AllRoles(nn.Module):
+    """InfoNCE among all recordings of all samples, the first text of each role, roles outermost."""
+
+    def forward(self, audio_embeds, text_embeds, logit_scale, class_ids):
+        roles = audio_embeds.shape[1]
+        texts = text_embeds.unflatten(1, (roles, -1))[:, :, 0]
+        return info_nce(*(values.transpose(0, 1).flatten(0, 1) for values in (audio_embeds, texts)), logit_scale), {}
+
+
+def test_recordings_of_one_sample_are_pairs_of_one_batch():
+    audio, text = unit(3, 2, 8, seed=12), unit(3, 4, 8, seed=13)  # two roles, captions in two languages each
+    roles, histogram = measure(_AllRoles(), audio, text, class_ids=None)
+    pairs = [(audio[i, r], text[i, 2 * r]) for r in range(2) for i in range(3)]
+    flat_audio, flat_text = (torch.stack(side).detach().requires_grad_() for side in zip(*pairs, strict=True))
+    flat, _ = measure(ContrastiveObjective("infonce"), flat_audio, flat_text.unsqueeze(1).detach().requires_grad_())
+    assert roles == pytest.approx(flat, abs=1e-12)
+    assert sum(histogram["counts"]) == 6
+
+
+# ---- drift: in a run ----
+
+processor = functools.cache(builders.bert_processor)
+TRACKED = {"drift_cosine", "drift_cosine_svr", "drift_cosine_objective", "radius_std_a2t", "positive_similarity_p50"}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
+
+
+def train(folder, rows, resume=None, watchers=None, **kwargs):
+    """A run with dropout, six steps."""
+    quiet = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "seed": 7, "learning_rate": 1e-3}
+    short = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "svr": "bi-dynamic"}
+    no_evaluation = {"eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "no"}
+    config = builders.supclap_config(builders.bert_config(hidden_dropout_prob=0.1))
+    trainer = SupCLAPTrainer(
+        builders.supclap_model(config),
+        SupCLAPTrainingArguments(output_dir=str(folder), **{**quiet, **short, **no_evaluation, **kwargs}),
+        train_dataset=rows,
+        processing_class=processor(),
+        callbacks=watchers,
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def entries(trainer):
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}, {"bf16": True}], ids=str)
+def test_watching_changes_nothing(tmp_path, rows, options):
+    tracked = train(tmp_path / "tracked", rows, **options)
+    drawn = torch.rand(1)
+    plain = train(tmp_path / "plain", rows, track_drift=False, **options)
+    assert torch.equal(torch.rand(1), drawn)
+    assert [entry["loss"] for entry in entries(tracked)] == [entry["loss"] for entry in entries(plain)]
+    for name, value in plain.model.state_dict().items():
+        assert torch.equal(value, tracked.model.state_dict()[name]), name
+    assert all(set(entry) >= TRACKED for entry in entries(tracked))
+    assert all(math.isfinite(entry[name]) for entry in entries(tracked) for name in TRACKED)
+    assert not TRACKED & set().union(*entries(plain))
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"logging_steps": 2}, [2, 4, 6]), ({"logging_strategy": "epoch"}, [3, 6])],
+)
+def test_it_measures_at_logging_steps_only(tmp_path, rows, monkeypatch, options, steps):
+    calls = []
+    original = callbacks._WatchedBatch.numbers
+    monkeypatch.setattr(callbacks._WatchedBatch, "numbers", lambda batch: calls.append(batch) or original(batch))
+    trainer = train(tmp_path, rows, **options)
+    assert len(calls) == len(steps)
+    tracked = [entry for entry in trainer.state.log_history if "drift_cosine" in entry]
+    assert [entry["step"] for entry in tracked] == steps
+    assert all(sum(entry["positive_similarity_histogram"]["counts"]) == 4 for entry in tracked)
+
+
+class _Reporter(TrainerCallback):
+    def __init__(self):
+        self.seen = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.seen.append(dict(logs))
+
+
+def test_reports_get_scalars_only(tmp_path, rows):
+    reporter = _Reporter()
+    train(tmp_path, rows, watchers=[reporter], max_steps=2)
+    assert set(reporter.seen[0]) >= TRACKED
+    assert {type(value) for logs in reporter.seen for value in logs.values()} <= {float, int}
+
+
+def test_a_resumed_run_has_the_whole_history(tmp_path, rows):
+    whole = train(tmp_path, rows, save_strategy="steps", save_steps=4)
+    saved = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["log_history"]
+    resumed = train(tmp_path, rows, resume=str(tmp_path / "checkpoint-4"))
+
+    def lasting(history):
+        return [
+            {name: value for name, value in entry.items() if name != "clips_per_second"}
+            for entry in history
+            if "loss" in entry
+        ]
+
+    assert len(saved) == 4
+    assert lasting(saved) == lasting(whole.state.log_history)[:4]
+    assert lasting(resumed.state.log_history) == lasting(whole.state.log_history)
+
+
+# ---- drift: several processes ----
+
+
+def measure_a_part(folder):
+    """One step of this process's share of six clips, gathered; writes what it would log."""
+    distributed.init_process_group("gloo")
+    place, count = distributed.get_rank(), distributed.get_world_size()
+    audio, text = (values.detach().chunk(count)[place].requires_grad_() for values in six_pairs())
+    objective = regularised({"t2a": StaticRadius(0.3), "a2t": StaticRadius(0.2)})
+    numbers, histogram = measure(objective, gather(audio), gather(text))
+    Path(folder, f"process_{place}_of_{count}.json").write_text(json.dumps([numbers, histogram]))
+
+
+def six_pairs():
+    return unit(6, 8, seed=14), unit(6, 1, 8, seed=15)
+
+
+def test_every_process_measures_the_global_batch(tmp_path):
+    run_processes(__file__, str(tmp_path))
+    objective = regularised({"t2a": StaticRadius(0.3), "a2t": StaticRadius(0.2)})
+    alone, histogram = measure(objective, *six_pairs())
+    for place in range(2):
+        numbers, counts = json.loads((tmp_path / f"process_{place}_of_2.json").read_text())
+        assert numbers == pytest.approx(alone, abs=1e-12)
+        assert counts == histogram
+
+
+if __name__ == "__main__":
+    measure_a_part(*sys.argv[1:])
+    leave_process_group()

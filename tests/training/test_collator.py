@@ -1,0 +1,209 @@
+"""Rows to batches: what is drawn, when it is drawn again, and that nothing of it depends on the batch."""
+
+import builders
+import numpy as np
+import pytest
+import torch
+from recordings import tone_rows
+from torch.utils.data import DataLoader
+
+from modeling_supclap.datasets_scripts.audio import load_clip
+from modeling_supclap.datasets_scripts.schema import group_id, lacking_languages, require_captions
+from modeling_supclap.training.collator import EvaluationCollator, IndexedRows, TrainingCollator
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return IndexedRows(tone_rows(tmp_path_factory.mktemp("tones"), count=6))
+
+
+def texts(processor, batch):
+    return processor.tokenizer.batch_decode(batch["input_ids"].flatten(0, 1), skip_special_tokens=True)
+
+
+def drawn(collator, rows, epoch):
+    collator.set_epoch(epoch)
+    return texts(collator.processor, collator([rows[index] for index in range(len(rows))]))
+
+
+def test_a_training_batch(processor, rows):
+    batch = TrainingCollator(processor, ["eng"])([rows[1], rows[4], rows[2]])
+    assert batch["input_features"].shape == (3, 64, 51)
+    assert batch["audio_attention_mask"].shape == (3, 51)
+    assert batch["input_ids"].shape[:2] == batch["attention_mask"].shape[:2] == (3, 1)
+    assert batch["clip_index"].tolist() == [1, 4, 2]
+    assert len(set(batch["group_ids"].tolist())) == 3
+
+
+def test_audio_and_text_are_those_of_the_row(processor, rows):
+    batch = TrainingCollator(processor, ["fra"])([rows[3]])
+    expected = processor(audio=load_clip(rows[3]["audio_path"], 16000), sampling_rate=16000, return_tensors="pt")
+    torch.testing.assert_close(batch["input_features"], expected["input_features"], rtol=0, atol=0)
+    encoded = [processor(text=caption)["input_ids"][0] for caption in rows[3]["captions"]["fra"]]
+    assert batch["input_ids"][0, 0].tolist() in encoded
+
+
+def test_every_language_and_caption_is_drawn_in_time(processor, rows):
+    collator = TrainingCollator(processor, ["eng", "fra"])
+    seen = {drawn(collator, rows, epoch)[0] for epoch in range(40)}
+    assert len(seen) == 4
+
+
+def test_languages_are_drawn_equally_often_however_many_captions_they_have(processor, rows):
+    row = {**rows[0], "captions": {"eng": ["a dog"] * 9, "fra": ["un chien"]}}
+    collator = TrainingCollator(processor, ["eng", "fra"])
+    french = 0
+    for epoch in range(200):
+        collator.set_epoch(epoch)
+        french += collator._draw(row)[1][0][0] == "fra"
+    assert 70 < french < 130
+
+
+def test_the_draw_depends_on_seed_epoch_and_clip_only(processor, rows):
+    whole = drawn(TrainingCollator(processor, ["eng", "fra"], seed=3), rows, epoch=5)
+    collator = TrainingCollator(processor, ["fra", "eng"], seed=3)
+    collator.set_epoch(5)
+    one_by_one = [texts(processor, collator([rows[index]]))[0] for index in reversed(range(len(rows)))]
+    assert one_by_one[::-1] == whole
+    assert drawn(TrainingCollator(processor, ["eng", "fra"], seed=4), rows, epoch=5) != whole
+    assert drawn(TrainingCollator(processor, ["eng", "fra"], seed=3), rows, epoch=6) != whole
+
+
+def test_kcl_takes_the_same_caption_in_every_language(processor, rows):
+    collator = TrainingCollator(processor, ["eng", "fra"], scheme="kcl")
+    numbers = set()
+    for epoch in range(10):
+        collator.set_epoch(epoch)
+        batch = collator([rows[1], rows[2]])
+        assert batch["input_ids"].shape[:2] == (2, 2)
+        for index, row in enumerate((rows[1], rows[2])):
+            (_, english), (_, french) = collator._draw(row)[1]
+            numbers.add(row["captions"]["eng"].index(english))
+            assert row["captions"]["fra"].index(french) == row["captions"]["eng"].index(english)
+            decoded = texts(processor, {"input_ids": batch["input_ids"][index : index + 1]})
+            assert decoded == [english, french]
+    assert numbers == {0, 1}
+
+
+def test_cacl_takes_the_anchor_and_each_other_language_in_turn(processor, rows):
+    row = {**rows[0], "captions": {"eng": ["a dog"], "fra": ["un chien"], "deu": ["ein hund"], "spa": []}}
+    collator = TrainingCollator(processor, ["eng", "fra", "deu", "spa"], scheme="cacl")
+    others = []
+    for epoch in range(100):
+        collator.set_epoch(epoch)
+        (anchor, _), (other, _) = collator._draw(row)[1]
+        assert anchor == "eng"
+        others.append(other)
+    assert set(others) == {"fra", "deu"}
+    assert 30 < others.count("fra") < 70
+
+
+@pytest.mark.parametrize(
+    ("scheme", "captions", "message"),
+    [
+        ("kcl", {"eng": ["a"], "fra": []}, r"kcl needs captions of clip clip0 in \['eng', 'fra'\]; no \['fra'\]"),
+        ("cacl", {"eng": [], "fra": ["un"]}, r"cacl needs captions of clip clip0 in \['eng', 'fra'\]; no \['eng'\]"),
+        ("cacl", {"eng": ["a"], "fra": []}, r"cacl needs captions of clip clip0 in \['eng', 'fra'\]; no \['fra'\]"),
+    ],
+)
+def test_a_language_that_a_scheme_needs_is_named(processor, rows, scheme, captions, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingCollator(processor, ["eng", "fra"], scheme=scheme)([{**rows[0], "captions": captions}])
+
+
+@pytest.mark.parametrize(
+    ("present", "scheme", "lacking"),
+    [
+        ({"fra"}, "random", []),
+        ({"jpn"}, "random", ["eng", "fra", "deu"]),
+        ({"eng", "fra", "deu"}, "kcl", []),
+        ({"eng", "deu"}, "kcl", ["fra"]),
+        ({"eng", "deu"}, "cacl", []),
+        ({"eng"}, "cacl", ["fra", "deu"]),
+        ({"fra", "deu"}, "cacl", ["eng"]),
+    ],
+)
+def test_what_a_scheme_lacks_is_what_it_cannot_draw(processor, rows, present, scheme, lacking):
+    languages = ["eng", "fra", "deu"]
+    row = {**rows[0], "captions": {language: ["a"] if language in present else [] for language in [*languages, "jpn"]}}
+    assert lacking_languages(row, languages, scheme) == lacking
+    collator = TrainingCollator(processor, languages, scheme=scheme)
+    if lacking:
+        with pytest.raises(ValueError, match="caption"):
+            collator([row])
+    else:
+        collator([row])
+
+
+def test_clips_whose_turn_would_end_a_run_are_found_before_it():
+    rows = [{"clip_id": name, "captions": {"eng": ["a"], "fra": french}} for name, french in (("a", ["un"]), ("b", []))]
+    require_captions(rows, ["eng", "fra"])
+    with pytest.raises(ValueError, match=r"1 train clips lack captions, such as 'b', which has none in \['fra'\]"):
+        require_captions(rows, ["eng", "fra"], "kcl", "train")
+    with pytest.raises(ValueError, match=r"1 train clips lack captions.*wanted in one of \['fra'\]"):
+        require_captions(rows, ["fra"], split="train")
+    with pytest.raises(ValueError, match=r"no test clip has a caption in \['isl'\]; the clips have.*\['eng', 'fra'\]"):
+        require_captions(rows, ["eng", "isl"], split="test")
+
+
+def test_an_unknown_scheme_names_the_known(processor):
+    with pytest.raises(ValueError, match="scheme is 'all'; it must be random, kcl or cacl"):
+        TrainingCollator(processor, ["eng"], scheme="all")
+
+
+def test_workers_that_stay_alive_see_the_next_epoch(processor, rows):
+    collator = TrainingCollator(processor, ["eng", "fra"])
+    loader = DataLoader(rows, batch_size=6, num_workers=1, collate_fn=collator, persistent_workers=True)
+    for epoch in (0, 1, 2):
+        collator.set_epoch(epoch)
+        (batch,) = list(loader)
+        assert texts(processor, batch) == drawn(collator, rows, epoch)
+
+
+def test_crops_move_in_training_and_stay_in_evaluation(processor, rows, tmp_path):
+    import soundfile
+
+    ramp = np.linspace(0.01, 0.9, 16000) * builders.tone(1000.0)
+    soundfile.write(tmp_path / "ramp.wav", ramp, 16000)
+    row = {**rows[0], "audio_path": str(tmp_path / "ramp.wav")}
+    training = TrainingCollator(processor, max_audio_seconds=0.3)
+    levels = set()
+    for epoch in range(5):
+        training.set_epoch(epoch)
+        levels.add(training([row])["input_features"].max().item())
+    assert len(levels) == 5
+    evaluation = EvaluationCollator(processor, max_audio_seconds=0.3)
+    expected = processor(audio=load_clip(row["audio_path"], 16000, 0.3), sampling_rate=16000, return_tensors="pt")
+    torch.testing.assert_close(evaluation([row])["input_features"], expected["input_features"])
+
+
+def test_evaluation_keeps_all_captions_in_order(processor, rows):
+    short = {**rows[1], "captions": {"eng": ["a dog"], "fra": []}}
+    batch = EvaluationCollator(processor, ["fra", "eng"])([rows[0], short])
+    assert batch["input_ids"].shape[:2] == (2, 4)
+    decoded = texts(processor, batch)
+    expected = processor.tokenizer.batch_decode(
+        processor(text=[*rows[0]["captions"]["fra"], *rows[0]["captions"]["eng"]])["input_ids"],
+        skip_special_tokens=True,
+    )
+    assert decoded[:4] == expected
+    assert decoded[4:] == ["a dog"] * 4
+
+
+def test_groups(rows):
+    twin = {**rows[0], "clip_id": "another"}
+    assert group_id(twin, "captions") == group_id(rows[0], "captions") != group_id(rows[1], "captions")
+    assert group_id(twin, "clip") != group_id(rows[0], "clip")
+
+
+def test_a_clip_without_a_caption_in_the_languages_is_named(processor, rows):
+    with pytest.raises(ValueError, match=r"clip clip2 has no caption in \['jpn'\], only in \['eng', 'fra'\]"):
+        TrainingCollator(processor, ["jpn"])([rows[2]])
+
+
+def test_a_bad_recording_in_a_worker_names_the_file(processor, rows, tmp_path):
+    (tmp_path / "broken.wav").write_text("no audio")
+    bad = IndexedRows([{**rows[0], "audio_path": str(tmp_path / "broken.wav")}])
+    loader = DataLoader(bad, num_workers=1, collate_fn=TrainingCollator(processor))
+    with pytest.raises(ValueError, match=r"broken\.wav"):
+        next(iter(loader))

@@ -1,0 +1,87 @@
+"""Gathering across real gloo processes: the global batch's gradient, and that there really are two processes."""
+
+import json
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import run_processes
+
+from modeling_supclap.losses import info_nce
+from modeling_supclap.training.distributed import (
+    gather,
+    is_first_process,
+    leave_process_group,
+    require_the_launched_processes,
+    world_size,
+)
+
+EMBEDDINGS = torch.nn.functional.normalize(torch.randn(2, 8, 6, generator=torch.Generator().manual_seed(0)), dim=-1)
+
+
+def gradient_of_a_shared_projection(audio, text, total):
+    """The gradient of a weight that all clips share, as DistributedDataParallel would average it over `total`."""
+    weight = torch.eye(6, requires_grad=True)
+    projected = gather(torch.nn.functional.normalize(audio @ weight, dim=-1))
+    info_nce(projected, gather(text), logit_scale=10.0).backward()
+    return weight.grad / total
+
+
+def one_of_two(path):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    audio, text = EMBEDDINGS[:, 4 * rank : 4 * rank + 4]
+    gradient = gradient_of_a_shared_projection(audio, text, total=world_size())
+    dist.all_reduce(gradient)
+    order = gather(torch.tensor([[rank]])).flatten().tolist()
+    if rank == 0:
+        with open(path, "w") as file:
+            json.dump({"world_size": world_size(), "order": order, "gradient": gradient.tolist()}, file)
+
+
+def test_two_processes_have_the_gradient_of_one(tmp_path):
+    run_processes(__file__, str(tmp_path / "seen.json"))
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["world_size"] == 2
+    assert seen["order"] == [0, 1]
+    expected = gradient_of_a_shared_projection(*EMBEDDINGS, total=1)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(torch.tensor(seen["gradient"]), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_alone_nothing_is_gathered(dtype):
+    tensor = torch.ones(3, dtype=dtype)
+    assert world_size() == 1
+    assert gather(tensor) is tensor
+
+
+@pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_RANK"])
+@pytest.mark.parametrize(("rank", "first"), [(None, True), ("0", True), ("1", False)])
+def test_the_first_process_is_known_without_a_group(monkeypatch, name, rank, first):
+    monkeypatch.delenv("RANK", raising=False)
+    if rank:
+        monkeypatch.setenv(name, rank)
+    assert is_first_process() == first
+
+
+def test_a_process_in_no_group_leaves_none():
+    leave_process_group()
+
+
+@pytest.mark.parametrize("launched", [None, "1", "2"])
+def test_all_launched_processes_train(monkeypatch, launched):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if launched:
+        monkeypatch.setenv("WORLD_SIZE", launched)
+    require_the_launched_processes(2)
+    require_the_launched_processes(int(launched or 1))
+    if launched == "2":
+        with pytest.raises(ValueError, match="2 processes were started"):
+            require_the_launched_processes(1)
+
+
+if __name__ == "__main__":
+    one_of_two(sys.argv[1])
+    leave_process_group()

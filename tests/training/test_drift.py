@@ -1,0 +1,178 @@
+"""Forces and drift against loops, autograd, the paper's one-step identity and cases that can be drawn on paper."""
+
+import math
+
+import pytest
+import reference
+import torch
+import torch.nn.functional as F
+from builders import unit_rows
+from torch import Tensor
+
+from modeling_supclap.losses import similarity_matrix, support_vector_loss
+from modeling_supclap.training.drift import (
+    contrastive_forces,
+    decompose,
+    drift_cosine,
+    drift_statistics,
+    positive_similarity_histogram,
+    pull_direction,
+)
+
+SCALE = 1 / 0.07
+RADII = [0.1, 0.4, -0.2, 0.0, 1.3]
+
+
+def related_pair(n: int = 5, d: int = 7, spread: float = 0.8) -> tuple[Tensor, Tensor]:
+    audio = unit_rows(n, d)
+    return audio, F.normalize(audio + spread * unit_rows(n, d, seed=1), dim=-1)
+
+
+def text_gradient(audio: Tensor, text: Tensor, radius: float | Tensor, scale: float = SCALE) -> Tensor:
+    """Of the text-to-audio half, each text's own loss (not their mean), by autograd."""
+    text = text.clone().requires_grad_()
+    loss = len(text) * support_vector_loss(text, audio, radius, scale, similarity="dot")
+    return torch.autograd.grad(loss, text)[0]
+
+
+def test_statistics_equal_the_loops() -> None:
+    audio, text = related_pair()
+    expected = reference.drift_statistics(audio, text, 1 / SCALE, RADII)
+    statistics = drift_statistics(audio, text, SCALE, torch.tensor(RADII, dtype=torch.float64))
+    assert {name: value.item() for name, value in statistics.items()} == pytest.approx(expected, abs=1e-12)
+
+
+def test_without_a_radius_the_svr_numbers_are_left_out() -> None:
+    audio, text = related_pair()
+    plain, regularised = drift_statistics(audio, text, SCALE), drift_statistics(audio, text, SCALE, 0.1)
+    assert set(plain) == {
+        "drift_cosine", "push_parallel_norm", "push_perpendicular_norm", "distance", "positive_similarity"
+    }  # fmt: skip
+    for name, value in plain.items():
+        assert value.ndim == 0
+        assert value.item() == regularised[name].item()
+
+
+def test_forces_are_the_gradient() -> None:
+    """[SupCLAP eq. 4] pull + push is the gradient of each text's loss, as autograd has it."""
+    audio, text = related_pair()
+    pull, push = contrastive_forces(SCALE * similarity_matrix(text, audio), audio, SCALE)
+    torch.testing.assert_close(pull + push, text_gradient(audio, text, 0.0))
+    assert ((pull * audio).sum(1) < 0).all()
+
+
+def test_drift_is_that_of_the_gradients_of_the_losses() -> None:
+    audio, text = related_pair()
+    radius = torch.tensor(RADII, dtype=torch.float64)
+    statistics = drift_statistics(audio, text, SCALE, radius)
+    plain, svr = text_gradient(audio, text, 0.0), text_gradient(audio, text, radius)
+    torch.testing.assert_close(statistics["drift_cosine"], drift_cosine(-plain, text, audio))
+    torch.testing.assert_close(statistics["drift_cosine_svr"], drift_cosine(-plain - svr, text, audio))
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.1, 1.0])
+def test_one_step_identity(rate: float) -> None:
+    """[SupCLAP eq. 12]: the change of the squared distance, along the pull and, always a loss, across it."""
+    audio, text = related_pair()
+    force = text_gradient(audio, text, 0.0)
+    along, across = decompose(force, pull_direction(text, audio))
+    moved = text - rate * force
+    change = (moved - audio).square().sum(1) - (text - audio).square().sum(1)
+    progress = -rate * ((2 * text - 2 * audio - rate * along) * along).sum(1)
+    penalty = rate**2 * across.square().sum(1)
+    torch.testing.assert_close(change, progress + penalty, rtol=0, atol=1e-12 * max(1, (SCALE * rate) ** 2))
+    assert (penalty > 0).all()
+
+
+def test_parts_of_a_force_are_orthogonal_and_add_up() -> None:
+    audio, text = related_pair()
+    force, direction = unit_rows(5, 7, seed=3), pull_direction(text, audio)
+    along, across = decompose(force, direction)
+    torch.testing.assert_close(along + across, force)
+    torch.testing.assert_close((across * direction).sum(1), torch.zeros(5, dtype=torch.float64), rtol=0, atol=1e-15)
+    torch.testing.assert_close(decompose(along, direction)[0], along)
+
+
+def test_no_drift_without_a_perpendicular_push() -> None:
+    """A negative straight behind the text pushes it along the great circle to its audio: cosine 1."""
+    angles = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    audio = torch.stack([angles.cos(), angles.sin()], dim=1)
+    text = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    assert drift_statistics(audio, text, 1.0)["drift_cosine"].item() == pytest.approx(1)
+
+
+def test_drift_of_a_push_to_the_side() -> None:
+    """Orthogonal everything: the update a_i - a_j stands at 45 degrees to a_i, the pull's direction on the sphere."""
+    everything = torch.eye(4, dtype=torch.float64)
+    statistics = drift_statistics(everything[2:], everything[:2], logit_scale=2.0)
+    assert statistics["drift_cosine"].item() == pytest.approx(math.sqrt(0.5))
+    assert statistics["push_parallel_norm"].item() == pytest.approx(0, abs=1e-15)
+    assert statistics["push_perpendicular_norm"].item() == pytest.approx(2.0 / 2)
+    assert statistics["distance"].item() == pytest.approx(math.sqrt(2))
+
+
+def test_support_vectors_lessen_the_drift() -> None:
+    audio, text = related_pair(24, 64)
+    statistics = drift_statistics(audio, text, SCALE, radius=0.3)
+    assert 0 < statistics["svr_factor_mean"] < 1
+    assert statistics["drift_cosine_svr"] > statistics["drift_cosine"]
+
+
+def test_exchanged_embeddings_give_the_other_half() -> None:
+    audio, text = related_pair()
+    other_half = drift_statistics(text, audio, SCALE)
+    expected = drift_cosine(-text_gradient(text, audio, 0.0), audio, text)
+    torch.testing.assert_close(other_half["drift_cosine"], expected)
+    assert other_half["drift_cosine"] != drift_statistics(audio, text, SCALE)["drift_cosine"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_coincident_pair_does_not_spoil_the_mean(dtype: torch.dtype) -> None:
+    """Text 0 coincides with its audio and has no direction; the mean is that of the others."""
+    audio = torch.eye(4)
+    text = F.normalize(audio + torch.tensor([[0.0], [0.1], [0.5], [2.0]]) * audio.roll(1, 0), dim=1)
+    statistics = drift_statistics(audio.to(dtype), text.to(dtype), SCALE, radius=0.1)
+    assert all(value.isfinite() for value in statistics.values())
+    rest = drift_cosine(-text_gradient(audio.double(), text.double(), 0.0)[1:], text[1:], audio[1:])
+    assert statistics["drift_cosine"].item() == pytest.approx(rest.item(), abs=1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_cosine_does_not_depend_on_the_size_of_the_forces() -> None:
+    """Those on a solved pair are as small as exp(-1 / tau), and their squares underflow."""
+    audio, text = (x.float() for x in related_pair())
+    updates = -text_gradient(audio, text, 0.0)
+    expected = drift_cosine(updates, text, audio)
+    sizes = torch.tensor([[1.0], [1e-10], [1e-25], [1e-30], [1e10]])
+    torch.testing.assert_close(drift_cosine(sizes * updates, text, audio), expected)
+    updates[0] = 0
+    torch.testing.assert_close(drift_cosine(updates, text, audio), drift_cosine(updates[1:], text[1:], audio[1:]))
+    assert drift_cosine(0 * updates, text, audio).item() == 0
+
+
+def test_statistics_leave_no_graph_and_ignore_autocast() -> None:
+    audio, text = (x.float().requires_grad_() for x in related_pair())
+    outside = drift_statistics(audio, text, SCALE, radius=0.1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = drift_statistics(audio, text, SCALE, radius=0.1)
+    for name, value in outside.items():
+        assert not value.requires_grad
+        assert value.item() == inside[name].item()
+
+
+def test_histogram_counts_every_pair() -> None:
+    audio, text = related_pair(200, 16)
+    counts, edges = positive_similarity_histogram(audio, text, bins=20)
+    cosines = [reference.dot(a, t) for a, t in zip(audio.tolist(), text.tolist(), strict=True)]
+    expected = [sum(-1 + b / 10 <= cosine < -1 + (b + 1) / 10 for cosine in cosines) for b in range(20)]
+    assert counts.tolist() == expected
+    assert edges.tolist() == pytest.approx([-1 + b / 10 for b in range(21)], abs=1e-6)
+    beyond = 1.001 * torch.eye(3)
+    assert positive_similarity_histogram(beyond, beyond)[0][-1].item() == 3
+
+
+def test_errors_say_what_would_be_right() -> None:
+    audio, text = related_pair()
+    with pytest.raises(ValueError, match="got a batch of 1; contrast needs two"):
+        drift_statistics(audio[:1], text[:1], SCALE)
+    with pytest.raises(ValueError, match=r"radius of shape \(3,\) for pairs of shape \(5,\)"):
+        drift_statistics(audio, text, SCALE, torch.ones(3))

@@ -1,0 +1,457 @@
+"""Gradient caching: the gradients of one big batch, the memory of a small one, whatever surrounds the step."""
+
+import copy
+import json
+import sys
+import weakref
+from pathlib import Path
+
+import builders
+import numpy as np
+import pytest
+import torch
+from killing import KillAt, Killed
+from processes import run_processes
+from recordings import tone_rows
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from modeling_supclap.losses import info_nce
+from modeling_supclap.training.contrastive_module import ContrastiveModule
+from modeling_supclap.training.distributed import leave_process_group
+from modeling_supclap.training.grad_cache import embed_in_chunks, refuse_batch_statistics
+from modeling_supclap.training.objectives import build_objective
+from modeling_supclap.training.trainer import SupCLAPTrainer
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+CLIPS = 7
+
+
+class AllTexts(nn.Module):
+    """An objective of several texts a clip: InfoNCE against each of the K, weighted by parameters of its own."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.weights = nn.Parameter(torch.linspace(0.5, 1.5, count))
+
+    def forward(self, audio_embeds, text_embeds, logit_scale, logit_bias=None, group_ids=None):
+        terms = [info_nce(audio_embeds, texts, logit_scale, group_ids) for texts in text_embeds.unbind(1)]
+        total = (self.weights * torch.stack(terms)).sum()
+        return total, {"loss_all_texts": total.detach()}
+
+
+def batch(clips=CLIPS, texts_per_clip=1, frames=80, tokens=9):
+    """Clips and texts of several lengths, as a collator gives them."""
+    draw = torch.Generator().manual_seed(3)
+    audio_mask = torch.arange(frames) < torch.randint(20, frames + 1, (clips, 1), generator=draw)
+    lengths = torch.randint(3, tokens + 1, (clips, texts_per_clip, 1), generator=draw)
+    text_mask = torch.arange(tokens) < lengths
+    return {
+        "input_features": 20 * torch.randn(clips, 64, frames, generator=draw) - 40,
+        "audio_attention_mask": audio_mask.long(),
+        "input_ids": torch.randint(5, 200, text_mask.shape, generator=draw) * text_mask,
+        "attention_mask": text_mask.long(),
+    }
+
+
+def double(inputs):
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+
+
+def model_with_dropout(rate=0.2):
+    audio = builders.ced_config(drop_rate=rate, attn_drop_rate=rate, drop_path_rate=rate)
+    text = builders.bert_config(hidden_dropout_prob=rate, attention_probs_dropout_prob=rate)
+    return builders.supclap_model(builders.supclap_config(text, audio))
+
+
+def arguments(folder, **kwargs):
+    quiet = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "seed": 7, "learning_rate": 1e-3}
+    short = {"per_device_train_batch_size": 8, "logging_steps": 1, "eval_strategy": "no", "save_strategy": "no"}
+    return SupCLAPTrainingArguments(
+        output_dir=str(folder), **{**quiet, **short, "load_best_model_at_end": False, **kwargs}
+    )
+
+
+def step(module, inputs, seed=0):
+    """Loss, logs and every parameter's gradient of one training step."""
+    module.train().zero_grad()
+    torch.manual_seed(seed)
+    outputs = module(**inputs)
+    outputs.loss.backward()
+    return outputs, {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
+
+
+def difference(gradients, expected):
+    """The largest difference of any gradient, relative to its norm; that of attention's key biases is only noise."""
+    assert gradients.keys() == expected.keys()
+    return max(((gradients[name] - expected[name]).norm() / (expected[name].norm() + 1e-4)).item() for name in expected)
+
+
+# ---- the gradients of the big batch ----
+
+
+@pytest.mark.parametrize("groups", [None, [0, 1, 0, 2, 2, 3, 4]], ids=["pairs", "groups"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "infonce"},
+        {"loss": "reweighted"},
+        {"loss": "siglip"},
+        {"svr": "bi-static"},
+        {"svr": "bi-dynamic", "svr_decoupled": True},
+        {"loss": "siglip", "svr": "uni-dynamic"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_gradients_are_those_of_the_whole_batch(tmp_path, options, groups):
+    bias = {"logit_bias": -2.0} if options.get("loss") == "siglip" else {}
+    model = builders.supclap_model(builders.supclap_config(**bias))
+    objective = build_objective(arguments(tmp_path, radius_num_similarities=4, **options))
+    for parameter in objective.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape)  # a new radius has layers without a gradient
+    plain = ContrastiveModule(model, objective).double()
+    cached = ContrastiveModule(copy.deepcopy(model), copy.deepcopy(objective), chunk_size=3)
+    inputs = double(batch()) | ({} if groups is None else {"group_ids": torch.tensor(groups)})
+
+    (expected, wanted), (outputs, gradients) = step(plain, inputs), step(cached, inputs)
+    assert [name for name, gradient in wanted.items() if gradient.norm() < 1e-4 and not name.endswith("key.bias")] == []
+    assert difference(gradients, wanted) < 1e-12
+    assert outputs.loss.item() == pytest.approx(expected.loss.item(), rel=1e-13)
+    assert outputs.logs.keys() == expected.logs.keys()
+    for name, value in expected.logs.items():
+        assert outputs.logs[name].item() == pytest.approx(value.item(), rel=1e-12), name
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 4, 6])
+def test_in_single_precision_too(model, chunk_size):
+    objective = build_objective(arguments("unused"))
+    _, wanted = step(ContrastiveModule(model, objective), batch())
+    _, gradients = step(ContrastiveModule(model, objective, chunk_size), batch())
+    assert gradients.keys() == wanted.keys()
+    flat, expected = (torch.cat([each.flatten() for each in several.values()]) for several in (gradients, wanted))
+    assert (flat - expected).norm() < 1e-6 * expected.norm()
+    assert difference(gradients, wanted) < 3e-6
+
+
+@pytest.mark.parametrize("chunk_size", [CLIPS, 1000])
+def test_a_chunk_that_holds_the_batch_is_the_plain_step(chunk_size):
+    model, objective = model_with_dropout(), build_objective(arguments("unused"))
+    _, wanted = step(ContrastiveModule(model, objective), batch())
+    _, gradients = step(ContrastiveModule(model, objective, chunk_size), batch())
+    assert difference(gradients, wanted) == 0
+
+
+@pytest.mark.parametrize("chunk_size", [4, CLIPS])
+def test_several_texts_a_clip_are_cut_by_texts(model, chunk_size):
+    plain = ContrastiveModule(model, AllTexts(3)).double()
+    cached = ContrastiveModule(copy.deepcopy(model), copy.deepcopy(plain.objective), chunk_size)
+    inputs = double(batch(texts_per_clip=3))
+    (expected, wanted), (outputs, gradients) = step(plain, inputs), step(cached, inputs)
+    assert outputs.text_embeds.shape == (CLIPS, 3, 16)
+    torch.testing.assert_close(outputs.text_embeds, expected.text_embeds, atol=1e-12, rtol=0)
+    assert difference(gradients, wanted) < 1e-12
+    assert gradients["objective.weights"].min() > 1
+
+
+def test_with_a_sonar_text_tower(sonar_model):
+    objective = build_objective(arguments("unused"))
+    inputs = double(batch())
+    inputs["input_ids"] = inputs["input_ids"] + (1 - inputs["attention_mask"])  # padding is 1 there
+    _, wanted = step(ContrastiveModule(sonar_model, objective).double(), inputs)
+    _, gradients = step(ContrastiveModule(sonar_model, objective, chunk_size=2), inputs)
+    assert difference(gradients, wanted) < 1e-12
+
+
+# ---- what surrounds a step ----
+
+
+def graphs_kept(module, inputs, chunk_size):
+    """The gradients with the same chunks and the same draws, every activation kept; texts are equally long."""
+    module.train().zero_grad()
+    torch.manual_seed(0)
+
+    def embed(tower, **rows):
+        parts = zip(*(tensor.split(chunk_size) for tensor in rows.values()), strict=True)
+        return torch.cat([tower(*part).pooler_output for part in parts])
+
+    audio = embed(
+        module.model.get_audio_features,
+        input_features=inputs["input_features"],
+        audio_attention_mask=inputs["audio_attention_mask"],
+    )
+    text = embed(
+        module.model.get_text_features,
+        input_ids=inputs["input_ids"][:, 0],
+        attention_mask=inputs["attention_mask"][:, 0],
+    )
+    loss, _ = module.objective(audio, text.unsqueeze(1), module.model.logit_scale.exp())
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_is_replayed(checkpointing):
+    module = ContrastiveModule(model_with_dropout(), build_objective(arguments("unused")), chunk_size=3).double()
+    inputs = double(batch())
+    inputs["attention_mask"] = torch.ones_like(inputs["attention_mask"])
+    wanted = graphs_kept(module, inputs, chunk_size=3)
+    state = torch.get_rng_state()
+    if checkpointing:
+        newer = hasattr(module.model, "activation_checkpointing_enable")  # its name from transformers 5.23 on
+        getattr(module.model, "activation_checkpointing_enable" if newer else "gradient_checkpointing_enable")()
+    _, gradients = step(module, inputs)
+    assert difference(gradients, wanted) < 1e-12
+    assert torch.equal(torch.get_rng_state(), state)
+    _, others = step(module, inputs, seed=1)
+    assert difference(others, wanted) > 1e-3
+
+
+def test_under_autocast(model):
+    module = ContrastiveModule(model, build_objective(arguments("unused")), chunk_size=3)
+    inputs = batch()
+    inputs["attention_mask"] = torch.ones_like(inputs["attention_mask"])
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        wanted = graphs_kept(module, inputs, chunk_size=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs, gradients = step(module, inputs)
+        assert torch.is_autocast_cache_enabled()
+    assert outputs.audio_embeds.dtype == torch.float32
+    assert difference(gradients, wanted) < 1e-6
+    module.chunk_size = None
+    assert difference(step(module, inputs)[1], wanted) > 1e-4  # it was half precision
+
+
+def test_under_autocast_chunks_add_up_in_single_precision():
+    tower = nn.Linear(2, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        embed_in_chunks(lambda rows: tower(rows["x"]), {"x": torch.ones(400, 2)}, chunk_size=1).sum().backward()
+    # Ones added up in bfloat16 never get past 256.
+    assert (tower.weight.grad == 400).all()
+
+
+def test_a_scaled_loss_has_scaled_gradients(model):
+    module = ContrastiveModule(model, build_objective(arguments("unused")), chunk_size=3).double()
+    inputs = double(batch())
+    _, wanted = step(module, inputs)
+    module.zero_grad()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    scaler.scale(module(**inputs).loss).backward()
+    gradients = {name: parameter.grad / 2.0**16 for name, parameter in module.named_parameters()}
+    assert difference(gradients, wanted) < 1e-12
+
+
+def test_two_backward_passes_accumulate(model):
+    module = ContrastiveModule(model, build_objective(arguments("unused")), chunk_size=3).double()
+    inputs = double(batch())
+    _, once = step(module, inputs)
+    module(**inputs).loss.backward()
+    twice = {name: parameter.grad / 2 for name, parameter in module.named_parameters()}
+    assert difference(twice, once) < 1e-12
+
+
+# ---- memory and time ----
+
+
+class PeakMemory(TorchDispatchMode):
+    """The most bytes that tensors made inside it took at one time."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self._alive = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        known = {tensor.untyped_storage() for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)}
+        for tensor in tree_leaves(results):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage() not in known:
+                self._count(tensor.untyped_storage())
+        return results
+
+    def _count(self, storage):
+        if storage in self._alive:
+            return
+        self._alive.add(storage)
+        weakref.finalize(storage, self._forget, storage.nbytes())
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+
+    def _forget(self, size):
+        self.now -= size
+
+
+def peak_bytes(model, clips, texts_per_clip=1, chunk_size=None):
+    module = ContrastiveModule(model, AllTexts(texts_per_clip), chunk_size).train()
+    module.zero_grad()
+    inputs = batch(clips, texts_per_clip, frames=320, tokens=24)
+    with PeakMemory() as memory:
+        module(**inputs).loss.backward()
+    return memory.peak
+
+
+def test_memory_follows_the_chunk_and_not_the_batch(model):
+    small, big = peak_bytes(model, 8), peak_bytes(model, 64)
+    assert big > 5 * small
+    assert peak_bytes(model, 64, chunk_size=8) < 1.1 * small
+    assert peak_bytes(model, 64, chunk_size=16) > 1.5 * small
+
+
+def test_eight_captions_take_the_memory_of_one(model):
+    one, eight = peak_bytes(model, 16), peak_bytes(model, 16, texts_per_clip=8)
+    assert eight > 1.5 * one
+    assert peak_bytes(model, 16, texts_per_clip=8, chunk_size=16) < 1.05 * one
+
+
+def test_only_the_last_chunk_is_not_embedded_again():
+    tower, embedded = nn.Linear(3, 2), []
+
+    def embed(rows):
+        embedded.append(rows["x"][:, 0].tolist())
+        return tower(rows["x"]).tanh()
+
+    embeds = embed_in_chunks(embed, {"x": torch.arange(7.0).unsqueeze(1).expand(7, 3)}, chunk_size=3)
+    assert embedded == [[0, 1, 2], [3, 4, 5], [6]]
+    embeds.sum().backward()
+    assert embedded[3:] == [[3, 4, 5], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_rows_of_similar_length_share_a_chunk_without_needless_padding(side):
+    lengths, widths = [5, 1, 4, 2, 3, 0], []
+    mask = torch.arange(8) < torch.tensor(lengths).unsqueeze(1)
+    rows = {"ids": torch.arange(6).unsqueeze(1) * mask, "mask": mask.long()}
+    rows = {name: tensor.flip(1) if side == "left" else tensor for name, tensor in rows.items()}
+
+    def embed(part):
+        widths.append(part["ids"].shape[1])
+        return torch.stack([part["ids"].amax(1), part["mask"].sum(1)], dim=1)
+
+    embeds = embed_in_chunks(embed, rows, chunk_size=2, mask="mask")
+    assert embeds.tolist() == [[0, 5], [1, 1], [2, 4], [3, 2], [4, 3], [0, 0]]
+    assert widths == ([1, 3, 5] if side == "right" else [8, 8, 8])
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("inputs", "chunk_size", "message"),
+    [
+        ({"x": torch.ones(4, 2)}, 0, "chunk_size is 0; a chunk needs at least one row"),
+        ({"x": torch.ones(4, 2), "mask": torch.ones(3, 2)}, 2, r"got rows {'x': 4, 'mask': 3}; give tensors"),
+        ({"x": torch.ones(0, 2)}, 2, "at least one"),
+        ({}, 2, "at least one"),
+    ],
+)
+def test_what_cannot_be_chunked(inputs, chunk_size, message):
+    with pytest.raises(ValueError, match=message):
+        embed_in_chunks(lambda rows: rows["x"], inputs, chunk_size)
+
+
+def test_a_chunk_of_no_clips_is_no_argument(tmp_path):
+    with pytest.raises(ValueError, match="cached_chunk_size is 0; it must be 1 or more, or left out"):
+        arguments(tmp_path, cached_chunk_size=0)
+
+
+def test_a_norm_over_the_batch_is_refused(model):
+    tower = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    refuse_batch_statistics(tower)
+    assert tower.eval()(torch.ones(2, 3)).shape == (2, 2)
+    with pytest.raises(ValueError, match=r"^1 normalises by the statistics of its batch"):
+        tower.train()(torch.ones(2, 3))
+
+
+# ---- in the trainer ----
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
+
+
+def build(folder, rows, model, processor, callbacks=None, **kwargs):
+    args = arguments(folder, **{"languages": ["eng", "fra"], **kwargs})
+    return SupCLAPTrainer(model, args, train_dataset=rows, processing_class=processor, callbacks=callbacks)
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=["fp32", "bf16"])
+def test_a_run_is_the_plain_run(tmp_path, rows, processor, precision):
+    options = {"svr": "bi-dynamic", "max_steps": 3, "gradient_accumulation_steps": 2, **precision}
+    options["per_device_train_batch_size"] = 6
+    plain = build(tmp_path / "plain", rows, builders.supclap_model(), processor, **options)
+    cached = build(tmp_path / "cached", rows, builders.supclap_model(), processor, cached_chunk_size=4, **options)
+    plain.train()
+    cached.train()
+    tolerance = 1e-2 if precision else 1e-6
+    np.testing.assert_allclose(losses(cached), losses(plain), rtol=tolerance)
+    names = [set(entry) for entry in plain.state.log_history]
+    assert [set(entry) for entry in cached.state.log_history] == names
+    for (name, value), other in zip(plain.model.named_parameters(), cached.model.parameters(), strict=True):
+        torch.testing.assert_close(other, value, atol=tolerance, rtol=0, msg=name)
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, rows, processor):
+    options = {"svr": "bi-dynamic", "per_device_train_batch_size": 4, "num_train_epochs": 3, "cached_chunk_size": 3}
+    options |= {"save_strategy": "steps", "save_steps": 4}
+    whole = build(tmp_path / "whole", rows, model_with_dropout(), processor, **options)
+    whole.train()
+    with pytest.raises(Killed):
+        build(tmp_path / "cut", rows, model_with_dropout(), processor, [KillAt(5)], **options).train()
+    resumed = build(tmp_path / "cut", rows, model_with_dropout(), processor, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
+    assert losses(resumed) == losses(whole)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
+def test_nan_still_names_the_clips(tmp_path, rows, processor, model):
+    with torch.no_grad():
+        model.audio_projection.linear2.weight[0, 0] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"loss is nan at step 1, from \['loss_infonce'\], on clips \['clip"):
+        build(tmp_path, rows, model, processor, cached_chunk_size=3).train()
+
+
+# ---- several processes ----
+
+
+def tone_rows_of(folder):
+    path = Path(folder, "tones")
+    path.mkdir(exist_ok=True)
+    return tone_rows(path, count=12)
+
+
+def train_and_report(folder, report, batch_size, chunk_size):
+    options = {"per_device_train_batch_size": int(batch_size), "cached_chunk_size": int(chunk_size) or None}
+    model, processor = builders.supclap_model(builders.supclap_config(logit_bias=-2.0)), builders.bert_processor()
+    trainer = build(
+        f"{folder}/run", tone_rows_of(folder), model, processor, loss="siglip", svr="bi-dynamic", max_steps=4, **options
+    )
+    trainer.train()
+    if trainer.is_world_process_zero():
+        content = {
+            "world_size": trainer.args.world_size,
+            "losses": losses(trainer),
+            "parameters": {name: value.tolist() for name, value in trainer.model.named_parameters()},
+        }
+        with open(report, "w") as file:
+            json.dump(content, file)
+
+
+def test_two_processes_with_caching_train_like_one_without(tmp_path):
+    train_and_report(str(tmp_path), str(tmp_path / "one.json"), "8", "0")
+    run_processes(__file__, str(tmp_path), str(tmp_path / "two.json"), "4", "3")
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
+    assert (one["world_size"], two["world_size"]) == (1, 2)
+    np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-5)
+    for name, value in one["parameters"].items():
+        np.testing.assert_allclose(two["parameters"][name], value, atol=1e-6, err_msg=name)
+
+
+if __name__ == "__main__":
+    train_and_report(*sys.argv[1:])
+    leave_process_group()

@@ -1,0 +1,378 @@
+"""Post-training: what trains is exactly what was asked for, and adapters leave no trace but in the weights."""
+
+import builders
+import pytest
+import torch
+import transformers
+from peft import LoraConfig
+from recordings import tone_rows
+from safetensors.torch import load_file
+from transformers import BertConfig, ClapAudioConfig, ClapTextConfig, DistilBertConfig, XLMRobertaConfig
+
+from modeling_supclap import SupCLAPConfig, SupCLAPModel
+from modeling_supclap.conversion import supclap_from_clap
+from modeling_supclap.losses import StaticRadius
+from modeling_supclap.training.contrastive_module import ContrastiveModule
+from modeling_supclap.training.lora import add_lora, block_names, merge_lora, train_last_layers, trainable_table
+from modeling_supclap.training.trainer import SupCLAPTrainer
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+SIZES = {"vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+QUIET = {"intermediate_size": 48, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+PROJECTIONS = ["audio_projection", "text_projection", "logit_scale"]
+LAST_OF_CED = ["audio_model.blocks.1", "audio_model.norm"]
+
+
+def bert():
+    return builders.supclap_model()
+
+
+def bert_with_pooler():
+    return builders.supclap_model(builders.supclap_config(text_pooling="pooler", logit_bias=-10.0))
+
+
+def sonar():
+    return builders.supclap_model(builders.supclap_config(builders.sonar_config()))
+
+
+def xlm_roberta():
+    return builders.supclap_model(builders.supclap_config(XLMRobertaConfig(**SIZES, **QUIET)))
+
+
+def distilbert():
+    text = DistilBertConfig(vocab_size=300, dim=24, n_layers=2, n_heads=2, hidden_dim=48)
+    return builders.supclap_model(builders.supclap_config(text))
+
+
+def clap():
+    return supclap_from_clap(builders.clap_model())
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return tone_rows(tmp_path_factory.mktemp("tones"), count=8)
+
+
+def trainer(folder, rows, model, processor, **kwargs):
+    quiet = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "seed": 7, "logging_steps": 1}
+    short = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "learning_rate": 1e-3}
+    bare = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
+    args = SupCLAPTrainingArguments(output_dir=str(folder), **{**quiet, **short, **bare, **kwargs})
+    return SupCLAPTrainer(model, args, train_dataset=rows, eval_dataset=rows, processing_class=processor)
+
+
+def moved(model, train):
+    """Names of the tensors, statistics included, that `train` changes."""
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    train()
+    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def trainable(model):
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def embeds(model):
+    inputs = {"input_features": torch.linspace(-60, 0, 3 * 64 * 101).reshape(3, 64, 101)}
+    with torch.no_grad():
+        out = model.eval()(**inputs, input_ids=torch.arange(5, 20).reshape(3, 5))
+    return out.audio_embeds, out.text_embeds, out.logits_per_audio
+
+
+# ---- whole blocks ----
+
+
+@pytest.mark.parametrize(
+    ("model", "tower", "expected"),
+    [
+        (bert, "audio_model", ["blocks.0", "blocks.1"]),
+        (bert, "text_model", ["encoder.layer.0", "encoder.layer.1"]),
+        (xlm_roberta, "text_model", ["encoder.layer.0", "encoder.layer.1"]),
+        (distilbert, "text_model", ["transformer.layer.0", "transformer.layer.1"]),
+        (sonar, "text_model", ["layers.0", "layers.1"]),
+        (clap, "text_model", ["encoder.layer.0", "encoder.layer.1"]),
+        (
+            clap,
+            "audio_model",
+            [f"audio_encoder.layers.{stage}.blocks.{block}" for stage, block in [(0, 0), (1, 0), (2, 0), (2, 1)]]
+            + ["audio_encoder.layers.3.blocks.0", "audio_encoder.layers.3.blocks.1"],
+        ),
+    ],
+)
+def test_blocks_are_found(model, tower, expected):
+    assert block_names(model().get_submodule(tower)) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "expected"),
+    [
+        (bert, (1, 1), [*LAST_OF_CED, "text_model.encoder.layer.1", *PROJECTIONS]),
+        (bert, (0, 2), ["text_model.encoder.layer.0", "text_model.encoder.layer.1", *PROJECTIONS]),
+        (
+            bert_with_pooler,
+            (1, 1),
+            [*LAST_OF_CED, "text_model.encoder.layer.1", "text_model.pooler", *PROJECTIONS, "logit_bias"],
+        ),
+        (sonar, (1, 1), [*LAST_OF_CED, "text_model.layers.1", "text_model.layer_norm", *PROJECTIONS]),
+        (
+            clap,
+            (3, 1),
+            [
+                "audio_model.audio_encoder.layers.2.blocks.1",
+                "audio_model.audio_encoder.layers.2.downsample",
+                "audio_model.audio_encoder.layers.3",
+                "audio_model.audio_encoder.norm",
+                "text_model.encoder.layer.1",
+                "text_model.pooler",
+                *PROJECTIONS,
+            ],
+        ),
+    ],
+)
+def test_last_layers_and_what_follows_them_train(model, layers, expected):
+    model = model()
+    train_last_layers(model, *layers)
+    assert train_last_layers(model, *layers) == expected
+    prefixes = tuple(f"{name}." for name in expected)
+    every = {name for name, _ in model.named_parameters()}
+    assert trainable(model) == {name for name in every if name in expected or name.startswith(prefixes)}
+
+
+def transformer_block(width, inner):
+    """Attention and MLP with their biases, and two layer norms."""
+    return 4 * (width**2 + width) + 2 * width * inner + inner + width + 4 * width
+
+
+def projection(width, shared):
+    return (width + 1) * shared + (shared + 1) * shared
+
+
+def on_meta(audio, text, shared):
+    with torch.device("meta"):
+        config = SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=shared, text_pooling="pooler")
+        return SupCLAPModel(config)
+
+
+def count(model, *prefixes):
+    return sum(value.numel() for name, value in model.named_parameters() if name.startswith(prefixes))
+
+
+def count_trainable(model, *prefixes):
+    return sum(dict(model.named_parameters())[name].numel() for name in trainable(model) if name.startswith(prefixes))
+
+
+def test_a_tenth_of_clap_trains():
+    model = on_meta(ClapAudioConfig(), ClapTextConfig(), 512)
+    train_last_layers(model)
+    positions = (2 * 8 - 1) ** 2 * 32  # HTSAT's bias for every offset in a window of 8, for 32 heads
+    audio = transformer_block(768, 3072) + positions + 2 * 768
+    text = transformer_block(768, 3072) + 768**2 + 768
+    assert count_trainable(model, "audio_model") == audio
+    assert count_trainable(model, "text_model") == text
+    total = audio + text + 2 * projection(768, 512) + 1
+    assert count_trainable(model, "") == total
+    # "around 10% of the total trainable parameters" [T 1]
+    assert total / count(model, "") == pytest.approx(0.1048, abs=5e-5)
+    assert trainable_table(model).splitlines()[-1].split() == ["total", "153,492,889", "16,087,841", "10.48"]
+
+
+def test_bert_trains_the_number_of_the_paper():
+    # [T table 5], text: 9,515,520 trainable parameters, printed as 8.54 %.
+    model = on_meta(ClapAudioConfig(), BertConfig(), 1024)
+    train_last_layers(model)
+    text = "text_model", "text_projection"
+    assert count_trainable(model, *text) == 9_515_520
+    assert count_trainable(model, *text) / count(model, *text) == pytest.approx(0.0854, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "processor"),
+    [(bert, builders.bert_processor), (bert_with_pooler, builders.bert_processor), (sonar, builders.nllb_processor)],
+)
+def test_only_the_chosen_parameters_move(tmp_path, rows, model, processor):
+    model = model()
+    train_last_layers(model)
+    run = trainer(tmp_path, rows, model, processor(), loss="infonce" if model.logit_bias is None else "siglip")
+    assert moved(model, run.train) == trainable(model)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ((3, 1), r"audio_model \(CEDModel\) has 2 blocks, so 3 of them cannot train"),
+        ((1, 5), r"text_model \(BertModel\) has 2 blocks, so 5 of them cannot train"),
+        ((-1, 1), r"audio_model \(CEDModel\) has 2 blocks, so -1"),
+    ],
+)
+@pytest.mark.parametrize("function", [train_last_layers, add_lora])
+def test_layers_that_are_not_there(model, function, layers, message):
+    with pytest.raises(ValueError, match=message):
+        function(model, audio_layers=layers[0], text_layers=layers[1])
+    assert len(trainable(model)) == len(list(model.parameters()))
+
+
+def test_a_tower_without_blocks():
+    with pytest.raises(ValueError, match=r"Linear keeps no nn\.ModuleList"):
+        block_names(torch.nn.Linear(2, 2))
+
+
+# ---- LoRA ----
+
+
+def adapted(model):
+    return sorted(name.removesuffix(".lora_A.default.weight") for name in trainable(model) if "lora_A" in name)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (bert, ["audio_model.blocks.1.attn.{}", "text_model.encoder.layer.1.attention.{}"]),
+        (sonar, ["audio_model.blocks.1.attn.{}", "text_model.layers.1.self_attn.{}"]),
+        (clap, ["audio_model.audio_encoder.layers.3.blocks.1.attention.{}", "text_model.encoder.layer.1.attention.{}"]),
+    ],
+)
+def test_attention_of_the_last_blocks_is_adapted(model, expected):
+    own = {
+        "attn": ["proj", "qkv"],
+        "self_attn": ["k_proj", "out_proj", "q_proj", "v_proj"],
+        "attention": ["output.dense", "self.key", "self.query", "self.value"],
+    }
+    model = add_lora(model(), rank=2)
+    assert adapted(model) == [name.format(leaf) for name in expected for leaf in own[name.split(".")[-2]]]
+    full = {
+        f"{projection}.modules_to_save.default.linear{layer}.{kind}"
+        for projection in ("audio_projection", "text_projection")
+        for layer in (1, 2)
+        for kind in ("weight", "bias")
+    }
+    assert {name for name in trainable(model) if "lora_" not in name} == {*full, "logit_scale"}
+
+
+def test_adapters_change_nothing_at_first(model):
+    before = embeds(model)
+    for left, right in zip(embeds(add_lora(model, rank=3)), before, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-6, rtol=0)
+
+
+def disturb(model):
+    """Gives every trainable tensor a value of its own, as training would."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in trainable(model):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+def test_merged_is_stock_and_agrees(tmp_path, model):
+    keys, before = list(model.state_dict()), embeds(model)[0]
+    disturb(add_lora(model, rank=2, alpha=8, audio_layers=2))
+    adapted = embeds(model)
+    assert (adapted[0] - before).abs().max() > 1e-2
+    merged = merge_lora(model)
+    assert merged is model
+    assert list(merged.state_dict()) == keys
+    assert len(trainable(merged)) == len(list(merged.parameters()))
+    for left, right in zip(embeds(merged), adapted, strict=True):
+        torch.testing.assert_close(left, right, atol=2e-6, rtol=2e-6)
+    merged.save_pretrained(tmp_path)
+    loaded, report = SupCLAPModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    for left, right in zip(embeds(loaded), embeds(merged), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_the_adapter_is_the_low_rank_product(model):
+    before = model.audio_model.blocks[1].attn.qkv.weight.clone()
+    disturb(add_lora(model, rank=2, alpha=6))
+    layer = model.audio_model.blocks[1].attn.qkv
+    product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    merge_lora(model)
+    torch.testing.assert_close(model.audio_model.blocks[1].attn.qkv.weight, before + 3 * product)
+
+
+@pytest.mark.skipif(transformers.__version__.startswith("5.17."), reason="leaves the modules of an adapter random")
+def test_saved_unmerged_it_is_an_adapter_folder(tmp_path, model):
+    model.save_pretrained(tmp_path / "base")
+    disturb(add_lora(model, rank=2))
+    model.save_pretrained(tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    loaded = SupCLAPModel.from_pretrained(tmp_path / "base")
+    loaded.load_adapter(str(tmp_path / "adapter"))
+    for left, right in zip(embeds(loaded)[:2], embeds(model)[:2], strict=True):
+        torch.testing.assert_close(left, right, atol=1e-6, rtol=0)
+
+
+def test_lora_trains_checkpoints_resumes_and_saves(tmp_path, rows):
+    options = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 4, "svr": "bi-static"}
+    processor = builders.bert_processor()
+    whole = trainer(tmp_path / "run", rows, add_lora(bert(), rank=2), processor, **options)
+    chosen = trainable(whole.clap)
+    assert moved(whole.clap, whole.train) == chosen
+    other = add_lora(builders.supclap_model(seed=99), rank=2)
+    resumed = trainer(tmp_path / "run", rows, other, processor, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+    trained = embeds(whole.clap)
+    merge_lora(whole.clap)
+    whole.save_model(str(tmp_path / "final"))
+    assert set(load_file(tmp_path / "final" / "model.safetensors")) == set(bert().state_dict())
+    for left, right in zip(embeds(SupCLAPModel.from_pretrained(tmp_path / "final")), trained, strict=True):
+        torch.testing.assert_close(left, right, atol=2e-6, rtol=2e-6)
+
+
+def test_adapters_are_neither_doubled_nor_merged_from_nothing(model):
+    with pytest.raises(ValueError, match="has no adapters to merge"):
+        merge_lora(model)
+    with pytest.raises(ValueError, match="so nothing gets an adapter"):
+        add_lora(model, audio_layers=0, text_layers=0)
+    add_lora(model)
+    with pytest.raises(ValueError, match="has adapters already"):
+        add_lora(model)
+    merge_lora(model)
+    assert adapted(add_lora(model))
+
+
+def test_why_peft_alone_is_not_enough(model):
+    with pytest.raises(ValueError, match="target_modules"):
+        model.add_adapter(LoraConfig(target_modules=[], modules_to_save=["audio_model.blocks.1"]))
+    fresh = bert()
+    fresh.add_adapter(LoraConfig(target_modules=["audio_model.blocks.1.attn.qkv"], modules_to_save=["logit_scale"]))
+    assert adapted(fresh) == ["audio_model.blocks.1.attn.qkv"]
+    assert not fresh.logit_scale.requires_grad
+
+
+# ---- the table ----
+
+
+def parsed(table):
+    """Part to (parameters, trainable, percent)."""
+    lines = [line.rsplit(maxsplit=3) for line in table.splitlines()[1:]]
+    return {part: (int(a.replace(",", "")), int(b.replace(",", "")), float(c)) for part, a, b, c in lines}
+
+
+def test_the_table_counts_every_part(model):
+    train_last_layers(model, audio_layers=1, text_layers=0)
+    module = ContrastiveModule(model, StaticRadius())
+    table = parsed(trainable_table(module))
+    assert list(table) == ["audio encoder", "text encoder", "projections", "temperature, bias", "objective", "total"]
+    assert table["audio encoder"][:2] == (
+        count(model, "audio_model"),
+        count_trainable(model, "audio_model.blocks.1", "audio_model.norm"),
+    )
+    assert table["text encoder"] == (count(model, "text_model"), 0, 0.0)
+    assert table["projections"] == (projection(32, 16) + projection(24, 16),) * 2 + (100.0,)
+    assert table["temperature, bias"] == table["objective"] == (1, 1, 100.0)
+    total, released, percent = table["total"]
+    assert total == sum(value.numel() for value in module.parameters())
+    assert released == sum(row[1] for part, row in table.items() if part != "total")
+    assert percent == pytest.approx(100 * released / total, abs=0.005)
+
+
+def test_the_table_counts_no_copies(model):
+    before = parsed(trainable_table(model))
+    table = parsed(trainable_table(add_lora(model, rank=2, audio_layers=0)))
+    assert table["projections"] == before["projections"]
+    assert table["text encoder"][1] == 4 * 2 * (24 + 24)
+    assert table["text encoder"][0] == before["text encoder"][0] + table["text encoder"][1]

@@ -1,0 +1,224 @@
+"""Objectives: the papers' sums of losses, put together from the pure functions by hand, and their logs."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from modeling_supclap.losses import (
+    cacl_loss,
+    info_nce,
+    kcl_loss,
+    radius_constraint,
+    reweighted_info_nce,
+    sigmoid_loss,
+    support_vector_loss,
+    support_vector_sigmoid_loss,
+    teminal_a_weights,
+    teminal_b_weights,
+    temporal_nce,
+)
+from modeling_supclap.training.objectives import (
+    ContrastiveObjective,
+    MultilingualObjective,
+    TemporalObjective,
+    build_objective,
+)
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+GENERATOR = torch.Generator().manual_seed(0)
+AUDIO, TEXT = torch.nn.functional.normalize(torch.randn(2, 6, 5, generator=GENERATOR, dtype=torch.float64), dim=-1)
+SCALE, BIAS = torch.tensor(10.0, dtype=torch.float64), torch.tensor(-3.0, dtype=torch.float64)
+GROUPS = torch.tensor([0, 0, 1, 2, 3, 4])
+TEXTS = torch.nn.functional.normalize(torch.randn(6, 3, 5, generator=GENERATOR, dtype=torch.float64), dim=-1)
+ROLES = torch.nn.functional.normalize(torch.randn(2, 4, 3, 5, generator=GENERATOR, dtype=torch.float64), dim=-1)
+
+
+def objective(tmp_path, **kwargs):
+    return build_objective(SupCLAPTrainingArguments(output_dir=str(tmp_path), **kwargs)).double()
+
+
+def evaluate(module, **kwargs):
+    return module(AUDIO, TEXT[:, None], SCALE, **kwargs)
+
+
+@pytest.mark.parametrize("groups", [None, GROUPS])
+def test_plain_losses(tmp_path, groups):
+    for loss, bias, expected in (
+        ("infonce", None, info_nce(AUDIO, TEXT, SCALE, groups)),
+        ("siglip", BIAS, sigmoid_loss(AUDIO, TEXT, SCALE, BIAS, groups)),
+        ("reweighted", None, reweighted_info_nce(AUDIO, TEXT, SCALE, 1.0, groups)),
+    ):
+        total, logs = evaluate(objective(tmp_path, loss=loss), logit_bias=bias, group_ids=groups)
+        torch.testing.assert_close(total, expected)
+        torch.testing.assert_close(logs[f"loss_{loss}"], expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "similarity", "decoupled"),
+    [({}, "cosine", False), ({"svr_similarity": "dot"}, "dot", False), ({"svr_decoupled": True}, "cosine", True)],
+)
+def test_bidirectional_static_support_vectors(tmp_path, options, similarity, decoupled):
+    total, logs = evaluate(objective(tmp_path, svr="bi-static", svr_alpha=0.5, **options), group_ids=GROUPS)
+    radius = torch.full((6,), torch.tensor(0.1, dtype=torch.float32).double())
+    t2a = support_vector_loss(TEXT, AUDIO, radius, SCALE, similarity, decoupled, GROUPS)
+    a2t = support_vector_loss(AUDIO, TEXT, radius, SCALE, similarity, decoupled, GROUPS)
+    torch.testing.assert_close(total, info_nce(AUDIO, TEXT, SCALE, GROUPS) + 0.5 * (t2a + a2t))
+    assert logs["radius_t2a"].item() == pytest.approx(0.1)
+    assert t2a != a2t
+
+
+def test_unidirectional_displaces_texts_only(tmp_path):
+    total, logs = evaluate(objective(tmp_path, svr="uni-static"))
+    radius = torch.full((6,), torch.tensor(0.1, dtype=torch.float32).double())
+    expected = info_nce(AUDIO, TEXT, SCALE) + support_vector_loss(TEXT, AUDIO, radius, SCALE)
+    torch.testing.assert_close(total, expected)
+    assert "radius_a2t" not in logs
+
+
+def test_support_vectors_on_siglip_go_through_the_sigmoid(tmp_path):
+    total, _ = evaluate(objective(tmp_path, loss="siglip", svr="uni-static"), logit_bias=BIAS)
+    radius = torch.full((6,), torch.tensor(0.1, dtype=torch.float32).double())
+    svr = support_vector_sigmoid_loss(TEXT, AUDIO, radius, SCALE, BIAS)
+    torch.testing.assert_close(total, sigmoid_loss(AUDIO, TEXT, SCALE, BIAS) + svr)
+
+
+def test_a_dynamic_radius_is_constrained(tmp_path):
+    module = objective(tmp_path, svr="uni-dynamic", svr_beta=0.3, radius_init=1.9)
+    total, logs = evaluate(module)
+    radius = torch.full((6,), torch.tensor(1.9, dtype=torch.float32).double())
+    constraint = radius_constraint(TEXT, AUDIO, radius)
+    assert constraint > 0
+    torch.testing.assert_close(logs["loss_constraint_t2a"], constraint)
+    svr = support_vector_loss(TEXT, AUDIO, radius, SCALE)
+    torch.testing.assert_close(total, info_nce(AUDIO, TEXT, SCALE) + svr + 0.3 * constraint)
+
+
+@pytest.mark.parametrize("groups", [None, GROUPS])
+def test_multilingual_losses_with_support_vectors(tmp_path, groups):
+    radius = torch.tensor(0.1, dtype=torch.float32).double()
+    for loss, count, scale in (("kcl", 3, 1 / 2), ("cacl", 2, 1 / 3)):
+        module = objective(tmp_path, loss=loss, svr="bi-static", languages=["eng", "fra", "deu"])
+        total, logs = module(AUDIO, TEXTS[:, :count], SCALE, group_ids=groups)
+        svr = sum(
+            support_vector_loss(TEXTS[:, k], AUDIO, radius, SCALE, group_ids=groups)
+            + support_vector_loss(AUDIO, TEXTS[:, k], radius, SCALE, group_ids=groups)
+            for k in range(count)
+        )
+        if loss == "kcl":
+            base = kcl_loss(AUDIO, TEXTS, SCALE, groups)
+        else:
+            base = cacl_loss(AUDIO, TEXTS[:, 0], TEXTS[:, 1], SCALE, groups)
+        torch.testing.assert_close(logs[f"loss_{loss}"], base)
+        torch.testing.assert_close(total, base + scale * svr / count)
+
+
+def test_a_dynamic_radius_serves_every_language(tmp_path):
+    total, logs = objective(tmp_path, loss="kcl", svr="bi-dynamic", languages=["eng", "fra"])(AUDIO, TEXTS, SCALE)
+    assert total.isfinite()
+    assert logs["radius_a2t"].item() == pytest.approx(0.1)
+
+
+def blocks(*sides):
+    """(N, R, d) to the blocks of one role after the other that the pure functions take."""
+    return [torch.cat([side[:, role] for role in range(side.shape[1])]) for side in sides]
+
+
+def test_temporal_stage_b_sees_its_roles_in_blocks():
+    alphas = {"alpha_same_time": 0.5, "alpha_cross_time": 0.25, "alpha_same_overlay": 0.75, "alpha_cross_overlay": 0.0}
+    total, logs = TemporalObjective("b", beta=0.7, **alphas)(*ROLES, SCALE)
+    expected = temporal_nce(*blocks(*ROLES), SCALE, teminal_b_weights(4, **alphas).double(), beta=0.7)
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(logs["loss_teminal_b"], expected)
+
+
+def test_temporal_stage_a_weighs_by_class():
+    audio, text = ROLES[:, :, :2]
+    classes = torch.tensor([[0, 0, 1], [1, 2, 3], [2, 1, 0], [3, 0, 2]])
+    total, _ = TemporalObjective("a", alpha_same=0.0, alpha_diff=0.5)(audio, text, SCALE, class_ids=classes)
+    weights = teminal_a_weights(classes[:, 0], classes[:, 1:], alpha_same=0.0, alpha_diff=0.5).double()
+    torch.testing.assert_close(total, temporal_nce(*blocks(audio, text), SCALE, weights))
+
+
+def test_a_temporal_batch_in_several_languages_is_the_mean_over_them():
+    audio, text = ROLES
+    other = text.flip(0)
+    several = torch.stack([text, other], dim=2).flatten(1, 2)
+    stage_b = TemporalObjective("b")
+    expected = (stage_b(audio, text, SCALE)[0] + stage_b(audio, other, SCALE)[0]) / 2
+    torch.testing.assert_close(stage_b(audio, several, SCALE)[0], expected)
+
+
+def test_temporal_items_of_one_group_are_positives_of_each_other():
+    groups = torch.tensor([[0, 1, 2], [0, 3, 4], [5, 6, 7], [8, 9, 10]])
+    grouped, _ = TemporalObjective("b")(*ROLES, SCALE, group_ids=groups)
+    weights = teminal_b_weights(4).double()
+    torch.testing.assert_close(grouped, temporal_nce(*blocks(*ROLES), SCALE, weights, group_ids=groups.T.flatten()))
+    assert not torch.isclose(grouped, TemporalObjective("b")(*ROLES, SCALE)[0])
+
+
+def test_a_positive_in_a_block_that_alpha_leaves_out_is_still_a_positive():
+    groups = torch.tensor([[0, 1, 2], [1, 0, 2], [3, 4, 5], [6, 7, 8]])  # the second pair is the first one reversed
+    alphas = {"alpha_same_time": 0.0, "alpha_cross_time": 0.0, "alpha_cross_overlay": 0.0}
+    total, _ = TemporalObjective("b", **alphas)(*ROLES, SCALE, group_ids=groups)
+    assert total.isfinite()
+
+
+@pytest.mark.parametrize("svr", ["bi-static", "bi-dynamic"])
+def test_every_parameter_of_an_objective_trains(tmp_path, svr):
+    module = objective(tmp_path, svr=svr)
+    parameters = dict(module.named_parameters())
+    for name, parameter in parameters.items():
+        if name.endswith("4.weight"):
+            torch.nn.init.normal_(parameter)  # starts at zero, which hides the layers below it for one step
+    evaluate(module)[0].backward()
+    assert {name for name, parameter in parameters.items() if not parameter.grad.any()} == set()
+
+
+def test_logs_hold_no_graph(tmp_path):
+    _, logs = evaluate(objective(tmp_path, svr="bi-dynamic"))
+    assert not any(value.requires_grad for value in logs.values())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda path: objective(path, loss="reweighted", svr="bi-static"), "baseline without support vectors"),
+        (lambda path: objective(path, loss="siglip", svr="bi-static", svr_decoupled=True), "siglip has none"),
+        (lambda path: evaluate(objective(path, loss="siglip")), r"siglip needs a model with a bias"),
+        (lambda path: objective(path)(AUDIO, TEXT[:, None].repeat(1, 2, 1), SCALE), "got 2 texts a clip"),
+        (lambda path: objective(path)(AUDIO[:1], TEXT[:1, None], SCALE), "contrast needs two"),
+        (lambda path: ContrastiveObjective("nce"), "got loss='nce'"),
+        (lambda path: MultilingualObjective("nce"), "got loss='nce'; it must be kcl or cacl"),
+        (lambda path: MultilingualObjective("cacl")(AUDIO, TEXTS, SCALE), "got 3 texts a clip; cacl takes two"),
+        (lambda path: MultilingualObjective("kcl")(AUDIO, TEXTS[:, :1], SCALE), "K = 1 language"),
+        (lambda path: objective(path, loss="kcl"), "loss kcl needs two languages or more"),
+        (lambda path: TemporalObjective("c"), "got stage='c'; it must be a or b"),
+        (lambda path: TemporalObjective("a")(*ROLES, SCALE), r"stage a takes \(N, 2, d\)"),
+        (lambda path: TemporalObjective("a")(*ROLES[:, :, :2], SCALE), "class_ids is missing"),
+    ],
+)
+def test_what_does_not_go_together(tmp_path, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(tmp_path)
+
+
+@pytest.mark.parametrize(("svr", "count"), [("none", 1), ("uni-static", 2), ("bi-static", 3), ("bi-dynamic", 3)])
+def test_support_vectors_need_no_product_but_those_within_a_side(tmp_path, svr, count):
+    module = objective(tmp_path, svr=svr)
+    with FlopCounterMode(display=False) as counter:
+        module(AUDIO, TEXT[:, None], SCALE)
+    products = [flops for name, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(name)]
+    whole = 2 * 6 * 6 * 5  # N N d multiplications and additions
+    perceptrons = 0 if svr != "bi-dynamic" else 2 * 2 * 6 * (16 * 64 + 64 * 64 + 64)
+    assert sum(products) == count * whole + perceptrons
+
+
+@pytest.mark.parametrize(("loss", "count"), [("kcl", 3), ("cacl", 2)])
+def test_nor_on_several_languages(tmp_path, loss, count):
+    module = objective(tmp_path, loss=loss, svr="bi-static", languages=["eng", "fra"])
+    with FlopCounterMode(display=False) as counter:
+        module(AUDIO, TEXTS[:, :count], SCALE)
+    products = sum(flops for name, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(name))
+    between, among_audio, among_texts = count, 1, count
+    anchor_with_other = 1 if loss == "cacl" else 0
+    assert products == (between + among_audio + among_texts + anchor_with_other) * 2 * 6 * 6 * 5

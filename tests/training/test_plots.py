@@ -1,0 +1,80 @@
+"""The picture of a run holds what the run logged, and nothing is left half-written."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from modeling_supclap.training.plots import plot_drift, plot_training_curves
+
+HISTORY = [{"step": step, "loss": 5.0 - step / 10, "clips_per_second": 100.0} for step in range(0, 40, 10)]
+EVALUATED = [{"step": 30, "eval_mean_recall": 0.5, "eval_eng_t2a_R@1": 0.3}]
+
+
+def test_panels_follow_the_log(tmp_path):
+    plot_training_curves(HISTORY, tmp_path / "narrow.png")
+    plot_training_curves(HISTORY + EVALUATED, tmp_path / "wide.png")
+    narrow, wide = imread(tmp_path / "narrow.png"), imread(tmp_path / "wide.png")
+    assert wide.shape[1] == pytest.approx(1.5 * narrow.shape[1], abs=2)
+    assert wide[..., :3].std() > 0.05
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_nothing_to_draw_is_said(tmp_path):
+    with pytest.raises(ValueError, match="log history of 1 entries"):
+        plot_training_curves([{"step": 1, "total_flos": 3}], tmp_path / "none.png")
+
+
+# ---- drift ----
+
+
+def drift_history(steps=range(10, 210, 10), radius=True):
+    """The pairs of each batch move from the first to the last of four bins; the radius falls with a fixed spread."""
+    history = []
+    for place, step in enumerate(steps):
+        counts = [0, 0, 0, 0]
+        counts[4 * place // len(steps)] = 24
+        histogram = {"low": -1.0, "high": 1.0, "counts": counts}
+        entry = {"step": step, "drift_cosine": 0.5, "drift_cosine_objective": 0.9}
+        spread = {"radius_mean_t2a": 1 / step, "radius_std_t2a": 0.01} if radius else {}
+        history += [{**entry, **spread, "positive_similarity_histogram": histogram}, {"step": step, "eval_loss": 1.0}]
+    return history
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The axes of the figures that are saved."""
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **kw: figures.append(self) or save(self, *args, **kw))
+    return figures
+
+
+def test_drift_is_drawn_as_the_paper_s_figures(tmp_path, drawn):
+    plot_drift(drift_history(), tmp_path / "drift.png")
+    drift, radius, similarity = drawn[0].axes
+    lines = {line.get_label(): line.get_xydata() for line in drift.lines}
+    assert list(lines) == ["InfoNCE, text to audio", "whole objective"]
+    np.testing.assert_array_equal(lines["whole objective"], [[step, 0.9] for step in range(10, 210, 10)])
+    np.testing.assert_allclose(radius.lines[0].get_ydata(), [1 / step for step in range(10, 210, 10)])
+    band = radius.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((1 / 200 - 0.01, 1 / 10 + 0.01))
+    shares = {patch.get_label(): patch.get_data().values.tolist() for patch in similarity.patches}
+    assert shares == {"start": [1, 0, 0, 0], "middle": [0, 0.5, 0.5, 0], "end": [0, 0, 0, 1]}
+    assert imread(tmp_path / "drift.png")[..., :3].std() > 0.05
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_without_a_radius_its_panel_is_left_out(tmp_path, drawn):
+    plot_drift(drift_history(radius=False), tmp_path / "drift.png")
+    assert [axes.get_xlabel() for axes in drawn[0].axes] == ["step", "cosine"]
+
+
+def test_one_log_is_enough(tmp_path, drawn):
+    plot_drift(drift_history(steps=[10]), tmp_path / "drift.png")
+    assert len(drawn[0].axes) == 3
+
+
+def test_a_run_that_was_not_tracked_is_said(tmp_path):
+    with pytest.raises(ValueError, match="log history of 4 entries holds no drift; train with track_drift"):
+        plot_drift(HISTORY, tmp_path / "none.png")

@@ -1,0 +1,321 @@
+"""The trainer: what trains, what is logged, saved, resumed and refused; several processes equal one."""
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import builders
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from killing import KillAt, Killed
+from processes import assert_same_training, run_processes
+from recordings import tone_rows
+from safetensors.torch import load_file
+
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.training.collator import IndexedRows, TrainingCollator
+from modeling_supclap.training.distributed import leave_process_group
+from modeling_supclap.training.trainer import SupCLAPTrainer
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
+
+
+def arguments(folder, **kwargs):
+    quiet = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "seed": 7}
+    short = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "learning_rate": 1e-3}
+    return SupCLAPTrainingArguments(output_dir=str(folder), **{**quiet, **short, **kwargs})
+
+
+processor = functools.cache(builders.bert_processor)
+
+
+def build(folder, rows, model=None, callbacks=None, **kwargs):
+    model = builders.supclap_model() if model is None else model
+    return SupCLAPTrainer(
+        model,
+        arguments(folder, **kwargs),
+        train_dataset=rows,
+        eval_dataset=rows[:8],
+        processing_class=processor(),
+        callbacks=callbacks,
+    )
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_every_parameter_moves(tmp_path, rows):
+    trainer = build(tmp_path, rows, svr="bi-static")
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    still = [name for name, value in trainer.model.named_parameters() if torch.equal(value, before[name])]
+    assert still == []
+
+
+def test_it_learns(tmp_path, rows):
+    trainer = build(
+        tmp_path,
+        rows,
+        num_train_epochs=60,
+        learning_rate=3e-3,
+        svr="bi-dynamic",
+        eval_strategy="no",
+        save_strategy="no",
+        load_best_model_at_end=False,
+    )
+    chance = 2 * np.log(4)
+    trainer.train()
+    assert np.mean([entry["loss_infonce"] for entry in trainer.state.log_history if "loss" in entry][-3:]) < chance / 2
+
+
+def test_the_log_tells_loss_parts_and_throughput(tmp_path, rows):
+    trainer = build(tmp_path, rows, svr="bi-static", max_steps=2)
+    trainer.train()
+    entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(
+        entry["loss_infonce"] + entry["loss_svr_t2a"] + entry["loss_svr_a2t"], rel=1e-5
+    )
+    assert entry["temperature"] == pytest.approx(0.07)
+    assert entry["radius_t2a"] == pytest.approx(0.1)
+    assert entry["clips_per_second"] > 0
+
+
+def test_evaluation_finds_what_embedding_one_by_one_finds(tmp_path, rows):
+    trainer = build(tmp_path, rows, languages=["fra", "eng"], eval_languages=["eng"])
+    metrics = trainer.evaluate()
+    model, collator = trainer.clap.eval(), TrainingCollator(processor())
+    hits = 0
+    for number, row in enumerate(rows[:8]):
+        audio = collator([{**row, "clip_index": 0}])
+        with torch.no_grad():
+            clip = model.get_audio_features(audio["input_features"], audio["audio_attention_mask"]).pooler_output
+            scores = [
+                model.get_text_features(**processor()(text=other["captions"]["eng"], return_tensors="pt")).pooler_output
+                @ clip[0]
+                for other in rows[:8]
+            ]
+        hits += max(range(8), key=lambda index: scores[index].max()) == number
+    assert metrics["eval_eng_a2t_R@1"] == pytest.approx(hits / 8)
+    assert metrics["eval_eng_t2a_num_queries"] == 16
+    recalls = [value for name, value in metrics.items() if "_R@" in name]
+    assert metrics["eval_mean_recall"] == pytest.approx(np.mean(recalls))
+
+
+def test_evaluation_leaves_training_as_it_was(tmp_path, rows):
+    trainer = build(tmp_path, rows)
+    collator = trainer.data_collator
+    first = trainer.evaluate()
+    assert trainer.data_collator is collator
+    assert trainer.args.dataloader_drop_last
+    again = trainer.evaluate()
+    assert {k: v for k, v in first.items() if "_R@" in k} == {k: v for k, v in again.items() if "_R@" in k}
+
+
+def test_the_last_incomplete_batch_is_evaluated_and_not_trained_on(tmp_path, rows):
+    trainer = build(tmp_path, rows[:11], per_device_eval_batch_size=5)
+    assert len(trainer.get_train_dataloader()) == 2
+    assert trainer.predict(rows[:11]).predictions[0].shape == (11, 16)
+
+
+def test_a_checkpoint_is_a_model_and_remembers_its_objective(tmp_path, rows):
+    trainer = build(
+        tmp_path,
+        rows,
+        svr="bi-static",
+        max_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        eval_steps=2,
+        eval_strategy="steps",
+    )
+    trainer.train()
+    folder = tmp_path / "checkpoint-2"
+    assert {"objective.regularizer.radii.t2a.radius", "model.logit_scale"} <= set(
+        load_file(folder / "model.safetensors")
+    )
+    loaded = SupCLAPModel.from_pretrained(folder)
+    for name, value in trainer.clap.state_dict().items():
+        assert torch.equal(value, loaded.state_dict()[name]), name
+    assert SupCLAPProcessor.from_pretrained(folder).feature_extractor.sampling_rate == 16000
+
+
+def test_the_saved_model_is_for_inference(tmp_path, rows):
+    trainer = build(
+        tmp_path / "run",
+        rows,
+        svr="bi-dynamic",
+        max_steps=1,
+        eval_strategy="no",
+        save_strategy="no",
+        load_best_model_at_end=False,
+    )
+    trainer.train()
+    trainer.save_model(str(tmp_path / "final"))
+    names = set(load_file(tmp_path / "final" / "model.safetensors"))
+    assert names == set(trainer.clap.state_dict())
+    loaded, report = SupCLAPModel.from_pretrained(tmp_path / "final", output_loading_info=True)
+    assert not any(report.values()), report
+    assert torch.equal(loaded.logit_scale, trainer.clap.logit_scale)
+    assert "use_cache" not in json.loads((tmp_path / "final" / "config.json").read_text())
+
+
+def test_the_best_checkpoint_by_validation_recall_is_kept(tmp_path, rows):
+    trainer = build(tmp_path, rows, num_train_epochs=4, save_total_limit=1)
+    trainer.train()
+    scores = {
+        entry["step"]: entry["eval_mean_recall"] for entry in trainer.state.log_history if "eval_mean_recall" in entry
+    }
+    best = max(scores.values())
+    assert trainer.state.best_metric == best
+    assert scores[trainer.state.best_global_step] == best
+    assert trainer.evaluate()["eval_mean_recall"] == pytest.approx(best)
+
+
+def with_dropout():
+    config = builders.supclap_config(builders.bert_config(hidden_dropout_prob=0.1))
+    return builders.supclap_model(config)
+
+
+@pytest.mark.parametrize("svr", ["bi-static", "bi-dynamic"])
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, rows, svr):
+    options = {
+        "svr": svr,
+        "languages": ["eng", "fra"],
+        "num_train_epochs": 3,
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+    }
+    whole = build(tmp_path / "whole", rows, model=with_dropout(), **options)
+    whole.train()
+    with pytest.raises(Killed):
+        build(tmp_path / "cut", rows, model=with_dropout(), callbacks=[KillAt(5)], **options).train()
+    resumed = build(tmp_path / "cut", rows, model=builders.supclap_model(with_dropout().config, seed=99), **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
+    assert losses(resumed) == losses(whole)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
+def test_nan_stops_the_run_and_names_the_clips(tmp_path, rows):
+    model = builders.supclap_model()
+    with torch.no_grad():
+        model.audio_projection.linear2.weight[0, 0] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"loss is nan at step 1, from \['loss_infonce'\], on clips \['clip"):
+        build(tmp_path, rows, model=model).train()
+
+
+def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):
+    import dataclasses
+
+    names = {option.name for option in dataclasses.fields(SupCLAPTrainingArguments)}
+    name = "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
+    trainer = build(tmp_path, rows, max_steps=1, **{name: True})
+    trainer.train()
+    assert [
+        part
+        for part in (trainer.clap.audio_model, trainer.clap.text_model)
+        if not any(getattr(module, "gradient_checkpointing", False) for module in part.modules())
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda path, rows: build(path, rows[:3]), "training split has 3 clips, fewer than one batch of 4"),
+        (lambda path, rows: SupCLAPTrainer(builders.supclap_model(), arguments(path)), "processing_class is missing"),
+        (
+            lambda path, rows: SupCLAPTrainer(
+                builders.supclap_model(),
+                arguments(path),
+                train_dataset=Dataset.from_list([{"clip_id": "a"}]).to_iterable_dataset(),
+                processing_class=processor(),
+            ),
+            "got a stream of rows .IterableDataset.; the trainer wants rows that it can number",
+        ),
+    ],
+)
+def test_what_is_refused(tmp_path, rows, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(tmp_path, rows)
+
+
+def test_indexed_rows_know_their_place(rows):
+    indexed = IndexedRows(rows)
+    assert len(indexed) == 12
+    assert indexed[5]["clip_index"] == 5
+    assert indexed[5]["clip_id"] == "clip5"
+
+
+# ---- several processes ----
+
+QUICK = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
+OBJECTIVES = [
+    ("infonce", "none"),
+    ("infonce", "bi-static"),
+    ("infonce", "bi-dynamic"),
+    ("siglip", "bi-static"),
+    ("reweighted", "none"),
+]
+
+
+def train_and_report(folder, report, batch):
+    """Two steps with each objective on a global batch of 32, `batch` clips a process."""
+    Path(folder, "tones").mkdir(exist_ok=True)
+    rows = tone_rows(Path(folder, "tones"), count=32)
+    content = {}
+    for loss, svr in OBJECTIVES:
+        model = builders.supclap_model(builders.supclap_config(logit_bias=-10.0 if loss == "siglip" else None))
+        options = {"loss": loss, "svr": svr, "per_device_train_batch_size": int(batch), "max_steps": 2, **QUICK}
+        trainer = build(f"{folder}/{loss}{svr}{batch}", rows, model=model, languages=["eng", "fra"], **options)
+        trainer.model.double()  # Adam turns the rounding noise of a zero gradient into a step
+        trainer.train()
+        content["world_size"] = trainer.args.world_size
+        content[f"{loss} {svr}"] = {name: value.tolist() for name, value in trainer.model.named_parameters()}
+    if trainer.is_world_process_zero():
+        Path(report).write_text(json.dumps(content))
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    train_and_report(str(folder), str(folder / "report.json"), "32")
+    return folder / "report.json"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_several_processes_train_like_one(one_process, tmp_path, count):
+    run_processes(__file__, "train", str(tmp_path), str(tmp_path / "many.json"), str(32 // count), count=count)
+    assert_same_training(one_process, tmp_path / "many.json", count)
+
+
+def predict_and_report(folder, report):
+    Path(folder, "tones").mkdir(exist_ok=True)
+    rows = tone_rows(Path(folder, "tones"), count=12)
+    trainer = build(f"{folder}/run", rows)
+    prediction = trainer.predict(rows[:11])
+    if trainer.is_world_process_zero():
+        recall = prediction.metrics["test_mean_recall"]
+        Path(report).write_text(json.dumps({"clips": sorted(prediction.label_ids.tolist()), "recall": recall}))
+
+
+def test_several_processes_evaluate_every_clip_once(tmp_path):
+    predict_and_report(str(tmp_path), str(tmp_path / "one.json"))
+    run_processes(__file__, "predict", str(tmp_path), str(tmp_path / "two.json"))
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
+    assert one["clips"] == list(range(11))
+    assert two == one
+
+
+if __name__ == "__main__":
+    {"train": train_and_report, "predict": predict_and_report}[sys.argv[1]](*sys.argv[2:])
+    leave_process_group()
