@@ -1,0 +1,80 @@
+"""The one table of metric names: what each is called in print, which way is better, and how it is written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+RECALL_CUTOFFS = (1, 5, 10)
+"""The cutoffs k of R@k that are reported unless told otherwise."""
+
+MAP_CUTOFF = 10
+"""The cutoff of mAP that is reported unless told otherwise."""
+
+RETRIEVAL_METRICS = (*(f"R@{k}" for k in RECALL_CUTOFFS), f"mAP@{MAP_CUTOFF}")
+"""The shares that a retrieval table shows, in its order of columns."""
+
+
+@dataclass(frozen=True)
+class MetricName:
+    """How a metric is shown.
+
+    Args:
+        display: The name for readers, such as "mean rank variance".
+        higher_is_better: Whether a larger value is a better one.
+        percent: Whether the value is a share in 0..1, which is shown in percent.
+        digits: How many digits stand behind the point.
+    """
+
+    display: str
+    higher_is_better: bool = True
+    percent: bool = True
+    digits: int = 1
+
+    def format(self, value: float) -> str:
+        """The value as text, in percent where the metric is a share.
+
+        >>> METRICS["top1"].format(0.625), METRICS["MRV"].format(0.625)
+        ('62.5', '0.62')
+        """
+        return f"{100 * value if self.percent else value:.{self.digits}f}"
+
+
+METRICS = {
+    "top1": MetricName("top-1 accuracy"),
+    "top5": MetricName("top-5 accuracy"),
+    "mean_per_class": MetricName("accuracy, mean over the classes"),
+    "mean_over_folds": MetricName("accuracy, mean over the folds"),
+    "temporal_accuracy": MetricName("temporal accuracy"),
+    "mean_rank": MetricName("mean rank", higher_is_better=False, percent=False),
+    "median_rank": MetricName("median rank", higher_is_better=False, percent=False, digits=0),
+    "MRV": MetricName("mean rank variance", higher_is_better=False, percent=False, digits=2),
+    "Gap": MetricName("gap to English", higher_is_better=False, percent=False, digits=3),
+    "Dis": MetricName("distance to English", higher_is_better=False, percent=False, digits=3),
+}
+"""All metrics but those with a number in their name (R@k, mAP@k and the tasks of ZSTE), which `get_metric` knows."""
+
+
+def get_metric(name: str) -> MetricName:
+    """How the metric of this name is shown.
+
+    Args:
+        name: A key of `METRICS`, `R@k`, `mAP@k`, or a task of ZSTE, "1A" to "5B".
+
+    Returns:
+        Its row of the table.
+
+    Raises:
+        KeyError: There is no such metric.
+
+    >>> get_metric("R@10").display, get_metric("Dis").higher_is_better
+    ('recall at 10', False)
+    """
+    if name in METRICS:
+        return METRICS[name]
+    if cutoff := re.fullmatch(r"(R|mAP)@(\d+)", name):
+        kind = {"R": "recall", "mAP": "mean average precision"}[cutoff[1]]
+        return MetricName(f"{kind} at {cutoff[2]}")
+    if re.fullmatch("[1-5][A-D]", name):
+        return MetricName(f"ZSTE {name}")
+    raise KeyError(f"there is no metric {name!r}; metrics/names.py has {', '.join(METRICS)}, R@k, mAP@k, ZSTE's tasks")

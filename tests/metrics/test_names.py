@@ -1,0 +1,28 @@
+"""Each score that a metric gives has its row in the table of names, and the table's direction is the true one."""
+
+import numpy as np
+import pytest
+
+from modeling_supclap.metrics.embedding_gap import gap_and_distance
+from modeling_supclap.metrics.mrv import mean_rank_variance
+from modeling_supclap.metrics.names import RETRIEVAL_METRICS, get_metric
+from modeling_supclap.metrics.recall import retrieval_scores
+from modeling_supclap.metrics.zste.temporal_questions import NUM_RIGHT
+
+
+def test_every_score_stands_in_the_table_with_its_direction():
+    relevant = [[i] for i in range(4)]
+    perfect, worst = retrieval_scores(np.eye(4), relevant), retrieval_scores(-np.eye(4), relevant)
+    embeds = np.eye(4)[:2]
+    perfect |= {"MRV": mean_rank_variance([[1, 1]]), **gap_and_distance(embeds, embeds)}
+    worst |= {"MRV": mean_rank_variance([[0, 9]]), **gap_and_distance(-embeds, embeds)}
+    assert set(RETRIEVAL_METRICS) < perfect.keys()
+    for name in perfect.keys() - {"num_queries", "R@5", "R@10"}:  # of four candidates, all are among the first five
+        assert get_metric(name).higher_is_better == (perfect[name] > worst[name]), name
+
+
+def test_tasks_and_cutoffs_need_no_row_of_their_own():
+    assert all(get_metric(task).percent and task in get_metric(task).display for task in NUM_RIGHT)
+    assert get_metric("R@100").format(0.5) == "50.0"
+    with pytest.raises(KeyError, match="num_queries"):
+        get_metric("num_queries")
