@@ -22,7 +22,7 @@ _METADATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".txt")
 _PACKAGES = ("datasets", "numpy", "pyarrow", "soundfile", "supclap", "torch", "torchaudio", "torchcodec")
 
 # Identifiers of the Hub's own list of licences; whatever else is "other" there.
-_HUB_LICENCES = {
+_HUB_LICENSES = {
     "cc0-1.0", "mit", "apache-2.0", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0", "cc-by-sa-3.0", "cc-by-sa-4.0",
     "cc-by-nc-2.0", "cc-by-nc-3.0", "cc-by-nc-4.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0", "cc-by-nd-4.0",
     "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0",
@@ -58,7 +58,7 @@ def make_manifest(
         "languages": list(types["captions"]),
         "features": types.to_dict(),
         "splits": {split: {**_totals(of_split), "shards": list(shards[split])} for split, of_split in good.items()},
-        "licences": dict(sorted(Counter(note["licence"] for note in every).items())),
+        "licenses": dict(sorted(Counter(note["license"] for note in every).items())),
         "source_files": {
             "audio": _audio_digest(every),
             "metadata": _metadata_files(request["options"], ignored_folder),
@@ -107,10 +107,10 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData
 
-    licences = sorted({_hub_licence(name) for name in manifest["licences"]})
+    licenses = sorted({_hub_license(name) for name in manifest["licenses"]})
     data = DatasetCardData(
         pretty_name=f"{manifest['dataset']}, prepared",
-        license=licences[0] if len(licences) == 1 else licences,
+        license=licenses[0] if len(licenses) == 1 else licenses,
         language=[language for language in manifest["languages"] if _count(manifest, language)],
         task_categories=["audio-classification", "feature-extraction"],
     )
@@ -135,7 +135,7 @@ def _dataset_info(manifest: Mapping[str, Any]) -> datasets.DatasetInfo:
 
 
 def _card_body(manifest: Mapping[str, Any]) -> str:
-    licences = "\n".join(f"- {name or 'not stated'}: {count} clips" for name, count in manifest["licences"].items())
+    licenses = "\n".join(f"- {name or 'not stated'}: {count} clips" for name, count in manifest["licenses"].items())
     return (
         f"# {manifest['dataset']}, prepared\n\n"
         f"Audio: {STORAGES[manifest['storage']].meaning}. `manifest.json` says what the set was made from, what is "
@@ -143,7 +143,7 @@ def _card_body(manifest: Mapping[str, Any]) -> str:
         f"```\n{summary_table(manifest)}\n```\n\n"
         "```python\nfrom modeling_supclap.datasets_scripts import load_splits\n\n"
         'splits = load_splits("prepared", data_dir="this folder, or its id on the Hub")\n```\n\n'
-        f"Licences of the recordings:\n\n{licences}\n"
+        f"Licences of the recordings:\n\n{licenses}\n"
     )
 
 
@@ -151,14 +151,14 @@ def _count(manifest: Mapping[str, Any], language: str) -> int:
     return sum(about["captions"].get(language, 0) for about in manifest["splits"].values())
 
 
-def _hub_licence(name: str) -> str:
+def _hub_license(name: str) -> str:
     """The Hub's identifier of a licence.
 
-    >>> _hub_licence("CC BY-NC 3.0"), _hub_licence("ask the author")
+    >>> _hub_license("CC BY-NC 3.0"), _hub_license("ask the author")
     ('cc-by-nc-3.0', 'other')
     """
     identifier = "-".join(name.lower().replace("_", " ").split())
-    return identifier if identifier in _HUB_LICENCES else "other"
+    return identifier if identifier in _HUB_LICENSES else "other"
 
 
 def _totals(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def _entries(
             note = {
                 "audio_path": row["audio_path"],
                 "captions": counts,
-                "licence": row["licence"],
+                "license": row["license"],
                 "seconds": made.seconds,
                 "source_bytes": made.source_bytes,
                 "source_sha256": made.source_sha256,

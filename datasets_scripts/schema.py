@@ -47,7 +47,7 @@ class Row(TypedDict):
         labels: The classes that sound in the clip; empty where the dataset has none.
         events: What sounds when; empty where the dataset does not say.
         source: The original recording, such as "freesound:100032". Clips that share one belong in the same split.
-        licence: The licence of the audio.
+        license: The licence of the audio.
     """
 
     clip_id: str
@@ -56,7 +56,7 @@ class Row(TypedDict):
     labels: list[str]
     events: list[Event]
     source: str
-    licence: str
+    license: str
 
 
 def features(languages: Sequence[str] = LANGUAGES) -> Features:
@@ -81,7 +81,7 @@ def features(languages: Sequence[str] = LANGUAGES) -> Features:
             "labels": List(text),
             "events": List({"label": text, "onset_seconds": seconds, "offset_seconds": seconds}),
             "source": text,
-            "licence": text,
+            "license": text,
         }
     )
 
@@ -195,7 +195,7 @@ def validate_row(row: Mapping[str, Any], languages: Sequence[str] = LANGUAGES) -
             clip or ends before it starts.
 
     >>> row = {"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": ["Rain"]}, "labels": [], "events": [],
-    ...        "source": "freesound:1", "licence": "CC0-1.0"}
+    ...        "source": "freesound:1", "license": "CC0-1.0"}
     >>> validate_row(row)
     >>> validate_row({**row, "captions": {"eng": [" "]}})
     Traceback (most recent call last):

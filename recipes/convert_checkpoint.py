@@ -51,7 +51,7 @@ def format_parts(conversion: Conversion) -> str:
     width = max(len(part.part) for part in conversion.parts)
     lines = [f"{'part':{width}}  tensors   parameters  licence"]
     for part in conversion.parts:
-        lines.append(f"{part.part:{width}}  {part.tensors:7,}  {part.parameters:11,}  {part.licence or 'none stated'}")
+        lines.append(f"{part.part:{width}}  {part.tensors:7,}  {part.parameters:11,}  {part.license or 'none stated'}")
     lines += [f"set aside: {count:,} tensors, {what}" for what, count in conversion.set_aside.items()]
     return "\n".join([*lines, conversion.remark] if conversion.remark else lines)
 

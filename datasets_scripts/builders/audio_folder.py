@@ -27,7 +27,7 @@ A table is called `metadata` and is CSV, JSON Lines or Parquet. It lies beside t
   mappings are written as JSON;
 - `split`: train, validation or test. Without it the sub-folders of those names are the splits; without those,
   recordings are drawn;
-- `label` or `labels`, `source`, `licence` or `license`, `clip_id` and `events`: fields of the row. A recording is its
+- `label` or `labels`, `source`, `license`, `clip_id` and `events`: fields of the row. A recording is its
   own source, and its path is its id, unless these say otherwise.
 
 Without any table `rain.txt` holds the captions of `rain.wav`, one a line.
@@ -47,7 +47,7 @@ from .metadata import Line, read_table
 from .recordings import some
 
 TABLES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-FIELDS = ("file_name", "caption", "captions", "split", "label", "labels", "source", "licence", "clip_id", "events")
+FIELDS = ("file_name", "caption", "captions", "split", "label", "labels", "source", "license", "clip_id", "events")
 """What `columns` can give another name."""
 
 SPLIT_NAMES = {
@@ -277,7 +277,7 @@ def _record(line: Line, values: Mapping[str, Any], config: AudioFolderConfig) ->
         "split": _split(values["split"], line.where),
         "labels": _labels(_parsed(labels)),
         "source": _text(values["source"]),
-        "licence": _text(values["licence"]) or _text(line.values.get("license")),
+        "license": _text(values["license"]) or _text(line.values.get("licence")),
         "clip_id": _text(values["clip_id"]),
         "events": _events(_parsed(values["events"]), line.where),
     }
@@ -380,7 +380,7 @@ def _source(record: Record, name: str) -> str:
 def _clip(record: Record, name: str, languages: Sequence[str]) -> Clip:
     captions = {language: record["captions"].get(language, []) for language in languages}
     fields = {key: record[key] for key in ("labels", "events") if key in record}
-    return Clip(record.get("clip_id", name), captions, _source(record, name), record.get("licence", ""), **fields)
+    return Clip(record.get("clip_id", name), captions, _source(record, name), record.get("license", ""), **fields)
 
 
 def _check_ids(records: Mapping[str, Record]) -> None:

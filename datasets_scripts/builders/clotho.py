@@ -57,8 +57,8 @@ class Clotho(FolderBuilder):
             for line in lines:
                 name, clip_id = line.values["file_name"], f"{part}/{line.values['file_name']}"
                 captions = [text for column, text in line.values.items() if column.startswith("caption")]
-                source, licence = origins.get(name, (f"clotho:{clip_id}", "Creative Commons, clip by clip"))
-                collection.add(split, Clip(clip_id, {ENGLISH: captions}, source, licence), clip_id, paths.get(name))
+                source, license = origins.get(name, (f"clotho:{clip_id}", "Creative Commons, clip by clip"))
+                collection.add(split, Clip(clip_id, {ENGLISH: captions}, source, license), clip_id, paths.get(name))
         return collection
 
 

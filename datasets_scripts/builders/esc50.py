@@ -130,7 +130,7 @@ class ESC50(datasets.GeneratorBasedBuilder):
             "durations_seconds": {filename: duration_seconds(path) for filename, path in paths.items()},
             "phrases": _phrases_of(recordings),
             # ESC-50's README: the ESC-10 subset is CC BY, the whole CC BY-NC.
-            "licence": "CC BY 3.0" if all(recording.esc10 for recording in recordings) else "CC BY-NC 3.0",
+            "license": "CC BY 3.0" if all(recording.esc10 for recording in recordings) else "CC BY-NC 3.0",
         }
         return [
             datasets.SplitGenerator(name=split, gen_kwargs={"recordings": tuple(members), **context})
@@ -144,7 +144,7 @@ class ESC50(datasets.GeneratorBasedBuilder):
         paths: Mapping[str, Path],
         durations_seconds: Mapping[str, float],
         phrases: Mapping[str, Mapping[str, str]],
-        licence: str,
+        license: str,
     ) -> Iterator[tuple[str, Row]]:
         for recording in recordings:
             label, duration_seconds = recording.category, durations_seconds[recording.filename]
@@ -155,7 +155,7 @@ class ESC50(datasets.GeneratorBasedBuilder):
                 "labels": [label],
                 "events": [{"label": label, "onset_seconds": 0.0, "offset_seconds": duration_seconds}],
                 "source": f"freesound:{recording.src_file}",
-                "licence": licence,
+                "license": license,
             }
             validate_row(row, self.config.languages)
             yield row["clip_id"], row

@@ -39,7 +39,7 @@ class Clip(NamedTuple):
     clip_id: str
     captions: Mapping[str, Sequence[str]]
     source: str
-    licence: str
+    license: str
     labels: Sequence[str] = ()
     events: Sequence[Event] = ()
     audio_path: str = ""
@@ -346,7 +346,7 @@ class FolderBuilder(datasets.GeneratorBasedBuilder):
                 "labels": list(clip.labels),
                 "events": list(clip.events),
                 "source": clip.source,
-                "licence": clip.licence,
+                "license": clip.license,
             }
             validate_row(row, languages)
             yield row["clip_id"], row

@@ -392,7 +392,7 @@ class SyntheticEvents(datasets.GeneratorBasedBuilder):
                 "labels": [description.label],
                 "events": [event],
                 "source": f"synthetic:{config.seed}:{split}:{index}",
-                "licence": "CC0-1.0",
+                "license": "CC0-1.0",
             }
             validate_row(row, config.languages)
             yield row["clip_id"], row

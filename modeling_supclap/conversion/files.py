@@ -45,7 +45,7 @@ class Checkpoint:
         tensors: all of its tensors by name; containers and the prefix `module.` are taken off.
         config: the `config.json` beside the weights; empty where there is none.
         revision: the commit, of a Hub repository.
-        licence: what the README of the folder or repository states, in the Hub's notation; None where it states none.
+        license: what the README of the folder or repository states, in the Hub's notation; None where it states none.
         set_aside: entries of a pickle beside its tensors that were not looked at, such as the optimizer.
     """
 
@@ -54,7 +54,7 @@ class Checkpoint:
     tensors: dict[str, torch.Tensor]
     config: Mapping[str, Any]
     revision: str | None = None
-    licence: str | None = None
+    license: str | None = None
     set_aside: tuple[str, ...] = ()
 
     @property
@@ -106,7 +106,7 @@ def read_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
         config=_read_json(config_file) if config_file.is_file() else {},
         revision=commit,
         # A single file may lie beside a README of something else.
-        licence=ModelCard.load(card).data.get("license") if path.is_dir() and card.is_file() else None,
+        license=ModelCard.load(card).data.get("license") if path.is_dir() and card.is_file() else None,
         set_aside=tuple(set_aside),
     )
 

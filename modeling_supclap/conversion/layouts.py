@@ -29,7 +29,7 @@ from .clap import supclap_from_clap
 from .files import Checkpoint
 from .laion import clap_from_laion, laion_feature_extractor, reasons
 from .ml_clap import AUDIO, TEXT, below, supclap_from_ml_clap
-from .provenance import SONAR_LICENCE
+from .provenance import SONAR_LICENSE
 from .sonar import sonar_from_fairseq2, sonar_from_hub, sonar_from_legacy
 from .tensors import Tensors, fill_exactly
 
@@ -49,7 +49,7 @@ class Layout:
         kind: one of `KINDS`, or "other" for what is known and never converted.
         marks: regular expressions; a checkpoint is of this layout if each matches the beginning of some name.
         convert: makes our model of it; None where we have none.
-        licences: which every such file is bound by, in the Hub's notation, by the parts of the model; "" stands for
+        licenses: which every such file is bound by, in the Hub's notation, by the parts of the model; "" stands for
             all others. What permits more is left to the source's own card.
         remark: what a user has to know of it.
         refusal: where we have no model, the reason and what to do.
@@ -60,7 +60,7 @@ class Layout:
     kind: str
     marks: tuple[str, ...]
     convert: Callable[[Checkpoint], Converted] | None = None
-    licences: Mapping[str, str] = field(default_factory=dict)
+    licenses: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
     refusal: str = ""
     patch_rows: int | None = None
@@ -84,7 +84,7 @@ class Part:
         files: the names of the weight files.
         sha256: of them.
         layout: the recognised layout.
-        licence: what the source states, or what binds every file of its layout; empty where neither is.
+        license: what the source states, or what binds every file of its layout; empty where neither is.
         tensors: how many the part has.
         parameters: how many weights the part has.
     """
@@ -95,7 +95,7 @@ class Part:
     files: tuple[str, ...]
     sha256: str
     layout: str
-    licence: str
+    license: str
     tensors: int
     parameters: int
 
@@ -206,7 +206,7 @@ def _parts(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout) -> tu
             files=tuple(path.name for path in checkpoint.files),
             sha256=checkpoint.sha256,
             layout=layout.name,
-            licence=checkpoint.licence or layout.licences.get(part, layout.licences.get("", "")),
+            license=checkpoint.license or layout.licenses.get(part, layout.licenses.get("", "")),
             tensors=count,
             parameters=parameters[part],
         )
@@ -299,7 +299,7 @@ LAYOUTS = (
         "ml-clap",
         (re.escape(AUDIO) + r"patch_embed\.", re.escape(TEXT) + r"encoder_frontend\."),
         _convert_ml_clap,
-        {"text_model": SONAR_LICENCE},
+        {"text_model": SONAR_LICENSE},
         remark="ML-CLAP states no licence for its weights; its text tower was trained from SONAR",
         patch_rows=16,
     ),
@@ -307,7 +307,7 @@ LAYOUTS = (
         GLAP,
         "glap",
         (re.escape(AUDIO) + r"patch_embed\.", re.escape(TEXT) + r"encoder_frontend\."),
-        licences={"text_model": SONAR_LICENCE},
+        licenses={"text_model": SONAR_LICENSE},
         refusal="its audio tower is Dasheng, whose patches are 64 x 4, and this package has no Dasheng. Its text tower "
         "is SONAR and can be had alone, as the part 'text'",
     ),
@@ -370,21 +370,21 @@ LAYOUTS = (
         "sonar",
         (r"encoder_frontend\.embed\.", r"encoder\.layers\."),
         _convert_sonar_fairseq2,
-        {"": SONAR_LICENCE},
+        {"": SONAR_LICENSE},
     ),
     Layout(
         "SONAR, legacy fairseq",
         "sonar",
         (r"layers\.0\.self_attn\.q_proj\.", r"embed_tokens\.weight$", r"version$|embed_positions\._float_tensor$"),
         _convert_sonar_legacy,
-        {"": SONAR_LICENCE},
+        {"": SONAR_LICENSE},
     ),
     Layout(
         "SONAR, Hub",
         "sonar",
         (r"(encoder\.)?layers\.0\.self_attn\.q_proj\.", r"(encoder\.)?embed_tokens\.weight$"),
         _convert_sonar_hub,
-        {"": SONAR_LICENCE},
+        {"": SONAR_LICENSE},
     ),
     Layout(
         "SupCLAPModel",

@@ -12,7 +12,7 @@ from modeling_supclap.datasets_scripts.atomic_files import write_json
 
 PROVENANCE_FILE = "provenance.json"
 # Of SONAR and of NLLB, the two public families of such text encoders, as their model cards state.
-SONAR_LICENCE = "cc-by-nc-4.0"
+SONAR_LICENSE = "cc-by-nc-4.0"
 
 
 def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
     if not isinstance(entries, list) or not all(
         isinstance(e, dict) and {"part", "source"} <= e.keys() for e in entries
     ):
-        raise ValueError(f"{path} must be a list of mappings with part, source, sha256, layout, licence and tensors")
+        raise ValueError(f"{path} must be a list of mappings with part, source, sha256, layout, license and tensors")
     return entries
 
 

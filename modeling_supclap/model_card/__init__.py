@@ -2,7 +2,7 @@
 
 from .card import citations, is_untouched, model_card, push_to_hub, write_card, write_card_of_run
 from .facts import CardFacts, facts_of_run
-from .provenance import Origin, licence_of, origins
+from .provenance import Origin, license_of, origins
 from .results import Score, scores_of
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "citations",
     "facts_of_run",
     "is_untouched",
-    "licence_of",
+    "license_of",
     "model_card",
     "origins",
     "push_to_hub",

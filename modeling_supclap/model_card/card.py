@@ -20,11 +20,11 @@ from transformers.utils import logging
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
 
-from ..conversion.provenance import SONAR_LICENCE, write_provenance
+from ..conversion.provenance import SONAR_LICENSE, write_provenance
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from .facts import CardFacts, code_commit, facts_of_run, versions_of
-from .provenance import Origin, licence_of, origins
+from .provenance import Origin, license_of, origins
 from .results import Score, scores_of, table_of
 
 logger = logging.get_logger(__name__)
@@ -50,7 +50,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         A card whose last line holds the checksum that `write_card` looks for.
     """
     parts = origins(facts.model, facts.base_model)
-    licence = facts.licence or licence_of(parts)
+    license = facts.license or license_of(parts)
     scores = [score for results in facts.results for score in scores_of(results, facts.dataset)]
     template = Template((_HERE / "model_card_template.md").read_text(encoding="utf-8"))
     own_rate = f"Recordings of any rate are resampled to {facts.sampling_rate_hz} Hz."
@@ -63,7 +63,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         language=_iso_639_3(facts.languages[0]) if facts.languages else "eng",
         rate=own_rate if is_ced else f"Recordings must have {facts.sampling_rate_hz} Hz.",
         language_note=_language_note(facts.model),
-        licence=_licence_section(licence, parts),
+        license=_license_section(license, parts),
         parts=_parts_section(parts),
         data=_data_section(facts),
         training=_training_section(facts),
@@ -71,7 +71,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         reproduce=_reproduce_section(facts),
         cite=_cite_section(facts, parts),
     )
-    body = f"---\n{_metadata(facts, parts, licence, scores).to_yaml()}\n---\n\n{text}".rstrip()
+    body = f"---\n{_metadata(facts, parts, license, scores).to_yaml()}\n---\n\n{text}".rstrip()
     return ModelCard(f"{body}\n\n{_MARK.format(_digest(body))}\n")
 
 
@@ -176,18 +176,18 @@ def _language_note(model: SupCLAPModel) -> str:
     return "this text encoder needs no language and ignores it."
 
 
-def _licence_section(licence: str, parts: Sequence[Origin]) -> str:
-    bound = [part for part in parts if "-nc" in part.licence]
+def _license_section(license: str, parts: Sequence[Origin]) -> str:
+    bound = [part for part in parts if "-nc" in part.license]
     if bound:
         names = " and ".join(f"the {part.part} ({part.source or part.kind})" for part in bound)
-        told = f"**{licence}: not for commercial use.** The weights of {names} are under it, and so is the model."
-        if any(part.licence == SONAR_LICENCE and part.kind == "m2m_100" for part in bound):
+        told = f"**{license}: not for commercial use.** The weights of {names} are under it, and so is the model."
+        if any(part.license == SONAR_LICENSE and part.kind == "m2m_100" for part in bound):
             told += " A model of CED and LaBSE, trained in the same way, is free of it: both are Apache-2.0."
         return told
-    if licence == "other":
-        unknown = ", ".join(f"{part.part} ({part.source})" for part in parts if part.source and not part.licence)
+    if license == "other":
+        unknown = ", ".join(f"{part.part} ({part.source})" for part in parts if part.source and not part.license)
         return f"The licences of its parts decide; not stated: {unknown or 'how they combine'}."
-    return f"**{licence}**, as the parts below allow. Recordings and captions keep licences of their own."
+    return f"**{license}**, as the parts below allow. Recordings and captions keep licences of their own."
 
 
 def _parts_section(parts: Sequence[Origin]) -> str:
@@ -195,8 +195,8 @@ def _parts_section(parts: Sequence[Origin]) -> str:
     for part in parts:
         source = f"[{part.source}](https://huggingface.co/{part.source})" if part.hub_id else part.source
         checksum = f"`{part.sha256}`" if part.sha256 else ""
-        licence = part.licence or ("not stated" if part.source else "this model's own")
-        lines.append(f"| {part.part} | {part.kind} | {source or 'random initialisation'} | {licence} | {checksum} |")
+        license = part.license or ("not stated" if part.source else "this model's own")
+        lines.append(f"| {part.part} | {part.kind} | {source or 'random initialisation'} | {license} | {checksum} |")
     return "\n".join(lines)
 
 
@@ -207,9 +207,9 @@ def _data_section(facts: CardFacts) -> str:
     lines = [
         f"{', '.join(facts.dataset) or 'A dataset without a name'}{count}; captions in {', '.join(facts.languages)}."
     ]
-    if facts.licences:
+    if facts.licenses:
         lines += ["", "| licence of the recording | clips |", "|---|---|"]
-        lines += [f"| {licence} | {clips:,} |" for licence, clips in facts.licences.items()]
+        lines += [f"| {license} | {clips:,} |" for license, clips in facts.licenses.items()]
     return "\n".join(lines)
 
 
@@ -289,15 +289,15 @@ def _bibliography() -> list[str]:
 # ---- metadata ----
 
 
-def _metadata(facts: CardFacts, parts: Sequence[Origin], licence: str, scores: Sequence[Score]) -> ModelCardData:
+def _metadata(facts: CardFacts, parts: Sequence[Origin], license: str, scores: Sequence[Score]) -> ModelCardData:
     bases = [part.hub_id for part in parts if part.hub_id]
     evaluated = [score.as_eval_result() for score in scores]
     results: list[EvalResult] | None = evaluated or None
     return ModelCardData(
         language=[ISO_639_1.get(code, code) for code in facts.languages] or None,
-        license=licence,
-        license_name="licences-of-its-parts" if licence == "other" else None,
-        license_link="README.md" if licence == "other" else None,
+        license=license,
+        license_name="licenses-of-its-parts" if license == "other" else None,
+        license_link="README.md" if license == "other" else None,
         library_name="transformers",
         pipeline_tag="zero-shot-audio-classification",
         tags=sorted({"supclap", "audio", "audio-text-retrieval", "contrastive-learning", *facts.tags}),

@@ -42,10 +42,10 @@ class CardFacts:
         arguments: of the run, those that say what was done.
         dataset: names of the training data, Hub ids or builders of `datasets_scripts`.
         clips: how many it was trained on.
-        licences: of those clips, counted.
+        licenses: of those clips, counted.
         results: contents of `results.json`, of a recipe or of an evaluation receipt.
         base_model: id or folder of the model that training continued; None takes it from the model.
-        licence: in place of the one that follows from the parts.
+        license: in place of the one that follows from the parts.
         tags: beside our own.
         command: the command line that made it.
         processes: that trained together.
@@ -60,10 +60,10 @@ class CardFacts:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     dataset: Sequence[str] = ()
     clips: int | None = None
-    licences: Mapping[str, int] = field(default_factory=dict)
+    licenses: Mapping[str, int] = field(default_factory=dict)
     results: Sequence[Mapping[str, Any]] = ()
     base_model: str | None = None
-    licence: str | None = None
+    license: str | None = None
     tags: Sequence[str] = ()
     command: str = ""
     processes: int = 1
@@ -90,7 +90,7 @@ def facts_of_run(trainer: Any) -> CardFacts:
         arguments=arguments,
         dataset=[dataset] if dataset else [],
         clips=None if rows is None else len(rows),
-        licences=count_licences(rows),
+        licenses=count_licenses(rows),
         results=results,
         command=public_command(sys.argv),
         processes=args.world_size,
@@ -105,15 +105,15 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     return found[: len(own)] + [each for each in found[len(own) :] if is_receipt(each)]
 
 
-def count_licences(rows: Any) -> dict[str, int]:
+def count_licenses(rows: Any) -> dict[str, int]:
     """How many clips have which licence, the most frequent first; a clip without one counts as `not stated`."""
     if rows is None or not len(rows):
         return {}
-    if "licence" in getattr(rows, "column_names", []):
-        stated: Iterable[Any] = rows["licence"]
+    if "license" in getattr(rows, "column_names", []):
+        stated: Iterable[Any] = rows["license"]
     else:
-        stated = (row.get("licence") for row in rows)
-    return dict(Counter(licence or "not stated" for licence in stated).most_common())
+        stated = (row.get("license") for row in rows)
+    return dict(Counter(license or "not stated" for license in stated).most_common())
 
 
 def _telling_arguments(args: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Where the weights of a model come from, and under which licence the whole may be passed on.
 
 A folder may say so itself in `provenance.json`, a list with an entry for each part:
-`{"part", "source", "sha256", "layout", "licence", "tensors"}`. Otherwise a tower's configuration names the Hub id or
+`{"part", "source", "sha256", "layout", "license", "tensors"}`. Otherwise a tower's configuration names the Hub id or
 folder that it was loaded from, whose model card states a licence.
 """
 
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..conversion.provenance import SONAR_LICENCE, read_provenance
+from ..conversion.provenance import SONAR_LICENSE, read_provenance
 from ..modeling_supclap import SupCLAPModel
 
 # As their model cards state; whatever is not here is looked up there.
-KNOWN_LICENCES = {
+KNOWN_LICENSES = {
     r"mispeech/ced-(tiny|mini|small|base)": "apache-2.0",
-    r"cointegrated/SONAR.*": SONAR_LICENCE,
-    r"facebook/nllb-200.*": SONAR_LICENCE,
+    r"cointegrated/SONAR.*": SONAR_LICENSE,
+    r"facebook/nllb-200.*": SONAR_LICENSE,
     r"sentence-transformers/LaBSE": "apache-2.0",
 }
 # They ask for no more than to be named, so that Apache-2.0, the licence of this code, can hold for the whole.
@@ -36,7 +36,7 @@ class Origin:
         part: `audio tower`, `text tower` or `whole model`.
         kind: model type of the part, such as `ced` or `m2m_100`.
         source: Hub id, folder or address; empty where the weights were drawn at random.
-        licence: in the Hub's notation; empty where it is not known.
+        license: in the Hub's notation; empty where it is not known.
         sha256: of the file that the weights were converted from, if a conversion wrote it down.
         layout: of that file.
         tensors: their number in that file.
@@ -45,7 +45,7 @@ class Origin:
     part: str
     kind: str
     source: str = ""
-    licence: str = ""
+    license: str = ""
     sha256: str | None = None
     layout: str | None = None
     tensors: int | None = None
@@ -72,36 +72,36 @@ def origins(model: SupCLAPModel, base_model: str | None = None) -> list[Origin]:
         for part, tower in (("audio tower", config.audio_config), ("text tower", config.text_config))
     ]
     if whole:
-        found.append(Origin("whole model", config.model_type, _public(whole), stated_licence(whole)))
+        found.append(Origin("whole model", config.model_type, _public(whole), stated_license(whole)))
     return found
 
 
-def licence_of(parts: Iterable[Origin]) -> str:
+def license_of(parts: Iterable[Origin]) -> str:
     """The licence of a model with these parts, in the Hub's notation.
 
     A part for non-commercial use binds the whole; permissive parts and weights of one's own make Apache-2.0; anything
     else, or a source whose licence is not known, makes `other`.
 
-    >>> licence_of([Origin("audio tower", "ced", "mispeech/ced-base", "apache-2.0"), Origin("text tower", "bert")])
+    >>> license_of([Origin("audio tower", "ced", "mispeech/ced-base", "apache-2.0"), Origin("text tower", "bert")])
     'apache-2.0'
     """
     parts = list(parts)
-    stated = {part.licence for part in parts if part.licence}
-    if bound := sorted(licence for licence in stated if "-nc" in licence):
+    stated = {part.license for part in parts if part.license}
+    if bound := sorted(license for license in stated if "-nc" in license):
         return bound[0] if len(bound) == 1 else "other"
     # Of a model that was continued, what it was made of says enough.
     made_of = [part for part in parts if part.part != "whole model"]
-    is_known = all(part.licence for part in made_of) or not any(part.source and not part.licence for part in parts)
+    is_known = all(part.license for part in made_of) or not any(part.source and not part.license for part in parts)
     return "apache-2.0" if stated <= PERMISSIVE and is_known else "other"
 
 
-def stated_licence(source: str) -> str:
+def stated_license(source: str) -> str:
     """The licence of a Hub id or folder: a known one, or the one in its model card; empty where there is none."""
     from huggingface_hub import ModelCard
 
-    for pattern, licence in KNOWN_LICENCES.items():
+    for pattern, license in KNOWN_LICENSES.items():
         if re.fullmatch(pattern, source):
-            return licence
+            return license
     card = Path(source) / "README.md"
     if os.path.isdir(source) and not card.is_file():
         return ""
@@ -121,14 +121,14 @@ def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, An
     if entries:
         entry = entries[0]
         fields = {name: entry.get(name) for name in ("sha256", "layout", "tensors")}
-        licence = str(entry.get("licence") or "").lower()
-        return Origin(part, kind, _public(str(entry["source"] or "")), licence or _assumed(kind), **fields)
-    return Origin(part, kind, _public(source), (stated_licence(source) if source else "") or _assumed(kind))
+        license = str(entry.get("license") or "").lower()
+        return Origin(part, kind, _public(str(entry["source"] or "")), license or _assumed(kind), **fields)
+    return Origin(part, kind, _public(source), (stated_license(source) if source else "") or _assumed(kind))
 
 
 def _assumed(kind: str) -> str:
     # Both public families of such encoders, SONAR and NLLB, are CC-BY-NC-4.0: rather too strict than too free.
-    return SONAR_LICENCE if kind == "m2m_100" else ""
+    return SONAR_LICENSE if kind == "m2m_100" else ""
 
 
 def _public(source: str) -> str:

@@ -209,7 +209,7 @@ class SupCLAPTrainer(Trainer):
         """
         if self.is_world_process_zero():
             named = {"languages": language, "tags": tags, "dataset": dataset_tags or dataset}
-            facts: dict[str, Any] = {"name": model_name, "licence": license, "base_model": finetuned_from}
+            facts: dict[str, Any] = {"name": model_name, "license": license, "base_model": finetuned_from}
             facts |= {name: [value] if isinstance(value, str) else value for name, value in named.items()}
             write_card_of_run(self, **facts)
 

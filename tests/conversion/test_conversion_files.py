@@ -68,9 +68,9 @@ def test_folders(tmp_path, name):
     (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n# Card\n")
     checkpoint = read_checkpoint(tmp_path)
     assert same(checkpoint.tensors)
-    assert (checkpoint.source, checkpoint.licence) == (tmp_path.name, "cc-by-nc-4.0")
+    assert (checkpoint.source, checkpoint.license) == (tmp_path.name, "cc-by-nc-4.0")
     assert checkpoint.config == {"model_type": "ced"}
-    assert read_checkpoint(tmp_path / name).licence is None, "a file may lie beside a card of something else"
+    assert read_checkpoint(tmp_path / name).license is None, "a file may lie beside a card of something else"
 
 
 def test_safetensors_come_before_pickles(tmp_path):
@@ -281,7 +281,7 @@ from modeling_supclap.conversion.files import read_checkpoint
 
 for source in ("someone/folder", "someone/pickled", "someone/files/deep/b.pt"):
     checkpoint = read_checkpoint(source)
-    told = checkpoint.source, checkpoint.revision, checkpoint.licence
+    told = checkpoint.source, checkpoint.revision, checkpoint.license
     print(*told, sorted(checkpoint.tensors), dict(checkpoint.config))
 """
 

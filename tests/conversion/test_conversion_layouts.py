@@ -184,16 +184,16 @@ def test_a_tower_has_no_other_tower(name, part):
         convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part="half")
 
 
-def test_licences_are_those_of_the_source_and_nothing_is_permitted_in_its_place():
-    licences = {part.part: part.licence for part in convert_checkpoint(checkpoint(ml_clap())).parts}
-    assert licences["text_model"] == "cc-by-nc-4.0"
-    assert licences["audio_model"] == licences["logit_scale"] == ""
+def test_licenses_are_those_of_the_source_and_nothing_is_permitted_in_its_place():
+    licenses = {part.part: part.license for part in convert_checkpoint(checkpoint(ml_clap())).parts}
+    assert licenses["text_model"] == "cc-by-nc-4.0"
+    assert licenses["audio_model"] == licenses["logit_scale"] == ""
     hub = Checkpoint("x", (Path("x"),), published.ced_hub(ENCODER, HEAD), {})
     hub.__dict__["sha256"] = ""
-    assert convert_checkpoint(hub).parts[0].licence == "", "it may be anybody's"
-    stated = Checkpoint("x", (Path("x"),), hub.tensors, {}, licence="mit")
+    assert convert_checkpoint(hub).parts[0].license == "", "it may be anybody's"
+    stated = Checkpoint("x", (Path("x"),), hub.tensors, {}, license="mit")
     stated.__dict__["sha256"] = ""
-    assert convert_checkpoint(stated).parts[0].licence == "mit"
+    assert convert_checkpoint(stated).parts[0].license == "mit"
 
 
 def test_what_is_set_aside_is_counted():

@@ -50,7 +50,7 @@ def test_a_whole_model_with_its_processor(tmp_path, conversion):
         "files": ["x.pt"],
         "sha256": "0" * 64,
         "layout": "ML-CLAP",
-        "licence": "cc-by-nc-4.0",
+        "license": "cc-by-nc-4.0",
         "tensors": 19,
         "parameters": sum(parameter.numel() for parameter in model.text_model.parameters()),
     }

@@ -60,7 +60,7 @@ def test_a_table_of_pairs_becomes_three_splits(folder, load):
             "labels": [],
             "events": [],
             "source": f"file:{name}",
-            "licence": "",
+            "license": "",
         }
 
 
@@ -104,7 +104,7 @@ def test_json_lines_and_parquet_hold_the_same_as_objects(folder, load):
     builder = load()
     row = rows_of(builder)["3.wav"]
     assert sizes_of(builder) == {"train": 8, "validation": 2}
-    assert (row["clip_id"], row["source"], row["licence"], row["labels"]) == (
+    assert (row["clip_id"], row["source"], row["license"], row["labels"]) == (
         "3",
         "field:1",
         "CC0-1.0",

@@ -44,7 +44,7 @@ def test_a_name_that_two_parts_share_is_no_use_in_one_folder(tmp_path):
     assert len(builder.report()["left_out"]["one file for several clips"]) == 15
 
 
-def test_the_source_and_the_licence_are_freesounds_where_the_metadata_say_so(tmp_path):
+def test_the_source_and_the_license_are_freesounds_where_the_metadata_say_so(tmp_path):
     clotho(tmp_path / "data")
     url = "http://creativecommons.org/licenses/by/3.0/"
     columns = ["file_name", "keywords", "sound_id", "sound_link", "start_end_samples", "manufacturer", "license"]
@@ -56,7 +56,7 @@ def test_the_source_and_the_licence_are_freesounds_where_the_metadata_say_so(tmp
     builder = load(tmp_path / "data")
     splits = builder.as_dataset()
     assert splits["test"]["source"][:3] == ["freesound:11", "freesound:12", f"clotho:evaluation/{CLOTHO_NAMES[2]}"]
-    assert splits["test"]["licence"][:3] == [url, url, "Creative Commons, clip by clip"]
+    assert splits["test"]["license"][:3] == [url, url, "Creative Commons, clip by clip"]
     assert builder.report()["left_out"] == {"source in another split": [f"development/{CLOTHO_NAMES[1]}"]}
 
 

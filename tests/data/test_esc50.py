@@ -68,7 +68,7 @@ def test_rows_hold_what_the_csv_and_the_audio_say(folder, splits):
             assert row["audio_path"] == str(folder / "audio" / f"{row['clip_id']}.wav")
             duration_seconds = (800 + 100 * (int(source) % 10)) / 8000
             assert row["events"] == [{"label": label, "onset_seconds": 0.0, "offset_seconds": duration_seconds}]
-            assert row["licence"] == "CC BY-NC 3.0"
+            assert row["license"] == "CC BY-NC 3.0"
             for language in LANGUAGES:
                 assert len(row["captions"][language]) >= 4
                 core = phrases[label][language][1:]
@@ -137,9 +137,9 @@ def test_the_exact_name_wins_over_another_format(tmp_path):
         find_audio(tmp_path, ["2.wav"])
 
 
-def test_esc10_has_the_freer_licence(tmp_path):
+def test_esc10_has_the_freer_license(tmp_path):
     splits = load(make_folder(tmp_path / "ESC-10", classes=ESC10_CLASSES, sources=2))
-    assert {licence for rows in splits.values() for licence in rows["licence"]} == {"CC BY 3.0"}
+    assert {license for rows in splits.values() for license in rows["license"]} == {"CC BY 3.0"}
 
 
 def test_missing_audio_is_counted_and_named(tmp_path):
@@ -235,7 +235,7 @@ def test_real_esc10(tmp_path):
     assert len(labels["train"]) == 10
     assert labels["train"] == labels["validation"] == labels["test"]
     for rows in splits.values():
-        assert {row["licence"] for row in rows} == {"CC BY 3.0"}
+        assert {row["license"] for row in rows} == {"CC BY 3.0"}
         for row in rows:
             samples, sampling_rate_hz = soundfile.read(row["audio_path"])
             assert row["events"][0]["offset_seconds"] == len(samples) / sampling_rate_hz

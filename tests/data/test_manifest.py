@@ -10,12 +10,12 @@ from huggingface_hub import DatasetCard
 from modeling_supclap.datasets_scripts.manifest import make_manifest, root_entry, summary_table, versions, write_card
 from modeling_supclap.datasets_scripts.schema import features
 
-NOTE = {"licence": "CC BY 3.0", "seconds": 1800.0, "source_bytes": 10, "source_sha256": "ff"}
+NOTE = {"license": "CC BY 3.0", "seconds": 1800.0, "source_bytes": 10, "source_sha256": "ff"}
 NOTES = {
     "train": [
         {**NOTE, "audio_path": "a.wav", "captions": {"eng": 2, "fra": 1}},
         {"clip_id": "b", "audio_path": "b.wav", "reason": "b.wav is silent"},
-        {**NOTE, "audio_path": "c.wav", "captions": {"eng": 1}, "licence": "ask the author"},
+        {**NOTE, "audio_path": "c.wav", "captions": {"eng": 1}, "license": "ask the author"},
     ],
     "test": [{**NOTE, "audio_path": "d.wav", "captions": {"fra": 4}}],
 }
@@ -36,7 +36,7 @@ def manifest(tmp_path):
 def test_sums(manifest):
     train = manifest["splits"]["train"]
     assert (train["clips"], train["seconds"], train["captions"]) == (2, 3600.0, {"eng": 3, "fra": 1})
-    assert manifest["licences"] == {"CC BY 3.0": 2, "ask the author": 1}
+    assert manifest["licenses"] == {"CC BY 3.0": 2, "ask the author": 1}
     assert manifest["bad_audio"] == {"train": [NOTES["train"][1]], "test": []}
     assert manifest["missing"] == ["y.wav", "z.wav"]
     digest = hashlib.sha256(b"a.wav\0ff\nc.wav\0ff\nd.wav\0ff\n").hexdigest()
@@ -69,8 +69,8 @@ def test_the_card(manifest, tmp_path):
     assert "- ask the author: 1 clips" in card.text
 
 
-def test_a_licence_that_nobody_stated_is_no_blank(manifest, tmp_path):
-    write_card(tmp_path / "README.md", {**manifest, "licences": {"": 3}})
+def test_a_license_that_nobody_stated_is_no_blank(manifest, tmp_path):
+    write_card(tmp_path / "README.md", {**manifest, "licenses": {"": 3}})
     assert "- not stated: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
 
 

@@ -71,7 +71,7 @@ def test_the_manifest_says_what_is_there_and_what_is_not(whole, folder):
     assert sum(about["clips"] for about in manifest["splits"].values()) == 21
     assert manifest["splits"]["test"]["captions"] == {"eng": 6 * 4, "jpn": 6 * 4}
     assert manifest["splits"]["test"]["seconds"] == pytest.approx(6 * 0.6)
-    assert manifest["licences"] == {"CC BY 3.0": 21}
+    assert manifest["licenses"] == {"CC BY 3.0": 21}
     (metadata,) = manifest["source_files"]["metadata"]
     assert metadata["sha256"] == hashlib.sha256((folder / "meta" / "esc50.csv").read_bytes()).hexdigest()
     assert manifest["source_files"]["audio"]["files"] == 21

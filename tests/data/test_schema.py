@@ -12,7 +12,7 @@ ROW: Row = {
     "labels": ["dog"],
     "events": [{"label": "dog", "onset_seconds": 0.5, "offset_seconds": 0.5}],
     "source": "freesound:100032",
-    "licence": "CC BY 3.0",
+    "license": "CC BY 3.0",
 }
 
 
@@ -72,5 +72,5 @@ def test_every_fault_is_named_at_once():
 
 
 def test_missing_fields_are_named():
-    with pytest.raises(ValueError, match=r"the fields \['licence', 'source'\] are missing"):
-        validate_row({key: value for key, value in ROW.items() if key not in ("source", "licence")})
+    with pytest.raises(ValueError, match=r"the fields \['license', 'source'\] are missing"):
+        validate_row({key: value for key, value in ROW.items() if key not in ("source", "license")})

@@ -227,7 +227,7 @@ def test_builder_gives_valid_rows_with_the_rendered_audio(splits):
                 {"label": label, "onset_seconds": clip.onset_seconds, "offset_seconds": clip.offset_seconds}
             ]
             assert row["source"] == f"synthetic:0:{split}:{index}"
-            assert row["licence"] == "CC0-1.0"
+            assert row["license"] == "CC0-1.0"
 
 
 def test_no_clip_id_source_or_file_is_in_two_splits(splits):

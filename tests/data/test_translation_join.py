@@ -23,7 +23,7 @@ NEW = ["fra", "jpn"]
 
 def rows_of(captions_of, languages=("eng",)):
     """Rows of the schema with these English captions by clip id."""
-    rest = {"labels": [], "events": [], "source": "s", "licence": "l"}
+    rest = {"labels": [], "events": [], "source": "s", "license": "l"}
     return [
         {"clip_id": clip, "audio_path": f"{clip}.wav", "captions": {**{x: [] for x in languages}, "eng": texts}, **rest}
         for clip, texts in captions_of.items()

@@ -20,7 +20,7 @@ def test_a_row_holds_what_its_line_says(tmp_path):
     assert row["labels"] == ["car_horn"]
     assert row["events"] == [{"label": "car_horn", "onset_seconds": 0.0, "offset_seconds": 1.25}]
     assert row["source"] == "freesound:1011"
-    assert row["licence"] == "CC BY-NC 3.0"
+    assert row["license"] == "CC BY-NC 3.0"
     assert row["audio_path"].endswith("audio/fold1/1011-1-0-1.wav")
     assert row["captions"] == render_captions(label_phrases("urbansound8k")["car_horn"], LANGUAGES)
 

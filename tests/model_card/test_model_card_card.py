@@ -36,7 +36,7 @@ def facts(model, **kwargs):
         "arguments": {"loss": "infonce", "svr": "bi-static", "seed": 3, "per_device_train_batch_size": 24},
         "dataset": ["esc50"],
         "clips": 1600,
-        "licences": {"CC BY": 1500, "not stated": 100},
+        "licenses": {"CC BY": 1500, "not stated": 100},
         "results": [RESULTS],
         "command": "accelerate launch recipes/train_supclap.py --svr bi-static",
         "processes": 2,
@@ -60,17 +60,17 @@ def towers(tmp_path, monkeypatch, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "licence", "base"),
+    ("text", "license", "base"),
     [
         ("sonar", "cc-by-nc-4.0", "cointegrated/SONAR_200_text_encoder"),
         ("labse", "apache-2.0", "sentence-transformers/LaBSE"),
     ],
 )
-def test_metadata(tmp_path, monkeypatch, text, licence, base):
+def test_metadata(tmp_path, monkeypatch, text, license, base):
     card = model_card(facts(towers(tmp_path, monkeypatch, text), tags=["esc"]))
     assert write_card(tmp_path, card)
     data = ModelCard.load(tmp_path / "README.md").data
-    assert data.license == licence
+    assert data.license == license
     assert data.base_model == ["mispeech/ced-tiny", base]
     assert data.language == ["en", "fr", "por"]
     assert (data.library_name, data.pipeline_tag) == ("transformers", "zero-shot-audio-classification")
@@ -124,12 +124,12 @@ def test_a_card_of_a_model_alone(model, tmp_path):
     assert (data.license, data.eval_results, data.language) == ("apache-2.0", None, None)
 
 
-def test_an_unknown_licence_is_left_open(tmp_path, monkeypatch):
+def test_an_unknown_license_is_left_open(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     builders.supclap_model().text_model.save_pretrained("someone/text")
     CEDModel(builders.ced_config()).save_pretrained("mispeech/ced-mini")
     card = model_card(facts(SupCLAPModel.from_encoders("mispeech/ced-mini", "someone/text", projection_dim=16)))
-    assert (card.data.license, card.data.license_name) == ("other", "licences-of-its-parts")
+    assert (card.data.license, card.data.license_name) == ("other", "licenses-of-its-parts")
     assert "not stated: text tower (someone/text)." in card.text
 
 

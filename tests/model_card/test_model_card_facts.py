@@ -11,7 +11,7 @@ from datasets import Dataset
 from recordings import tone_rows
 
 from modeling_supclap.model_card import facts as card_facts
-from modeling_supclap.model_card.facts import code_commit, count_licences, facts_of_run, public_command, read_results
+from modeling_supclap.model_card.facts import code_commit, count_licenses, facts_of_run, public_command, read_results
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def trainer(tmp_path):
-    rows = [{**row, "licence": "CC0-1.0" if index else ""} for index, row in enumerate(tone_rows(tmp_path, count=8))]
+    rows = [{**row, "license": "CC0-1.0" if index else ""} for index, row in enumerate(tone_rows(tmp_path, count=8))]
     args = SupCLAPTrainingArguments(
         output_dir=str(tmp_path / "my-run"),
         languages=["eng", "fra"],
@@ -40,7 +40,7 @@ def test_of_a_trainer(trainer, tmp_path):
     facts = facts_of_run(trainer)
     assert (facts.name, facts.repository, facts.sampling_rate_hz) == ("my-run", None, 16000)
     assert facts.languages == ["eng", "fra"]
-    assert (facts.clips, facts.licences) == (8, {"CC0-1.0": 7, "not stated": 1})
+    assert (facts.clips, facts.licenses) == (8, {"CC0-1.0": 7, "not stated": 1})
     assert (facts.processes, facts.device) == (1, "cpu")
     told = facts.arguments
     assert {name: told[name] for name in ("loss", "svr", "learning_rate", "seed")} == {
@@ -81,11 +81,11 @@ def test_a_folder_without_results(tmp_path):
 
 
 @pytest.mark.parametrize("make", [Dataset.from_list, list])
-def test_licences_are_counted(make):
-    rows = [{"licence": licence} for licence in ("CC-BY", "CC0", "", "CC-BY")]
-    assert list(count_licences(make(rows)).items()) == [("CC-BY", 2), ("CC0", 1), ("not stated", 1)]
-    assert count_licences([{"clip_id": "pair 0"}]) == {"not stated": 1}
-    assert count_licences(None) == {}
+def test_licenses_are_counted(make):
+    rows = [{"license": license} for license in ("CC-BY", "CC0", "", "CC-BY")]
+    assert list(count_licenses(make(rows)).items()) == [("CC-BY", 2), ("CC0", 1), ("not stated", 1)]
+    assert count_licenses([{"clip_id": "pair 0"}]) == {"not stated": 1}
+    assert count_licenses(None) == {}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from transformers import BertConfig, BertModel
 
 from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel
 from modeling_supclap.conversion.provenance import write_provenance
-from modeling_supclap.model_card.provenance import Origin, licence_of, origins, stated_licence
+from modeling_supclap.model_card.provenance import Origin, license_of, origins, stated_license
 
 
 def joined(tmp_path, text=None):
@@ -22,23 +22,23 @@ def joined(tmp_path, text=None):
     return SupCLAPModel.from_encoders(str(tmp_path / "ced-small-town"), str(tmp_path / "text"), projection_dim=8)
 
 
-def card(folder, licence):
+def card(folder, license):
     folder.mkdir(exist_ok=True)
-    ModelCard.from_template(ModelCardData(license=licence), template_str="---\n{{ card_data }}\n---\n").save(
+    ModelCard.from_template(ModelCardData(license=license), template_str="---\n{{ card_data }}\n---\n").save(
         folder / "README.md"
     )
 
 
-def audio(licence, source="a/b"):
-    return Origin("audio tower", "ced", source, licence)
+def audio(license, source="a/b"):
+    return Origin("audio tower", "ced", source, license)
 
 
-def text(licence, source="c/d"):
-    return Origin("text tower", "bert", source, licence)
+def text(license, source="c/d"):
+    return Origin("text tower", "bert", source, license)
 
 
-def whole(licence, source="e/f"):
-    return Origin("whole model", "supclap", source, licence)
+def whole(license, source="e/f"):
+    return Origin("whole model", "supclap", source, license)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def whole(licence, source="e/f"):
         ([audio("", ""), text("", ""), whole("")], "other"),
     ],
 )
-def test_the_strictest_licence_wins(parts, expected):
-    assert licence_of(parts) == expected
+def test_the_strictest_license_wins(parts, expected):
+    assert license_of(parts) == expected
 
 
 @pytest.mark.parametrize(
@@ -70,16 +70,16 @@ def test_the_strictest_licence_wins(parts, expected):
         ("someone/unheard-of", ""),
     ],
 )
-def test_licences_of_public_checkpoints(source, expected):
-    assert stated_licence(source) == expected
+def test_licenses_of_public_checkpoints(source, expected):
+    assert stated_license(source) == expected
 
 
-def test_a_folder_states_its_licence_in_its_card(tmp_path):
+def test_a_folder_states_its_license_in_its_card(tmp_path):
     card(tmp_path / "stated", "MIT")
     (tmp_path / "silent").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "README.md").write_text("---\nlicense: [mit\n---\n")
-    assert [stated_licence(str(tmp_path / name)) for name in ("stated", "silent", "broken")] == ["mit", "", ""]
+    assert [stated_license(str(tmp_path / name)) for name in ("stated", "silent", "broken")] == ["mit", "", ""]
 
 
 def test_towers_are_known_by_name_and_card(tmp_path):
@@ -90,29 +90,29 @@ def test_towers_are_known_by_name_and_card(tmp_path):
         ("audio tower", "ced", "ced-small-town"),
         ("text tower", "bert", "text"),
     ]
-    assert [part.licence for part in found] == ["apache-2.0", ""]
+    assert [part.license for part in found] == ["apache-2.0", ""]
 
 
 def test_a_sonar_tower_is_not_for_commercial_use_wherever_it_is_from(tmp_path):
     drawn = SupCLAPModel(builders.supclap_config(builders.sonar_config()))
     for sonar in (joined(tmp_path, SonarTextModel(builders.sonar_config())), drawn):
-        assert licence_of(origins(sonar)) == "cc-by-nc-4.0"
+        assert license_of(origins(sonar)) == "cc-by-nc-4.0"
 
 
 def test_a_model_from_scratch(model):
     found = origins(model)
-    assert [(part.source, part.licence) for part in found] == [("", ""), ("", "")]
-    assert licence_of(found) == "apache-2.0"
+    assert [(part.source, part.license) for part in found] == [("", ""), ("", "")]
+    assert license_of(found) == "apache-2.0"
 
 
 def test_the_record_of_a_conversion(tmp_path):
     model = joined(tmp_path)
     entry = {"part": "text", "source": "https://example.org/text.pt", "sha256": "ab" * 32, "layout": "fairseq2"}
-    record = [{**entry, "licence": "CC-BY-NC-4.0", "tensors": 387}]
+    record = [{**entry, "license": "CC-BY-NC-4.0", "tensors": 387}]
     (tmp_path / "text" / "provenance.json").write_text(json.dumps(record))
     tower = origins(model)[1]
     assert tower.source == "https://example.org/text.pt"
-    assert (tower.licence, tower.sha256, tower.layout, tower.tensors) == ("cc-by-nc-4.0", "ab" * 32, "fairseq2", 387)
+    assert (tower.license, tower.sha256, tower.layout, tower.tensors) == ("cc-by-nc-4.0", "ab" * 32, "fairseq2", 387)
     assert tower.hub_id is None
 
 
@@ -124,8 +124,8 @@ def test_what_is_written_is_read_by_who_continues(tmp_path):
     card(tmp_path / "out", "apache-2.0")
     found = origins(SupCLAPModel.from_pretrained(tmp_path / "out"))
     assert [part.source for part in found] == ["mispeech/ced-tiny", "someone/text", "out"]
-    assert [part.licence for part in found] == ["apache-2.0", "mit", "apache-2.0"]
-    assert licence_of(found) == "apache-2.0"
+    assert [part.license for part in found] == ["apache-2.0", "mit", "apache-2.0"]
+    assert license_of(found) == "apache-2.0"
 
 
 def test_only_repositories_are_hub_ids(tmp_path, monkeypatch):
