@@ -13,8 +13,7 @@ from typing import Any, TypedDict
 
 from datasets import Features, List, Value
 
-LANGUAGES = ("eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho")
-"""The languages of ML-CLAP and ATRI as ISO 639-3 codes. The first is the anchor of the multilingual objectives."""
+from modeling_supclap.languages import LANGUAGES
 
 AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
 """Where rows of a prepared set hold their audio: a file's bytes in `audio`, or int16 samples and their rate."""

@@ -20,18 +20,8 @@ from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file, is_protobuf_
 
 from .configuration_supclap import CEDConfig
 from .feature_extraction_ced import CEDFeatureExtractor, as_waveform
+from .languages import LANGUAGES, get_flores_code
 
-# ISO 639-3 codes of the papers' eight languages in the notation of NLLB and SONAR (FLORES-200).
-FLORES_CODES = {
-    "eng": "eng_Latn",
-    "fra": "fra_Latn",
-    "deu": "deu_Latn",
-    "spa": "spa_Latn",
-    "nld": "nld_Latn",
-    "cat": "cat_Latn",
-    "jpn": "jpn_Jpan",
-    "zho": "zho_Hans",
-}
 # Where the tokenizer states no limit: SONAR was trained on 514 tokens, BERT and its kin on 512.
 SONAR_MAX_TOKENS = 514
 BERT_MAX_TOKENS = 512
@@ -296,9 +286,9 @@ def _language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def _language_id(language: str, codes: dict[str, int]) -> int:
-    code = FLORES_CODES.get(language, language)
+    code = get_flores_code(language)
     if code not in codes:
-        ours = [iso for iso, flores in FLORES_CODES.items() if flores in codes]
+        ours = [iso for iso in LANGUAGES if get_flores_code(iso) in codes]
         raise ValueError(
             f"the tokenizer has no language {language!r}; it has {', '.join(ours) or 'none of ours'} and "
             f"{len(codes) - len(ours)} more, which are given by their full codes such as por_Latn"

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .languages import language_name
+from modeling_supclap.languages import get_language_name
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,9 @@ class ChatTranslator:
 
     def _request(self, texts: Sequence[str], source: str, target: str) -> dict[str, Any]:
         script = _SCRIPTS.get(target, "in its standard spelling")
-        instructions = INSTRUCTIONS.format(source=language_name(source), target=language_name(target), script=script)
+        instructions = INSTRUCTIONS.format(
+            source=get_language_name(source), target=get_language_name(target), script=script
+        )
         numbered = json.dumps({str(number): text for number, text in enumerate(texts, 1)}, ensure_ascii=False)
         messages = [{"role": "system", "content": instructions}, {"role": "user", "content": numbered}]
         return {"model": self.name, "messages": messages, **self.options}

@@ -14,9 +14,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from modeling_supclap.processing_supclap import FLORES_CODES
-
-from .languages import ISO_639_1_AND_NAME, iso_639_1, language_name
+from modeling_supclap.languages import LANGUAGE_TABLE, get_flores_code, get_iso_639_1, get_language_name
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +118,7 @@ class Seq2SeqTranslator:
     def _model_name(self, source: str, target: str) -> str:
         if "{" not in self.name:
             return self.name
-        return self.name.format(source=iso_639_1(source), target=iso_639_1(target))
+        return self.name.format(source=get_iso_639_1(source), target=get_iso_639_1(target))
 
     def _load(self, source: str, target: str) -> tuple[str, Any, Any]:
         name = self._model_name(source, target)
@@ -140,7 +138,7 @@ class Seq2SeqTranslator:
 
     def _tell(self, tokenizer: Any, model: Any, source: str, target: str) -> tuple[str, dict[str, int]]:
         if self.prompt is not None:
-            names = {"source": language_name(source), "target": language_name(target)}
+            names = {"source": get_language_name(source), "target": get_language_name(target)}
             return re.sub(r"\{(source|target)\}", lambda field: names[field[1]], self.prompt), {}
         vocabulary = tokenizer.get_vocab()
         if hasattr(tokenizer, "src_lang"):
@@ -149,7 +147,7 @@ class Seq2SeqTranslator:
             codes = getattr(tokenizer, "lang_code_to_id", None) or tokens
             tokenizer.src_lang = self._code(codes, source)
             return "{text}", {"forced_bos_token_id": codes[self._code(codes, target)]}
-        short = ISO_639_1_AND_NAME.get(target, (target, ""))[0]
+        short = get_iso_639_1(target) if target in LANGUAGE_TABLE else target
         known = [token for token in (f"<2{short}>", f">>{target}<<", f">>{short}<<") if token in vocabulary]
         if known:
             return f"{known[0]} {{text}}", {}
@@ -162,10 +160,10 @@ class Seq2SeqTranslator:
 
     def _code(self, codes: Mapping[str, int], language: str) -> str:
         """What the tokenizer calls a language: `fra_Latn` in NLLB, `fr` in M2M100, `fr_XX` in mBART-50."""
-        short = ISO_639_1_AND_NAME.get(language, (language, ""))[0]
+        short = get_iso_639_1(language) if language in LANGUAGE_TABLE else language
         pattern = re.compile(rf"{language}_[A-Z][a-z]{{3}}|{short}(_[A-Z]{{2}})?")
-        if FLORES_CODES.get(language) in codes:
-            return FLORES_CODES[language]
+        if get_flores_code(language) in codes:
+            return get_flores_code(language)
         found = sorted(code for code in codes if pattern.fullmatch(code))
         if len(found) != 1:
             what = f"several: {', '.join(found)}" if found else "none"

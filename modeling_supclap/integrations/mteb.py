@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..languages import LANGUAGE_TABLE
 from ..modeling_supclap import SupCLAPModel
-from ..processing_supclap import FLORES_CODES, SupCLAPProcessor
+from ..processing_supclap import SupCLAPProcessor
 
 try:
     from mteb.models import ModelMeta
@@ -160,7 +161,7 @@ def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, name: str, revis
     """What mteb writes beside the scores. Names are `organisation/name` there: a folder is `local/name`."""
     if not name or Path(name).is_dir() or name.count("/") != 1:
         name = f"local/{Path(name).name or 'supclap'}"
-    languages = [code.replace("_", "-") for code in FLORES_CODES.values()]
+    languages = [language.flores.replace("_", "-") for language in LANGUAGE_TABLE.values()]
     facts = {
         "loader": SupCLAPEncoder,
         "name": name,

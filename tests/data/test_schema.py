@@ -16,10 +16,6 @@ ROW: Row = {
 }
 
 
-def test_languages_are_the_papers_eight_with_english_as_the_anchor():
-    assert LANGUAGES == ("eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho")
-
-
 def test_a_row_survives_arrow_unchanged():
     table = datasets.Dataset.from_list([ROW, {**ROW, "labels": [], "events": []}], features=features(["eng", "fra"]))
     assert table[0] == ROW
