@@ -1,4 +1,4 @@
-"""metrics/bootstrap against SciPy, a naive loop, enumeration and simulated experiments with a known truth."""
+"""metrics/bootstrap against a naive loop, SciPy's permutation test, enumeration and experiments with a known truth."""
 
 import itertools
 import math
@@ -32,15 +32,6 @@ def test_clusters_are_drawn_whole(confidence):
     outcome = rng.standard_normal(60)
     found = bootstrap_intervals({"x": outcome}, clusters, 50, confidence, seed=3)["x"]
     assert found == pytest.approx(naive_intervals(outcome, clusters, 50, confidence, 3), abs=1e-12)
-
-
-def test_agrees_with_scipy():
-    outcome = np.random.default_rng(0).exponential(size=300)
-    theirs = stats.bootstrap(
-        (outcome,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
-    ).confidence_interval
-    ours = bootstrap_intervals({"x": outcome}, num_resamples=20_000)["x"]
-    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.02 * outcome.std())
 
 
 def test_large_samples_have_the_normal_interval():
@@ -113,7 +104,7 @@ def test_differences_of_one_sign_have_the_least_p_value(count):
     """Of all patterns only the one found and its mirror reach so far, however their sums round."""
     for seed in range(20):
         a = np.random.default_rng(seed).random(count) * 10 ** np.arange(count)
-        assert paired_test({"x": a}, {"x": np.zeros(count)}, num_resamples=1)["x"]["p_value"] == 2 / 2**count
+        assert paired_test({"x": a}, {"x": np.zeros(count)}, num_resamples=2)["x"]["p_value"] == 2 / 2**count
 
 
 def test_clusters_that_do_not_differ_change_no_p_value():
