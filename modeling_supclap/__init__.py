@@ -14,9 +14,11 @@ except Exception as error:  # a torchaudio that does not fit torch raises OSErro
 
 from transformers import AutoConfig, AutoFeatureExtractor, AutoModel, AutoProcessor
 
-from .configuration_supclap import CEDConfig, SupCLAPConfig
+from .configuration_supclap import CEDConfig, CNN14Config, SupCLAPConfig
 from .feature_extraction_ced import CEDFeatureExtractor
+from .feature_extraction_msclap import MSCLAPFeatureExtractor
 from .modeling_ced import CEDModel
+from .modeling_cnn14 import CNN14Model
 from .modeling_sonar import SonarTextModel
 from .modeling_supclap import SupCLAPModel
 from .processing_supclap import SupCLAPProcessor
@@ -27,6 +29,9 @@ __all__ = [
     "CEDConfig",
     "CEDFeatureExtractor",
     "CEDModel",
+    "CNN14Config",
+    "CNN14Model",
+    "MSCLAPFeatureExtractor",
     "SonarTextModel",
     "SupCLAPConfig",
     "SupCLAPModel",
@@ -36,15 +41,20 @@ __all__ = [
     "__version__",
 ]
 
-for _config, _model in ((CEDConfig, CEDModel), (SupCLAPConfig, SupCLAPModel)):
+for _config, _model, _feature_extractor in (
+    (CEDConfig, CEDModel, CEDFeatureExtractor),
+    (CNN14Config, CNN14Model, MSCLAPFeatureExtractor),
+    (SupCLAPConfig, SupCLAPModel, CEDFeatureExtractor),
+):
     AutoConfig.register(_config.model_type, _config)
     AutoModel.register(_config, _model)
-    AutoFeatureExtractor.register(_config, CEDFeatureExtractor)
+    AutoFeatureExtractor.register(_config, _feature_extractor)
     # A saved folder then carries the code and loads where this package is not installed (trust_remote_code=True).
     _config.register_for_auto_class()
     _model.register_for_auto_class("AutoModel")
 AutoProcessor.register(SupCLAPConfig, SupCLAPProcessor)
 CEDFeatureExtractor.register_for_auto_class()
+MSCLAPFeatureExtractor.register_for_auto_class()
 SupCLAPProcessor.register_for_auto_class()
 
 

@@ -1,4 +1,4 @@
-"""What an audio-text model is made of: the CED audio encoder and the two-tower model around it.
+"""What an audio-text model is made of: the audio encoders CED and CNN14, and the two-tower model around one.
 
 Declared fields only: constructing a configuration reads no file and needs no network.
 """
@@ -65,7 +65,10 @@ class OwnTypeMixin:
 
 @strict
 class CEDConfig(OwnTypeMixin, PreTrainedConfig):
-    """Shape of a CED audio encoder, in the field names of the `mispeech/ced-*` checkpoints.
+    """Shape of a CED or Dasheng audio encoder, in the field names of the `mispeech/ced-*` checkpoints.
+
+    Dasheng (Dinkel et al., 2024, arXiv 2406.06992), the audio tower of GLAP, is the same encoder with other patches:
+    `patch_size=[64, 4]`, all mel bands by 4 frames, in chunks of `target_length=1008`.
 
     Their `config.json` loads unchanged: fields of their classifier that the encoder has no use for (`outputdim`,
     `loss`, `eval_avg`, ...) are kept and written back.
@@ -76,8 +79,9 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         num_heads: Attention heads of a block; also readable as `num_attention_heads`.
         mlp_ratio: Width of a block's MLP in units of `embed_dim`.
         n_mels: Mel bands of the input.
-        patch_size: Side of the square patch, in mel bands and in frames.
-        patch_stride: Step between patches; CED's patches do not overlap, so it equals `patch_size`.
+        patch_size: Side of a square patch, or its mel bands and its frames.
+        patch_stride: Step between patches, which do not overlap, so that it equals `patch_size`; None takes it from
+            there.
         target_length: Frames of one chunk; a longer clip is cut in chunks of this length (1012 frames = 10.12 s).
         pad_last: Fill the last, incomplete chunk of a long clip with zeros; otherwise drop it.
         qkv_bias: Whether the query, key and value projections have a bias.
@@ -113,8 +117,8 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
     num_heads: int = 12
     mlp_ratio: float | int = 4.0
     n_mels: int = 64
-    patch_size: int = 16
-    patch_stride: int = 16
+    patch_size: int | list | tuple = 16
+    patch_stride: int | list | tuple | None = None
     target_length: int = 1012
     pad_last: bool = True
     qkv_bias: bool = True
@@ -150,22 +154,76 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         embed_dim, num_heads = CED_SIZES[size]
         return cls(embed_dim=embed_dim, num_heads=num_heads, **kwargs)
 
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.patch_stride is None:
+            self.patch_stride = self.patch_size
+        super().__post_init__(**kwargs)
+
+    @property
+    def patch_mels(self) -> int:
+        """The mel bands of a patch."""
+        return _pair(self.patch_size)[0]
+
+    @property
+    def patch_frames(self) -> int:
+        """The frames of a patch, the fewest that can be encoded."""
+        return _pair(self.patch_size)[1]
+
     def validate_architecture(self) -> None:
         """Refuse shapes that cannot be built; called by the constructor."""
-        sizes = ("embed_dim", "depth", "num_heads", "n_mels", "patch_size", "target_length")
+        sizes = ("embed_dim", "depth", "num_heads", "n_mels", "patch_mels", "patch_frames", "target_length")
         if bad := {name: getattr(self, name) for name in sizes if getattr(self, name) < 1}:
             raise ValueError(f"sizes must be at least 1, got {bad}")
         if self.embed_dim % self.num_heads:
             raise ValueError(f"embed_dim={self.embed_dim} must be a multiple of num_heads={self.num_heads}")
-        if self.patch_stride != self.patch_size:
+
+        if _pair(self.patch_stride) != _pair(self.patch_size):
             raise ValueError(f"patches do not overlap: patch_stride={self.patch_stride} must be {self.patch_size}")
-        if self.n_mels % self.patch_size:
-            raise ValueError(f"n_mels={self.n_mels} must be a multiple of patch_size={self.patch_size}")
-        if self.target_length < self.patch_size:
-            raise ValueError(f"target_length={self.target_length} is shorter than one patch of {self.patch_size}")
+        if self.n_mels % self.patch_mels:
+            raise ValueError(f"n_mels={self.n_mels} must be a multiple of patch_size={self.patch_mels}")
+        if self.target_length < self.patch_frames:
+            raise ValueError(f"target_length={self.target_length} is shorter than one patch of {self.patch_frames}")
+
         rates = ("drop_rate", "attn_drop_rate", "drop_path_rate")
         if bad := {name: getattr(self, name) for name in rates if not 0 <= getattr(self, name) < 1}:
             raise ValueError(f"dropout rates lie in [0, 1), got {bad}")
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    """The mel bands and the frames of a patch, which are equal where one number is given."""
+    mels, frames = (size, size) if isinstance(size, int) else size
+    return mels, frames
+
+
+@strict
+class CNN14Config(OwnTypeMixin, PreTrainedConfig):
+    """Shape of a CNN14 audio encoder (PANNs: Kong et al., 2020, arXiv 1912.10211), the audio tower of MS-CLAP 2022.
+
+    Args:
+        hidden_size: Width of the embedding.
+        channels: Channels of each block of convolutions; all blocks but the last halve both axes.
+        n_mels: Mel bands of the input.
+        dropout: Dropout behind each block, in training.
+        embedding_dropout: Dropout before and after the last linear layer, in training.
+
+    Example:
+        >>> CNN14Config().hidden_size
+        2048
+    """
+
+    model_type = "cnn14"
+    base_config_key = "audio_config"
+
+    hidden_size: int = 2048
+    channels: list | tuple = (64, 128, 256, 512, 1024, 2048)
+    n_mels: int = 64
+    dropout: float | int = 0.2
+    embedding_dropout: float | int = 0.5
+
+    def validate_architecture(self) -> None:
+        """Refuse shapes that cannot be built; called by the constructor."""
+        if min(self.hidden_size, self.n_mels, *self.channels) < 1:
+            raise ValueError(f"sizes must be at least 1, got {self.hidden_size}, {self.n_mels} and {self.channels}")
 
 
 @strict
@@ -176,11 +234,14 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         audio_config: Configuration (or its dictionary, with `model_type`) of the audio tower.
         text_config: Configuration (or its dictionary, with `model_type`) of the text tower.
         projection_dim: Dimension of the shared space.
+        projection_type: What projects each tower: "mlp" is Linear, activation, Linear, as in ML-CLAP; "residual" is
+            that of MS-CLAP, in which the second layer adds to the first and a layer norm follows.
         projection_hidden_act: Activation between the two layers of each projection.
         temperature: Temperature that training starts from, the papers' unit; the model learns log(1 / temperature).
         logit_bias: Where a learnable bias of the logits starts (SigLIP has -10); None means that there is none.
         text_pooling: How the text tower's tokens become one vector: "mean" over real tokens, "cls" (the first
-            token) or "pooler" (the tower's own `pooler_output`).
+            token), "last" (the last real token, which is how a decoder such as GPT-2 is read) or "pooler" (the
+            tower's own `pooler_output`).
 
     Example:
         >>> config = SupCLAPConfig(audio_config=CEDConfig.from_size("tiny"), text_config={"model_type": "bert"})
@@ -194,6 +255,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     audio_config: dict | PreTrainedConfig | None = None
     text_config: dict | PreTrainedConfig | None = None
     projection_dim: int = 1024
+    projection_type: str = "mlp"
     projection_hidden_act: str = "relu"
     temperature: float | int = 0.07
     logit_bias: float | int | None = None
@@ -216,14 +278,17 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
             raise ValueError(f"projection_dim must be at least 1, got {self.projection_dim}")
         if self.temperature <= 0:
             raise ValueError(f"temperature must be positive (0.07 in the papers), got {self.temperature}")
-        if self.text_pooling not in ("mean", "cls", "pooler"):
-            raise ValueError(f"text_pooling must be 'mean', 'cls' or 'pooler', got {self.text_pooling!r}")
+        if self.projection_type not in ("mlp", "residual"):
+            raise ValueError(f"projection_type must be 'mlp' or 'residual', got {self.projection_type!r}")
+        if self.text_pooling not in ("mean", "cls", "last", "pooler"):
+            raise ValueError(f"text_pooling must be 'mean', 'cls', 'last' or 'pooler', got {self.text_pooling!r}")
 
 
 def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedConfig:
     """A tower's configuration from its dictionary; one that is built already comes back as it is.
 
-    "ced" is found here whether or not it is registered with `AutoConfig`, so that a saved model loads as remote code.
+    Our own types are found here whether or not they are registered with `AutoConfig`, so that a saved model loads as
+    remote code.
 
     Args:
         config: A configuration, or its fields together with `model_type`.
@@ -238,4 +303,7 @@ def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedCon
     model_type = fields.pop("model_type", None)
     if model_type is None:
         raise ValueError(f"a tower's configuration needs its 'model_type'; got only the fields {sorted(fields)}")
-    return CEDConfig(**fields) if model_type == CEDConfig.model_type else AutoConfig.for_model(model_type, **fields)
+    for own in (CEDConfig, CNN14Config):
+        if model_type == own.model_type:
+            return own(**fields)
+    return AutoConfig.for_model(model_type, **fields)

@@ -11,8 +11,6 @@ from transformers import BatchFeature, SequenceFeatureExtractor
 # A spectrogram's smallest power: digital silence is 10 log10(1e-10) = -100 dB.
 POWER_FLOOR = 1e-10
 SILENCE_DB = -100.0
-# Frames of one patch of CED; nothing shorter can be encoded.
-MIN_FRAMES = 16
 # More "channels" than a 7.1 recording has are samples: the array is transposed.
 MAX_CHANNELS = 8
 # Clips of equal length that share one Fourier transform: measured to be faster than one by one and than sixteen.
@@ -42,6 +40,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         top_db: Dynamic range of a clip in decibels.
         padding_value: The sample value that shorter clips are filled up with, as in the published checkpoints; only
             silence is supported, and the model does not look at it.
+        min_frames: Frames of one patch, 16 for CED and 4 for Dasheng; nothing shorter can be encoded.
         **kwargs: Further saved fields, as `SequenceFeatureExtractor` takes them.
 
     Example:
@@ -66,6 +65,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         center: bool = True,
         top_db: float = 120.0,
         padding_value: float = 0.0,
+        min_frames: int = 16,
         **kwargs: Any,
     ) -> None:
         # Published files say false; without the mask a clip's embedding would depend on its batch mates.
@@ -78,6 +78,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         self.f_max = f_max
         self.center = center
         self.top_db = top_db
+        self.min_frames = min_frames
 
     @classmethod
     def from_config(cls, config: Any) -> "CEDFeatureExtractor":
@@ -87,12 +88,13 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             config: The configuration.
         """
         fields = ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center")
-        return cls(feature_size=config.n_mels, **{name: getattr(config, name) for name in fields})
+        own = {name: getattr(config, name) for name in fields}
+        return cls(feature_size=config.n_mels, min_frames=config.patch_frames, **own)
 
     @property
     def min_samples(self) -> int:
-        """The shortest clip that makes one patch: 2400 samples, 0.15 s."""
-        return (MIN_FRAMES - 1) * self.hop_size + (0 if self.center else self.n_fft)
+        """The shortest clip that makes one patch: 2400 samples, 0.15 s, for CED."""
+        return (self.min_frames - 1) * self.hop_size + (0 if self.center else self.n_fft)
 
     def __call__(
         self, audio: Audio, sampling_rate: float | None = None, return_tensors: str | None = None

@@ -1,4 +1,6 @@
-"""CED, a vision transformer on 16 x 16 patches of a log-mel spectrogram (Dinkel et al., 2023, arXiv 2308.11957).
+"""CED, a vision transformer on patches of a log-mel spectrogram (Dinkel et al., 2023, arXiv 2308.11957).
+
+Its patches are 16 mel bands x 16 frames; with patches of 64 x 4 the same encoder is Dasheng (arXiv 2406.06992).
 
 Parameter names are those of the published checkpoints. Unlike the published code this one takes a mask: whatever
 shares a batch with a clip, its embedding is the one it has alone.
@@ -150,14 +152,15 @@ class CEDBatchNorm(nn.BatchNorm1d):
 
 
 class CEDPatchEmbed(nn.Module):
-    """Cuts a spectrogram into square patches and embeds each."""
+    """Cuts a spectrogram into patches and embeds each."""
 
     def __init__(self, config: CEDConfig) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(1, config.embed_dim, kernel_size=config.patch_size, stride=config.patch_stride)
+        patch = (config.patch_mels, config.patch_frames)
+        self.proj = nn.Conv2d(1, config.embed_dim, kernel_size=patch, stride=patch)
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        """Frames (B, T, mels) to patches (B, D, mels / patch, floor(T / patch))."""
+        """Frames (B, T, mels) to patches (B, D, rows, floor(T / frames of a patch))."""
         return self.proj(frames.transpose(1, 2).unsqueeze(1))
 
 
@@ -213,7 +216,7 @@ class CEDModel(CEDPreTrainedModel):
 
     def __init__(self, config: CEDConfig) -> None:
         super().__init__(config)
-        rows, columns = config.n_mels // config.patch_size, config.target_length // config.patch_size
+        rows, columns = config.n_mels // config.patch_mels, config.target_length // config.patch_frames
         self.init_bn = CEDBatchNorm(config.n_mels)
         self.patch_embed = CEDPatchEmbed(config)
         self.time_pos_embed = nn.Parameter(torch.empty(1, config.embed_dim, 1, columns))
@@ -314,11 +317,11 @@ class CEDModel(CEDPreTrainedModel):
             n_frames, shortest = torch.full((features.shape[0],), features.shape[2]), features.shape[2]
         else:
             n_frames = mask.sum(dim=1)
-            shortest = self.config.patch_size if torch.compiler.is_compiling() else int(n_frames.min())
-        if shortest < self.config.patch_size:
+            shortest = self.config.patch_frames if torch.compiler.is_compiling() else int(n_frames.min())
+        if shortest < self.config.patch_frames:
             raise ValueError(
-                f"clip {int(n_frames.argmin())} has {shortest} frames, fewer than the {self.config.patch_size} of one "
-                "patch; give longer clips"
+                f"clip {int(n_frames.argmin())} has {shortest} frames, fewer than the {self.config.patch_frames} of "
+                "one patch; give longer clips"
             )
         return n_frames.to(features.device)
 
@@ -340,14 +343,14 @@ class CEDModel(CEDPreTrainedModel):
 
     def _token_mask(self, n_frames: torch.Tensor, n_chunks: int, chunk_frames: int) -> torch.Tensor:
         """Which tokens of each chunk are a clip's own, (B, chunks, tokens of a chunk)."""
-        length, patch = self.config.target_length, self.config.patch_size
+        length, patch = self.config.target_length, self.config.patch_frames
         whole = n_frames // length * length
         filled = whole + (n_frames > whole) * length if self.config.pad_last else whole
         ends = torch.where(n_frames > length, filled, n_frames)
         starts = torch.arange(n_chunks, device=n_frames.device) * length
         own_columns = (ends.unsqueeze(1) - starts).clamp(0, chunk_frames) // patch
         columns = torch.arange(chunk_frames // patch, device=n_frames.device) < own_columns.unsqueeze(-1)
-        return columns.repeat(1, 1, self.config.n_mels // patch)
+        return columns.repeat(1, 1, self.config.n_mels // self.config.patch_mels)
 
     def _embed(self, chunks: torch.Tensor) -> torch.Tensor:
         """Chunks (N, frames, mels) to tokens with their positions (N, tokens, D), time running fastest."""

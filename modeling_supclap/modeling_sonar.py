@@ -35,6 +35,27 @@ def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
     return total / real.sum(dim=1).clamp(min=1).to(total.dtype)
 
 
+def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Each sequence's last real token, which in a decoder is the only one that has seen all others.
+
+    Args:
+        last_hidden_state: (B, N, D).
+        attention_mask: (B, N), 1 for real tokens, 0 for padding on either side; None means that all are real.
+
+    Returns:
+        (B, D); the first token of a sequence without any real one.
+
+    Example:
+        >>> last_pool(torch.tensor([[[1.0], [3.0], [100.0]]]), torch.tensor([[1, 1, 0]]))
+        tensor([[3.]])
+    """
+    if attention_mask is None:
+        return last_hidden_state[:, -1]
+    places = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    last = (places * attention_mask.bool()).argmax(dim=1)
+    return last_hidden_state[torch.arange(len(last), device=last.device), last]
+
+
 class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
     """The encoder of M2M100 with SONAR's pooling: the mean over all real tokens, language token and EOS included.
 

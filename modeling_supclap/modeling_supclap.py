@@ -16,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration_supclap import SupCLAPConfig
 from .encoding import EncodingMixin
-from .modeling_sonar import mean_pool
+from .modeling_sonar import last_pool, mean_pool
 from .strict_loading import StrictLoadingMixin
 from .towers import (
     build_audio_tower,
@@ -72,6 +72,32 @@ class SupCLAPProjection(nn.Module):
         return self.linear2(self.activation(self.linear1(pooled)))
 
 
+class SupCLAPResidualProjection(nn.Module):
+    """MS-CLAP's projection (Elizalde et al., 2023, arXiv 2206.04769): y = LayerNorm(h + linear2(activation(h))).
+
+    h = linear1(x); neither layer has a bias.
+
+    Args:
+        width: Width of the tower.
+        config: Gives the shared dimension and the activation.
+    """
+
+    def __init__(self, width: int, config: SupCLAPConfig) -> None:
+        super().__init__()
+        self.linear1 = nn.Linear(width, config.projection_dim, bias=False)
+        self.activation = ACT2FN[config.projection_hidden_act]
+        self.linear2 = nn.Linear(config.projection_dim, config.projection_dim, bias=False)
+        self.layer_norm = nn.LayerNorm(config.projection_dim)
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """(B, width) to (B, projection_dim), not of unit norm."""
+        hidden = self.linear1(pooled)
+        return self.layer_norm(hidden + self.linear2(self.activation(hidden)))
+
+
+PROJECTIONS: dict[str, type[nn.Module]] = {"mlp": SupCLAPProjection, "residual": SupCLAPResidualProjection}
+
+
 class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
     """What transformers needs to know about the model in order to load, place and initialise it."""
 
@@ -89,7 +115,7 @@ class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, SupCLAPProjection):
+        if isinstance(module, (SupCLAPProjection, SupCLAPResidualProjection)):
             for linear in (module.linear1, module.linear2):
                 # Linear's own draw, as in ML-CLAP: its scale follows the width.
                 init.kaiming_uniform_(linear.weight, a=math.sqrt(5))
@@ -138,8 +164,9 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         check_width(self.audio_model, config.audio_config, "audio_config")
         check_width(self.text_model, config.text_config, "text_config")
         check_pooling(self.text_model, config.text_pooling)
-        self.audio_projection = SupCLAPProjection(self.audio_model.config.hidden_size, config)
-        self.text_projection = SupCLAPProjection(self.text_model.config.hidden_size, config)
+        projection_class = PROJECTIONS[config.projection_type]
+        self.audio_projection = projection_class(self.audio_model.config.hidden_size, config)
+        self.text_projection = projection_class(self.text_model.config.hidden_size, config)
         # One element and not 0-d: FSDP shards no scalar parameters.
         self.logit_scale = nn.Parameter(torch.empty(1))
         self.logit_bias = None if config.logit_bias is None else nn.Parameter(torch.empty(1))
@@ -231,7 +258,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             kwargs["audio_attention_mask"] = audio_attention_mask
         if self._audio_takes_longer:
             kwargs["is_longer"] = is_longer
-        if self.audio_model.config.model_type != "ced":  # which normalises in float32 whatever it computes in
+        # CED and CNN14 normalise in float32 whatever they compute in.
+        if self.audio_model.config.model_type not in ("ced", "cnn14"):
             input_features = input_features.to(self.audio_model.dtype)
         outputs = self.audio_model(input_features=input_features, return_dict=True, **kwargs)
         return _with_embeds(outputs, self.audio_projection(outputs.pooler_output))
@@ -269,6 +297,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             return mean_pool(outputs.last_hidden_state, attention_mask)
         if self.config.text_pooling == "cls":
             return outputs.last_hidden_state[:, 0]
+        if self.config.text_pooling == "last":
+            return last_pool(outputs.last_hidden_state, attention_mask)
         return outputs.pooler_output
 
     @can_return_tuple

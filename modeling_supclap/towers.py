@@ -21,10 +21,15 @@ from transformers import (
 
 from .configuration_supclap import config_from_dict
 from .modeling_ced import CEDModel
+from .modeling_cnn14 import CNN14Model
 from .modeling_sonar import SonarTextModel
 from .strict_loading import naming_damaged_files
 
-AUDIO_TOWERS: dict[str, type[PreTrainedModel]] = {"ced": CEDModel, "clap_audio_model": ClapAudioModel}
+AUDIO_TOWERS: dict[str, type[PreTrainedModel]] = {
+    "ced": CEDModel,
+    "clap_audio_model": ClapAudioModel,
+    "cnn14": CNN14Model,
+}
 # Text towers that AutoModel does not know, or of which it would build more than the encoder.
 TEXT_TOWERS: dict[str, type[PreTrainedModel]] = {"m2m_100": SonarTextModel, "clap_text_model": ClapTextModel}
 # What to say of a tower without a pooler.
@@ -36,7 +41,7 @@ def build_audio_tower(config: Any) -> PreTrainedModel:
     """An audio tower with random weights.
 
     Args:
-        config: `CEDConfig` or `ClapAudioConfig`.
+        config: `CEDConfig`, `CNN14Config` or `ClapAudioConfig`.
 
     Raises:
         ValueError: The configuration is not of an audio tower.
@@ -50,12 +55,12 @@ def build_text_tower(config: Any, pooling: str) -> PreTrainedModel:
 
     Args:
         config: `M2M100Config` for SONAR, or that of any encoder that `AutoModel` knows.
-        pooling: "mean", "cls" or "pooler".
+        pooling: "mean", "cls", "last" or "pooler".
 
     Raises:
         ValueError: The configuration is not of one text encoder.
     """
-    check_text_config(config)
+    check_text_config(config, pooling)
     tower_class: Any = TEXT_TOWERS.get(config.model_type)
     if tower_class is None:
         return AutoModel.from_config(config, **_pooler_kwargs(config, pooling))
@@ -82,14 +87,14 @@ def load_text_tower(name: str, pooling: str) -> PreTrainedModel:
 
     Args:
         name: Hub id or folder of SONAR or of any encoder that `AutoModel` loads.
-        pooling: "mean", "cls" or "pooler".
+        pooling: "mean", "cls", "last" or "pooler".
 
     Raises:
         OSError: There is no such folder or id, or a file of weights is damaged.
         ValueError: It is no checkpoint of one text encoder, or lacks some of its weights.
     """
     config = _load_config(name, "text")
-    check_text_config(config)
+    check_text_config(config, pooling)
     return _load(TEXT_TOWERS.get(config.model_type, AutoModel), name, config, **_pooler_kwargs(config, pooling))
 
 
@@ -105,18 +110,20 @@ def check_audio_config(config: PreTrainedConfig) -> None:
     if config.model_type not in AUDIO_TOWERS:
         raise ValueError(
             f"{config.model_type!r} cannot be a tower for audio; give the checkpoint or configuration of one audio "
-            f"encoder: CED ('ced') or the HTSAT of CLAP ('clap_audio_model')"
+            f"encoder: CED ('ced'), the HTSAT of CLAP ('clap_audio_model') or CNN14 ('cnn14')"
         )
 
 
-def check_text_config(config: PreTrainedConfig) -> None:
-    """Refuses what is not the configuration of one bidirectional text encoder.
+def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
+    """Refuses what is not the configuration of one text encoder.
 
     Args:
         config: Any configuration.
+        pooling: A decoder must be pooled by its "last" token, since no other has seen the whole text.
 
     Raises:
-        ValueError: It is of a model of several parts, of a decoder, or of a model that takes no text.
+        ValueError: It is of a model of several parts, of a decoder whose first tokens would count, or of a model that
+            takes no text.
     """
     kind = config.model_type
     if config.sub_configs or not hasattr(config, "hidden_size"):
@@ -126,8 +133,11 @@ def check_text_config(config: PreTrainedConfig) -> None:
     advice = "give an encoder, for example BERT, XLM-R, LaBSE or SONAR"
     if config.is_encoder_decoder:
         raise ValueError(f"{kind!r} is an encoder with a decoder and cannot be a tower; {advice}")
-    if _is_decoder(config):
-        raise ValueError(f"{kind!r} is a decoder, whose tokens do not see those after them; {advice}")
+    if _is_decoder(config) and pooling != "last":
+        raise ValueError(
+            f"{kind!r} is a decoder, whose tokens do not see those after them; {advice}, or read its last token with "
+            "text_pooling='last'"
+        )
     model_class: Any = AUDIO_TOWERS.get(kind) or MODEL_MAPPING.get(type(config), None)
     if isinstance(model_class, type) and not takes(model_class, "input_ids"):
         raise ValueError(f"{kind!r} cannot be a tower for text: {model_class.__name__} takes no input_ids; {advice}")
@@ -159,7 +169,7 @@ def check_pooling(tower: PreTrainedModel, pooling: str) -> None:
 
     Args:
         tower: The text tower.
-        pooling: "mean", "cls" or "pooler".
+        pooling: "mean", "cls", "last" or "pooler".
 
     Raises:
         ValueError: It is "pooler", and the tower's output has no `pooler_output`.

@@ -69,6 +69,9 @@ def test_standard_names_are_the_same_fields():
         ({"embed_dim": 100, "num_heads": 3}, "embed_dim=100 must be a multiple of num_heads=3"),
         ({"depth": 0}, "at least 1, got {'depth': 0}"),
         ({"patch_stride": 10}, "patch_stride=10 must be 16"),
+        ({"patch_size": [64, 4], "patch_stride": 4}, "must be .64, 4."),
+        ({"patch_size": [48, 4]}, "n_mels=64 must be a multiple of patch_size=48"),
+        ({"patch_size": [64, 4], "target_length": 3}, "target_length=3 is shorter than one patch of 4"),
         ({"n_mels": 60}, "n_mels=60 must be a multiple of patch_size=16"),
         ({"target_length": 15}, "target_length=15 is shorter than one patch"),
         ({"drop_rate": 1.0, "drop_path_rate": -0.1}, "got {'drop_rate': 1.0, 'drop_path_rate': -0.1}"),
@@ -85,7 +88,8 @@ def test_impossible_encoders_are_refused(fields, message):
     [
         ({"temperature": 0}, "temperature must be positive"),
         ({"projection_dim": 0}, "projection_dim must be at least 1"),
-        ({"text_pooling": "max"}, "text_pooling must be 'mean', 'cls' or 'pooler', got 'max'"),
+        ({"text_pooling": "max"}, "text_pooling must be 'mean', 'cls', 'last' or 'pooler', got 'max'"),
+        ({"projection_type": "linear"}, "projection_type must be 'mlp' or 'residual', got 'linear'"),
     ],
 )
 def test_impossible_models_are_refused(fields, message):

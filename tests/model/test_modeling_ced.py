@@ -25,6 +25,9 @@ def ced(seed: int = 0, **kwargs) -> CEDModel:
     return model
 
 
+DASHENG = {"patch_size": [64, 4], "patch_stride": [64, 4], "target_length": 1008}
+
+
 def batch(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Spectrograms of these many frames, padded with something that is not silence, and their mask."""
     torch.manual_seed(seed)
@@ -38,6 +41,7 @@ def slow_embedding(model: CEDModel, spectrogram: torch.Tensor) -> torch.Tensor:
     """One clip (64, frames) step by step as the architecture is described, one chunk after the other, in float64."""
     p = {name: value.double() for name, value in model.state_dict().items()}
     config = model.config
+    length, mels, frames = config.target_length, config.patch_mels, config.patch_frames
     width, heads = config.embed_dim, config.num_heads
 
     def column(vector):
@@ -54,15 +58,15 @@ def slow_embedding(model: CEDModel, spectrogram: torch.Tensor) -> torch.Tensor:
 
     x = (spectrogram.double() - column(p["init_bn.running_mean"])) / column((p["init_bn.running_var"] + 1e-5).sqrt())
     x = x * column(p["init_bn.weight"]) + column(p["init_bn.bias"])
-    chunks = [x[:, start : start + 1012] for start in range(0, x.shape[1], 1012)]
+    chunks = [x[:, start : start + length] for start in range(0, x.shape[1], length)]
     if len(chunks) > 1:
-        chunks[-1] = torch.cat([chunks[-1], x.new_zeros(64, 1012 - chunks[-1].shape[1])], dim=1)
+        chunks[-1] = torch.cat([chunks[-1], x.new_zeros(64, length - chunks[-1].shape[1])], dim=1)
     tokens_of_all = []
     for chunk in chunks:
         tokens = []
-        for row in range(4):
-            for time in range(chunk.shape[1] // 16):
-                patch = chunk[16 * row : 16 * row + 16, 16 * time : 16 * time + 16].flatten()
+        for row in range(64 // mels):
+            for time in range(chunk.shape[1] // frames):
+                patch = chunk[mels * row : mels * row + mels, frames * time : frames * time + frames].flatten()
                 token = p["patch_embed.proj.weight"].flatten(1) @ patch + p["patch_embed.proj.bias"]
                 tokens.append(token + p["time_pos_embed"][0, :, 0, time] + p["freq_pos_embed"][0, :, row, 0])
         h = torch.stack(tokens)
@@ -113,6 +117,24 @@ def test_agrees_with_slow_implementation(frames):
     features, mask = batch([frames])
     embedding = model(features, mask).pooler_output[0]
     torch.testing.assert_close(embedding, slow_embedding(model, features[0]).float(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("frames", [4, 1008, 1009, 1500])
+@torch.no_grad()
+def test_dasheng_is_the_same_encoder_with_other_patches(frames):
+    model = ced(**DASHENG)
+    features, mask = batch([frames, frames + 50])
+    together = model(features, mask).pooler_output
+    alone = model(features[:1, :, :frames]).pooler_output[0]
+    torch.testing.assert_close(together[0], alone, atol=2e-6, rtol=0)
+    expected = slow_embedding(model, features[0, :, :frames]).float()
+    torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-5)
+    if frames == 4:
+        with pytest.raises(ValueError, match="fewer than the 4 of one patch"):
+            model(features[:1, :, :3])
+        extractor = CEDFeatureExtractor.from_config(model.config)
+        clip = builders.noise(extractor.min_samples)
+        assert model(**extractor(clip, sampling_rate=16000, return_tensors="pt")).pooler_output.isfinite().all()
 
 
 @pytest.mark.parametrize(

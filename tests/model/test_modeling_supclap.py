@@ -131,6 +131,23 @@ def test_text_pooling(pooling):
 
 
 @torch.no_grad()
+def test_a_residual_projection():
+    config = builders.supclap_config(projection_type="residual", projection_hidden_act="gelu")
+    model = builders.supclap_model(config)
+    p = {name: value.double() for name, value in model.text_projection.state_dict().items()}
+    assert p.keys() == {"linear1.weight", "linear2.weight", "layer_norm.weight", "layer_norm.bias"}
+
+    hidden = torch.randn(3, config.text_config.hidden_size, dtype=torch.float64) @ p["linear1.weight"].T
+    gelu = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
+    total = hidden + gelu @ p["linear2.weight"].T
+    total = (total - total.mean(dim=1, keepdim=True)) / (total.var(dim=1, keepdim=True, correction=0) + 1e-5).sqrt()
+    expected = total * p["layer_norm.weight"] + p["layer_norm.bias"]
+    pooled = hidden @ torch.linalg.pinv(p["linear1.weight"]).T
+    projected = model.text_projection(pooled.float()).double()
+    torch.testing.assert_close(projected, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
 def test_token_types_reach_only_towers_that_know_them(model, sonar_model):
     ids = text_inputs()
     types = torch.ones_like(ids)

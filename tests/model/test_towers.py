@@ -16,6 +16,7 @@ from transformers import (
     DistilBertModel,
     FNetConfig,
     GPT2Config,
+    GPT2Model,
     ModernBertConfig,
     ModernBertModel,
     MPNetConfig,
@@ -292,9 +293,26 @@ def test_no_text_tower(config, message):
 
 @pytest.mark.parametrize("config", [BertConfig(), builders.clap_config(), builders.supclap_config(), WhisperConfig()])
 def test_no_audio_tower(config):
-    message = f"'{config.model_type}' cannot be a tower for audio; give .* CED .'ced'. or the HTSAT of CLAP"
+    message = f"'{config.model_type}' cannot be a tower for audio; give .* CED .'ced'., the HTSAT of CLAP"
     with pytest.raises(ValueError, match=message):
         check_audio_config(config)
+
+
+@torch.no_grad()
+def test_a_decoder_is_read_by_its_last_token(tmp_path):
+    gpt = GPT2Model(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, pad_token_id=0)).eval()
+    gpt.save_pretrained(tmp_path / "gpt2")
+    CEDModel(builders.ced_config()).save_pretrained(tmp_path / "ced")
+    towers = str(tmp_path / "ced"), str(tmp_path / "gpt2")
+    model = SupCLAPModel.from_encoders(*towers, projection_dim=4, text_pooling="last")
+
+    ids = torch.tensor([[5, 6, 7, 0, 0], [9, 8, 7, 6, 5], [0, 0, 5, 6, 7]])
+    mask = ids.ne(0).long()
+    hidden = gpt(ids, attention_mask=mask).last_hidden_state
+    pooled = torch.stack([hidden[0, 2], hidden[1, 4], hidden[2, 4]])
+    expected = torch.nn.functional.normalize(model.text_projection(pooled), dim=-1)
+    for given in (mask, None):  # None reads the mask off the padding
+        torch.testing.assert_close(model.get_text_features(ids, given).pooler_output, expected)
 
 
 def test_a_decoder_that_was_made_an_encoder_is_one():

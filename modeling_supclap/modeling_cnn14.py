@@ -1,0 +1,125 @@
+"""CNN14, a stack of convolutions over a log-mel spectrogram (PANNs: Kong et al., 2020, arXiv 1912.10211).
+
+It is the audio tower of MS-CLAP 2022. Parameter names are those of the published checkpoints, but for the blocks, which
+form a list here: `conv_block1` is `conv_blocks.0`.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import can_return_tuple
+
+from .configuration_supclap import CNN14Config
+from .modeling_ced import CEDBatchNorm
+from .strict_loading import StrictLoadingMixin
+
+
+class CNN14Block(GradientCheckpointingLayer):
+    """Two convolutions of 3 x 3, each with batch norm and ReLU, then a mean over squares.
+
+    Args:
+        channels_in: Channels of the input.
+        channels_out: Channels of the output.
+        pool: Side of the squares.
+        dropout: Rate of the dropout behind them.
+    """
+
+    def __init__(self, channels_in: int, channels_out: int, pool: int, dropout: float) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, kernel_size=3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, kernel_size=3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels_out)
+        self.pool = nn.AvgPool2d(pool)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(B, channels_in, T, mels) to (B, channels_out, T / pool, mels / pool)."""
+        hidden_states = self.bn1(self.conv1(hidden_states)).relu()
+        hidden_states = self.bn2(self.conv2(hidden_states)).relu()
+        return self.dropout(self.pool(hidden_states))
+
+
+class CNN14PreTrainedModel(StrictLoadingMixin, PreTrainedModel):
+    """What transformers needs to know about CNN14 in order to load, place and initialise it."""
+
+    config: CNN14Config
+    base_model_prefix = "cnn14"
+    main_input_name = "input_features"
+    input_modalities = ["audio"]  # noqa: RUF012, as in transformers
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["CNN14Block"]  # noqa: RUF012
+    # Decibels from -100 to 40 need more bits than a half-precision normalisation has.
+    _keep_in_fp32_modules_strict = ["bn0"]  # noqa: RUF012
+
+
+class CNN14Model(CNN14PreTrainedModel):
+    """The CNN14 encoder: log-mel frames to one vector per clip.
+
+    The vector is made of the mean over mel bands, of which the largest and the mean value over time are added. All
+    clips of a batch must have the same length, which the feature extractor sees to by repeating the short ones.
+
+    Args:
+        config: Shape of the encoder.
+
+    Example:
+        >>> model = CNN14Model(CNN14Config(hidden_size=8, channels=[4, 8])).eval()
+        >>> model(torch.zeros(2, 1, 101, 64)).pooler_output.shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(self, config: CNN14Config) -> None:
+        super().__init__(config)
+        self.bn0 = CEDBatchNorm(config.n_mels)
+        self.conv_blocks = nn.ModuleList()
+        channels_in = 1
+        for index, channels in enumerate(config.channels, start=1):
+            pool = 1 if index == len(config.channels) else 2
+            self.conv_blocks.append(CNN14Block(channels_in, channels, pool, config.dropout))
+            channels_in = channels
+        self.fc1 = nn.Linear(channels_in, config.hidden_size)
+        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The first block, which makes channels of the spectrogram."""
+        return self.conv_blocks[0]
+
+    @can_return_tuple
+    def forward(self, input_features: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+        """Encodes a batch of clips of one length.
+
+        Args:
+            input_features: Log-mel energies in decibels, (B, 1, T, n_mels), as CLAP's feature extractors make them.
+            **kwargs: `return_dict`, as in transformers.
+
+        Returns:
+            `pooler_output` (B, hidden_size), and `last_hidden_state` (B, T / 32, channels), the mean over mel bands.
+
+        Raises:
+            ValueError: The input has another shape, or fewer frames than the blocks halve to one.
+        """
+        least = 2 ** (len(self.conv_blocks) - 1)
+        if input_features.ndim != 4 or input_features.shape[1::2] != (1, self.config.n_mels):
+            raise ValueError(
+                f"input_features must be (batch, 1, frames, {self.config.n_mels} mel bands), "
+                f"got {tuple(input_features.shape)}"
+            )
+        if input_features.shape[2] < least:
+            raise ValueError(f"clips have {input_features.shape[2]} frames, fewer than the {least} of CNN14")
+
+        # (B, 1, T, mels) -> (B, mels, T), normalised -> (B, 1, T, mels)
+        hidden = self.bn0(input_features.squeeze(1).transpose(1, 2))
+        hidden = hidden.transpose(1, 2).unsqueeze(1).to(self.fc1.weight.dtype)
+        for block in self.conv_blocks:
+            hidden = block(hidden)
+
+        # (B, channels, T', mels') -> (B, T', channels)
+        hidden = hidden.mean(dim=3).transpose(1, 2)
+        pooled = hidden.amax(dim=1) + hidden.mean(dim=1)
+        pooled = self.dropout(self.fc1(self.dropout(pooled)).relu())
+        return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)

@@ -1,0 +1,108 @@
+"""CNN14 against its description, in another library's words; and what it takes part in as a tower."""
+
+import builders
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from modeling_supclap import CNN14Config, CNN14Model, MSCLAPFeatureExtractor, SupCLAPConfig, SupCLAPModel
+from modeling_supclap.training.lora import train_last_layers
+
+SMALL = {"hidden_size": 16, "channels": [4, 6, 8, 12]}
+
+
+def small() -> CNN14Model:
+    torch.manual_seed(0)
+    model = CNN14Model(CNN14Config(**SMALL)).eval()
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if name.endswith(("running_mean", "bias")):
+                value.normal_(std=0.3)
+            elif name.endswith(("running_var", "weight")) and value.ndim == 1:
+                value.uniform_(0.5, 2)
+        model.bn0.running_mean.sub_(40)
+        model.bn0.running_var.mul_(400)
+    return model
+
+
+def described(state: dict[str, torch.Tensor], features: torch.Tensor) -> torch.Tensor:
+    """The embedding of PANNs' CNN14 by torch's functions alone: batch norm over bands, blocks, max + mean, linear."""
+
+    def norm(x, name):
+        stats = [state[f"{name}.{each}"] for each in ("running_mean", "running_var", "weight", "bias")]
+        return functional.batch_norm(x, *stats)
+
+    x = norm(features.transpose(1, 3), "bn0").transpose(1, 3)
+    for index in range(4):
+        block = f"conv_blocks.{index}"
+        for number in (1, 2):
+            x = functional.conv2d(x, state[f"{block}.conv{number}.weight"], padding=1)
+            x = functional.relu(norm(x, f"{block}.bn{number}"))
+        x = functional.avg_pool2d(x, 1 if index == 3 else 2)
+    x = x.mean(dim=3)
+    return functional.relu(functional.linear(x.max(dim=2)[0] + x.mean(dim=2), state["fc1.weight"], state["fc1.bias"]))
+
+
+@torch.no_grad()
+def test_it_embeds_as_described():
+    model = small()
+    features = -40 + 20 * torch.randn(3, 1, 77, 64, generator=torch.Generator().manual_seed(0))
+    out = model(features)
+    torch.testing.assert_close(out.pooler_output, described(model.state_dict(), features), atol=1e-4, rtol=1e-5)
+    assert out.last_hidden_state.shape == (3, 9, 12)
+
+
+def test_the_published_size():
+    with torch.device("meta"):
+        model = CNN14Model(CNN14Config())
+    # PANNs states 80,753,615 parameters with its head of 527 labels.
+    published = 80_753_615 - (2048 * 527 + 527)
+    assert sum(parameter.numel() for parameter in model.parameters()) == published
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"), [((2, 64, 77), "must be"), ((2, 1, 77, 32), "64 mel bands"), ((2, 1, 7, 64), "7 frames")]
+)
+def test_what_is_no_spectrogram_is_refused(shape, message):
+    with pytest.raises(ValueError, match=message):
+        small()(torch.zeros(shape))
+
+
+def test_it_is_a_tower_that_trains_and_loads_again(tmp_path):
+    text = builders.bert_config()
+    model = SupCLAPModel(SupCLAPConfig(audio_config=CNN14Config(**SMALL), text_config=text, projection_dim=8))
+    assert "audio_model.conv_blocks.3" in train_last_layers(model)
+    # Batch norms keep their statistics and the clip its embedding, whoever shares the batch.
+    model.train()
+    assert not any(module.training for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d))
+
+    model.save_pretrained(tmp_path)
+    loaded, features = SupCLAPModel.from_pretrained(tmp_path), torch.randn(2, 1, 40, 64)
+    assert type(loaded.audio_model) is CNN14Model
+    first, second = (each.eval().get_audio_features(features).pooler_output for each in (model, loaded))
+    assert torch.equal(first, second)
+
+
+def test_half_precision_keeps_decibels():
+    features = -40 + 20 * torch.randn(2, 1, 77, 64, generator=torch.Generator().manual_seed(0))
+    model = small()
+    with torch.no_grad():
+        exact = model(features).pooler_output
+        rough = model.bfloat16()(features).pooler_output.float()
+    assert torch.cosine_similarity(exact, rough).min() > 0.999
+
+
+def test_gradients_reach_every_weight():
+    model = small().train()
+    model.gradient_checkpointing_enable()
+    model(torch.randn(2, 1, 40, 64)).pooler_output.square().sum().backward()
+    without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert not without
+
+
+def test_clips_of_any_length_make_one_batch():
+    extractor = MSCLAPFeatureExtractor(max_length_s=1)
+    clips = [np.zeros(44_100), np.zeros(5000)]
+    features = extractor(clips, sampling_rate=44_100, return_tensors="pt")["input_features"]
+    assert small()(features).pooler_output.shape == (2, 16)
