@@ -6,7 +6,7 @@ audio `(N, d)`, text `(N, K, d)`, K texts a clip. Its parameters train with the 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from ..losses.support_vector import (
     support_vector_sigmoid_loss,
 )
 from ..losses.temporal import teminal_a_weights, teminal_b_weights, temporal_nce
-from .training_args import SupCLAPTrainingArguments
+from .training_args import LOSSES, MULTILINGUAL_LOSSES, SupCLAPTrainingArguments
 
 Logs = dict[str, Tensor]
 
@@ -31,13 +31,13 @@ class SupportVectorRegularizer(nn.Module):
     """alpha L_svr + beta L_cons, in one direction or both [S eq. 6 and 9].
 
     Args:
-        radii: a radius module for each direction that is regularised, by its name: `t2a` displaces texts toward their
+        radii: A radius module for each direction that is regularised, by its name: `t2a` displaces texts toward their
             clips, `a2t` clips toward their texts.
-        base: the loss it rides on; support vectors take its form and scale: `infonce`, `siglip`, `kcl` or `cacl`.
-        alpha: weight of each direction's SVR term.
-        beta: weight of the constraint, which acts on dynamic radii only, as in the paper.
-        similarity: of a support vector to its targets, `cosine` or `dot`.
-        decoupled: leave the positive out of the denominator.
+        base: The loss it rides on; support vectors take its form and scale: `infonce`, `siglip`, `kcl` or `cacl`.
+        alpha: The weight of each direction's SVR term.
+        beta: The weight of the constraint, which acts on dynamic radii only, as in the paper.
+        similarity: That of a support vector to its targets, `cosine` or `dot`.
+        decoupled: Whether to leave the positive out of the denominator.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SupportVectorRegularizer(nn.Module):
         group_ids: Tensor | None,
         cross: Tensor,
     ) -> tuple[Tensor, Logs]:
-        """The regularisation of one batch.
+        """Computes the regularisation of one batch.
 
         Args:
             audio_embeds: `(N, d)`, unit norm.
@@ -82,14 +82,17 @@ class SupportVectorRegularizer(nn.Module):
         """
         total = audio_embeds.new_zeros(())
         logs: Logs = {}
-        for direction, radius_of in self.radii.items():
-            anchors, targets = (text_embeds, audio_embeds) if direction == "t2a" else (audio_embeds, text_embeds)
-            products = cross.mT if direction == "t2a" else cross
-            radius = radius_of(logit_scale * products, group_ids)
-            term = self._term((anchors, targets, radius, logit_scale), logit_bias, group_ids, products)
+        for direction, radius_module in self.radii.items():
+            anchors, targets, products = audio_embeds, text_embeds, cross
+            if direction == "t2a":
+                anchors, targets, products = text_embeds, audio_embeds, cross.mT
+
+            radius = radius_module(logit_scale * products, group_ids)
+            term = self._term(anchors, targets, radius, logit_scale, logit_bias, group_ids, products)
             total = total + self.alpha * term
             logs |= {f"loss_svr_{direction}": term, f"radius_{direction}": radius.mean()}
-            if isinstance(radius_of, DynamicRadius):
+
+            if isinstance(radius_module, DynamicRadius):
                 constraint = radius_constraint(anchors, targets, radius)
                 total = total + self.beta * constraint
                 logs[f"loss_constraint_{direction}"] = constraint
@@ -97,35 +100,42 @@ class SupportVectorRegularizer(nn.Module):
 
     def _term(
         self,
-        displaced: tuple[Tensor, Tensor, Tensor, Tensor],
+        anchors: Tensor,
+        targets: Tensor,
+        radius: Tensor,
+        logit_scale: Tensor,
         logit_bias: Tensor | None,
         group_ids: Tensor | None,
         products: Tensor,
     ) -> Tensor:
+        """Contrasts the anchors, displaced toward their targets by `radius`, in the form of the base loss."""
+        shared: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids, "cross": products}
         if self.base == "siglip":
             bias = _required_bias(logit_bias)
-            return support_vector_sigmoid_loss(*displaced, bias, self.similarity, group_ids, products)
-        options = (self.similarity, self.decoupled, group_ids, products)
+            return support_vector_sigmoid_loss(anchors, targets, radius, logit_scale, bias, **shared)
+
+        shared["decoupled"] = self.decoupled
         if self.base == "kcl" or self.base == "cacl":
-            return multilingual_support_vector_loss(*displaced, self.base, *options)
-        return support_vector_loss(*displaced, *options)
+            return multilingual_support_vector_loss(anchors, targets, radius, logit_scale, self.base, **shared)
+        return support_vector_loss(anchors, targets, radius, logit_scale, **shared)
 
 
 class ContrastiveObjective(nn.Module):
-    """InfoNCE, SigLIP or the re-weighted InfoNCE on pairs, with or without support vectors.
+    """One of the base losses on clips and their captions, with or without support vectors.
 
     Args:
-        loss: `infonce`, `siglip` or `reweighted`.
-        regularizer: what is added to it, if anything.
+        loss: On one caption a clip: `infonce`, `siglip` or `reweighted`; on several: `kcl`, every clip with its caption
+            in all languages, or `cacl`, with that in the anchor language and in one other [A eq. 9-13].
+        regularizer: What is added to it, if anything [S eq. 6 and table 8].
 
     Raises:
-        ValueError: an unknown loss.
+        ValueError: The loss is unknown.
     """
 
     def __init__(self, loss: str = "infonce", regularizer: SupportVectorRegularizer | None = None) -> None:
         super().__init__()
-        if loss not in ("infonce", "siglip", "reweighted"):
-            raise ValueError(f"got loss={loss!r}; it must be infonce, siglip or reweighted")
+        if loss not in LOSSES:
+            raise ValueError(f"got loss={loss!r}; it must be one of {', '.join(LOSSES)}")
         self.loss = loss
         self.regularizer = regularizer
         if loss == "reweighted":
@@ -139,94 +149,50 @@ class ContrastiveObjective(nn.Module):
         logit_bias: Tensor | None = None,
         group_ids: Tensor | None = None,
     ) -> tuple[Tensor, Logs]:
-        """The loss of a batch of pairs, and its parts.
+        """Computes the loss of a batch and its parts.
 
         Args:
             audio_embeds: `(N, d)`, unit norm.
-            text_embeds: `(N, 1, d)`, unit norm.
+            text_embeds: `(N, K, d)`, unit norm: one caption a clip, or for `kcl` and `cacl` a clip's caption in K
+                languages, the anchor language's first.
             logit_scale: 1 / temperature, `()`.
             logit_bias: SigLIP's bias, `()`; only `siglip` uses it.
-            group_ids: `(N,)`, clips with equal ids are positives of each other.
+            group_ids: `(N,)`; clips with equal ids are positives of each other.
 
         Returns:
             The loss, `()`, and detached scalars by name.
 
         Raises:
-            ValueError: several texts a clip, or `siglip` with a model that has no bias.
+            ValueError: The loss does not take this number of texts a clip, or it is `siglip` and the model has no bias.
         """
-        if text_embeds.shape[1] != 1:
-            raise ValueError(f"got {text_embeds.shape[1]} texts a clip; {self.loss} contrasts pairs, give one")
-        pairs = (audio_embeds, text_embeds[:, 0], logit_scale)
-        cross = similarity_matrix(*pairs[:2])
-        base = self._base(pairs, logit_bias, group_ids, cross)
-        return _with_regularizer(self.loss, base, self.regularizer, *pairs, logit_bias, group_ids, cross)
+        count = text_embeds.shape[1]
+        if self.loss == "cacl" and count != 2:
+            raise ValueError(f"got {count} texts a clip; cacl takes two, the anchor language's first")
+        if self.loss not in MULTILINGUAL_LOSSES and count != 1:
+            raise ValueError(f"got {count} texts a clip; {self.loss} contrasts pairs, give one")
 
-    def _base(
-        self,
-        pairs: tuple[Tensor, Tensor, Tensor],
-        logit_bias: Tensor | None,
-        group_ids: Tensor | None,
-        cross: Tensor,
-    ) -> Tensor:
-        if self.loss == "siglip":
-            return sigmoid_loss(*pairs, _required_bias(logit_bias), group_ids, cross)
-        if self.loss == "reweighted":
-            return reweighted_info_nce(*pairs, self.log_positive_weight.exp().squeeze(), group_ids, cross)
-        return info_nce(*pairs, group_ids, cross)
-
-
-class MultilingualObjective(nn.Module):
-    """KCL or CACL [A eq. 9-13], with or without support vectors on their audio-text terms [S table 8].
-
-    Args:
-        loss: `kcl`, every clip with its caption in all languages; or `cacl`, with the anchor language and one other.
-        regularizer: what is added to it, if anything.
-
-    Raises:
-        ValueError: an unknown loss.
-    """
-
-    def __init__(self, loss: str = "kcl", regularizer: SupportVectorRegularizer | None = None) -> None:
-        super().__init__()
-        if loss not in ("kcl", "cacl"):
-            raise ValueError(f"got loss={loss!r}; it must be kcl or cacl")
-        self.loss = loss
-        self.regularizer = regularizer
-
-    def forward(
-        self,
-        audio_embeds: Tensor,
-        text_embeds: Tensor,
-        logit_scale: Tensor,
-        logit_bias: Tensor | None = None,
-        group_ids: Tensor | None = None,
-    ) -> tuple[Tensor, Logs]:
-        """The loss of a batch of clips with parallel captions, and its parts.
-
-        Args:
-            audio_embeds: `(N, d)`, unit norm.
-            text_embeds: `(N, K, d)`, unit norm, a clip's caption in K languages; for `cacl` the anchor language's and
-                one other.
-            logit_scale: 1 / temperature, `()`.
-            logit_bias: not used.
-            group_ids: `(N,)`, clips with equal ids are positives of each other.
-
-        Returns:
-            The loss, `()`, and detached scalars by name.
-
-        Raises:
-            ValueError: fewer than two texts a clip, or for `cacl` another number than two.
-        """
-        if self.loss == "cacl" and text_embeds.shape[1] != 2:
-            raise ValueError(f"got {text_embeds.shape[1]} texts a clip; cacl takes two, the anchor language's first")
-        texts = by_language(text_embeds)
+        # (N, K, d) -> (K, N, d), or (N, d) where there is one caption a clip
+        texts = by_language(text_embeds) if self.loss in MULTILINGUAL_LOSSES else text_embeds[:, 0]
         cross = similarity_matrix(audio_embeds, texts)
-        if self.loss == "cacl":
-            base = cacl_loss(audio_embeds, texts[0], texts[1], logit_scale, group_ids, cross)
+        shared: dict[str, Any] = {"group_ids": group_ids, "cross": cross}
+
+        if self.loss == "infonce":
+            base = info_nce(audio_embeds, texts, logit_scale, **shared)
+        elif self.loss == "siglip":
+            base = sigmoid_loss(audio_embeds, texts, logit_scale, _required_bias(logit_bias), **shared)
+        elif self.loss == "reweighted":
+            weight = self.log_positive_weight.exp().squeeze()
+            base = reweighted_info_nce(audio_embeds, texts, logit_scale, weight, **shared)
+        elif self.loss == "kcl":
+            base = kcl_loss(audio_embeds, text_embeds, logit_scale, **shared)
         else:
-            base = kcl_loss(audio_embeds, text_embeds, logit_scale, group_ids, cross)
-        shared = (audio_embeds, texts, logit_scale, None, group_ids, cross)
-        return _with_regularizer(self.loss, base, self.regularizer, *shared)
+            base = cacl_loss(audio_embeds, texts[0], texts[1], logit_scale, **shared)
+
+        total, logs = base, {f"loss_{self.loss}": base}
+        if self.regularizer is not None:
+            extra, extra_logs = self.regularizer(audio_embeds, texts, logit_scale, logit_bias, group_ids, cross)
+            total, logs = base + extra, logs | extra_logs
+        return total, {part: value.detach() for part, value in logs.items()}
 
 
 class TemporalObjective(nn.Module):
@@ -234,11 +200,11 @@ class TemporalObjective(nn.Module):
 
     Args:
         stage: `a`, single sounds against pairs; or `b`, forward, reversed and overlaid pairs.
-        beta: weight of the direction from text to audio, relative to that from audio to text.
-        alphas: by name, the weights of the stage: those of `teminal_a_weights` or of `teminal_b_weights`.
+        beta: The weight of the direction from text to audio, relative to that from audio to text.
+        alphas: The weights of the stage by name: those of `teminal_a_weights` or of `teminal_b_weights`.
 
     Raises:
-        ValueError: an unknown stage, or an alpha outside 0 to 1.
+        ValueError: The stage is unknown, or an alpha is outside 0 to 1.
     """
 
     def __init__(self, stage: str, beta: float = 1.0, **alphas: float) -> None:
@@ -259,14 +225,14 @@ class TemporalObjective(nn.Module):
         group_ids: Tensor | None = None,
         class_ids: Tensor | None = None,
     ) -> tuple[Tensor, Logs]:
-        """The loss of N drawn pairs of recordings, each in R roles.
+        """Computes the loss of N drawn pairs of recordings, each in R roles.
 
         Args:
             audio_embeds: `(N, R, d)`, unit norm; the roles are single and combined in stage a, forward, reversed and
                 overlaid in stage b.
             text_embeds: `(N, R K, d)`, unit norm: for each role the caption in K languages.
             logit_scale: 1 / temperature, `()`.
-            logit_bias: not used.
+            logit_bias: Not used.
             group_ids: `(N, R)`; items with equal ids mean the same and are positives of each other, whatever alpha.
             class_ids: `(N, 3)`, the classes of the single sound and of the two of the pair; stage a needs them.
 
@@ -274,19 +240,22 @@ class TemporalObjective(nn.Module):
             The loss, `()`, and detached scalars by name.
 
         Raises:
-            ValueError: another number of roles than the stage has, or class ids that are missing.
+            ValueError: There is another number of roles than the stage has, or class ids are missing.
         """
         roles = 2 if self.stage == "a" else 3
         if audio_embeds.ndim != 3 or audio_embeds.shape[1] != roles:
             raise ValueError(
                 f"got audio of shape {tuple(audio_embeds.shape)}; stage {self.stage} takes (N, {roles}, d)"
             )
-        audio = audio_embeds.transpose(0, 1).flatten(0, 1)
-        text = text_embeds.unflatten(1, (roles, -1)).permute(2, 1, 0, 3).flatten(1, 2)
-        groups = None if group_ids is None else group_ids.T.flatten()
-        weights = self._weights(len(audio_embeds), class_ids).to(audio)
+
+        audio = audio_embeds.transpose(0, 1).flatten(0, 1)  # (N, R, d) -> (R N, d)
+        text = text_embeds.unflatten(1, (roles, -1)).permute(2, 1, 0, 3).flatten(1, 2)  # (N, R K, d) -> (K, R N, d)
+        groups = None if group_ids is None else group_ids.T.flatten()  # (N, R) -> (R N,)
+
+        weights = self._weights(len(audio_embeds), class_ids).to(audio)  # (R N, R N)
         if groups is not None:
             weights = weights.masked_fill(groups.unsqueeze(1) == groups, 1.0)  # a positive is no candidate to weigh
+
         loss = temporal_nce(audio, text, logit_scale, weights, self.beta, groups)
         return loss, {f"loss_teminal_{self.stage}": loss.detach()}
 
@@ -298,54 +267,40 @@ class TemporalObjective(nn.Module):
         return teminal_a_weights(class_ids[:, 0], class_ids[:, 1:], **self.alphas)
 
 
-def _with_regularizer(
-    name: str,
-    base: Tensor,
-    regularizer: SupportVectorRegularizer | None,
-    *embeddings: Tensor | None,
-) -> tuple[Tensor, Logs]:
-    """The base loss and what is added to it, with the parts of both by name."""
-    total, logs = base, {f"loss_{name}": base}
-    if regularizer is not None:
-        extra, extra_logs = regularizer(*embeddings)
-        total, logs = base + extra, logs | extra_logs
-    return total, {part: value.detach() for part, value in logs.items()}
-
-
-def _required_bias(logit_bias: Tensor | None) -> Tensor:
-    if logit_bias is None:
-        raise ValueError("siglip needs a model with a bias: SupCLAPConfig(logit_bias=-10.0, temperature=0.1)")
-    return logit_bias
-
-
-def build_objective(args: SupCLAPTrainingArguments) -> nn.Module:
-    """The objective that training arguments describe: `loss`, `svr` and the fields that begin with them.
+def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
+    """Builds the objective that training arguments describe: `loss`, `svr` and the fields that begin with them.
 
     Raises:
-        ValueError: `svr` on the re-weighted loss, which is the baseline that goes without, or `svr_decoupled` on
+        ValueError: `svr` stands on the re-weighted loss, which is the baseline that goes without, or `svr_decoupled` on
             siglip, which has no denominator to leave a positive out of.
     """
-    objective = MultilingualObjective if args.loss in ("kcl", "cacl") else ContrastiveObjective
     if args.svr == "none":
-        return objective(args.loss)
+        return ContrastiveObjective(args.loss)
     if args.loss == "reweighted":
         raise ValueError("loss reweighted is a baseline without support vectors; set svr to none")
     if args.loss == "siglip" and args.svr_decoupled:
         raise ValueError("svr_decoupled concerns a softmax's denominator; siglip has none")
+
     reach, kind = args.svr.split("-")
-    directions = ("t2a", "a2t") if reach == "bi" else ("t2a",)
+    radii: dict[str, nn.Module] = {}
+    for direction in ("t2a", "a2t") if reach == "bi" else ("t2a",):
+        if kind == "static":
+            radii[direction] = StaticRadius(args.radius_init)
+        else:
+            radii[direction] = DynamicRadius(args.radius_num_similarities, init=args.radius_init)
+
     regularizer = SupportVectorRegularizer(
-        {direction: _radius(kind, args) for direction in directions},
+        radii,
         base=args.loss,  # type: ignore[arg-type]  # checked by the arguments
         alpha=args.svr_alpha,
         beta=args.svr_beta,
         similarity=args.svr_similarity,  # type: ignore[arg-type]  # checked by the arguments
         decoupled=args.svr_decoupled,
     )
-    return objective(args.loss, regularizer)
+    return ContrastiveObjective(args.loss, regularizer)
 
 
-def _radius(kind: str, args: SupCLAPTrainingArguments) -> nn.Module:
-    if kind == "static":
-        return StaticRadius(args.radius_init)
-    return DynamicRadius(args.radius_num_similarities, init=args.radius_init)
+def _required_bias(logit_bias: Tensor | None) -> Tensor:
+    if logit_bias is None:
+        raise ValueError("siglip needs a model with a bias: SupCLAPConfig(logit_bias=-10.0, temperature=0.1)")
+    return logit_bias

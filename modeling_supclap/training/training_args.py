@@ -1,4 +1,4 @@
-"""Our own dozen training arguments on top of the Trainer's, and how a recipe reads them from YAML and command line."""
+"""The training arguments of a contrastive run, on top of the Trainer's, and how a recipe reads them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
 
 from .distributed import require_the_launched_processes
 
-LOSSES = ("infonce", "siglip", "reweighted", "kcl", "cacl")
+MULTILINGUAL_LOSSES = ("kcl", "cacl")
+LOSSES = ("infonce", "siglip", "reweighted", *MULTILINGUAL_LOSSES)
 SUPPORT_VECTORS = ("none", "uni-static", "bi-static", "uni-dynamic", "bi-dynamic")
 POSITIVES = ("clip", "captions")
 
@@ -34,28 +35,28 @@ class SupCLAPTrainingArguments(TrainingArguments):
     training batch is dropped, since a loss over fewer negatives is another loss.
 
     Args:
-        loss: the base loss: `infonce`, `siglip` or `reweighted` (the SimpleReweight baseline of [S E.4]) on one caption
+        loss: The base loss: `infonce`, `siglip` or `reweighted` (the SimpleReweight baseline of [S E.4]) on one caption
             a clip, in a language that is drawn; `kcl` on its caption in all languages; `cacl` on the anchor language's,
             the first of `languages`, and one other.
         svr: Support Vector Regularisation on top of it: `none`, or a direction and a radius: `uni-static`,
             `bi-static`, `uni-dynamic`, `bi-dynamic`.
-        svr_alpha: weight of the SVR term, relative to the sum of both directions of the base loss [S eq. 6].
-        svr_beta: weight of the constraint on a dynamic radius [S eq. 9].
+        svr_alpha: The weight of the SVR term, relative to the sum of both directions of the base loss [S eq. 6].
+        svr_beta: The weight of the constraint on a dynamic radius [S eq. 9].
         svr_similarity: `cosine` (the support vector is normalised again) or `dot`, with which only the constraint keeps
             a radius from growing, so that it wants a dynamic one.
-        svr_decoupled: leaves the positive out of SVR's denominator, as eq. 6 is printed.
-        radius_init: where a static radius starts.
-        radius_num_similarities: similarities that a dynamic radius looks at, the positive and the largest negatives.
+        svr_decoupled: Whether to leave the positive out of SVR's denominator, as eq. 6 is printed.
+        radius_init: Where a radius starts.
+        radius_num_similarities: The similarities that a dynamic radius sees: the positive and the largest negatives.
         languages: ISO 639-3 codes of the captions to train on.
-        eval_languages: the languages to evaluate, by default all of `languages`.
+        eval_languages: The languages to evaluate, by default all of `languages`.
         positives: `clip`, each clip has its own captions (the papers' protocol), or `captions`, clips with exactly
             the same captions are right answers to each other, as where captions are made from class names.
-        max_audio_seconds: longer recordings are cropped, at random in training, to their beginning in evaluation.
-        on_bad_audio: what to do with recordings that cannot be used: `error`, stop and name the first that is met;
+        max_audio_seconds: Longer recordings are cropped, at random in training, to their beginning in evaluation.
+        on_bad_audio: What to do with recordings that cannot be used: `error`, stop and name the first that is met;
             `skip`, read all once before the run and leave them out; `report`, also name each in the log.
-        track_drift: logs drift, radius and positive similarity of the batch in which a log falls, see
+        track_drift: Whether to log drift, radius and positive similarity of the batch in which a log falls, see
             `callbacks.DriftCallback`.
-        cached_chunk_size: with gradient caching, the clips (and texts) whose activations are in memory at a time: a
+        cached_chunk_size: With gradient caching, the clips (and texts) whose activations are in memory at a time: a
             batch of any size trains in the memory of one of this size, with its own exact gradients, for about a
             third more time.
     """
@@ -100,14 +101,16 @@ class SupCLAPTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_the_launched_processes(self.world_size)
+
         _require_one_of("loss", self.loss, LOSSES)
         _require_one_of("svr", self.svr, SUPPORT_VECTORS)
         _require_one_of("svr_similarity", self.svr_similarity, ("cosine", "dot"))
         _require_one_of("positives", self.positives, POSITIVES)
         _require_one_of("on_bad_audio", self.on_bad_audio, ON_BAD_AUDIO)
+
         if not self.languages:
             raise ValueError("languages is empty; name at least one, such as eng")
-        if self.loss in ("kcl", "cacl") and len(self.languages) < 2:
+        if self.loss in MULTILINGUAL_LOSSES and len(self.languages) < 2:
             raise ValueError(f"loss {self.loss} needs two languages or more, got {self.languages}")
         if self.max_audio_seconds <= 0:
             raise ValueError(f"max_audio_seconds is {self.max_audio_seconds}; it must be positive")
@@ -117,12 +120,13 @@ class SupCLAPTrainingArguments(TrainingArguments):
             raise ValueError(
                 "a batch of one clip has nothing to contrast with: per_device_train_batch_size must be 2 or more"
             )
+
         self.eval_languages = self.eval_languages or list(self.languages)
 
     @property
     def caption_scheme(self) -> str:
-        """Which captions of a clip the loss takes, see `collator.TrainingCollator`."""
-        return self.loss if self.loss in ("kcl", "cacl") else "random"
+        """The captions of a clip that the loss takes, as the `scheme` of `collator.TrainingCollator`."""
+        return self.loss if self.loss in MULTILINGUAL_LOSSES else "random"
 
 
 @dataclass
@@ -133,17 +137,17 @@ class TemporalTrainingArguments(SupCLAPTrainingArguments):
 
     Args:
         stage: `a`, single sounds against pairs, or `b`, pairs forward, reversed and overlaid.
-        temporal_beta: weight of the direction from text to audio, relative to that from audio to text [T eq. 3].
-        alpha_same: stage a, candidates across the blocks that share a class [T eq. 22-26].
-        alpha_diff: stage a, candidates across the blocks that share none.
-        alpha_same_time: stage b, the reversal of the same pair [T eq. 3-7].
-        alpha_cross_time: stage b, the reversals of other pairs.
-        alpha_same_overlay: stage b, the overlay of the same pair.
-        alpha_cross_overlay: stage b, the overlays of other pairs.
+        temporal_beta: The weight of the direction from text to audio, relative to that from audio to text [T eq. 3].
+        alpha_same: Stage a, candidates across the blocks that share a class [T eq. 22-26].
+        alpha_diff: Stage a, candidates across the blocks that share none.
+        alpha_same_time: Stage b, the reversal of the same pair [T eq. 3-7].
+        alpha_cross_time: Stage b, the reversals of other pairs.
+        alpha_same_overlay: Stage b, the overlay of the same pair.
+        alpha_cross_overlay: Stage b, the overlays of other pairs.
         text_scheme: `random`, each item's caption in one language that is drawn, or `kcl`, in all of them at once.
-        crossfade_seconds: overlap of two clips that follow each other.
-        gap_seconds: silence between two clips that follow each other.
-        match_loudness: brings two clips that follow each other to the same level; overlaid ones always are.
+        crossfade_seconds: The overlap of two clips that follow each other.
+        gap_seconds: The silence between two clips that follow each other.
+        match_loudness: Whether to bring two clips that follow each other to the same level; overlaid ones always are.
     """
 
     stage: str = field(default="b", metadata={"help": "a or b."})
@@ -182,40 +186,48 @@ def parse_arguments(
     """Reads `[config.yaml] [--key value ...]` into dataclasses; the command line wins over the file.
 
     Args:
-        groups: the dataclasses to fill; all of their keys share the one flat file.
-        argv: the arguments, by default those of the process.
-        default_config: the file to read when the first argument is not one.
+        groups: The dataclasses to fill; all of their keys share the one flat file.
+        argv: The arguments, by default those of the process.
+        default_config: The file to read when the first argument is not one.
 
     Returns:
         One instance for each of `groups`.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: a key that no group has; the message names those that come close, or all of them.
+        FileNotFoundError: The file does not exist.
+        ValueError: No group has a key; the message names those that come close, or all of them.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     config = arguments.pop(0) if arguments and arguments[0].endswith((".yaml", ".yml")) else default_config
+
     parser = HfArgumentParser(list(groups), allow_abbrev=False)
-    valid = [option.name for group in groups for option in dataclasses.fields(group) if option.init]
+    valid: list[str] = []
+    for group in groups:
+        valid += [option.name for option in dataclasses.fields(group) if option.init]
+
     if config is not None:
         parser.set_defaults(**_read_config(Path(config), valid))
     *filled, unknown = parser.parse_args_into_dataclasses(
         arguments, return_remaining_strings=True, look_for_args_file=False
     )
     if unknown:
-        _reject_unknown([word.lstrip("-").split("=")[0] for word in unknown if word.startswith("-")] or unknown, valid)
+        options = [word.lstrip("-").split("=")[0] for word in unknown if word.startswith("-")]
+        _refuse_unknown(options or unknown, valid)
     return tuple(filled)
 
 
 def last_checkpoint(folder: str | Path, args: TrainingArguments) -> str | None:
-    """The last checkpoint of a run's folder, None where it has none.
+    """Finds the last checkpoint of a run's folder.
 
     Args:
-        folder: of the run, or of a stage of it; it need not exist.
-        args: of the run.
+        folder: The folder of the run, or of a stage of it; it need not exist.
+        args: The arguments of the run.
+
+    Returns:
+        The checkpoint's folder, None where there is none.
 
     Raises:
-        ValueError: there is one, and the run is not resumed: what it holds is not written over by accident.
+        ValueError: There is one, and the run is not resumed: what it holds is not written over by accident.
     """
     last = get_last_checkpoint(str(folder)) if Path(folder).is_dir() else None
     if last is not None and args.resume_from_checkpoint is None:
@@ -227,7 +239,7 @@ def last_checkpoint(folder: str | Path, args: TrainingArguments) -> str | None:
 
 
 def as_mapping(value: dict | str | None) -> dict[str, Any]:
-    """A mapping from the YAML file, or the same as JSON from the command line."""
+    """Gives a mapping from the YAML file back, or reads the same as JSON from the command line."""
     parsed = json.loads(value) if isinstance(value, str) else value or {}
     if not isinstance(parsed, dict):
         raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")
@@ -240,15 +252,16 @@ def _read_config(path: Path, valid: Sequence[str]) -> dict[str, Any]:
     values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; it should hold `key: value` lines")
-    _reject_unknown([key for key in values if key not in valid], valid)
+    _refuse_unknown(values, valid)
     return values
 
 
-def _reject_unknown(keys: Sequence[str], valid: Sequence[str]) -> None:
+def _refuse_unknown(keys: Iterable[str], valid: Sequence[str]) -> None:
     for key in keys:
-        close = difflib.get_close_matches(key, valid, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"valid keys are {', '.join(sorted(valid))}"
-        raise ValueError(f"unknown key {key!r}: {hint}")
+        if key not in valid:
+            close = difflib.get_close_matches(key, valid, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"valid keys are {', '.join(sorted(valid))}"
+            raise ValueError(f"unknown key {key!r}: {hint}")
 
 
 def _require_one_of(name: str, value: str, valid: Sequence[str]) -> None:

@@ -19,7 +19,6 @@ from modeling_supclap.losses import (
 )
 from modeling_supclap.training.objectives import (
     ContrastiveObjective,
-    MultilingualObjective,
     TemporalObjective,
     build_objective,
 )
@@ -188,9 +187,8 @@ def test_logs_hold_no_graph(tmp_path):
         (lambda path: objective(path)(AUDIO, TEXT[:, None].repeat(1, 2, 1), SCALE), "got 2 texts a clip"),
         (lambda path: objective(path)(AUDIO[:1], TEXT[:1, None], SCALE), "contrast needs two"),
         (lambda path: ContrastiveObjective("nce"), "got loss='nce'"),
-        (lambda path: MultilingualObjective("nce"), "got loss='nce'; it must be kcl or cacl"),
-        (lambda path: MultilingualObjective("cacl")(AUDIO, TEXTS, SCALE), "got 3 texts a clip; cacl takes two"),
-        (lambda path: MultilingualObjective("kcl")(AUDIO, TEXTS[:, :1], SCALE), "K = 1 language"),
+        (lambda path: ContrastiveObjective("cacl")(AUDIO, TEXTS, SCALE), "got 3 texts a clip; cacl takes two"),
+        (lambda path: ContrastiveObjective("kcl")(AUDIO, TEXTS[:, :1], SCALE), "K = 1 language"),
         (lambda path: objective(path, loss="kcl"), "loss kcl needs two languages or more"),
         (lambda path: TemporalObjective("c"), "got stage='c'; it must be a or b"),
         (lambda path: TemporalObjective("a")(*ROLES, SCALE), r"stage a takes \(N, 2, d\)"),
