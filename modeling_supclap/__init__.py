@@ -38,6 +38,8 @@ __all__ = [
     "SupCLAPProcessor",
     "SupCLAPTrainer",
     "SupCLAPTrainingArguments",
+    "TemporalTrainer",
+    "TemporalTrainingArguments",
     "__version__",
 ]
 
@@ -59,13 +61,13 @@ SupCLAPProcessor.register_for_auto_class()
 
 
 def __getattr__(name: str) -> Any:
-    """The trainer, imported when first asked for: transformers' Trainer takes seconds that inference need not spend."""
-    if name == "SupCLAPTrainer":
-        from .training.trainer import SupCLAPTrainer
+    """Imports a trainer when first asked for: transformers' Trainer takes seconds that inference need not spend."""
+    if name in ("SupCLAPTrainer", "TemporalTrainer"):
+        from .training import trainer
 
-        return SupCLAPTrainer
-    if name == "SupCLAPTrainingArguments":
-        from .training.training_args import SupCLAPTrainingArguments
+        return getattr(trainer, name)
+    if name in ("SupCLAPTrainingArguments", "TemporalTrainingArguments"):
+        from .training import training_args
 
-        return SupCLAPTrainingArguments
+        return getattr(training_args, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -203,19 +203,23 @@ def main() -> None:
         splits = load_splits(data_args.dataset, **options)
     check_splits(splits, data_args, args)
     origin = data_args.origin
-    splits = {name: usable_rows(rows, args) for name, rows in splits.items()}
+    if "test" in splits:
+        splits["test"] = usable_rows(splits["test"], args)  # the trainer does this with its own splits
     processor = build_processor(model_args, splits["train"], args.languages)
     model = build_model(model_args, processor)
+    trainer = SupCLAPTrainer(
+        model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor
+    )
     if model_args.model is None and model_args.audio_encoder == "scratch":
-        fit_normalisation(model.audio_model, processor, splits["train"], args.max_audio_seconds)
+        fit_normalisation(model.audio_model, processor, trainer.train_rows, args.max_audio_seconds)
+    splits["train"] = trainer.train_rows
+    if "validation" in splits:
+        splits["validation"] = trainer.eval_rows
     print(f"{data_args.dataset}: " + ", ".join(f"{len(rows)} {name}" for name, rows in splits.items()) + " clips")
     print(
         f"model: {model.audio_model.num_parameters():,} audio and {model.text_model.num_parameters():,} text parameters"
     )
 
-    trainer = SupCLAPTrainer(
-        model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor
-    )
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     trainer.save_model()
     results: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,23 @@ from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 class SupCLAPTrainer(Trainer):
     """Trains a `SupCLAPModel` with a contrastive objective on rows of `datasets_scripts/schema.py`.
 
+    Where there are captions in two languages or more, `loss` says how they train: `infonce` on a language drawn for
+    each clip and epoch (ML-CLAP's scheme), `kcl` on all at once, `cacl` on the anchor language and another; `svr` adds
+    support vectors to any of them [ATRI; S table 8]. Evaluation then also measures how the languages agree (MRV).
+
     Args:
-        model: the model to train; `trainer.clap` is the same object, `trainer.model` holds it and its objective.
-        args: see `SupCLAPTrainingArguments`.
-        train_dataset: rows to train on, map-style, so that a resumed run sees the same batches.
-        eval_dataset: rows to evaluate on.
-        processing_class: the model's processor.
-        objective: an objective of your own; by default `build_objective(args)`.
-        callbacks: as the Trainer's.
-        optimizers: as the Trainer's.
+        model: The model to train; `trainer.clap` is the same object, `trainer.model` holds it and its objective.
+        args: See `SupCLAPTrainingArguments`.
+        train_dataset: The rows to train on, map-style, so that a resumed run sees the same batches. What
+            `args.on_bad_audio` leaves out is left out here: `trainer.train_rows` and `trainer.eval_rows` are the rest.
+        eval_dataset: The rows to evaluate on, treated alike.
+        processing_class: The model's processor.
+        objective: An objective of your own; by default `build_objective(args)`.
+        callbacks: As the Trainer's.
+        optimizers: As the Trainer's.
 
     Raises:
-        ValueError: the processor is missing, a split is a stream, the training split is smaller than a batch, or one
+        ValueError: The processor is missing, a split is a stream, the training split is smaller than a batch, or one
             process was started on a machine with several GPUs, where each GPU would contrast only its own part of the
             batch.
     """
@@ -62,13 +67,20 @@ class SupCLAPTrainer(Trainer):
             raise ValueError("processing_class is missing; pass the SupCLAPProcessor that goes with the model")
         if args.n_gpu > 1:
             raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process a GPU with `accelerate launch`")
-        _refuse_streams(train_dataset, eval_dataset)
-        train_dataset, eval_dataset = (self._usable(rows, args) for rows in (train_dataset, eval_dataset))
-        _require_a_full_batch(train_dataset, args)
+
+        train_dataset = self._usable(train_dataset, args)
+        eval_dataset = self._usable(eval_dataset, args)
+        batch = args.train_batch_size * args.world_size
+        if train_dataset is not None and len(train_dataset) < batch:
+            raise ValueError(
+                f"the training split has {len(train_dataset)} clips, fewer than one batch of {batch}; "
+                "lower per_device_train_batch_size"
+            )
+
         collator, self._evaluation_collator = self._collators(processing_class, args)
         objective = build_objective(args) if objective is None else objective
         self.module = ContrastiveModule(model, objective, args.cached_chunk_size)
-        self.train_rows = train_dataset
+        self.train_rows, self.eval_rows = train_dataset, eval_dataset
         super().__init__(
             model=self.module,
             args=args,
@@ -81,6 +93,7 @@ class SupCLAPTrainer(Trainer):
         )
         self.clap = model
         self.processor = processing_class
+
         self._logs = Averages()
         if args.track_drift:
             self.add_callback(DriftCallback(self.module.objective, self._logs))
@@ -91,7 +104,7 @@ class SupCLAPTrainer(Trainer):
     def _collators(
         self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments
     ) -> tuple[TrainingCollator, Callable[..., Any]]:
-        """Rows to batches, in training and in evaluation."""
+        """Makes what turns rows into batches, in training and in evaluation."""
         shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
         return (
             TrainingCollator(processor, args.languages, seed=args.seed, scheme=args.caption_scheme, **shared),
@@ -99,11 +112,19 @@ class SupCLAPTrainer(Trainer):
         )
 
     def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
-        """A split without what `on_bad_audio` leaves out."""
-        return None if rows is None else usable_rows(rows, args)
+        """Takes out of a split what `on_bad_audio` leaves out; a stream is refused."""
+        if rows is None:
+            return None
+        if not hasattr(rows, "__len__"):
+            raise ValueError(
+                f"got a stream of rows ({type(rows).__name__}); the trainer wants rows that it can number, as of "
+                "load_splits, or of load_prepared without streaming, so that a resumed run sees the same batches. "
+                "A stream goes into a DataLoader with TrainingCollator as its collate_fn"
+            )
+        return usable_rows(rows, args)
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
-        """The `compute_metrics` of a split."""
+        """Makes the `compute_metrics` of a split."""
         return retrieval_metrics_of(rows, self.args.eval_languages, self.args.positives)
 
     # ---- training ----
@@ -111,22 +132,18 @@ class SupCLAPTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The module's own loss; NaN stops the run and names the clips."""
+        """Runs the module, which has its own loss; NaN stops the run and names the clips."""
         outputs = model(**inputs)
         if not torch.isfinite(outputs.loss):
-            raise FloatingPointError(self._describe_broken_step(outputs.loss.item(), outputs.logs, inputs))
+            broken = [name for name, value in outputs.logs.items() if not torch.isfinite(value)]
+            clips = [self.train_rows[int(index)]["clip_id"] for index in inputs["clip_index"]]
+            raise FloatingPointError(
+                f"the loss is {outputs.loss.item()} at step {self.state.global_step + 1}, "
+                f"from {broken or 'the total'}, on clips {clips}; "
+                "the last checkpoint is untouched, a lower learning rate or fp32 may help"
+            )
         self._logs.add(outputs.logs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
-
-    def _describe_broken_step(
-        self, loss: float, logs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
-    ) -> str:
-        broken = [name for name, value in logs.items() if not torch.isfinite(value)]
-        clips = [self.train_rows[int(index)]["clip_id"] for index in inputs["clip_index"]]
-        return (
-            f"the loss is {loss} at step {self.state.global_step + 1}, from {broken or 'the total'}, on clips {clips}; "
-            "the last checkpoint is untouched, a lower learning rate or fp32 may help"
-        )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the objective's numbers and the throughput to those of the Trainer."""
@@ -140,7 +157,7 @@ class SupCLAPTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Retrieval scores of a split, both directions, each language; see `evaluation.retrieval_metrics_of`."""
+        """Scores retrieval on a split, in both directions and each language; see `evaluation.retrieval_metrics_of`."""
         rows: Any = self.eval_dataset if eval_dataset is None else IndexedRows(eval_dataset)
         with self._evaluating(rows):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
@@ -158,6 +175,7 @@ class SupCLAPTrainer(Trainer):
         self.data_collator = self._evaluation_collator
         self.args.dataloader_drop_last = False
         self.compute_metrics = self._metrics_of(rows)
+
         try:
             yield
         finally:
@@ -170,7 +188,7 @@ class SupCLAPTrainer(Trainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, Any, Any]:
-        """Embeddings only: a loss over the batches of evaluation would depend on how the split is cut into them."""
+        """Gives embeddings only: a loss over the batches would depend on how the split is cut into them."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)
@@ -185,6 +203,7 @@ class SupCLAPTrainer(Trainer):
             super()._save(str(folder), state_dict)
             if self.args.should_save:
                 self.clap.config.save_pretrained(folder)
+
         elif self.args.should_save:
             whole = self.module.state_dict() if state_dict is None else state_dict
             inference = {name.removeprefix("model."): w for name, w in whole.items() if name.startswith("model.")}
@@ -203,7 +222,7 @@ class SupCLAPTrainer(Trainer):
         dataset: str | list[str] | None = None,
         dataset_args: str | list[str] | None = None,
     ) -> None:
-        """Writes README.md, see `model_card.py`, into the output folder; arguments as the Trainer's.
+        """Writes README.md into the output folder, see `model_card`; the arguments are the Trainer's.
 
         `push_to_hub` calls it. A card that somebody has edited stays as it is.
         """
@@ -214,38 +233,17 @@ class SupCLAPTrainer(Trainer):
             write_card_of_run(self, **facts)
 
 
-class MultilingualTrainer(SupCLAPTrainer):
-    """Trains on captions in several languages, evaluates each of them and their agreement (MRV).
-
-    `loss` says how: `infonce` on a language drawn for each clip and epoch (ML-CLAP's scheme), `kcl` on all at once,
-    `cacl` on the anchor language and another; `svr` adds support vectors to any of them [ATRI; S table 8].
-
-    Args:
-        model: as `SupCLAPTrainer`.
-        args: as `SupCLAPTrainer`, with two languages or more.
-        **kwargs: as `SupCLAPTrainer`.
-
-    Raises:
-        ValueError: a single language.
-    """
-
-    def __init__(self, model: SupCLAPModel, args: SupCLAPTrainingArguments, **kwargs: Any) -> None:
-        if len(args.languages) < 2:
-            raise ValueError(f"multilingual training needs two languages or more, got {args.languages}")
-        super().__init__(model, args, **kwargs)
-
-
 class TemporalTrainer(SupCLAPTrainer):
     """Post-trains a model on the order of sounds: one stage of TeminAL [T 3.2].
 
     Evaluation asks of each held-out item which of its pair's captions is its own: `temporal_accuracy`.
 
     Args:
-        model: the model to post-train; freeze what should stay as it is beforehand, see `lora.py`.
-        args: stage, weights and the rest.
-        train_items: draws the items to train on, from the training part of a labelled set.
-        eval_items: draws those to evaluate on; always the same ones.
-        **kwargs: as `SupCLAPTrainer`.
+        model: The model to post-train; freeze what should stay as it is beforehand, see `lora.py`.
+        args: The stage, its weights and the rest.
+        train_items: Draws the items to train on, from the training part of a labelled set.
+        eval_items: Draws those to evaluate on, always the same ones.
+        **kwargs: As `SupCLAPTrainer`.
     """
 
     args: TemporalTrainingArguments
@@ -274,15 +272,23 @@ class TemporalTrainer(SupCLAPTrainer):
     ) -> tuple[TrainingCollator, Callable[..., Any]]:
         assert isinstance(args, TemporalTrainingArguments)
         options = RenderOptions(args.crossfade_seconds, args.gap_seconds, args.match_loudness)
-        shared: dict[str, Any] = {"max_audio_seconds": args.max_audio_seconds, "seed": args.seed}
-        training, evaluation = (
-            TemporalCollator(processor, items, args.stage, options, languages, scheme=scheme, **shared)
-            for items, languages, scheme in (
-                (self.train_items, args.languages, args.text_scheme),
-                (self.eval_items, args.eval_languages[:1], "random"),
+
+        def collator(items: TemporalItems, languages: list[str], scheme: str) -> TemporalCollator:
+            return TemporalCollator(
+                processor,
+                items,
+                args.stage,
+                options,
+                languages,
+                max_audio_seconds=args.max_audio_seconds,
+                seed=args.seed,
+                scheme=scheme,
             )
+
+        return (
+            collator(self.train_items, args.languages, args.text_scheme),
+            collator(self.eval_items, args.eval_languages[:1], "random"),
         )
-        return training, evaluation
 
     def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
         return rows  # numbers of pairs, whose items hold the recordings
@@ -293,24 +299,3 @@ class TemporalTrainer(SupCLAPTrainer):
 
 def _numbered(items: TemporalItems) -> list[dict[str, str]]:
     return [{"clip_id": f"pair {number}"} for number in range(len(items))]
-
-
-def _refuse_streams(*splits: Any) -> None:
-    for rows in splits:
-        if rows is not None and not hasattr(rows, "__len__"):
-            raise ValueError(
-                f"got a stream of rows ({type(rows).__name__}); the trainer wants rows that it can number, as of "
-                "load_splits, or of load_prepared without streaming, so that a resumed run sees the same batches. "
-                "A stream goes into a DataLoader with TrainingCollator as its collate_fn"
-            )
-
-
-def _require_a_full_batch(train_dataset: Any, args: SupCLAPTrainingArguments) -> None:
-    if train_dataset is None:
-        return
-    batch = args.train_batch_size * args.world_size
-    if len(train_dataset) < batch:
-        raise ValueError(
-            f"the training split has {len(train_dataset)} clips, fewer than one batch of {batch}; "
-            "lower per_device_train_batch_size"
-        )

@@ -12,7 +12,7 @@ from recordings import tone_rows
 from test_trainer import arguments, losses, processor, with_dropout
 
 from modeling_supclap.training.distributed import leave_process_group
-from modeling_supclap.training.trainer import MultilingualTrainer
+from modeling_supclap.training.trainer import SupCLAPTrainer
 
 SCHEMES = [("infonce", "bi-static"), ("kcl", "bi-dynamic"), ("cacl", "bi-static")]
 
@@ -24,7 +24,7 @@ def rows(tmp_path_factory):
 
 def build(folder, rows, model=None, callbacks=None, **kwargs):
     args = arguments(folder, **{"languages": ["eng", "fra"], **kwargs})
-    return MultilingualTrainer(
+    return SupCLAPTrainer(
         builders.supclap_model() if model is None else model,
         args,
         train_dataset=rows,
@@ -64,11 +64,6 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, rows, loss, svr):
     resumed = build(tmp_path / "cut", rows, model=builders.supclap_model(with_dropout().config, seed=99), **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
     assert losses(resumed) == losses(whole)
-
-
-def test_one_language_is_refused(tmp_path, rows):
-    with pytest.raises(ValueError, match=r"multilingual training needs two languages or more, got \['eng'\]"):
-        build(tmp_path, rows, languages=["eng"])
 
 
 # ---- several processes ----
