@@ -1,11 +1,13 @@
-"""Files that are there whole or not at all, for readers in other processes and for runs that are killed."""
+"""Files that are there whole or not at all and have one writer, for other processes and for runs that are killed."""
 
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 
 @contextmanager
@@ -51,3 +53,34 @@ def write_json(path: str | Path, content: Any, one_writer: bool = False, **style
         **style: Of `json.dumps`, where it is another than an indent of 1 and every letter as it is.
     """
     write_text(path, json.dumps(content, **{"indent": 1, "ensure_ascii": False, **style}) + "\n", one_writer)
+
+
+@contextmanager
+def only_writer(path: str | Path) -> Iterator[None]:
+    """Within it, no other process is within it for the same file or folder.
+
+    The lock lies beside the path and is the system's: it goes with the process, however that ends.
+
+    Args:
+        path: The file or folder, which need not exist yet.
+
+    Raises:
+        RuntimeError: Another process is at it.
+    """
+    target = Path(path).resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(target.with_name(target.name + ".lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RuntimeError(
+            f"{path} is being written by another run; wait until that has ended, or choose another output"
+        ) from error
+
+    try:
+        yield
+    finally:
+        # While it is held: whoever has opened the file and not locked it finds it gone. Windows keeps open files.
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
+        lock.release()

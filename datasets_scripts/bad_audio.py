@@ -10,18 +10,20 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from torch.utils.data import DataLoader, Dataset
 
 from .atomic_files import write_json
-from .audio import BadAudioError
-from .parallel import map_in_order
-from .storage import pack, source_of
+from .audio import BadAudioError, MissingDecoderError, read_audio, use_threads
 
 ON_BAD_AUDIO = ("error", "skip", "report")
 """What to do with recordings that cannot be used: stop at the first; leave them out; also name each."""
 
+R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
@@ -31,6 +33,36 @@ class BadClip(NamedTuple):
     place: int
     clip_id: str
     reason: str
+
+
+def read_recording(source: str | bytes, name: str) -> tuple[bytes, np.ndarray, int]:
+    """Reads a recording from end to end, so that whatever is wrong with it shows now.
+
+    Args:
+        source: The file, or its bytes.
+        name: What errors call it.
+
+    Returns:
+        The bytes of the file, its waveform as `read_audio` gives it, and its sampling rate in Hz.
+
+    Raises:
+        BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or it makes a decoder fail in any
+            other way.
+        MissingDecoderError: FFmpeg is needed and missing, which is no fault of the recording.
+    """
+    try:
+        content = source if isinstance(source, bytes) else Path(source).read_bytes()
+        waveform, rate_hz = read_audio(content, name=name)
+    except BadAudioError:
+        raise
+    except OSError as error:
+        raise BadAudioError(f"{name}: {error.strerror or error}") from error
+    except Exception as error:  # a header that declares 2^36 samples is a MemoryError: one file must not end the run
+        raise BadAudioError(f"{name} cannot be decoded: {type(error).__name__}: {error}") from error
+
+    if not waveform.any():
+        raise BadAudioError(f"{name} is silent: every sample is zero")
+    return content, waveform, rate_hz
 
 
 def find_bad_audio(rows: Sequence[Any], workers: int = 1) -> list[BadClip]:
@@ -48,8 +80,9 @@ def find_bad_audio(rows: Sequence[Any], workers: int = 1) -> list[BadClip]:
     """
     if _are_samples(rows):
         return []
-    problems = _problems_of(rows, range(len(rows)), workers)
-    return [BadClip(place, rows[place]["clip_id"], problem) for place, problem in problems.items() if problem]
+
+    problems = enumerate(map_in_order(_problem, rows, workers))
+    return [BadClip(place, rows[place]["clip_id"], problem) for place, problem in problems if problem]
 
 
 def usable_rows(rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path | None = None) -> Any:
@@ -74,44 +107,125 @@ def usable_rows(rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path
         raise ValueError(f"on_bad_audio is {on_bad_audio!r}; it must be one of {', '.join(ON_BAD_AUDIO)}")
     if on_bad_audio == "error" or _are_samples(rows):
         return rows
+
     bad = find_bad_audio(rows, workers) if memo is None else _remembered(rows, workers, Path(memo))
     if not bad:
         return rows
     if len(bad) == len(rows):
         raise BadAudioError(f"none of {len(rows)} recordings can be used; the first: {bad[0].reason}")
+
     logger.warning("left out %d of %d clips whose recordings cannot be used", len(bad), len(rows))
-    for clip in bad if on_bad_audio == "report" else ():
-        logger.warning("clip %r: %s", clip.clip_id, clip.reason)
+    if on_bad_audio == "report":
+        for clip in bad:
+            logger.warning("clip %r: %s", clip.clip_id, clip.reason)
+
     left_out = {clip.place for clip in bad}
-    kept = [index for index in range(len(rows)) if index not in left_out]
-    return rows.select(kept) if hasattr(rows, "select") else [rows[index] for index in kept]
+    kept = [place for place in range(len(rows)) if place not in left_out]
+    return rows.select(kept) if hasattr(rows, "select") else [rows[place] for place in kept]
+
+
+def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int = 1) -> Iterator[R]:
+    """Applies a function to each row, in this process or in several, and gives the results in the order of the rows.
+
+    Torch runs on one thread everywhere, so that the number of processes changes the speed and no bit.
+
+    Args:
+        function: Takes a row; a function of a module, or a `functools.partial` of one.
+        rows: Any sequence; a row is read by the process that needs it, a few rows ahead of the results.
+        workers: The number of processes; 1 is this one.
+
+    Yields:
+        The results.
+
+    Raises:
+        RuntimeError: A process died, perhaps for want of memory.
+
+    >>> list(map_in_order(abs, [-1, 2, -3]))
+    [1, 2, 3]
+    """
+    processes: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 8} if workers > 1 else {}
+    results = DataLoader(_Applied(function, rows), batch_size=None, collate_fn=_as_it_is, **processes)
+
+    threads = use_threads(1)
+    try:
+        for result in results:
+            if isinstance(result, _Failure):
+                raise result.error
+            yield result
+    finally:
+        use_threads(threads)
+
+
+class _Failure(NamedTuple):
+    """What a function raised: `DataLoader` itself would bury the message in the traceback of its worker."""
+
+    error: Exception
+
+
+class _Applied(Dataset):
+    def __init__(self, function: Callable[[Any], Any], rows: Sequence[Any]) -> None:
+        self.function, self.rows = function, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> Any:
+        try:
+            return self.function(self.rows[place])
+        except Exception as error:
+            return _Failure(error)
+
+
+def _as_it_is(result: Any) -> Any:
+    return result  # the default of `DataLoader` makes tensors of arrays
+
+
+def source_of(row: Mapping[str, Any]) -> str | bytes:
+    """The file of a row, or its bytes where the row holds them.
+
+    Raises:
+        ValueError: The row holds samples only.
+    """
+    if row.get("samples") is not None:
+        raise ValueError(f"clip {row['clip_id']!r} is stored as int16 samples already; prepare from the recordings")
+    audio = row.get("audio") or {}
+    return audio.get("bytes") or row["audio_path"]
 
 
 def _are_samples(rows: Any) -> bool:
     return len(rows) > 0 and rows[0].get("samples") is not None
 
 
-def _problems_of(rows: Any, places: Sequence[int], workers: int) -> dict[int, str | None]:
-    """What is wrong with the recordings of the rows in these places, if anything."""
-    recordings = ((source_of(row), row["audio_path"]) for row in (rows[place] for place in places))
-    return dict(zip(places, map_in_order(_problem, recordings, workers), strict=True))
-
-
-def _problem(recording: tuple[str | bytes, str]) -> str | None:
-    return pack(*recording, "reference").problem
+def _problem(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with the recording of a row, if anything."""
+    try:
+        read_recording(source_of(row), row["audio_path"])
+    except MissingDecoderError:
+        raise
+    except BadAudioError as error:
+        return str(error)
+    return None
 
 
 def _remembered(rows: Any, workers: int, memo: Path) -> list[BadClip]:
     """As `find_bad_audio`, but reads only the recordings that the memo does not know in their present state."""
     known: dict[str, str | None] = json.loads(memo.read_text(encoding="utf-8")) if memo.is_file() else {}
     states = [_state(row) for row in rows]
+
     new = [place for place, state in enumerate(states) if state not in known]
     if new:
-        known |= {states[place]: problem for place, problem in _problems_of(rows, new, workers).items()}
+        unread = rows.select(new) if hasattr(rows, "select") else [rows[place] for place in new]
+        for place, problem in zip(new, map_in_order(_problem, unread, workers), strict=True):
+            known[states[place]] = problem
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_json(memo, known)
-    problems = [(place, known[state]) for place, state in enumerate(states)]
-    return [BadClip(place, rows[place]["clip_id"], problem) for place, problem in problems if problem]
+
+    bad = []
+    for place, state in enumerate(states):
+        problem = known[state]
+        if problem:
+            bad.append(BadClip(place, rows[place]["clip_id"], problem))
+    return bad
 
 
 def _state(row: Mapping[str, Any]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,7 @@ import datasets
 import soundfile
 
 from .atomic_files import write_text
-from .prepared import FORMAT
-from .shards import file_sha256
-from .storage import STORAGES
-from .versions import installed_versions
+from .prepared import FORMAT, STORAGES
 
 _METADATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".txt")
 _PACKAGES = ("datasets", "numpy", "pyarrow", "soundfile", "supclap", "torch", "torchaudio", "torchcodec")
@@ -35,59 +33,97 @@ def make_manifest(
     notes: Mapping[str, Sequence[Mapping[str, Any]]],
     shards: Mapping[str, Sequence[Mapping[str, Any]]],
     report: Mapping[str, Any],
+    data_dir: str | None,
     ignored_folder: Path,
 ) -> dict[str, Any]:
-    """The manifest of a set whose shards are written; no times and no places but those of the request.
+    """The manifest of a set whose shards are written; it tells no times and no places on this machine.
 
     Args:
         request: "dataset", "options", "storage" and the like, as they were asked for.
-        types: Of the rows.
-        notes: On each recording, by split: what it gave, or the "reason" why it is left out.
-        shards: "file", "rows", "bytes", "payload_bytes" and "sha256" of each, by split.
-        report: Of the builder: "missing", and "left_out" by reason.
+        types: The features of the rows.
+        notes: What each recording gave, or the "reason" why it is left out, by split.
+        shards: The shards as `ShardWriter` records them, by split.
+        report: What the builder lacks: "missing", and "left_out" by reason.
+        data_dir: The folder that the builder read, whose tables and texts are hashed.
         ignored_folder: Where the set lies, to tell its own files from the sources.
 
     Returns:
         Plain JSON.
     """
-    good = {split: [note for note in of_split if "reason" not in note] for split, of_split in notes.items()}
-    every = [note for of_split in good.values() for note in of_split]
+    splits, every, bad = {}, [], {}
+    for split, of_split in notes.items():
+        good = [note for note in of_split if "reason" not in note]
+        every += good
+        bad[split] = [note for note in of_split if "reason" in note]
+
+        captions: Counter[str] = Counter()
+        for note in good:
+            captions.update(note["captions"])
+        seconds = round(sum(note["seconds"] for note in good), 6)
+        splits[split] = {
+            "clips": len(good), "seconds": seconds, "captions": dict(captions), "shards": list(shards[split])
+        }  # fmt: skip
+
+    # One hash for all recordings: of their paths and their own hashes.
+    digest = hashlib.sha256()
+    for note in every:
+        digest.update(f"{note['audio_path']}\0{note['source_sha256']}\n".encode())
+    audio = {"files": len(every), "bytes": sum(note["source_bytes"] for note in every), "sha256": digest.hexdigest()}
+
     return {
         "format": FORMAT,
         **request,
         "languages": list(types["captions"]),
         "features": types.to_dict(),
-        "splits": {split: {**_totals(of_split), "shards": list(shards[split])} for split, of_split in good.items()},
+        "splits": splits,
         "licenses": dict(sorted(Counter(note["license"] for note in every).items())),
-        "source_files": {
-            "audio": _audio_digest(every),
-            "metadata": _metadata_files(request["options"], ignored_folder),
-        },
+        "source_files": {"audio": audio, "metadata": _metadata_files(data_dir, ignored_folder)},
         "missing": sorted(report.get("missing", [])),
         "left_out": {reason: list(clips) for reason, clips in sorted(report.get("left_out", {}).items())},
-        "bad_audio": {split: [note for note in of_split if "reason" in note] for split, of_split in notes.items()},
+        "bad_audio": bad,
         "versions": versions(),
     }
 
 
-def root_entry(root: str | None, folder: Path, example: str) -> dict[str, str | None]:
-    """Where the recordings of a set of storage "reference" are, for `prepared.py` to find them again.
+def public_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a builder without what is nobody else's business: of a path on this machine, the last name.
 
-    Args:
-        root: The folder that their paths are relative to; `None`, the paths are absolute.
-        folder: Where the set lies.
-        example: The path of one of them.
+    >>> public_options({"data_dir": "/home/ann/ESC-50", "test_fold": 4, "audio_dir": "~/sounds"})
+    {'data_dir': 'ESC-50', 'test_fold': 4, 'audio_dir': 'sounds'}
     """
-    try:
-        relative = None if root is None else Path(os.path.relpath(root, folder.resolve())).as_posix()
-    except ValueError:  # another drive
-        relative = None
-    return {"absolute": root or "", "relative": relative, "example": example}
+    public = dict(options)
+    for name, value in options.items():
+        if isinstance(value, str | Path) and (
+            str(value).startswith(("~", ".")) or Path(value).exists() or os.path.isabs(value)
+        ):
+            public[name] = Path(value).expanduser().resolve().name
+    return public
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of packages, in this order; those that are not installed are left out.
+
+    >>> list(installed_versions(["numpy", "no-such-package"]))
+    ['numpy']
+    """
+    found = {}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def versions() -> dict[str, str]:
-    """Of all that takes part in reading, resampling and writing."""
+    """The versions of all that takes part in reading, resampling and writing."""
     return {"libsndfile": soundfile.__libsndfile_version__, **installed_versions(_PACKAGES)}
+
+
+def file_sha256(path: str | Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def summary_table(manifest: Mapping[str, Any]) -> str:
@@ -107,11 +143,12 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData
 
+    splits = manifest["splits"].values()
     licenses = sorted({_hub_license(name) for name in manifest["licenses"]})
     data = DatasetCardData(
         pretty_name=f"{manifest['dataset']}, prepared",
         license=licenses[0] if len(licenses) == 1 else licenses,
-        language=[language for language in manifest["languages"] if _count(manifest, language)],
+        language=[name for name in manifest["languages"] if any(name in about["captions"] for about in splits)],
         task_categories=["audio-classification", "feature-extraction"],
     )
     files = [{"split": split, "path": f"data/{split}-*"} for split in manifest["splits"]]
@@ -147,10 +184,6 @@ def _card_body(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def _count(manifest: Mapping[str, Any], language: str) -> int:
-    return sum(about["captions"].get(language, 0) for about in manifest["splits"].values())
-
-
 def _hub_license(name: str) -> str:
     """The Hub's identifier of a licence.
 
@@ -161,35 +194,17 @@ def _hub_license(name: str) -> str:
     return identifier if identifier in _HUB_LICENSES else "other"
 
 
-def _totals(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    captions: Counter[str] = Counter()
-    for note in notes:
-        captions.update(note["captions"])
-    return {
-        "clips": len(notes),
-        "seconds": round(sum(note["seconds"] for note in notes), 6),
-        "captions": dict(captions),
-    }
-
-
-def _audio_digest(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Count, size and one hash for all recordings: of their paths and their own hashes."""
-    digest = hashlib.sha256()
-    for note in notes:
-        digest.update(f"{note['audio_path']}\0{note['source_sha256']}\n".encode())
-    size = sum(note["source_bytes"] for note in notes)
-    return {"files": len(notes), "bytes": size, "sha256": digest.hexdigest()}
-
-
-def _metadata_files(options: Mapping[str, Any], ignored_folder: Path) -> list[dict[str, Any]]:
-    """The tables and texts in the builder's `data_dir`, captions among them."""
-    data_dir = Path(str(options.get("data_dir"))).expanduser()
-    if options.get("data_dir") is None or not data_dir.is_dir():
+def _metadata_files(data_dir: str | None, ignored_folder: Path) -> list[dict[str, Any]]:
+    """The tables and texts in the builder's `data_dir`, captions among them, each with its hash."""
+    root = None if data_dir is None else Path(data_dir).expanduser().resolve()
+    if root is None or not root.is_dir():
         return []
-    ignored, root = ignored_folder.resolve(), data_dir.resolve()
-    found = sorted(path for path in root.rglob("*") if path.suffix.lower() in _METADATA_SUFFIXES and path.is_file())
-    return [
-        {"path": path.relative_to(root).as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)}
-        for path in found
-        if ignored not in path.parents and not any(part.startswith(".") for part in path.relative_to(root).parts)
-    ]
+
+    found = []
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root)
+        hidden = any(part.startswith(".") for part in name.parts)
+        ours = ignored_folder.resolve() in path.parents
+        if path.suffix.lower() in _METADATA_SUFFIXES and path.is_file() and not hidden and not ours:
+            found.append({"path": name.as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)})
+    return found

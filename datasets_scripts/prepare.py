@@ -8,41 +8,52 @@ that cannot be used is left out and listed in `manifest.json`. A run that was ki
 data give the same bytes, whatever the number of workers.
 """
 
+# `datasets` could write a set by `map(num_proc=...)` and `to_parquet`. It would keep a second copy of all audio in its
+# cache, begin a split anew after a kill in its middle, hold a whole shard in memory, and change its cache with the
+# number of processes. `push_to_hub` would cut other shards than those whose checksums the manifest states.
+
 from __future__ import annotations
 
 import argparse
 import difflib
 import hashlib
+import io
 import json
 import os
-import re
 import shutil
 import sys
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeAlias
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import datasets
+import pyarrow
+import pyarrow.parquet
+import soundfile
+from datasets.utils.py_utils import convert_file_size_to_int
 from tqdm import tqdm
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder
-from modeling_supclap.datasets_scripts.atomic_files import write_json
-from modeling_supclap.datasets_scripts.audio import BadAudioError
-from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
+from modeling_supclap.datasets_scripts.atomic_files import only_writer, write_json, write_text
+from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, resample, to_int16
+from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO, map_in_order, read_recording, source_of
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options
-from modeling_supclap.datasets_scripts.manifest import make_manifest, root_entry, summary_table, versions, write_card
-from modeling_supclap.datasets_scripts.parallel import map_in_order
-from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, read_manifest
+from modeling_supclap.datasets_scripts.manifest import (
+    file_sha256,
+    make_manifest,
+    public_options,
+    summary_table,
+    versions,
+    write_card,
+)
+from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, ROOT_NOTE, STORAGES, read_manifest
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
-from modeling_supclap.datasets_scripts.shards import ShardWriter
-from modeling_supclap.datasets_scripts.storage import STORAGES, Packed, audio_features, pack, source_of
 
+ROW_GROUP_ROWS = 100  # as the Hub's viewer likes it: a row is read by reading its row group
+ROW_GROUP_BYTES = 64 * 1024**2
 _WORK = ".prepare"  # inside the output folder: finished shards of an unfinished run, and what the run was to make
-_CHUNK = 8  # clips a worker takes at a time
-_Records: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -51,8 +62,8 @@ class Request:
 
     Attributes:
         dataset: A name that `load_splits` knows.
-        options: Of its builder.
-        storage: A key of `storage.STORAGES`.
+        options: The options of its builder.
+        storage: A key of `prepared.STORAGES`.
         shard_bytes: About how large a shard may become.
         on_bad_audio: "error" stops at the first recording that cannot be used, "skip" leaves such ones out, "report"
             also names each on the way. All but the first list them in the manifest.
@@ -78,10 +89,10 @@ def prepare(
     Args:
         request: What to prepare, and how.
         out: The folder to write.
-        workers: Processes that read the recordings.
+        workers: The number of processes that read the recordings.
         overwrite: Replaces another prepared set in the folder.
         cache_dir: Where `datasets` keeps the builder's rows; its own default when None.
-        quiet: No progress bar.
+        quiet: Shows no progress bar.
 
     Returns:
         The manifest.
@@ -89,109 +100,270 @@ def prepare(
     Raises:
         BadAudioError: With `on_bad_audio` "error", names the recording; always, when FFmpeg is needed and missing.
         FileExistsError: The folder holds something else.
+        RuntimeError: Another run writes to the folder.
         ValueError: No recording of a split can be used, or the request names what does not exist.
     """
-    _check(request)
-    builder = load_builder(request.dataset, cache_dir=cache_dir, **request.options)
-    splits = builder.as_dataset()
-    root = audio_root(request, splits)
-    plan, folder = _plan(request, splits, root), Path(out)
-    if _claim(folder, plan, overwrite):
-        return read_manifest(folder)
-    records = {}
-    for split, rows in splits.items():
-        writer = ShardWriter(folder / _WORK, split, _types(rows, request.storage), request.shard_bytes)
-        packed = _packed(rows, writer.next_row, root, request.storage, workers)
-        with tqdm(total=len(rows), initial=writer.next_row, desc=split, unit="clip", disable=quiet) as bar:
-            records[split] = writer.write(_entries(packed, writer.next_row, request.on_bad_audio, bar))
-        _require_usable(split, records[split])
-    manifest = _finish(request, builder, splits, records, root, folder)
-    for path in (folder / _WORK).glob("*-*.json"):
-        path.unlink()
-    return manifest
+    for name, value, valid in (
+        ("storage", request.storage, tuple(STORAGES)),
+        ("on_bad_audio", request.on_bad_audio, ON_BAD_AUDIO),
+    ):
+        if value not in valid:
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(valid)}")
+    if request.shard_bytes < 1:
+        raise ValueError(f"shard_bytes is {request.shard_bytes}; give at least 1")
+
+    with only_writer(out):
+        builder = load_builder(request.dataset, cache_dir=cache_dir, **request.options)
+        splits = builder.as_dataset()
+        root = audio_root(request, splits)
+        folder, plan = Path(out), _plan(request, splits, root)
+        if _claim(folder, plan, overwrite):
+            return read_manifest(folder)
+
+        records = {}
+        for split, rows in splits.items():
+            records[split] = _write_split(folder / _WORK, split, rows, request, root, workers, quiet)
+        return _finish(request, builder, splits, records, root, folder)
 
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
     """The folder that the paths of a set are relative to: `data_dir` if it holds all recordings, else what does."""
-    paths = {path for rows in splits.values() for path in rows["audio_path"] if os.path.isabs(path)}
-    parents = sorted({os.path.dirname(path) for path in paths})
+    parents: set[str] = set()
+    for rows in splits.values():
+        parents.update(os.path.dirname(path) for path in rows["audio_path"] if os.path.isabs(path))
+
     data_dir = request.options.get("data_dir")
     try:
-        common = os.path.commonpath(parents)
+        common = os.path.commonpath(sorted(parents))
         root = os.path.abspath(os.path.expanduser(data_dir)) if data_dir else common
         return root if os.path.commonpath([root, common]) == root else common
     except ValueError:  # several drives, or no path at all
         return None
 
 
-# ---- rows ----
+# ---- a row ----
 
 
-def _entries(
-    packed: Iterator[tuple[dict[str, Any], Packed]], start: int, on_bad_audio: str, bar: tqdm
-) -> Iterator[tuple[int, dict[str, Any] | None, dict[str, Any]]]:
-    """Row by row, what `ShardWriter.write` takes."""
-    for number, (row, made) in enumerate(packed, start):
-        bar.update()
-        if made.problem is None:
-            counts = {language: len(texts) for language, texts in row["captions"].items() if texts}
-            note = {
-                "audio_path": row["audio_path"],
-                "captions": counts,
-                "license": row["license"],
-                "seconds": made.seconds,
-                "source_bytes": made.source_bytes,
-                "source_sha256": made.source_sha256,
-            }
-            yield number, {**row, **made.columns}, note
-            continue
-        if on_bad_audio == "error":
-            raise BadAudioError(f"clip {row['clip_id']!r}: {made.problem}")
-        if on_bad_audio == "report":
-            bar.write(f"clip {row['clip_id']!r}: {made.problem}", file=sys.stderr)
-        yield number, None, {"clip_id": row["clip_id"], "audio_path": row["audio_path"], "reason": made.problem}
+def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reads a recording, all of it, and makes what is to be stored of it.
+
+    Args:
+        source: The file, or its bytes.
+        name: What errors call it, the path that its row is to have.
+        storage: A key of `STORAGES`.
+
+    Returns:
+        The columns to add to its row, as `Storage.features` names them, and what the manifest counts: "seconds",
+        "source_bytes" and "source_sha256".
+
+    Raises:
+        BadAudioError: The recording cannot be used.
+    """
+    content, waveform, rate_hz = read_recording(source, name)
+    note = {
+        "seconds": len(waveform) / rate_hz,
+        "source_bytes": len(content),
+        "source_sha256": hashlib.sha256(content).hexdigest(),
+    }
+    codec, stored_hz, _ = STORAGES[storage]
+    file_name = PurePosixPath(name)
+    if codec == "none":
+        return {}, note
+    if codec == "file" or stored_hz is None:
+        return {"audio": {"bytes": content, "path": file_name.name}}, note
+
+    samples = to_int16(resample(waveform, rate_hz, stored_hz))
+    if not samples.any():
+        raise BadAudioError(f"{name} is silent: it is too quiet for 16 bits")
+    note["seconds"] = len(samples) / stored_hz
+    if codec == "int16":
+        return {"samples": samples.tobytes(), "sampling_rate_hz": stored_hz}, note
+
+    encoded = io.BytesIO()
+    soundfile.write(encoded, samples, stored_hz, format="FLAC", subtype="PCM_16")
+    return {"audio": {"bytes": encoded.getvalue(), "path": file_name.with_suffix(".flac").name}}, note
 
 
-def _packed(
-    rows: datasets.Dataset, start: int, root: str | None, storage: str, workers: int
-) -> Iterator[tuple[dict[str, Any], Packed]]:
-    """Rows from `start` on, without the audio that they may hold, with their relative path; and what was made of it."""
-    taken: deque[dict[str, Any]] = deque()
+class Entry(NamedTuple):
+    """What became of a row: the row to write, or None where it is left out, and a note for the manifest."""
 
-    def recordings() -> Iterator[tuple[str | bytes, str]]:
-        for row in (rows[number] for number in range(start, len(rows))):
-            described = {name: value for name, value in row.items() if name not in AUDIO_COLUMNS}
-            taken.append({**described, "audio_path": _relative(row["audio_path"], root)})
-            yield source_of(row), taken[-1]["audio_path"]
-
-    for made in map_in_order(partial(_pack, storage=storage), recordings(), workers):
-        yield taken.popleft(), made
+    row: dict[str, Any] | None
+    note: dict[str, Any]
 
 
-def _pack(recording: tuple[str | bytes, str], storage: str) -> Packed:
-    return pack(*recording, storage)
+def _entry(row: Mapping[str, Any], root: str | None, storage: str) -> Entry:
+    kept = {name: value for name, value in row.items() if name not in AUDIO_COLUMNS}
+    kept["audio_path"] = _relative(row["audio_path"], root)
+    try:
+        columns, note = pack(source_of(row), kept["audio_path"], storage)
+    except MissingDecoderError:
+        raise
+    except BadAudioError as error:
+        return Entry(None, {"clip_id": row["clip_id"], "audio_path": kept["audio_path"], "reason": str(error)})
+
+    captions = {language: len(texts) for language, texts in row["captions"].items() if texts}
+    about = {"audio_path": kept["audio_path"], "captions": captions, "license": row["license"]}
+    return Entry({**kept, **columns}, {**about, **note})
 
 
 def _relative(path: str, root: str | None) -> str:
     return Path(os.path.relpath(path, root)).as_posix() if root is not None and os.path.isabs(path) else path
 
 
-def _types(rows: datasets.Dataset, storage: str) -> datasets.Features:
-    return datasets.Features({**without_audio(rows).features, **audio_features(storage)})
+# ---- shards ----
+
+
+def _write_split(
+    folder: Path,
+    split: str,
+    rows: datasets.Dataset,
+    request: Request,
+    root: str | None,
+    workers: int,
+    quiet: bool,
+) -> list[dict[str, Any]]:
+    """Writes the rest of a split and gives the records of all its shards."""
+    types = datasets.Features({**without_audio(rows).features, **STORAGES[request.storage].features()})
+    writer = ShardWriter(folder, split, types, request.shard_bytes)
+
+    start = writer.next_row
+    unread: Sequence[Any] = rows.select(range(start, len(rows))) if start < len(rows) else []
+    entries = map_in_order(partial(_entry, root=root, storage=request.storage), unread, workers)
+    bar = tqdm(entries, split, len(rows), initial=start, unit="clip", disable=quiet)
+    records = writer.write(_checked(bar, request.on_bad_audio))
+
+    notes = [note for record in records for note in record["notes"]]
+    if notes and all("reason" in note for note in notes):
+        raise ValueError(
+            f"none of the {len(notes)} recordings of {split!r} can be used; the first: {notes[0]['reason']}"
+        )
+    return records
+
+
+def _checked(entries: tqdm, on_bad_audio: str) -> Iterator[Entry]:
+    """Stops at a recording that cannot be used, or names it, where that is asked for."""
+    for entry in entries:
+        if entry.row is None and on_bad_audio != "skip":
+            problem = f"clip {entry.note['clip_id']!r}: {entry.note['reason']}"
+            if on_bad_audio == "error":
+                raise BadAudioError(problem)
+            entries.write(problem, file=sys.stderr)
+        yield entry
+
+
+class ShardWriter:
+    """Rows to Parquet shards of bounded size: in order, the same bytes every time, and continued after a kill.
+
+    A shard that is complete lies in the working folder with a record of what went into it. Where it ends depends on
+    the rows alone, so a run that finds the records of an earlier one goes on after the last of them.
+
+    Args:
+        folder: The working folder, which holds finished shards and their records.
+        split: The name of the split.
+        types: The features of the rows.
+        shard_bytes: A shard is closed before it exceeds this; one that a single row fills may.
+    """
+
+    def __init__(self, folder: str | Path, split: str, types: datasets.Features, shard_bytes: int) -> None:
+        self.folder, self.split = Path(folder), split
+        self.schema, self.shard_bytes = types.arrow_schema, shard_bytes
+        self.records: list[dict[str, Any]] = []
+        while (path := self._record_path()).is_file():
+            self.records.append(json.loads(path.read_text(encoding="utf-8")))
+
+    @property
+    def next_row(self) -> int:
+        """The first row of the split that no finished shard has taken in."""
+        return sum(len(record["notes"]) for record in self.records)
+
+    def write(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
+        """Writes all that is left of the split.
+
+        Args:
+            entries: What became of each row from `next_row` on.
+
+        Returns:
+            The records of all shards of the split, those of earlier runs too: "file", "rows", "row_groups", "bytes",
+            "payload_bytes", "sha256" and "notes".
+        """
+        rows = iter(entries)
+        pending = next(rows, None)
+        while pending is not None:
+            pending = self._write_shard(pending, rows)
+        return self.records
+
+    def _write_shard(self, first: Entry, rest: Iterator[Entry]) -> Entry | None:
+        """Writes one shard, and gives the entry that did not fit into it any more."""
+        path = self._record_path().with_suffix(".parquet")
+        unfinished = self.folder / f"{self.split}.part"
+        notes: list[dict[str, Any]] = []
+        group: list[dict[str, Any]] = []
+        groups: list[int] = []
+        payload = group_bytes = 0
+        entry: Entry | None = first
+
+        # Nothing but the rows decides about the bytes: the audio is compressed already, or faster to read as it is, and
+        # text is little beside it.
+        options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+        with pyarrow.parquet.ParquetWriter(unfinished, self.schema, version="2.6", **options) as parquet:
+
+            def flush() -> None:
+                if group:
+                    table = pyarrow.Table.from_pylist(group, self.schema)
+                    parquet.write_table(table, row_group_size=len(group))
+                    groups.append(len(group))
+                    group.clear()
+
+            while entry is not None:
+                size = 0 if entry.row is None else payload_bytes(entry.row)
+                if payload and payload + size > self.shard_bytes:
+                    break
+
+                notes.append(entry.note)
+                if entry.row is not None:
+                    if group_bytes + size > ROW_GROUP_BYTES or len(group) == ROW_GROUP_ROWS:
+                        flush()
+                        group_bytes = 0
+                    group.append(entry.row)
+                    group_bytes += size
+                    payload += size
+                entry = next(rest, None)
+            flush()
+
+        os.replace(unfinished, path)
+        record = {
+            "file": path.name,
+            "rows": sum(groups),
+            "row_groups": groups,
+            "bytes": path.stat().st_size,
+            "payload_bytes": payload,
+            "sha256": file_sha256(path),
+            "notes": notes,
+        }
+        write_json(self._record_path(), record, one_writer=True)
+        self.records.append(record)
+        return entry
+
+    def _record_path(self) -> Path:
+        return self.folder / f"{self.split}-{len(self.records):05d}.json"
+
+
+def payload_bytes(value: Any) -> int:
+    """About what a value takes in a file: its bytes and its letters.
+
+    >>> payload_bytes({"clip_id": "a1", "audio": {"bytes": b"1234", "path": None}, "labels": ["dog"]})
+    9
+    """
+    if isinstance(value, Mapping):
+        return sum(map(payload_bytes, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(payload_bytes, value))
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    return 0 if value is None else 8
 
 
 # ---- the folder ----
-
-
-def _check(request: Request) -> None:
-    for what, value, valid in (
-        ("storage", request.storage, tuple(STORAGES)),
-        ("on_bad_audio", request.on_bad_audio, ON_BAD_AUDIO),
-    ):
-        if value not in valid:
-            raise ValueError(f"{what} is {value!r}; it must be one of {', '.join(valid)}")
-    if request.shard_bytes < 1:
-        raise ValueError(f"shard_bytes is {request.shard_bytes}; give at least 1")
 
 
 def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | None) -> str:
@@ -217,62 +389,61 @@ def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
         raise FileExistsError(f"{folder} holds another prepared set; choose another folder, or replace it: --overwrite")
     if found is None and not manifest.is_file() and folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty and holds no prepared set; choose another folder")
+
     if found != plan or manifest.is_file():
         manifest.unlink(missing_ok=True)
         for part in (folder / _WORK, folder / "data"):
             shutil.rmtree(part, ignore_errors=True)
         note.parent.mkdir(parents=True)
-        note.write_text(plan, encoding="utf-8")
+        write_text(note, plan, one_writer=True)
     return False
-
-
-def _require_usable(split: str, records: Sequence[Mapping[str, Any]]) -> None:
-    if records and not any(record["rows"] for record in records):
-        notes = [note for record in records for note in record["notes"]]
-        raise ValueError(
-            f"none of the {len(notes)} recordings of {split!r} can be used; the first: {notes[0]['reason']}"
-        )
 
 
 def _finish(
     request: Request,
     builder: Any,
     splits: Mapping[str, datasets.Dataset],
-    records: _Records,
+    records: Mapping[str, Sequence[Mapping[str, Any]]],
     root: str | None,
     folder: Path,
 ) -> dict[str, Any]:
     """Puts shards, card and manifest in their places; the manifest comes last, as the sign that all is there."""
-    notes = {split: [note for record in of_split for note in record["notes"]] for split, of_split in records.items()}
-    asked = {name: value for name, value in asdict(request).items() if name != "on_bad_audio"}
-    asked["dataset"] = getattr(builder, "origin", request.dataset)
-    types = _types(next(iter(splits.values())), request.storage)
-    report = builder.report() if hasattr(builder, "report") else {}
-    manifest = make_manifest(asked, types, notes, _publish(folder, records), report, folder)
-    if request.storage == "reference":
-        example = next(note["audio_path"] for of_split in notes.values() for note in of_split if "reason" not in note)
-        manifest["audio_root"] = root_entry(root, folder, example)
-    write_card(folder / "README.md", manifest)
-    write_json(folder / MANIFEST, manifest, one_writer=True)
-    return manifest
-
-
-def _publish(folder: Path, records: _Records) -> dict[str, list[dict[str, Any]]]:
-    """Moves the shards to their place under the name that tells how many there are."""
     (folder / "data").mkdir(exist_ok=True)
     shards: dict[str, list[dict[str, Any]]] = {}
+    notes: dict[str, list[dict[str, Any]]] = {}
     for split, of_split in records.items():
-        shards[split] = []
+        shards[split], notes[split] = [], []
         for number, record in enumerate(of_split):
             name = f"data/{split}-{number:05d}-of-{len(of_split):05d}.parquet"
             if (folder / _WORK / record["file"]).is_file():  # a run killed here has moved some already
                 os.replace(folder / _WORK / record["file"], folder / name)
-            kept = ("rows", "bytes", "payload_bytes", "sha256")
-            shards[split].append({"file": name, **{key: record[key] for key in kept}})
-    return shards
+            about = {key: record[key] for key in ("rows", "row_groups", "bytes", "payload_bytes", "sha256")}
+            shards[split].append({"file": name, **about})
+            notes[split] += record["notes"]
 
+    asked = {
+        "dataset": getattr(builder, "origin", request.dataset),
+        "options": public_options(request.options),
+        "storage": request.storage,
+        "shard_bytes": request.shard_bytes,
+    }
+    types = {**without_audio(next(iter(splits.values()))).features, **STORAGES[request.storage].features()}
+    report = builder.report() if hasattr(builder, "report") else {}
+    data_dir = request.options.get("data_dir")
+    manifest = make_manifest(asked, datasets.Features(types), notes, shards, report, data_dir, folder)
+    if request.storage == "reference":
+        manifest["audio_example"] = next(
+            note["audio_path"] for of_split in notes.values() for note in of_split if "reason" not in note
+        )
+        same_drive = root is not None and Path(root).drive == folder.resolve().drive
+        relative = os.path.relpath(root, folder.resolve()) if same_drive and root else None
+        write_json(folder / ROOT_NOTE, {"absolute": root, "relative": relative}, one_writer=True)
+    write_card(folder / "README.md", manifest)
+    write_json(folder / MANIFEST, manifest, one_writer=True)
 
-# ---- the command line ----
+    for path in (folder / _WORK).glob("*-*.json"):
+        path.unlink()
+    return manifest
 
 
 def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
@@ -280,7 +451,7 @@ def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
 
     Args:
         folder: The prepared set.
-        repo_id: "user/name"; made if it does not exist.
+        repo_id: The repository, "user/name"; it is made if it does not exist.
         private: Makes a new repository private.
 
     Returns:
@@ -303,6 +474,9 @@ def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
     return str(address)
 
 
+# ---- the command line ----
+
+
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; `builder_options` holds those of the builder that were given."""
     parser = argparse.ArgumentParser(
@@ -312,8 +486,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", required=True, help="the folder to write")
     storages = "; ".join(f"{name}, {storage.meaning}" for name, storage in STORAGES.items())
     parser.add_argument("--storage", choices=STORAGES, default="original", help=f"how to keep the audio: {storages}")
-    parser.add_argument("--workers", type=_positive, default=min(8, os.cpu_count() or 1), help="processes that read")
-    parser.add_argument("--shard_size", type=_size, default="500MB", help="of a Parquet file at most (default: 500MB)")
+    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="processes that read")
+    parser.add_argument("--shard_size", type=convert_file_size_to_int, default="500MB", help="bytes of a Parquet file")
     parser.add_argument(
         "--on_bad_audio", choices=ON_BAD_AUDIO, default="skip",
         help="recordings that cannot be used: stop at the first, leave them out and list them in the manifest "
@@ -324,15 +498,20 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--overwrite", action="store_true", help="replace another prepared set in the folder")
     parser.add_argument("--cache_dir", help="where `datasets` keeps the rows of the builder")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    named = _named(argv)
+
+    # The dataset comes first: its builder says which further options there are.
+    named = argv[0] if argv and argv[0] in builder_names() else None
     fields = [] if named is None else add_builder_options(parser, find_builder(named).BUILDER_CONFIG_CLASS)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         options = [option for action in parser._actions for option in action.option_strings]
-        words = [word.split("=")[0] for word in unknown]
-        close = [found for word in words for found in difflib.get_close_matches(word, options, n=1)]
+        close = []
+        for word in unknown:
+            close += difflib.get_close_matches(word.split("=")[0], options, n=1)
         hint = f" (did you mean {', '.join(close)}?)" if close else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}; {named} --help lists the options")
+        parser.error(
+            f"unrecognized arguments: {' '.join(unknown)}{hint}; {named or 'DATASET'} --help lists the options"
+        )
     arguments.builder_options = {name: getattr(arguments, name) for name in fields if hasattr(arguments, name)}
     return arguments
 
@@ -352,24 +531,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.push_to_hub:
             print(f"uploaded to {push(arguments.out, arguments.push_to_hub, arguments.private)}")
     except (ValueError, OSError, RuntimeError) as error:
-        print(f"prepare.py: error: {_innermost(error)}", file=sys.stderr)
+        cause: BaseException = error
+        while isinstance(cause, datasets.exceptions.DatasetsError) and cause.__cause__ is not None:
+            cause = cause.__cause__  # what the builder raised
+        print(f"prepare.py: error: {cause}", file=sys.stderr)
         return 1
     return 0
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """What a builder raised, without the `DatasetGenerationError` that `datasets` wraps it in."""
-    wrapped = isinstance(error, datasets.exceptions.DatasetsError) and error.__cause__ is not None
-    return _innermost(error.__cause__) if wrapped and error.__cause__ else error
-
-
-def _named(argv: Sequence[str]) -> str | None:
-    """The builder among the words, wherever it stands, and not the value of an option before it."""
-    flags = ("--private", "--overwrite", "--quiet")
-    for before, word in zip(("", *argv), argv, strict=False):
-        if word in builder_names() and (not before.startswith("--") or "=" in before or before in flags):
-            return word
-    return None
 
 
 def _dataset(text: str) -> str:
@@ -378,24 +545,6 @@ def _dataset(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    """Bytes from a text such as "500MB".
-
-    >>> _size("1.5GB")
-    1500000000
-    """
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", text.strip(), re.IGNORECASE)
-    if parts is None or float(parts[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write it like 500MB")
-    return round(float(parts[1]) * 1000 ** " KMG".index(parts[2].upper() or " "))
 
 
 if __name__ == "__main__":

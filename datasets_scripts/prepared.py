@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import pyarrow
@@ -24,10 +24,49 @@ import pyarrow.parquet
 from datasets.builder import Key
 
 MANIFEST = "manifest.json"
-FORMAT = 1
-"""Of the folder; a set of a later format than this is refused."""
+ROOT_NOTE = ".prepare/audio_root"
+"""Says on this machine, and is never pushed, where the recordings of a set are that holds none."""
+
+FORMAT = 2
+"""The format of the folder; a set of another format than this is refused."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class Storage(NamedTuple):
+    """One way to keep the audio of a clip.
+
+    Attributes:
+        codec: "none", the row's path only; "file", the bytes of the file; "flac" or "int16", decoded and resampled.
+        sampling_rate_hz: The rate of "flac" and "int16".
+        meaning: What `--help` and the dataset card say.
+    """
+
+    codec: str
+    sampling_rate_hz: int | None
+    meaning: str
+
+    def features(self) -> dict[str, Any]:
+        """The columns that this way adds to a row, as `datasets` features by name.
+
+        Files are a struct of bytes and path: it loads without torchcodec, which `datasets.Audio` does not, and
+        `cast_column("audio", Audio())` makes it one.
+        """
+        if self.codec == "none":
+            return {}
+        if self.codec == "int16":
+            return {"samples": datasets.Value("binary"), "sampling_rate_hz": datasets.Value("int32")}
+        return {"audio": {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}}
+
+
+STORAGES = {
+    "original": Storage("file", None, "the files' own bytes"),
+    "flac16k": Storage("flac", 16000, "FLAC at 16 kHz, mono, 16 bits: about the size of the Vorbis file"),
+    "flac48k": Storage("flac", 48000, "the same at 48 kHz, for CLAP"),
+    "int16": Storage("int16", 16000, "samples at 16 kHz, mono: nothing to decode, the fastest to train from"),
+    "reference": Storage("none", None, "no audio, only where the files are"),
+}
+"""The values of `prepare.py --storage`."""
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
@@ -42,14 +81,16 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: The folder is no prepared set, or its preparation did not finish.
-        ValueError: It is of a later format.
+        ValueError: It is of another format.
     """
     path = Path(folder, MANIFEST)
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is no prepared set, as it holds no {MANIFEST}; make one with prepare.py")
     manifest = json.loads(path.read_text(encoding="utf-8"))
-    if manifest["format"] > FORMAT:
-        raise ValueError(f"{path} is of format {manifest['format']}; this version reads up to {FORMAT}")
+    if manifest["format"] != FORMAT:
+        raise ValueError(
+            f"{path} is of format {manifest['format']}, this version reads {FORMAT}; prepare the set again"
+        )
     return manifest
 
 
@@ -253,9 +294,15 @@ def _audio_root(config: PreparedConfig, manifest: dict[str, Any]) -> str | None:
     """Where the recordings are of a set that only refers to them; `None` for one that holds them."""
     if manifest["storage"] != "reference":
         return None
-    example, roots = manifest["audio_root"]["example"], manifest["audio_root"]
-    beside = os.path.normpath(os.path.join(str(config.data_dir), roots["relative"] or "."))
-    places = [config.audio_dir] if config.audio_dir else [beside, roots["absolute"]]
+
+    places = [config.audio_dir] if config.audio_dir else []
+    note = Path(str(config.data_dir), ROOT_NOTE)
+    if not places and note.is_file():
+        root = json.loads(note.read_text(encoding="utf-8"))
+        beside = os.path.join(str(config.data_dir), root["relative"] or ".")
+        places = [os.path.normpath(beside), root["absolute"] or ""]
+
+    example = manifest["audio_example"]
     for place in places:
         if os.path.isfile(os.path.join(place, example)):
             return os.path.abspath(place)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
+from modeling_supclap.datasets_scripts.bad_audio import map_in_order
 from modeling_supclap.datasets_scripts.overlap.fingerprint import (
     RATE_HZ,
     THRESHOLD,
@@ -37,7 +38,6 @@ from modeling_supclap.datasets_scripts.overlap.fingerprint import (
     FingerprintIndex,
     fingerprint,
 )
-from modeling_supclap.datasets_scripts.parallel import map_in_order
 from modeling_supclap.datasets_scripts.prepared import load_prepared
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, FILE_SOURCE, without_audio
 
@@ -59,10 +59,10 @@ def compare(
 
     Args:
         first: The folder or Hub id of a set, for one of its splits followed by `:split`.
-        second: Another; of the same set, another split.
-        workers: Processes that compute fingerprints.
+        second: Another one; of the same set, another split.
+        workers: The number of processes that compute fingerprints.
         cache_dir: Where `datasets` keeps the rows; its own default when None.
-        quiet: No progress bars.
+        quiet: Shows no progress bars.
 
     Returns:
         Plain JSON. "shared_sources": for each, the clips of both. "copies": pairs of clips with their score, bit error
@@ -74,21 +74,33 @@ def compare(
     """
     if first == second:
         raise ValueError(f"both sets are {first}; to compare the splits of one, write {first}:train {first}:test")
-    sets = [_load(name, cache_dir) for name in (first, second)]
-    clips = [list(_clips(splits)) for splits in sets]
-    prints = [
-        list(tqdm(_fingerprints(splits, workers), name, len(of_set), unit="clip", disable=quiet))
-        for splits, of_set, name in zip(sets, clips, (first, second), strict=True)
-    ]
+
+    clips: list[list[Clip]] = []
+    prints: list[list[Fingerprint | None]] = []
+    loaded = [(name, _load(name, cache_dir)) for name in (first, second)]
+    for name, splits in loaded:
+        clips.append([])
+        prints.append([])
+        for split, rows in splits.items():
+            named = without_audio(rows)
+            for clip_id, source in zip(named["clip_id"], named["source"], strict=True):
+                clips[-1].append(Clip(split, clip_id, source))
+
+            needed = rows.select_columns([column for column in _NEEDED if column in rows.column_names])
+            computed = map_in_order(_fingerprint, needed, workers)
+            prints[-1] += tqdm(computed, f"{name} {split}", len(rows), unit="clip", disable=quiet)
+
+    not_compared = []
+    for of_set, of_prints in zip(clips, prints, strict=True):
+        pairs = zip(of_set, of_prints, strict=True)
+        not_compared.append([clip._asdict() for clip, found in pairs if found is None])
+
     return {
-        "sets": [{"name": name, "clips": len(of_set)} for name, of_set in zip((first, second), clips, strict=True)],
+        "sets": [{"name": first, "clips": len(clips[0])}, {"name": second, "clips": len(clips[1])}],
         "threshold": THRESHOLD,
         "shared_sources": _shared_sources(*clips),
         "copies": _copies(clips, prints, quiet),
-        "not_compared": [
-            [clip._asdict() for clip, found in zip(of_set, of_prints, strict=True) if found is None]
-            for of_set, of_prints in zip(clips, prints, strict=True)
-        ],
+        "not_compared": not_compared,
     }
 
 
@@ -147,21 +159,6 @@ def _load(name: str, cache_dir: str | None) -> dict[str, datasets.Dataset]:
     return {split: splits[split]}
 
 
-def _clips(splits: Mapping[str, datasets.Dataset]) -> Iterator[Clip]:
-    for split, rows in splits.items():
-        named = without_audio(rows)
-        for clip_id, source in zip(named["clip_id"], named["source"], strict=True):
-            yield Clip(split, clip_id, source)
-
-
-def _fingerprints(splits: Mapping[str, datasets.Dataset], workers: int) -> Iterator[Fingerprint | None]:
-    rows = (
-        row for of_split in splits.values()
-        for row in of_split.select_columns([name for name in _NEEDED if name in of_split.column_names])
-    )  # fmt: skip
-    return map_in_order(_fingerprint, rows, workers)
-
-
 def _fingerprint(row: Mapping[str, Any]) -> Fingerprint | None:
     try:
         return fingerprint(read_row(row, RATE_HZ))
@@ -172,13 +169,13 @@ def _fingerprint(row: Mapping[str, Any]) -> Fingerprint | None:
 
 
 def _shared_sources(first: Sequence[Clip], second: Sequence[Clip]) -> dict[str, list[list[dict[str, str]]]]:
-    by_source: tuple[dict[str, list[Clip]], dict[str, list[Clip]]] = (defaultdict(list), defaultdict(list))
-    for clips, found in zip((first, second), by_source, strict=True):
+    """The clips of both sets by the source that they share."""
+    found: dict[str, list[list[dict[str, str]]]] = defaultdict(lambda: [[], []])
+    for side, clips in enumerate((first, second)):
         for clip in clips:
             if not clip.source.startswith(FILE_SOURCE):
-                found[clip.source].append(clip)
-    shared = sorted(by_source[0].keys() & by_source[1].keys())
-    return {source: [[clip._asdict() for clip in found[source]] for found in by_source] for source in shared}
+                found[clip.source][side].append(clip._asdict())
+    return {source: found[source] for source in sorted(found) if all(found[source])}
 
 
 def _copies(

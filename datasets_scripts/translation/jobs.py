@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import category, normalize
 
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
+from ..atomic_files import only_writer
 from .seq2seq import Translator
 from .table import listing, read_translations, source_hash, write_translations
 
@@ -58,35 +57,6 @@ def clean(text: str) -> str:
     line = "".join(letter for letter in line if category(letter) != "Cc")
     damaged = any(letter == "\N{REPLACEMENT CHARACTER}" or category(letter) == "Cs" for letter in line)
     return line if any(map(str.isalnum, line)) and not damaged else ""
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Within it, no other process is within it for the same file.
-
-    The lock lies beside the file and is the system's: it goes with the process, however that ends.
-
-    Args:
-        path: The file, which need not exist yet.
-
-    Raises:
-        RuntimeError: Another process is.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(path.name + ".lock"), timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise RuntimeError(
-            f"{path} is being written by another run; wait until that has ended, or choose another output"
-        ) from error
-    try:
-        yield
-    finally:
-        # While it is held: whoever has opened the file and not locked it finds it gone. Windows keeps open files.
-        with suppress(OSError):
-            Path(lock.lock_file).unlink()
-        lock.release()
 
 
 class FinishedBatches:
@@ -207,7 +177,7 @@ def complete_translations(
         RuntimeError: Another run is at the same file.
         ValueError: The file is not valid, holds translations by other models, or was begun with other settings.
     """
-    with alone(path):
+    with only_writer(path):
         return _complete(path, items, translator, batch_size, settings or {}, fill_gaps)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json
-from modeling_supclap.datasets_scripts.versions import installed_versions
+from modeling_supclap.datasets_scripts.manifest import installed_versions
 from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test
 
 from .embedding_cache import write_arrays

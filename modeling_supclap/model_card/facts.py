@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from modeling_supclap.datasets_scripts.versions import installed_versions
+from modeling_supclap.datasets_scripts.manifest import installed_versions
 
 from ..modeling_supclap import SupCLAPModel
 from .results import is_receipt

@@ -1,15 +1,27 @@
 """Bad recordings found before a run: the same ones each time, and no longer among the rows."""
 
+import io
 import logging
+import os
+import sys
+from functools import partial
 
+import numpy as np
 import pytest
 import soundfile
+import torch
 from datasets import Dataset
 from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts import bad_audio
-from modeling_supclap.datasets_scripts.audio import BadAudioError
-from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio, usable_rows
+from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
+from modeling_supclap.datasets_scripts.bad_audio import (
+    find_bad_audio,
+    map_in_order,
+    read_recording,
+    source_of,
+    usable_rows,
+)
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 from modeling_supclap.training.collator import usable_rows as rows_of_a_run
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
@@ -63,8 +75,8 @@ def test_no_row_left_is_an_error(rows):
 
 def test_the_memo_spares_the_second_look_but_for_what_has_changed(rows, tmp_path, monkeypatch):
     looked_at = []
-    pack = bad_audio.pack
-    monkeypatch.setattr(bad_audio, "pack", lambda source, name, how: looked_at.append(name) or pack(source, name, how))
+    read = bad_audio.read_recording
+    monkeypatch.setattr(bad_audio, "read_recording", lambda source, name: looked_at.append(name) or read(source, name))
     memo = tmp_path / "out" / "bad_audio.json"
     kept = usable_rows(rows, "skip", memo=memo)
     assert len(looked_at) == 8
@@ -92,3 +104,85 @@ def test_a_run_trains_on_the_rest(rows, tmp_path, processor):
 def test_the_argument_is_checked(tmp_path):
     with pytest.raises(ValueError, match="on_bad_audio is 'ignore'"):
         SupCLAPTrainingArguments(output_dir=str(tmp_path), on_bad_audio="ignore", report_to="none")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b"no audio at all", "is not audio"), (None, "No such file"), (np.zeros(100), "is silent")],
+    ids=["empty", "junk", "missing", "silent"],
+)
+def test_what_cannot_be_used_says_why(tmp_path, content, message):
+    path = tmp_path / "bad.wav"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        soundfile.write(path, content, 8000)
+    with pytest.raises(BadAudioError, match=rf"audio/bad\.wav.*{message}"):
+        read_recording(str(path), "audio/bad.wav")
+
+
+def test_a_decoder_that_fails_is_that_recordings_fault(monkeypatch):
+    def fail(content, name):
+        raise MemoryError("Unable to allocate 256 GiB")
+
+    monkeypatch.setattr(bad_audio, "read_audio", fail)
+    with pytest.raises(BadAudioError, match=r"a\.flac cannot be decoded: MemoryError"):
+        read_recording(b"fLaC", "a.flac")
+
+
+def test_a_missing_decoder_is_no_fault_of_the_recording(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    with pytest.raises(MissingDecoderError):
+        read_recording(b"\0\0\0\x20ftypM4A " + bytes(100), "a.m4a")
+
+
+def test_a_recording_is_its_bytes_its_waveform_and_its_rate():
+    file = io.BytesIO()
+    soundfile.write(file, [0.0, 0.5, -0.5], 8000, format="WAV", subtype="FLOAT")
+    content, waveform, rate_hz = read_recording(file.getvalue(), "a.wav")
+    assert (content, waveform.tolist(), rate_hz) == (file.getvalue(), [0.0, 0.5, -0.5], 8000)
+
+
+def test_the_source_of_a_row():
+    assert source_of({"clip_id": "a", "audio_path": "a.wav"}) == "a.wav"
+    assert source_of({"clip_id": "a", "audio_path": "a.wav", "audio": {"bytes": b"x", "path": "a.wav"}}) == b"x"
+    with pytest.raises(ValueError, match="clip 'a' is stored as int16"):
+        source_of({"clip_id": "a", "audio_path": "a.wav", "samples": b"xx"})
+
+
+def threads_at(row):
+    return row, torch.get_num_threads()
+
+
+def fail_at(fatal, error, row):
+    if row == fatal:
+        raise error
+    return row
+
+
+def die_at(fatal, row):
+    if row == fatal:
+        os._exit(1)
+    return row
+
+
+class TestMapInOrder:
+    @pytest.mark.parametrize("workers", [0, 1, 2])
+    def test_results_are_in_order_and_on_one_thread(self, workers):
+        before = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            assert list(map_in_order(threads_at, range(50), workers)) == [(row, 1) for row in range(50)]
+            assert torch.get_num_threads() == 2
+        finally:
+            torch.set_num_threads(before)
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_an_error_is_the_functions_own(self, workers):
+        results = map_in_order(partial(fail_at, 5, MissingDecoderError("install FFmpeg")), range(10), workers)
+        with pytest.raises(MissingDecoderError, match=r"^install FFmpeg$"):
+            list(results)
+
+    def test_a_worker_that_dies_is_told(self):
+        with pytest.raises(RuntimeError, match="exited unexpectedly"):
+            list(map_in_order(partial(die_at, 5), range(10), workers=2))

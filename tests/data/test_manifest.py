@@ -1,13 +1,20 @@
 """What a prepared set says of itself: sums against the notes they are made of, and a card that the Hub can read."""
 
 import hashlib
-from pathlib import Path
+from importlib.metadata import version
 
 import datasets
 import pytest
 from huggingface_hub import DatasetCard
 
-from modeling_supclap.datasets_scripts.manifest import make_manifest, root_entry, summary_table, versions, write_card
+from modeling_supclap.datasets_scripts.manifest import (
+    installed_versions,
+    make_manifest,
+    public_options,
+    summary_table,
+    versions,
+    write_card,
+)
 from modeling_supclap.datasets_scripts.schema import features
 
 NOTE = {"license": "CC BY 3.0", "seconds": 1800.0, "source_bytes": 10, "source_sha256": "ff"}
@@ -27,10 +34,11 @@ def manifest(tmp_path):
     (tmp_path / "source" / "out").mkdir(parents=True)
     (tmp_path / "source" / "captions.csv").write_bytes(b"a,b\n")
     (tmp_path / "source" / "out" / "manifest.json").write_text("{}")
-    request = {"dataset": "clotho", "options": {"data_dir": str(tmp_path / "source")}, "storage": "int16"}
+    source = tmp_path / "source"
+    request = {"dataset": "clotho", "options": {"data_dir": "source"}, "storage": "int16"}
     report = {"missing": ["z.wav", "y.wav"], "left_out": {"duplicate": ["e"]}}
     shards = {split: [SHARD] for split in NOTES}
-    return make_manifest(request, features(["eng", "fra", "deu"]), NOTES, shards, report, tmp_path / "source" / "out")
+    return make_manifest(request, features(["eng", "fra", "deu"]), NOTES, shards, report, str(source), source / "out")
 
 
 def test_sums(manifest):
@@ -74,12 +82,17 @@ def test_a_license_that_nobody_stated_is_no_blank(manifest, tmp_path):
     assert "- not stated: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
 
 
-def test_the_root_of_recordings(tmp_path):
-    entry = root_entry(str(tmp_path / "audio"), tmp_path / "sets" / "one", "a.wav")
-    assert entry == {"absolute": str(tmp_path / "audio"), "relative": "../../audio", "example": "a.wav"}
-    assert root_entry(None, tmp_path, "/x/a.wav") == {"absolute": "", "relative": None, "example": "/x/a.wav"}
+def test_options_lose_the_way_to_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sounds" / "mine").mkdir(parents=True)
+    options = {"data_dir": "sounds/mine", "audio_dir": str(tmp_path / "x"), "languages": ["eng"], "limit": 3}
+    assert public_options(options) == {"data_dir": "mine", "audio_dir": "x", "languages": ["eng"], "limit": 3}
+    assert public_options({"data_dir": "user/name", "a": "~/b/c", "d": "../e"}) == {
+        "data_dir": "user/name", "a": "c", "d": "e"
+    }  # fmt: skip
 
 
-def test_versions_name_what_decodes():
+def test_versions_name_what_decodes_and_only_what_is_installed():
     assert {"libsndfile", "torchaudio", "pyarrow"} <= versions().keys()
-    assert Path(__file__).name not in versions()
+    found = installed_versions(["torch", "no-such-package", "numpy"])
+    assert list(found.items()) == [("torch", version("torch")), ("numpy", version("numpy"))]

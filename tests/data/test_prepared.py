@@ -9,7 +9,8 @@ import torch
 from prepared_sets import make_folder
 from torch.utils.data import DataLoader
 
-from modeling_supclap.datasets_scripts import load_splits, shards
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts import prepare as preparing
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.datasets_scripts.prepared import dataset_origin, load_prepared, origin_of, read_manifest
@@ -27,7 +28,7 @@ def folder(tmp_path_factory):
     datasets.disable_progress_bars()
     folder = tmp_path_factory.mktemp("sets")
     patch = pytest.MonkeyPatch()
-    patch.setattr(shards, "ROW_GROUP_ROWS", 3)  # several groups a shard, as in large sets
+    patch.setattr(preparing, "ROW_GROUP_ROWS", 3)  # several groups a shard, as in large sets
     make_folder(folder / "ESC")
     for storage in STORAGES:
         request = Request("esc50", options(folder), storage, 200_000)
@@ -184,10 +185,11 @@ class TestDamage:
         with pytest.raises(FileNotFoundError, match=r"is no prepared set, as it holds no manifest\.json"):
             self.load(broken)
 
-    def test_a_later_format(self, broken):
+    @pytest.mark.parametrize("other", [1, 3])
+    def test_another_format(self, broken, other):
         manifest = (broken / "manifest.json").read_text(encoding="utf-8")
-        (broken / "manifest.json").write_text(manifest.replace('"format": 1', '"format": 2'), encoding="utf-8")
-        with pytest.raises(ValueError, match="is of format 2; this version reads up to 1"):
+        (broken / "manifest.json").write_text(manifest.replace('"format": 2', f'"format": {other}'), encoding="utf-8")
+        with pytest.raises(ValueError, match=f"is of format {other}, this version reads 2"):
             self.load(broken)
 
     def test_no_folder(self, tmp_path):

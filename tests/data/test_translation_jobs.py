@@ -176,9 +176,9 @@ def test_two_runs_at_a_time_do_not_write_one_file(path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from modeling_supclap.datasets_scripts.translation.jobs import alone
+from modeling_supclap.datasets_scripts.atomic_files import only_writer
 
-with alone(Path(sys.argv[1])):
+with only_writer(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
