@@ -25,6 +25,7 @@ from .languages import LANGUAGES, get_flores_code
 # Where the tokenizer states no limit: SONAR was trained on 514 tokens, BERT and its kin on 512.
 SONAR_MAX_TOKENS = 514
 BERT_MAX_TOKENS = 512
+_PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
 class SupCLAPAudioKwargs(TypedDict, total=False):
@@ -48,14 +49,24 @@ class SupCLAPProcessor(ProcessorMixin):
             place, so it gets the first 10 s (its `max_length_s`); it resamples nothing and refuses other rates.
         tokenizer: Turns captions into the text tower's input. One of NLLB's kind gets the language of each caption
             as its language token; any other ignores the language.
+        plain_captions: Whether captions are put in lower case and lose their punctuation, as ML-CLAP was trained and
+            is evaluated; apostrophes and hyphens stay.
+        caption_prefix: Stands before every caption, such as the "query: " of the e5 encoders.
     """
 
     valid_processor_kwargs: Any = SupCLAPProcessorKwargs
 
     def __init__(
-        self, feature_extractor: SequenceFeatureExtractor, tokenizer: PreTrainedTokenizerBase, **kwargs: Any
+        self,
+        feature_extractor: SequenceFeatureExtractor,
+        tokenizer: PreTrainedTokenizerBase,
+        plain_captions: bool = False,
+        caption_prefix: str = "",
+        **kwargs: Any,
     ) -> None:
         _check_tokenizer(tokenizer)
+        self.plain_captions = plain_captions
+        self.caption_prefix = caption_prefix
         super().__init__(feature_extractor, tokenizer, **kwargs)
 
     @classmethod
@@ -169,7 +180,10 @@ class SupCLAPProcessor(ProcessorMixin):
         """Token ids and masks as lists, each caption under its own language token."""
         if kwargs.get("max_length") is None and (kwargs["truncation"] or kwargs["padding"] == "max_length"):
             kwargs["max_length"] = self._max_tokens()
-        captions = _check_captions(as_list(text))
+        given = as_list(text)
+        if self.plain_captions:
+            given = [_plain(caption) if isinstance(caption, str) else caption for caption in given]
+        captions = [self.caption_prefix + caption for caption in _check_captions(given)]
         encoding = dict(self.tokenizer(captions, **kwargs))
         if language is None:
             return encoding
@@ -277,6 +291,11 @@ def _check_captions(captions: list[str]) -> list[str]:
         if not caption.strip():
             raise ValueError(f"caption {index} is blank: {caption!r}; leave the clip out or give it words")
     return [caption.strip() for caption in captions]
+
+
+def _plain(caption: str) -> str:
+    """Lower case without punctuation, as ML-CLAP prepares its captions (blanks in a row are one to its tokenizer)."""
+    return " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
 
 
 def _language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:

@@ -4,12 +4,33 @@ And where a file of weights cannot be read, the error names it.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers.modeling_utils import load_state_dict
+
+
+def is_hub_id(name: Any) -> bool:
+    """Whether a name can be that of a repository on the Hub, and nothing on this machine has it.
+
+    Args:
+        name: What a user gave for a model or a dataset: a path or a Hub id.
+
+    Example:
+        >>> is_hub_id("mispeech/ced-base"), is_hub_id("./outputs/esc10"), is_hub_id("outputs/esc10/model")
+        (True, False, False)
+    """
+    if os.path.exists(name):
+        return False
+    try:
+        validate_repo_id(str(name))
+    except HFValidationError:
+        return False
+    return True
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from .configuration_supclap import config_from_dict
 from .modeling_ced import CEDModel
 from .modeling_cnn14 import CNN14Model
 from .modeling_sonar import SonarTextModel
-from .strict_loading import naming_damaged_files
+from .strict_loading import is_hub_id, naming_damaged_files
 
 AUDIO_TOWERS: dict[str, type[PreTrainedModel]] = {
     "ced": CEDModel,
@@ -215,7 +215,7 @@ def check_source(name: Any) -> None:
     path = str(name)
     if name is None or os.path.isfile(os.path.join(path, "config.json")):
         return
-    if _is_path(path) and not os.path.isdir(path):
+    if not os.path.isdir(path) and not is_hub_id(path):
         raise OSError(f"there is no folder {path}; give a model's folder or a Hub id such as name/model")
     adapter = os.path.join(path, "adapter_config.json")
     if not os.path.isfile(adapter):
@@ -226,7 +226,7 @@ def check_source(name: Any) -> None:
     advice = (
         f"Load the base model, then PeftModel.from_pretrained(base, {path!r}).merge_and_unload() is the whole model"
     )
-    if not base or (_is_path(base) and not os.path.isdir(base)):
+    if not base or not (os.path.isdir(base) or is_hub_id(base)):
         raise ValueError(
             f"{path} holds a LoRA adapter and no model, and names {base!r} as its base model, which is not there. "
             f"{advice}"
@@ -235,11 +235,6 @@ def check_source(name: Any) -> None:
         raise ValueError(
             f"transformers {transformers.__version__} does not load {whole} of the adapter {path}. {advice}"
         )
-
-
-def _is_path(name: str) -> bool:
-    """Whether this cannot be a Hub id, which is one name or two with a slash between."""
-    return os.path.isabs(name) or name.startswith((".", "~")) or name.count("/") > 1
 
 
 def _is_decoder(config: PreTrainedConfig) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from huggingface_hub import ModelCard, hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file
 
-from ..strict_loading import damaged
+from ..strict_loading import damaged, is_hub_id
 
 # What a folder's weights are called, in the order of preference; an index lists the parts of one that was split.
 WEIGHT_FILES = (
@@ -163,7 +162,7 @@ def _without_module_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.
 
 def _download(source: str, revision: str | None) -> tuple[Path, str, str]:
     """A Hub repository's files, or one of them; the repository's name and commit."""
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)+", source):
+    if not is_hub_id("/".join(source.split("/")[:2])):
         raise ValueError(f"{source} is no file, no folder and no Hub id such as mispeech/ced-base")
     try:
         return _fetch(source, revision)

@@ -34,6 +34,7 @@ from .. import encoding
 from ..conversion import load_clap, processor_from_clap
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from ..strict_loading import is_hub_id
 
 DEFAULT_RATE_HZ = 48000
 # Half precision leaves the norm of a unit vector within this of 1.
@@ -210,10 +211,12 @@ def _kind_of(name: str) -> str | None:
             f"the folder {name} has no config.json, it holds {', '.join(held[:8]) or 'nothing'}; give one that "
             f"save_pretrained has written{hint}"
         )
-    looks_local = os.path.isabs(name) or name.startswith((".", "~")) or name.count("/") > 1
-    if looks_local and not os.path.exists(name):
+    if not os.path.exists(name) and not is_hub_id(name):
         raise FileNotFoundError(f"there is no model folder {name}")
-    fields, _ = PreTrainedConfig.get_config_dict(name)
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError as error:
+        raise FileNotFoundError(f"there is no folder {name} here, and no such model on the Hub: {error}") from error
     return fields.get("model_type")
 
 
@@ -261,7 +264,8 @@ def _front_end(processor: SupCLAPProcessor) -> list[str]:
     # What the last call was padded and cut to stays in there.
     vocabulary = json.dumps({key: part for key, part in parts.items() if key not in ("padding", "truncation")})
     settings = json.dumps(_settings(processor.feature_extractor.to_dict()))
-    return [settings, vocabulary, str(tokenizer.model_max_length)]
+    captions = json.dumps([processor.plain_captions, processor.caption_prefix])
+    return [settings, vocabulary, captions, str(tokenizer.model_max_length)]
 
 
 def _of_stranger(model: Any, name: str) -> EmbeddingModel:

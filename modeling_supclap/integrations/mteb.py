@@ -18,6 +18,7 @@ import torch
 from ..languages import LANGUAGE_TABLE
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from ..strict_loading import is_hub_id
 
 try:
     from mteb.models import ModelMeta
@@ -159,7 +160,7 @@ class SupCLAPEncoder(AbsEncoder):
 
 def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, name: str, revision: str | None) -> ModelMeta:
     """What mteb writes beside the scores. Names are `organisation/name` there: a folder is `local/name`."""
-    if not name or Path(name).is_dir() or name.count("/") != 1:
+    if not is_hub_id(name) or "/" not in name:
         name = f"local/{Path(name).name or 'supclap'}"
     languages = [language.flores.replace("_", "-") for language in LANGUAGE_TABLE.values()]
     facts = {

@@ -95,6 +95,31 @@ def test_blanks_at_the_ends_make_no_token(sonar_processor):
     assert sonar_processor(text="  a dog \n")["input_ids"] == sonar_processor(text="a dog")["input_ids"]
 
 
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ("A dog barks , loudly.", "a dog barks loudly"),
+        ('"Rain" (heavy); wind: thunder!', "rain heavy wind thunder"),
+        ("L'eau coule, l'arc-en-ciel*|?", "l'eau coule l'arc-en-ciel"),
+        ("狗叫，下雨。！？；：、", "狗叫 下雨"),
+    ],
+)
+def test_plain_captions_are_those_of_ml_clap(sonar_processor, given, plain, tmp_path):
+    lowering = SupCLAPProcessor(CEDFeatureExtractor(), sonar_processor.tokenizer, plain_captions=True)
+    lowering.save_pretrained(tmp_path)
+    for each in (lowering, SupCLAPProcessor.from_pretrained(tmp_path), AutoProcessor.from_pretrained(tmp_path)):
+        assert each(text=given)["input_ids"] == sonar_processor(text=plain)["input_ids"]
+    assert sonar_processor(text=given)["input_ids"] != sonar_processor(text=plain)["input_ids"]
+    with pytest.raises(ValueError, match="caption 0 is blank"):
+        lowering(text="?!")
+
+
+def test_a_prefix_stands_before_every_caption(processor, tmp_path):
+    SupCLAPProcessor(CEDFeatureExtractor(), processor.tokenizer, caption_prefix="rain: ").save_pretrained(tmp_path)
+    found = SupCLAPProcessor.from_pretrained(tmp_path)(text=["a dog", "wind"])
+    assert found["input_ids"] == processor(text=["rain: a dog", "rain: wind"])["input_ids"]
+
+
 @pytest.mark.parametrize("language", ["xyz", "rus_Cyrl", "fr"])
 def test_missing_language_names_those_that_exist(sonar_processor, language):
     with pytest.raises(ValueError, match=f"no language '{language}'; it has eng, fra, .*, zho and 1 more"):
