@@ -1,4 +1,4 @@
-"""Rows to a batch through the processor. The draw of a language happens here and nowhere else."""
+"""Turns rows into a batch through the processor. The draw of a language happens here and nowhere else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class IndexedRows(Dataset):
     """Rows that know their place: adds `clip_index`, by which embeddings and errors find their clip again.
 
     Args:
-        rows: a map-style dataset of rows as in `datasets_scripts/schema.py`.
+        rows: A map-style dataset of rows as in `datasets_scripts/schema.py`.
     """
 
     def __init__(self, rows: Any) -> None:
@@ -39,10 +39,10 @@ class IndexedRows(Dataset):
 
 
 def usable_rows(rows: Any, args: SupCLAPTrainingArguments) -> Any:
-    """The rows of a split that a run can use, the same in every process and when the run is resumed.
+    """Selects the rows of a split that a run can use, the same in every process and when the run is resumed.
 
     Args:
-        rows: a split.
+        rows: A split.
         args: `on_bad_audio` says what to do, see `datasets_scripts/bad_audio.py`. Recordings are read once, by
             `dataloader_num_workers` processes; `bad_audio.json` in the output folder remembers what was found.
 
@@ -55,13 +55,13 @@ def usable_rows(rows: Any, args: SupCLAPTrainingArguments) -> Any:
 
 
 class ContrastiveCollator:
-    """What the two collators share: recordings and texts through the processor.
+    """What all collators share: recordings and texts through the processor.
 
     Args:
-        processor: the model's processor.
+        processor: The model's processor.
         languages: ISO 639-3 codes; rows may lack some of them, but not all.
-        positives: see `group_id`.
-        max_audio_seconds: longer recordings are cropped to this, or to the most that the feature extractor takes
+        positives: See `group_id`.
+        max_audio_seconds: Longer recordings are cropped to this, or to the most that the feature extractor takes
             (10 s for CLAP's).
     """
 
@@ -75,9 +75,11 @@ class ContrastiveCollator:
         max_audio_seconds: float | None = 30.0,
     ) -> None:
         self.processor = processor
+        self.rate_hz = processor.feature_extractor.sampling_rate
         self.languages = tuple(languages)
         self.positives = positives
         self.max_audio_seconds = max_audio_seconds
+
         limit = getattr(processor.feature_extractor, "max_length_s", None)
         if limit is not None:
             share = limit / self.recordings_per_clip
@@ -91,27 +93,31 @@ class ContrastiveCollator:
         return captions
 
     def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
-        rate_hz = self.processor.feature_extractor.sampling_rate
-        return read_row(row, rate_hz, self.max_audio_seconds, crop_position)
+        return read_row(row, self.rate_hz, self.max_audio_seconds, crop_position)
 
     def _inputs(
         self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]
     ) -> dict[str, torch.Tensor]:
-        """Model inputs; `captions` holds the same number K of (language, text) for each of the B rows."""
-        rate_hz = self.processor.feature_extractor.sampling_rate
-        languages, texts = zip(*(pair for pairs in captions for pair in pairs), strict=True)
+        """Makes model inputs; `captions` holds the same number K of (language, text) for each of the B rows."""
+        languages: list[str] = []
+        texts: list[str] = []
+        for pairs in captions:
+            for language, text in pairs:
+                languages.append(language)
+                texts.append(text)
+
         batch = self.processor(
-            audio=clips, sampling_rate=rate_hz, text=list(texts), language=list(languages), return_tensors="pt"
+            audio=clips, sampling_rate=self.rate_hz, text=texts, language=languages, return_tensors="pt"
         )
         for name in self.processor.tokenizer.model_input_names:
             if name in batch:
-                batch[name] = batch[name].unflatten(0, (len(captions), -1))
+                batch[name] = batch[name].unflatten(0, (len(captions), -1))  # (B K, L) -> (B, K, L)
         return {**batch}
 
     def _batch(
         self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
     ) -> dict[str, torch.Tensor]:
-        """Model inputs, groups and places of B rows."""
+        """Makes model inputs of B rows, with their groups and places."""
         clips = [self._read(row, position) for row, position in zip(rows, crop_positions, strict=True)]
         return {
             **self._inputs(clips, captions),
@@ -131,11 +137,11 @@ class TrainingCollator(ContrastiveCollator):
     that is resumed or spread over more processes sees the same data.
 
     Args:
-        processor: the model's processor.
+        processor: The model's processor.
         languages: ISO 639-3 codes; the first is the anchor.
-        positives: see `group_id`.
-        max_audio_seconds: longer recordings are cropped to this, at a random place.
-        seed: of the draws.
+        positives: See `group_id`.
+        max_audio_seconds: Longer recordings are cropped to this, at a random place.
+        seed: The seed of the draws.
         scheme: `random`, one language, uniformly among those that the clip has, K = 1 [A 3.1, ML-CLAP]; `kcl`, the same
             caption in all languages, K = their number [A eq. 9]; `cacl`, the same caption in the anchor language and in
             one other, K = 2 [A eq. 12]. Captions with the same place in two languages are taken for translations.
@@ -155,6 +161,7 @@ class TrainingCollator(ContrastiveCollator):
             raise ValueError(f"scheme is {scheme!r}; it must be random, kcl or cacl")
         self.seed = seed
         self.scheme = scheme
+
         # Shared memory, so that workers that outlive an epoch see the next one.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -163,33 +170,34 @@ class TrainingCollator(ContrastiveCollator):
         self._epoch.fill_(epoch)
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        draws = [self._draw(row) for row in rows]
-        return self._batch(rows, [position for position, _ in draws], [captions for _, captions in draws])
+        positions: list[float] = []
+        captions: list[list[tuple[str, str]]] = []
+        for row in rows:
+            position, drawn = self._draw(row)
+            positions.append(position)
+            captions.append(drawn)
+        return self._batch(rows, positions, captions)
 
     def _draw(self, row: Row) -> tuple[float, list[tuple[str, str]]]:
-        """Where to crop a clip, and its K captions as (language, text)."""
+        """Draws where to crop a clip, and its K captions as (language, text)."""
         random = np.random.default_rng([self.seed, int(self._epoch), stable_id(row["clip_id"])])
         present = [language for language in sorted(self.languages) if row["captions"].get(language)]
         position = random.random()
+
         if self.scheme == "random":
-            self._captions(row)
+            self._captions(row)  # refuses a clip without any
             languages = [present[random.integers(len(present))]]
         elif self.scheme == "kcl":
-            languages = self._require(row, self.languages)
+            languages = list(self.languages)
         else:
             others = [language for language in present if language != self.languages[0]]
-            other = others[random.integers(len(others))] if others else self.languages[1]
-            languages = self._require(row, [self.languages[0], other])
-        number = random.integers(min(len(row["captions"][language]) for language in languages))
-        return position, [(language, row["captions"][language][number]) for language in languages]
+            languages = [self.languages[0], others[random.integers(len(others))] if others else self.languages[1]]
 
-    def _require(self, row: Row, languages: Sequence[str]) -> list[str]:
         missing = lacking_languages(row, languages, "kcl")
         if missing:
-            raise ValueError(
-                f"{self.scheme} needs captions of clip {row['clip_id']} in {list(languages)}; no {missing}"
-            )
-        return list(languages)
+            raise ValueError(f"{self.scheme} needs captions of clip {row['clip_id']} in {languages}; no {missing}")
+        number = random.integers(min(len(row["captions"][language]) for language in languages))
+        return position, [(language, row["captions"][language][number]) for language in languages]
 
 
 class EvaluationCollator(ContrastiveCollator):
@@ -214,16 +222,16 @@ class TemporalCollator(TrainingCollator):
     `group_ids` `(B, R)`, equal where the meaning is, and in stage a `class_ids` `(B, 3)`.
 
     Args:
-        processor: the model's processor.
-        items: draws recordings, relations and captions; its epoch is the collator's.
+        processor: The model's processor.
+        items: Draws recordings, relations and captions; its epoch is the collator's.
         stage: `a` or `b`.
-        options: how clips are joined.
-        languages: as `TrainingCollator`.
-        max_audio_seconds: longer recordings are cut to their beginning before they are put together, or from their
+        options: How clips are joined.
+        languages: As `TrainingCollator`.
+        max_audio_seconds: Longer recordings are cut to their beginning before they are put together, or from their
             first sound on where that is silent; to half of what the feature extractor takes, where it has a limit
             (CLAP's 10 s), so that both clips of a pair are heard.
-        seed: of the draw of a language and a phrasing.
-        scheme: as `TrainingCollator`; `kcl` takes every item's caption in all languages.
+        seed: The seed of the draw of a language and a phrasing.
+        scheme: As `TrainingCollator`; `kcl` takes every item's caption in all languages.
     """
 
     recordings_per_clip = 2
@@ -248,21 +256,32 @@ class TemporalCollator(TrainingCollator):
         clip = super()._read(row, crop_position)
         if clip.any():
             return clip
+
         # What is cut away may sound: silence has no level to bring the other clip's to, and no caption fits it.
-        whole = read_row(row, self.processor.feature_extractor.sampling_rate)
+        whole = read_row(row, self.rate_hz)
         return whole[np.argmax(whole != 0) :][: len(clip)]
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         draw = self.items.stage_a if self.stage == "a" else self.items.triple
-        drawn = [draw(int(self._epoch), row["clip_index"]) for row in rows]
-        rate_hz = self.processor.feature_extractor.sampling_rate
-        clips = [render(item, self._read, rate_hz, self.options) for roles in drawn for item in roles]
+        drawn = [draw(int(self._epoch), row["clip_index"]) for row in rows]  # R items a row
+
+        clips: list[np.ndarray] = []
+        captions: list[list[tuple[str, str]]] = []
+        meanings: list[list[int]] = []
+        classes: list[list[int]] = []
+        for roles in drawn:
+            captions.append([])
+            for item in roles:
+                clips.append(render(item, self._read, self.rate_hz, self.options))
+                captions[-1] += self._draw(vars(item))[1]
+            meanings.append([stable_id(item.meaning) for item in roles])
+            classes.append([self.items.labels.index(label) for item in roles for label in item.labels])
+
         batch = {
-            **self._inputs(clips, [[text for item in roles for text in self._draw(vars(item))[1]] for roles in drawn]),
-            "group_ids": torch.tensor([[stable_id(item.meaning) for item in roles] for roles in drawn]),
+            **self._inputs(clips, captions),
+            "group_ids": torch.tensor(meanings),
             "clip_index": torch.tensor([row["clip_index"] for row in rows]),
         }
         if self.stage == "a":
-            classes = [[self.items.labels.index(label) for item in roles for label in item.labels] for roles in drawn]
             batch["class_ids"] = torch.tensor(classes)
         return batch
