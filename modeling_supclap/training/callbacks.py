@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -48,15 +47,14 @@ class Averages:
         self._values: dict[str, list[Any]] = {}
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Takes one value a name."""
+        """Takes one value for each name."""
         for name, value in values.items():
             self._values.setdefault(name, []).append(value)
 
     def drain(self) -> dict[str, float]:
-        """The means, forgotten afterwards."""
-        means = {name: float(sum(values) / len(values)) for name, values in self._values.items()}
-        self._values = {}
-        return means
+        """Gives the means and forgets them."""
+        values, self._values = self._values, {}
+        return {name: float(sum(several) / len(several)) for name, several in values.items()}
 
 
 class EpochCallback(TrainerCallback):
@@ -109,15 +107,16 @@ class DriftCallback(TrainerCallback):
     as negatives of each other here, and all negatives count alike.
 
     Args:
-        objective: the objective to watch, see `objectives.py`; its radii are those modules in it that are called `t2a`
+        objective: The objective to watch, see `objectives.py`; its radii are those modules in it that are called `t2a`
             and `a2t`.
-        averages: where the numbers go for the next log.
+        averages: Where the numbers go for the next log.
     """
 
     def __init__(self, objective: nn.Module, averages: Averages) -> None:
         self.averages = averages
         self._radii: dict[str, Tensor] = {}
         self._batch: _WatchedBatch | None = None
+
         for name, module in objective.named_modules():
             if isinstance(module, (StaticRadius, DynamicRadius)):
                 module.register_forward_hook(partial(self._keep_radius, name.rpartition(".")[2]))
@@ -128,7 +127,7 @@ class DriftCallback(TrainerCallback):
 
     def _keep_batch(self, objective: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         radii, self._radii = self._radii, {}
-        self._batch = _WatchedBatch.of(radii, *args, **kwargs)
+        self._batch = _WatchedBatch(radii, *args, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measures the last batch if the step ends with a log."""
@@ -143,42 +142,39 @@ class DriftCallback(TrainerCallback):
             state.log_history[-1]["positive_similarity_histogram"] = self._batch.histogram()
 
 
-@dataclass
 class _WatchedBatch:
-    """The global pairs of one step, `(P, d)` each, and what acted on them."""
+    """The global pairs of one step, `(P, d)` each, and what acted on them; made from the objective's arguments."""
 
-    audio_embeds: Tensor
-    text_embeds: Tensor
-    logit_scale: Tensor
-    radii: dict[str, Tensor]
-    text_gradient: Tensor | None = None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         radii: Mapping[str, Tensor],
         audio_embeds: Tensor,
         text_embeds: Tensor,
         logit_scale: Tensor,
         *others: Any,
         **named: Any,
-    ) -> _WatchedBatch:
-        """From the arguments of an objective's call; the gradient follows with the backward pass."""
-        recordings = audio_embeds if audio_embeds.ndim == 3 else audio_embeds.unsqueeze(1)
-        roles = recordings.shape[1]
-        audio, text = (_role_major(embeds.detach(), roles) for embeds in (recordings, text_embeds))
-        radii = {direction: radius.flatten()[: len(text)] for direction, radius in radii.items()}
-        batch = cls(audio, text, logit_scale.detach(), radii)
-        if text_embeds.requires_grad:
-            text_embeds.register_hook(partial(batch._keep_gradient, roles))
-        return batch
+    ) -> None:
+        recordings = audio_embeds if audio_embeds.ndim == 3 else audio_embeds.unsqueeze(1)  # (N, R, d)
+        self.roles = recordings.shape[1]
+        self.audio_embeds = self._role_major(recordings.detach())
+        self.text_embeds = self._role_major(text_embeds.detach())
+        self.logit_scale = logit_scale.detach()
+        self.radii = {direction: radius.flatten()[: len(self.text_embeds)] for direction, radius in radii.items()}
 
-    def _keep_gradient(self, roles: int, gradient: Tensor) -> None:
-        self.text_gradient = _role_major(gradient, roles).clone()  # gathering sums gradients in place
+        self.text_gradient: Tensor | None = None  # it follows with the backward pass
+        if text_embeds.requires_grad:
+            text_embeds.register_hook(self._keep_gradient)
+
+    def _role_major(self, embeds: Tensor) -> Tensor:
+        """Takes the first of K embeddings of each role, one role after the other: (N, R K, d) -> (R N, d)."""
+        return embeds[:, :: embeds.shape[1] // self.roles].transpose(0, 1).flatten(0, 1)
+
+    def _keep_gradient(self, gradient: Tensor) -> None:
+        self.text_gradient = self._role_major(gradient).clone()  # gathering sums gradients in place
 
     @torch.no_grad()
     def numbers(self) -> dict[str, Tensor]:
-        """What `DriftCallback` names, 0-d tensors."""
+        """Computes what `DriftCallback` names, 0-d tensors."""
         audio, text = at_least_float32(self.audio_embeds, self.text_embeds)
         numbers = drift_statistics(audio, text, self.logit_scale, self.radii.get("t2a"))
         if "t2a" in self.radii:
@@ -186,22 +182,19 @@ class _WatchedBatch:
         if "a2t" in self.radii:
             exchanged = drift_statistics(text, audio, self.logit_scale, self.radii["a2t"])
             numbers |= {f"{name}_a2t": exchanged[name] for name in _OF_A_DIRECTION}
+
         if self.text_gradient is not None:
             numbers["drift_cosine_objective"] = drift_cosine(-self.text_gradient, text, audio)
+
         cosines = (audio * text).sum(dim=-1)
         for percent in (10, 50, 90):
             numbers[f"positive_similarity_p{percent}"] = cosines.quantile(percent / 100)
         return numbers
 
     def histogram(self) -> dict[str, Any]:
-        """Counts of the pairs by cosine in bins of equal width, as JSON takes them."""
+        """Counts the pairs by cosine in bins of equal width, as JSON takes them."""
         counts, edges = positive_similarity_histogram(self.audio_embeds, self.text_embeds)
         return {"low": edges[0].item(), "high": edges[-1].item(), "counts": counts.int().tolist()}
 
 
 _OF_A_DIRECTION = ("radius_mean", "radius_std", "svr_factor_mean", "svr_factor_std")
-
-
-def _role_major(embeds: Tensor, roles: int) -> Tensor:
-    """The first of K embeddings of each role, `(N, roles K, d)`, one role after the other: `(roles N, d)`."""
-    return embeds[:, :: embeds.shape[1] // roles].transpose(0, 1).flatten(0, 1)

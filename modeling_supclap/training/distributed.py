@@ -1,4 +1,4 @@
-"""Several processes, one batch: gathering that lets gradients through. The only file that says "rank"."""
+"""One batch over several processes: gathering that lets gradients through. The only file that says "rank"."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class _GatherWithGradient(torch.autograd.Function):
 
 
 def world_size() -> int:
-    """The number of processes that train together, 1 when training is not distributed."""
+    """Gives the number of processes that train together, 1 when training is not distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def is_first_process() -> bool:
-    """Whether this is the first of the processes that a launcher started, or the only one.
+    """Tells whether this is the first of the processes that a launcher started, or the only one.
 
     Read off what the launcher says: processes without GPUs are in no process group until they are told to join one,
     and up to then each of them takes itself for the main process.
@@ -44,7 +44,7 @@ def require_the_launched_processes(count: int) -> None:
     On CPUs the Trainer joins them only when told to; left alone, each would train the whole run and write its files.
 
     Raises:
-        ValueError: more were started.
+        ValueError: More were started.
     """
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched > count:
@@ -71,7 +71,7 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
     over the processes makes it exact: one process with N rows and N processes with one row give the same gradients.
 
     Args:
-        tensor: `(B, ...)`, with the same shape on every process.
+        tensor: `(B, ...)`, of the same shape on every process.
 
     Returns:
         `(world_size() * B, ...)`; on a single process the tensor itself.

@@ -19,7 +19,7 @@ from ..losses.support_vector import displacement_ratio, positive_distance, suppo
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """The parts of each force along and across a direction of unit norm (or 0); (N, d) each.
+    """Splits each force into its parts along and across a direction of unit norm (or 0); (N, d) each.
 
     >>> along, across = decompose(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]))
     >>> along.tolist(), across.tolist()
@@ -30,7 +30,7 @@ def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
-    """u = (a - t) / ||a - t||, the direction in which each target pulls its anchor, 0 where the two coincide; (N, d).
+    """Computes u = (a - t) / ||a - t||, in which each target pulls its anchor, 0 where the two coincide; (N, d).
 
     >>> pull_direction(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[-1.0, 0.0], [1.0, 0.0]])).tolist()
     [[-1.0, 0.0], [0.0, 0.0]]
@@ -40,7 +40,7 @@ def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Pull and push, the two terms of the gradient on each anchor [SupCLAP eq. 4]; descent moves it by -(pull + push).
+    """Computes pull and push, the two terms of the gradient on each anchor [SupCLAP eq. 4]; it moves by their negative.
 
     Args:
         logits: (N, N), the scaled similarity of anchor i to target j, whose softmax over j weighs the forces.
@@ -50,14 +50,15 @@ def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Ten
     Returns:
         (P+ - 1) a+ / tau and the sum over the negatives of P- a- / tau; (N, d) each.
     """
-    negatives = logits.softmax(dim=-1).fill_diagonal_(0)
+    negatives = logits.softmax(dim=-1).fill_diagonal_(0)  # (N, N)
     pull = -logit_scale * negatives.sum(dim=-1, keepdim=True) * targets  # P+ - 1 without cancellation
+
     with torch.autocast(targets.device.type, enabled=False):
         return pull, logit_scale * (negatives @ targets)
 
 
 def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor) -> Tensor:
-    """Mean cosine between the anchors' updates and the pull of their targets [SupCLAP fig. 1]; 1 is no drift.
+    """Averages the cosine between an anchor's update and the pull of its target [SupCLAP fig. 1]; 1 is no drift.
 
     Both are projected on the tangent space of the sphere at the anchor, since normalisation takes the radial part of an
     update away. There the direction u toward the target and the pulling force, which the paper writes along a+, are
@@ -79,12 +80,13 @@ def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor) -> Tensor:
     updates, anchors = at_least_float32(updates, anchors)
     movement = _unit(decompose(updates, anchors)[1])
     pull = _unit(decompose(pull_direction(anchors, targets), anchors)[1])
+
     moving = movement.any(dim=-1) & pull.any(dim=-1)
     return (movement * pull).sum() / moving.sum().clamp_min(1)
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Unit norm, 0 stays 0; by the largest entry first, since the squares of the forces on a solved pair underflow."""
+    """Gives vectors unit norm; 0 stays 0. The squares of the forces on a solved pair would underflow, unscaled."""
     largest = vectors.abs().amax(dim=-1, keepdim=True)
     return F.normalize(vectors / largest.clamp_min(torch.finfo(vectors.dtype).tiny), dim=-1)
 
@@ -93,62 +95,58 @@ def _unit(vectors: Tensor) -> Tensor:
 def drift_statistics(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, radius: float | Tensor | None = None
 ) -> dict[str, Tensor]:
-    """What drives a batch's texts off the straight way, by name; means over the texts.
+    """Measures what drives a batch's texts off the straight way; means over the texts, by name.
 
-    - `drift_cosine`: see there, of the update by InfoNCE's text-to-audio half.
-    - `push_parallel_norm`, `push_perpendicular_norm`: of the push of all negatives together, along and across u.
-    - `distance`: ||a - t||, 0 to 2. `positive_similarity`: cosine of the pairs.
+    - `drift_cosine`: the function of this name on the update by InfoNCE's text-to-audio half.
+    - `push_parallel_norm`, `push_perpendicular_norm`: the push of all negatives together, along and across u.
+    - `distance`: ||a - t||, 0 to 2. `positive_similarity`: the cosine of the pairs.
 
     And with a radius:
-    - `radius_mean`, `radius_std`: mean and spread of R [SupCLAP fig. 3].
-    - `svr_factor_mean`, `svr_factor_std`: of 1 - R / ||a - t||, by which SVR scales the perpendicular push [eq. 8]; 1
-      where text and audio coincide.
-    - `drift_cosine_svr`: of the update by InfoNCE and an SVR term of weight 1, on the dot product [eq. 17, 18].
+    - `radius_mean`, `radius_std`: the mean and spread of R [SupCLAP fig. 3].
+    - `svr_factor_mean`, `svr_factor_std`: those of 1 - R / ||a - t||, by which SVR scales the perpendicular push
+      [eq. 8]; 1 where text and audio coincide.
+    - `drift_cosine_svr`: `drift_cosine` by InfoNCE and an SVR term of weight 1, on the dot product [eq. 17, 18].
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        radius: of the text-to-audio direction: a number, a 0-d tensor or (N,). Default: no SVR.
+        radius: The radius of the text-to-audio direction: a number, a 0-d tensor or (N,). Without one there is no SVR.
 
     Returns:
         0-d tensors by name, on the device of the embeddings (reading one waits for it: do so at logging steps).
 
     Raises:
-        ValueError: shapes that do not fit, or fewer than two clips.
+        ValueError: The shapes do not fit, or there are fewer than two clips.
 
     >>> texts, audios = torch.eye(4)[:2], torch.eye(4)[2:]
     >>> statistics = drift_statistics(audios, texts, logit_scale=1.0)
     >>> round(statistics["drift_cosine"].item(), 4), round(statistics["push_perpendicular_norm"].item(), 4)
     (0.7071, 0.5)
     """
-    similarity = similarity_matrix(text_embeds, audio_embeds)
+    similarity = similarity_matrix(text_embeds, audio_embeds)  # (N, N), [i, j] is text i, audio j
     audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
+    distance = positive_distance(text_embeds, audio_embeds)  # (N,)
+    straight = pull_direction(text_embeds, audio_embeds)
+
     pull, push = contrastive_forces(logit_scale * similarity, audio_embeds, logit_scale)
-    along, across = decompose(push, pull_direction(text_embeds, audio_embeds))
+    along, across = decompose(push, straight)
     statistics = {
         "drift_cosine": drift_cosine(-(pull + push), text_embeds, audio_embeds),
         "push_parallel_norm": along.norm(dim=-1).mean(),
         "push_perpendicular_norm": across.norm(dim=-1).mean(),
-        "distance": positive_distance(text_embeds, audio_embeds).mean(),
+        "distance": distance.mean(),
         "positive_similarity": similarity.diagonal().mean(),
     }
-    if radius is not None:
-        statistics |= _support_vector_statistics(audio_embeds, text_embeds, logit_scale, radius, pull + push)
-    return statistics
+    if radius is None:
+        return statistics
 
-
-def _support_vector_statistics(
-    audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, radius: float | Tensor, force: Tensor
-) -> dict[str, Tensor]:
-    distance = positive_distance(text_embeds, audio_embeds)
     factor = 1 - displacement_ratio(distance, radius)
     radius = torch.as_tensor(radius, dtype=distance.dtype, device=distance.device).expand_as(distance)
     logits = logit_scale * support_similarity(text_embeds, audio_embeds, radius, "dot")
-    pull, push = contrastive_forces(logits, audio_embeds, logit_scale)
-    along, across = decompose(pull + push, pull_direction(text_embeds, audio_embeds))
-    regularised = force + along + factor.unsqueeze(-1) * across
-    return {
+    svr_along, svr_across = decompose(sum(contrastive_forces(logits, audio_embeds, logit_scale)), straight)
+    regularised = pull + push + svr_along + factor.unsqueeze(-1) * svr_across
+    return statistics | {
         "drift_cosine_svr": drift_cosine(-regularised, text_embeds, audio_embeds),
         "radius_mean": radius.mean(),
         "radius_std": radius.std(correction=0),
@@ -161,14 +159,14 @@ def _support_vector_statistics(
 def positive_similarity_histogram(
     audio_embeds: Tensor, text_embeds: Tensor, bins: int = 40, low: float = -1.0, high: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Histogram of the cosine of the positive pairs [SupCLAP fig. 4]; training moves it to the right.
+    """Counts the positive pairs by their cosine [SupCLAP fig. 4]; training moves them to the right.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
-        bins: number of bins of equal width.
-        low: left edge of the first bin; smaller cosines count there.
-        high: right edge of the last bin; larger cosines (1.0000001, by rounding) count there.
+        bins: The number of bins of equal width.
+        low: The left edge of the first bin; smaller cosines count there.
+        high: The right edge of the last bin; larger cosines (1.0000001, by rounding) count there.
 
     Returns:
         Counts (bins,), which add up to N, and edges (bins + 1,), on the CPU.

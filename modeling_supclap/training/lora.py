@@ -31,16 +31,16 @@ PARTS = {
 
 
 def block_names(tower: nn.Module) -> list[str]:
-    """Where the transformer blocks of a tower are, first to last, by dotted names within the tower.
+    """Finds the transformer blocks of a tower, first to last, by dotted names within the tower.
 
     They are the items of its outermost `nn.ModuleList`, the last one where there are several; a tower in stages (HTSAT)
     keeps each stage's blocks in a list named `blocks`, and these are the ones that count.
 
     Args:
-        tower: an encoder: CED, HTSAT, SONAR (M2M100), or one of BERT's kind.
+        tower: An encoder: CED, HTSAT, SONAR (M2M100), or one of BERT's kind.
 
     Raises:
-        ValueError: the tower has no list of modules.
+        ValueError: The tower has no list of modules.
 
     Example:
         >>> from modeling_supclap import CEDConfig, CEDModel
@@ -51,10 +51,14 @@ def block_names(tower: nn.Module) -> list[str]:
     outermost = [name for name in lists if not name.startswith(tuple(f"{other}." for other in lists))]
     if not outermost:
         raise ValueError(f"{type(tower).__name__} keeps no nn.ModuleList, so it has no blocks to choose from")
+
     names = []
     for index, item in enumerate(tower.get_submodule(outermost[-1]).children()):
         name, blocks = f"{outermost[-1]}.{index}", getattr(item, "blocks", None)
-        names += [name] if blocks is None else [f"{name}.blocks.{number}" for number in range(len(blocks))]
+        if blocks is None:
+            names.append(name)
+        else:
+            names += [f"{name}.blocks.{number}" for number in range(len(blocks))]
     return names
 
 
@@ -68,15 +72,15 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
     linear layers and the projection), though the paper names HTSAT; with HTSAT and RoBERTa 10.5 % of CLAP trains.
 
     Args:
-        model: the model, changed in place; a second call begins anew.
-        audio_layers: blocks of the audio tower that train; 0 freezes the tower whole.
-        text_layers: blocks of the text tower that train; 0 freezes the tower whole.
+        model: The model, changed in place; a second call begins anew.
+        audio_layers: The number of blocks of the audio tower that train; 0 freezes the tower whole.
+        text_layers: The number of blocks of the text tower that train; 0 freezes the tower whole.
 
     Returns:
         Full dotted names of the modules and bare parameters that train.
 
     Raises:
-        ValueError: a tower has fewer blocks than asked for.
+        ValueError: A tower has fewer blocks than asked for.
 
     Example:
         >>> from modeling_supclap import SupCLAPConfig
@@ -107,28 +111,30 @@ def add_lora(
     of such a run is for resuming only: its weights go by PEFT's names, so `from_pretrained` would find few of them.
 
     Args:
-        model: the model, changed in place.
-        rank: width of A and B.
-        alpha: strength of the adapters, relative to `rank`.
-        audio_layers: blocks of the audio tower that get adapters.
-        text_layers: blocks of the text tower that get adapters.
+        model: The model, changed in place.
+        rank: The width of A and B.
+        alpha: The strength of the adapters, relative to `rank`.
+        audio_layers: The number of blocks of the audio tower that get adapters.
+        text_layers: The number of blocks of the text tower that get adapters.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: the model has adapters already, a tower has fewer blocks than asked for, or none is to be adapted.
+        ValueError: The model has adapters already, a tower has fewer blocks than asked for, or none is to be adapted.
     """
     if getattr(model, "peft_config", None):
         raise ValueError("the model has adapters already; call merge_lora first")
-    targets = [
-        name
-        for tower, layers in (("audio_model", audio_layers), ("text_model", text_layers))
-        for block in _last_blocks(model, tower, layers)
-        for name in _attention_linears(model, block)
-    ]
+
+    # The attention's linear layers, which every tower keeps under `attn`, `self_attn` or `attention`.
+    targets = []
+    for block in [*_last_blocks(model, "audio_model", audio_layers), *_last_blocks(model, "text_model", text_layers)]:
+        for name, module in model.get_submodule(block).named_modules():
+            if isinstance(module, nn.Linear) and "att" in name.split(".")[0]:
+                targets.append(f"{block}.{name}")
     if not targets:
         raise ValueError("audio_layers and text_layers are 0, so nothing gets an adapter; see train_last_layers")
+
     model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, modules_to_save=PROJECTIONS))
     _release_temperature(model)
     return model
@@ -138,32 +144,34 @@ def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
     """Folds the adapters of `add_lora` into the weights: W + (alpha / rank) B A.
 
     Args:
-        model: the model, changed in place; what it computes stays the same but for rounding.
+        model: The model, changed in place; what it computes stays the same but for rounding.
 
     Returns:
         The same model with the modules and names it had before `add_lora`, every parameter trainable.
 
     Raises:
-        ValueError: the model has no adapters.
+        ValueError: The model has no adapters.
     """
     if not getattr(model, "peft_config", None):
         raise ValueError("the model has no adapters to merge; add_lora makes them")
+
     for name, module in list(model.named_modules()):
         if isinstance(module, ModulesToSaveWrapper):
             model.set_submodule(name, module.modules_to_save[str(module.active_adapter)])
         elif isinstance(module, LoraLayer):
             module.merge(safe_merge=True)
             model.set_submodule(name, module.get_base_layer())
+
     del model.peft_config
     model._hf_peft_config_loaded = False  # transformers' own mark of a model with adapters
     return model.requires_grad_(True)
 
 
 def trainable_table(model: nn.Module) -> str:
-    """Parameters by part, and how many of them train, as a table to print.
+    """Counts the parameters by part, and how many of them train, as a table to print.
 
     Args:
-        model: a `SupCLAPModel`, or a `ContrastiveModule`, which adds the parameters of its objective.
+        model: A `SupCLAPModel`, or a `ContrastiveModule`, which adds the parameters of its objective.
 
     Returns:
         One line a part, with the number of parameters, of those that train, and their share; and a line for all.
@@ -190,6 +198,7 @@ def trainable_table(model: nn.Module) -> str:
         counts[part] += parameter.numel()
         trainable[part] += parameter.numel() * parameter.requires_grad
     counts["total"], trainable["total"] = counts.total(), trainable.total()
+
     lines = [f"{'':18}{'parameters':>14}{'trainable':>14}{'percent':>9}"]
     for part in filter(counts.get, [*dict.fromkeys(PARTS.values()), "total"]):
         share = 100 * trainable[part] / counts[part]
@@ -198,7 +207,7 @@ def trainable_table(model: nn.Module) -> str:
 
 
 def _last_blocks(model: SupCLAPModel, tower: str, count: int) -> list[str]:
-    """Full dotted names of the last blocks of a tower."""
+    """Finds the last blocks of a tower by their full dotted names."""
     module = model.get_submodule(tower)
     blocks = block_names(module)
     if not 0 <= count <= len(blocks):
@@ -207,33 +216,26 @@ def _last_blocks(model: SupCLAPModel, tower: str, count: int) -> list[str]:
 
 
 def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
-    """Full dotted names of the last blocks of a tower and of what it defines after them, in this order."""
+    """Finds the last blocks of a tower and what it defines after them, in this order, by their full dotted names."""
     blocks = _last_blocks(model, tower, count)
     if not blocks:
         return []
-    *parents, _ = blocks[0].split(".")
+
+    # From the first block outward: whatever its parents define after the child that it is in.
     later: list[str] = []
-    for depth in range(len(parents), 0, -1):
-        parent, child = ".".join(parents[:depth]), blocks[0].split(".")[depth]
-        children = dict(model.get_submodule(parent).named_children())
-        later += [f"{parent}.{name}" for name in list(children)[list(children).index(child) + 1 :]]
-    return [blocks[0], *(name for name in later if _has_weights(model.get_submodule(name)))]
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return not isinstance(module, _BatchNorm) and any(True for _ in module.parameters())
-
-
-def _attention_linears(model: SupCLAPModel, block: str) -> list[str]:
-    """Linear layers of a block's attention, which every tower keeps under `attn`, `self_attn` or `attention`."""
-    return [
-        f"{block}.{name}"
-        for name, module in model.get_submodule(block).named_modules()
-        if isinstance(module, nn.Linear) and "att" in name.split(".")[0]
-    ]
+    path = blocks[0].split(".")
+    for depth in range(len(path) - 1, 0, -1):
+        parent = ".".join(path[:depth])
+        children = list(model.get_submodule(parent).named_children())
+        place = [name for name, _ in children].index(path[depth])
+        for name, child in children[place + 1 :]:
+            if not isinstance(child, _BatchNorm) and any(True for _ in child.parameters()):
+                later.append(f"{parent}.{name}")
+    return [blocks[0], *later]
 
 
 def _release_temperature(model: SupCLAPModel) -> list[str]:
+    """Lets the temperature train, and the bias where there is one; gives their names."""
     present = [name for name in TEMPERATURE if getattr(model, name) is not None]
     for name in present:
         getattr(model, name).requires_grad_(True)

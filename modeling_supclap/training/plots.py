@@ -1,4 +1,4 @@
-"""Numbers of a run to pictures for people."""
+"""Draws the numbers of a run."""
 
 from __future__ import annotations
 
@@ -32,27 +32,32 @@ def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | P
     """Draws loss, validation recall, temperature, radius and throughput over the steps of a run.
 
     Args:
-        log_history: `trainer.state.log_history`.
-        path: the PNG to write; it appears whole or not at all.
-        language: whose recall is drawn.
+        log_history: What was logged, `trainer.state.log_history`.
+        path: The PNG to write; it appears whole or not at all.
+        language: The language whose recall is drawn.
 
     Raises:
-        ValueError: the history holds none of these.
+        ValueError: The history holds none of these.
     """
-    panels = []
+    panels: list[tuple[str, dict[str, tuple[list[int], list[float]]]]] = []
     for title, keys in _PANELS:
-        named = [key.format(language=language) for key in keys]
-        curves = {key: _curve(log_history, key) for key in named if any(key in entry for entry in log_history)}
+        curves = {}
+        for template in keys:
+            key = template.format(language=language)
+            steps, values = _curve(log_history, key)
+            if steps:
+                curves[key] = steps, values
         if curves:
             panels.append((title, curves))
     if not panels:
         raise ValueError(f"the log history of {len(log_history)} entries holds no training numbers to draw")
+
     figure, places = _panels(len(panels))
     for axes, (title, curves) in zip(places, panels, strict=True):
         for key, (steps, values) in curves.items():
             _draw_curve(axes, steps, values, key.removeprefix("eval_"))
         _finish_panel(axes, title, "step")
-    _write_whole(figure, path)
+    _write_png(figure, path)
 
 
 def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
@@ -63,11 +68,11 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
     and at the end of the run, each from a tenth of the logged batches.
 
     Args:
-        log_history: `trainer.state.log_history`.
-        path: the PNG to write; it appears whole or not at all.
+        log_history: What was logged, `trainer.state.log_history`.
+        path: The PNG to write; it appears whole or not at all.
 
     Raises:
-        ValueError: no drift was logged.
+        ValueError: No drift was logged.
     """
     tracked = [entry for entry in log_history if "drift_cosine" in entry]
     if not tracked:
@@ -75,12 +80,14 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
             f"the log history of {len(log_history)} entries holds no drift; train with track_drift, "
             "for logging_steps or more"
         )
+
     regularised = any(f"radius_mean_{direction}" in tracked[0] for direction in _DIRECTIONS)
     panels = [_draw_drift, *([_draw_radius] if regularised else []), _draw_positive_similarity]
+
     figure, places = _panels(len(panels))
     for axes, draw in zip(places, panels, strict=True):
         draw(axes, tracked)
-    _write_whole(figure, path)
+    _write_png(figure, path)
 
 
 def _draw_drift(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
@@ -111,7 +118,7 @@ def _draw_positive_similarity(axes: Axes, tracked: Sequence[Mapping[str, Any]]) 
 
 
 def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
-    """A figure of `count` panels, three in a row."""
+    """Makes a figure of `count` panels, three in a row."""
     rows, columns = -(-count // 3), min(count, 3)
     figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
     return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
@@ -127,11 +134,12 @@ def _finish_panel(axes: Axes, title: str, xlabel: str) -> None:
     axes.legend(fontsize="small")
 
 
-def _write_whole(figure: Figure, path: str | Path) -> None:
+def _write_png(figure: Figure, path: str | Path) -> None:
     with whole_file(path) as unfinished:
         figure.savefig(unfinished, format="png", dpi=120)
 
 
 def _curve(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    points = [(entry["step"], entry[key]) for entry in log_history if key in entry]
-    return [step for step, _ in points], [value for _, value in points]
+    """Gives the steps at which a number was logged and its values there."""
+    logged = [entry for entry in log_history if key in entry]
+    return [entry["step"] for entry in logged], [entry[key] for entry in logged]
