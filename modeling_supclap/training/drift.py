@@ -144,7 +144,8 @@ def drift_statistics(
     factor = 1 - displacement_ratio(distance, radius)
     radius = torch.as_tensor(radius, dtype=distance.dtype, device=distance.device).expand_as(distance)
     logits = logit_scale * support_similarity(text_embeds, audio_embeds, radius, "dot")
-    svr_along, svr_across = decompose(sum(contrastive_forces(logits, audio_embeds, logit_scale)), straight)
+    svr_pull, svr_push = contrastive_forces(logits, audio_embeds, logit_scale)
+    svr_along, svr_across = decompose(svr_pull + svr_push, straight)
     regularised = pull + push + svr_along + factor.unsqueeze(-1) * svr_across
     return statistics | {
         "drift_cosine_svr": drift_cosine(-regularised, text_embeds, audio_embeds),
