@@ -17,7 +17,6 @@ launch end at once.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,14 +31,15 @@ from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES
 from modeling_supclap.evaluation.report import write_report
+from modeling_supclap.recipes.arguments import DatasetArguments, parse_arguments
+from modeling_supclap.recipes.running import run_command
 from modeling_supclap.training.distributed import is_first_process
-from modeling_supclap.training.training_args import as_mapping, parse_arguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(DatasetArguments):
     """What to evaluate, on what, and how."""
 
     model: str | None = field(
@@ -47,9 +47,6 @@ class EvaluationArguments:
     )
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one."})
 
-    dataset: str = field(default="synthetic", metadata={"help": "A builder of datasets_scripts, or prepared."})
-    data_dir: str | None = field(default=None, metadata={"help": "Folder of the data."})
-    dataset_config: dict | str | None = field(default=None, metadata={"help": "Further options of the builder, JSON."})
     split: str = field(default="test", metadata={"help": "Which split; several joined by +."})
     folds: list[int] = field(default_factory=list, metadata={"help": "Evaluate the test splits of these folds."})
     train_split: str | None = field(
@@ -97,10 +94,9 @@ class EvaluationArguments:
 
 def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, dict[str, Any]]:
     """The rows to evaluate, the fold of each clip where folds were asked for, and what the receipt says of them."""
-    options = dict(as_mapping(args.dataset_config))
-    data: dict[str, Any] = {"dataset": args.dataset, "dataset_config": dict(options), "split": args.split}
-    if args.data_dir is not None:
-        options["data_dir"] = args.data_dir
+    options = args.builder_options
+    data: dict[str, Any] = {"dataset": args.dataset, "split": args.split}
+    data["dataset_config"] = {name: value for name, value in options.items() if name != "data_dir"}
     if args.folds and args.train_split is not None:
         raise ValueError("folds have a training split each; give train_split without folds, or folds without it")
     translations = options.pop("translations", None)
@@ -204,8 +200,7 @@ def compare(args: EvaluationArguments) -> None:
 
 def main() -> None:
     """Parse, load, embed, score, write; or compare."""
-    names_data = any(word.split("=")[0] == "--dataset" for word in sys.argv[1:])
-    (args,) = parse_arguments((EvaluationArguments,), default_config=None if names_data else DEFAULT_CONFIG)
+    (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG)
     if not is_first_process():
         return
     if args.compare:
@@ -233,4 +228,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -1,7 +1,7 @@
 """Post-trains a model on the order of sounds: TeminAL's stages A and B, one after the other [T 3.2].
 
     accelerate launch recipes/posttrain_teminal.py --model outputs/esc10 --data_dir DIR
-    accelerate launch recipes/posttrain_teminal.py recipes/configs/teminal.yaml --clap laion/clap-htsat-unfused \\
+    accelerate launch recipes/posttrain_teminal.py recipes/configs/teminal.yaml --model laion/clap-htsat-unfused \\
         --data_dir DIR
 
 Without a file, `configs/teminal_esc10.yaml` is read. The output folder then holds the model for `from_pretrained` and
@@ -21,55 +21,42 @@ from pathlib import Path
 from typing import Any
 
 from datasets import concatenate_datasets
-from transformers import ClapProcessor, set_seed
+from transformers import set_seed
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap
-from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.conversion import clap_from_supclap
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
-from modeling_supclap.datasets_scripts.prepared import dataset_origin
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, split_by_source
 from modeling_supclap.evaluation import write_results
+from modeling_supclap.recipes.arguments import DatasetArguments, parse_arguments
+from modeling_supclap.recipes.models import TrainedPartArguments, is_clap, load_start
+from modeling_supclap.recipes.running import run_command, train
 from modeling_supclap.training.collator import usable_rows
-from modeling_supclap.training.distributed import leave_process_group
-from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers, trainable_table
 from modeling_supclap.training.trainer import TemporalTrainer
-from modeling_supclap.training.training_args import TemporalTrainingArguments, last_checkpoint, parse_arguments
+from modeling_supclap.training.training_args import TemporalTrainingArguments, last_checkpoint
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
 
 
 @dataclass
-class PostTrainingArguments:
+class PostTrainingArguments(DatasetArguments):
     """What to post-train, and on what."""
 
-    model: str | None = field(default=None, metadata={"help": "A SupCLAP model (id or folder)."})
-    clap: str | None = field(default=None, metadata={"help": "Or a transformers CLAP model (id or folder)."})
-    audio_layers: int = field(default=1, metadata={"help": "Last blocks of the audio encoder that train."})
-    text_layers: int = field(default=1, metadata={"help": "Last blocks of the text encoder that train."})
-    lora_rank: int | None = field(
-        default=None, metadata={"help": "Train adapters of this rank in place of the blocks."}
-    )
-    dataset: str = field(default="esc50", metadata={"help": "A labelled builder of datasets_scripts."})
-    data_dir: str | None = field(default=None, metadata={"help": "Folder of the recordings."})
-    train_fraction: float = field(default=0.7, metadata={"help": "Of each class's source recordings, to train on."})
+    model: str | None = field(default=None, metadata={"help": "A SupCLAP or CLAP model (id or folder)."})
+    dataset: str = field(default="esc50", metadata={"help": "A labelled builder of datasets_scripts, or prepared."})
+    train_fraction: float = field(default=0.7, metadata={"help": "Share of each class's recordings to train on."})
     pairs_per_epoch: int | None = field(default=None, metadata={"help": "Class pairs an epoch; default, all."})
     eval_pairs: int = field(default=90, metadata={"help": "Held-out pairs to evaluate on."})
 
-    @property
-    def origin(self) -> str:
-        """As of `dataset_origin`."""
-        return dataset_origin(self.dataset, self.data_dir)
 
+@dataclass
+class LastPartArguments(TrainedPartArguments):
+    """As in the paper, the last block of each encoder trains where nothing else is asked for."""
 
-def load_model(args: PostTrainingArguments) -> tuple[SupCLAPModel, SupCLAPProcessor]:
-    """The model to post-train and its processor."""
-    if args.model is not None and args.clap is None:
-        return SupCLAPModel.from_pretrained(args.model), SupCLAPProcessor.from_pretrained(args.model)
-    if args.clap is not None and args.model is None:
-        return supclap_from_clap(load_clap(args.clap)), processor_from_clap(ClapProcessor.from_pretrained(args.clap))
-    raise ValueError(f"give either model or clap, got model={args.model!r} and clap={args.clap!r}")
+    train_last_layers: int | None = field(
+        default=1, metadata={"help": "Train only so many last blocks of each encoder."}
+    )
 
 
 def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, str]] | None:
@@ -84,9 +71,8 @@ def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, s
 
 def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments) -> tuple[TemporalItems, TemporalItems]:
     """Items to train on and held-out ones, from different source recordings."""
-    options = {} if args.data_dir is None else {"data_dir": args.data_dir}
     with training.main_process_first(desc="preparing the data"):
-        rows = concatenate_datasets(list(load_splits(args.dataset, **options).values()))
+        rows = concatenate_datasets(list(args.load_splits().values()))
     rows = usable_rows(rows, training)
     parts = split_by_source(without_audio(rows), args.train_fraction, training.seed)
     train, held_out = (rows.select(part) for part in parts)
@@ -97,25 +83,6 @@ def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments)
         TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, **shared),
         TemporalItems(held_out, training.seed, pairs_per_epoch=eval_pairs, **shared),
     )
-
-
-def choose_parameters(model: SupCLAPModel, args: PostTrainingArguments) -> None:
-    """Freezes the model but for its last layers, or for low-rank adapters in them, and the projections."""
-    layers = {"audio_layers": args.audio_layers, "text_layers": args.text_layers}
-    if args.lora_rank is None:
-        train_last_layers(model, **layers)
-    else:
-        add_lora(model, rank=args.lora_rank, **layers)
-    print(trainable_table(model))
-
-
-def save(model: SupCLAPModel, processor: SupCLAPProcessor, output: Path, args: PostTrainingArguments) -> None:
-    """Writes the stock model, adapters merged in; what was a `ClapModel` also becomes one again, in `clap`."""
-    merged = model if args.lora_rank is None else merge_lora(model)
-    merged.save_pretrained(output)
-    processor.save_pretrained(output)
-    if args.clap is not None:
-        clap_from_supclap(merged).save_pretrained(output / "clap")
 
 
 def run_stage(
@@ -135,7 +102,7 @@ def run_stage(
         eval_items=items[1],
         processing_class=processor,
     )
-    trainer.train(resume_from_checkpoint=last)
+    train(trainer, last)
     return evaluate(trainer)
 
 
@@ -148,12 +115,16 @@ def evaluate(trainer: TemporalTrainer) -> dict[str, float]:
 def main() -> None:
     """Parse, load, freeze, train A, train B, save."""
     started = time.perf_counter()
-    post_args, args = parse_arguments((PostTrainingArguments, TemporalTrainingArguments), default_config=DEFAULT_CONFIG)
+    post_args, part_args, args = parse_arguments(
+        (PostTrainingArguments, LastPartArguments, TemporalTrainingArguments), default_config=DEFAULT_CONFIG
+    )
+    if post_args.model is None:
+        raise ValueError("there is no model to post-train; give --model with a folder or a Hub id")
     set_seed(args.seed)
     origin = post_args.origin
-    model, processor = load_model(post_args)
+    model, processor = load_start(post_args.model)
     items = load_items(post_args, args)
-    choose_parameters(model, post_args)
+    part_args.choose_parameters(model)
 
     untrained = TemporalTrainer(model, args, items[0], items[1], processing_class=processor)
     scores = {"before": evaluate(untrained)}
@@ -161,17 +132,21 @@ def main() -> None:
         scores[f"stage_{stage}"] = run_stage(stage, model, processor, args, items)
     if not untrained.is_world_process_zero():
         return
+
     output = Path(args.output_dir or ".")
-    save(model, processor, output, post_args)
-    arguments = {**vars(post_args), **args.to_dict()}
+    part_args.finished(model).save_pretrained(output)
+    processor.save_pretrained(output)
+    if is_clap(post_args.model):
+        clap_from_supclap(model).save_pretrained(output / "clap")
+
+    arguments = {**vars(post_args), **vars(part_args), **args.to_dict()}
     seconds = time.perf_counter() - started
     results = {"scores": scores, "origin": origin, "seconds": seconds, "arguments": arguments}
     write_results(output / "results.json", results)
-    untrained.create_model_card(finetuned_from=post_args.model or post_args.clap)
+    untrained.create_model_card(finetuned_from=post_args.model)
     print(json.dumps(scores, indent=2))
     print(f"model and results.json are in {output} ({seconds:.0f} s in all)")
 
 
 if __name__ == "__main__":
-    main()
-    leave_process_group()
+    run_command(main)

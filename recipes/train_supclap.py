@@ -4,17 +4,17 @@
     accelerate launch recipes/train_supclap.py recipes/configs/esc10.yaml --data_dir DIR  # real recordings
     accelerate launch --multi_gpu recipes/train_supclap.py recipes/configs/supclap_audiocaps.yaml --data_dir DIR
 
-The first argument may be a YAML file; `--key value` pairs override it. Without one, `configs/synthetic.yaml` is read,
-unless `--dataset` names another set: then the keys have their own defaults, those of the SupCLAP paper.
+The first argument may be a YAML file; `--key value` pairs override it, and options of the dataset's builder are keys
+too (`--test_fold 4`). Without a file, `configs/synthetic.yaml` is read, unless `--dataset` names another set: then the
+keys have their own defaults, those of the SupCLAP paper. `--model` continues a SupCLAP model or a `ClapModel`.
 The output folder then holds the model for `from_pretrained`, its model card, `results.json`, `training_curves.png` and
 `drift.png`.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,7 @@ from typing import Any
 from transformers import BertConfig, RobertaTokenizer, set_seed
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
-from modeling_supclap.datasets_scripts.prepared import dataset_origin
 from modeling_supclap.datasets_scripts.schema import all_captions, require_captions, without_audio
 from modeling_supclap.evaluation import (
     Intervals,
@@ -34,61 +32,42 @@ from modeling_supclap.evaluation import (
     write_results,
     zero_shot_report,
 )
+from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
+from modeling_supclap.recipes.models import TrainedPartArguments, load_start
+from modeling_supclap.recipes.running import require_usable_audio, run_command, say, train
 from modeling_supclap.training.collator import usable_rows
-from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.plots import plot_drift, plot_training_curves
 from modeling_supclap.training.trainer import SupCLAPTrainer
-from modeling_supclap.training.training_args import (
-    SupCLAPTrainingArguments,
-    as_mapping,
-    last_checkpoint,
-    parse_arguments,
-)
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments, last_checkpoint
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
 
 @dataclass
-class DataArguments:
+class DataArguments(DatasetArguments):
     """What to train on."""
 
-    dataset: str = field(default="synthetic", metadata={"help": "A builder of datasets_scripts."})
-    data_dir: str | None = field(
-        default=None, metadata={"help": "Folder of the recordings, where the builder has one."}
-    )
-    dataset_config: dict | str | None = field(default=None, metadata={"help": "Further options of the builder, JSON."})
     zero_shot_templates: list[str] = field(
         default_factory=list, metadata={"help": "Class prompts such as 'This is a sound of {}'; empty: no such test."}
     )
-
-    @property
-    def origin(self) -> str:
-        """As of `dataset_origin`."""
-        options = as_mapping(self.dataset_config)
-        return dataset_origin(self.dataset, self.data_dir or options.get("data_dir"), options.get("revision"))
 
 
 @dataclass
 class ModelArguments:
     """What to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`."""
 
-    model: str | None = field(default=None, metadata={"help": "A SupCLAP model to continue from (id or folder)."})
+    model: str | None = field(
+        default=None, metadata={"help": "A SupCLAP or CLAP model to continue from (id or folder)."}
+    )
     audio_encoder: str = field(default="scratch", metadata={"help": "For example mispeech/ced-base."})
     text_encoder: str = field(default="scratch", metadata={"help": "For example sentence-transformers/LaBSE."})
     audio_config: dict | str | None = field(default=None, metadata={"help": "CEDConfig fields of a scratch encoder."})
     text_config: dict | str | None = field(default=None, metadata={"help": "BertConfig fields of a scratch encoder."})
-    vocab_size: int = field(default=4000, metadata={"help": "Of the tokenizer trained for a scratch text encoder."})
+    vocab_size: int = field(default=4000, metadata={"help": "Size of a scratch text encoder's vocabulary."})
     projection_dim: int = field(default=1024, metadata={"help": "Width of the shared space."})
     temperature: float = field(default=0.07, metadata={"help": "Initial temperature of the softmax."})
     logit_bias: float | None = field(default=None, metadata={"help": "Initial bias of SigLIP's logits, usually -10."})
     text_pooling: str = field(default="mean", metadata={"help": "mean, cls or pooler."})
-
-
-def default_config(argv: Sequence[str]) -> Path | None:
-    """The file of the default job; none where another dataset is named, which its keys would not fit."""
-    words = " ".join(argv).replace("=", " ").split()
-    named = words[words.index("--dataset") + 1 :][:1] if "--dataset" in words else ["synthetic"]
-    return DEFAULT_CONFIG if named == ["synthetic"] else None
 
 
 def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> None:
@@ -120,30 +99,25 @@ def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
 
 
 def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> SupCLAPProcessor:
-    """The processor of the model that is continued or of the two encoders; from scratch a tokenizer is trained."""
-    if args.model is not None:
-        return SupCLAPProcessor.from_pretrained(args.model)
+    """The processor of the two encoders; from scratch a tokenizer is trained on the captions."""
     if "scratch" not in (args.audio_encoder, args.text_encoder):
         return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder)
-    captions = [text for row in without_audio(rows) for _, text in all_captions(row, languages)]
-    return SupCLAPProcessor(CEDFeatureExtractor(), train_tokenizer(captions, args.vocab_size))
 
-
-def train_tokenizer(captions: list[str], vocab_size: int) -> RobertaTokenizer:
-    """A byte-level BPE for these captions: no text is unknown to it, and training it twice gives the same."""
-    return RobertaTokenizer().train_new_from_iterator(sorted(set(captions)), vocab_size, show_progress=False)
+    # A byte-level BPE: no text is unknown to it. Sorted, so that training it twice gives the same tokens.
+    captions = sorted({text for row in without_audio(rows) for _, text in all_captions(row, languages)})
+    tokenizer = RobertaTokenizer().train_new_from_iterator(captions, args.vocab_size, show_progress=False)
+    return SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
 
 
 def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPModel:
-    """The model that the arguments describe."""
-    if args.model is not None:
-        return SupCLAPModel.from_pretrained(args.model)
+    """The model of two encoders, each loaded or from scratch."""
     scratch = [name for name in ("audio_encoder", "text_encoder") if getattr(args, name) == "scratch"]
     if len(scratch) == 1:
         raise ValueError(f"{scratch[0]} is scratch but the other encoder is not; train both from scratch or neither")
     shared = {name: getattr(args, name) for name in ("projection_dim", "temperature", "logit_bias", "text_pooling")}
     if not scratch:
         return SupCLAPModel.from_encoders(args.audio_encoder, args.text_encoder, **shared)
+
     audio_config = CEDConfig(**as_mapping(args.audio_config))
     vocabulary = {"vocab_size": len(processor.tokenizer), "pad_token_id": processor.tokenizer.pad_token_id}
     text_config = BertConfig(**vocabulary, **as_mapping(args.text_config))
@@ -190,50 +164,55 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
 def main() -> None:
     """Parse, load, build, train, evaluate, save."""
     started = time.perf_counter()
-    data_args, model_args, args = parse_arguments(
-        (DataArguments, ModelArguments, SupCLAPTrainingArguments), default_config=default_config(sys.argv[1:])
+    data_args, model_args, part_args, args = parse_arguments(
+        (DataArguments, ModelArguments, TrainedPartArguments, SupCLAPTrainingArguments), default_config=DEFAULT_CONFIG
     )
     args.resume_from_checkpoint = find_checkpoint(args)
     set_seed(args.seed)
 
-    options = dict(as_mapping(data_args.dataset_config))
-    if data_args.data_dir is not None:
-        options["data_dir"] = data_args.data_dir
     with args.main_process_first(desc="preparing the data"):
-        splits = load_splits(data_args.dataset, **options)
+        splits = data_args.load_splits()
     check_splits(splits, data_args, args)
     origin = data_args.origin
+    require_usable_audio(splits, args)
     if "test" in splits:
         splits["test"] = usable_rows(splits["test"], args)  # the trainer does this with its own splits
-    processor = build_processor(model_args, splits["train"], args.languages)
-    model = build_model(model_args, processor)
+
+    if model_args.model is not None:
+        model, processor = load_start(model_args.model)
+    else:
+        processor = build_processor(model_args, splits["train"], args.languages)
+        model = build_model(model_args, processor)
+    part_args.choose_parameters(model)
     trainer = SupCLAPTrainer(
         model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor
     )
     if model_args.model is None and model_args.audio_encoder == "scratch":
         fit_normalisation(model.audio_model, processor, trainer.train_rows, args.max_audio_seconds)
+
     splits["train"] = trainer.train_rows
     if "validation" in splits:
         splits["validation"] = trainer.eval_rows
-    print(f"{data_args.dataset}: " + ", ".join(f"{len(rows)} {name}" for name, rows in splits.items()) + " clips")
-    print(
-        f"model: {model.audio_model.num_parameters():,} audio and {model.text_model.num_parameters():,} text parameters"
-    )
+    say(f"{data_args.dataset}: " + ", ".join(f"{len(rows)} {name}" for name, rows in splits.items()) + " clips")
+    sizes = f"{model.audio_model.num_parameters():,} audio and {model.text_model.num_parameters():,} text"
+    say(f"model: {sizes} parameters")
 
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    train(trainer, args.resume_from_checkpoint)
+    part_args.finished(model)
     trainer.save_model()
+
     results: dict[str, Any] = {}
     if "test" in splits:
         results["test"] = evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates)
-    elif trainer.is_world_process_zero():
-        print(f"{data_args.dataset} has no test split: results.json holds no test scores")
+    else:
+        say(f"{data_args.dataset} has no test split: results.json holds no test scores")
     results |= {
         "origin": origin,
         "best_validation": {args.metric_for_best_model: trainer.state.best_metric},
         "best_step": trainer.state.best_global_step,
         "steps": trainer.state.global_step,
         "seconds": time.perf_counter() - started,
-        "arguments": {**vars(data_args), **arguments_in_use(model_args), **args.to_dict()},
+        "arguments": {**vars(data_args), **arguments_in_use(model_args), **vars(part_args), **args.to_dict()},
     }
     if trainer.is_world_process_zero():
         output = Path(args.output_dir or ".")
@@ -250,5 +229,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
-    leave_process_group()
+    run_command(main)

@@ -25,7 +25,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator, Translator
 from modeling_supclap.datasets_scripts.translation.jobs import Item, Key, clean, complete_translations, sample
@@ -37,19 +36,19 @@ from modeling_supclap.datasets_scripts.translation.quality import (
 )
 from modeling_supclap.datasets_scripts.translation.table import listing
 from modeling_supclap.evaluation import write_results
-from modeling_supclap.training.training_args import as_mapping, parse_arguments
+from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
+from modeling_supclap.recipes.running import run_command
 
 
 @dataclass
-class CaptionArguments:
+class CaptionArguments(DatasetArguments):
     """What to translate, and where to put it."""
+
+    dataset: str | None = field(default=None, metadata={"help": "A builder of datasets_scripts."})  # type: ignore[assignment]
 
     output: str = field(
         default="translations.parquet", metadata={"help": "The file of translations; what it holds already is kept."}
     )
-    dataset: str | None = field(default=None, metadata={"help": "A builder of datasets_scripts."})
-    data_dir: str | None = field(default=None, metadata={"help": "Folder of its recordings."})
-    dataset_config: dict | str | None = field(default=None, metadata={"help": "Further options of the builder, JSON."})
     splits: list[str] = field(default_factory=list, metadata={"help": "Splits to translate; default, all."})
     captions: str | None = field(
         default=None, metadata={"help": "Instead: .parquet, .csv or .jsonl of clip_id, caption_index, text."}
@@ -122,8 +121,7 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
 
 def from_builder(args: CaptionArguments) -> list[Caption]:
     """The captions of a dataset, whose languages must not be there yet."""
-    options = as_mapping(args.dataset_config) | ({} if args.data_dir is None else {"data_dir": args.data_dir})
-    splits = load_splits(str(args.dataset), **options)
+    splits = args.load_splits()
     unknown = [name for name in args.splits if name not in splits]
     if unknown:
         raise ValueError(f"there are no splits {unknown}; there are {list(splits)}")
@@ -253,4 +251,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

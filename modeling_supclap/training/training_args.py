@@ -1,19 +1,13 @@
-"""The training arguments of a contrastive run, on top of the Trainer's, and how a recipe reads them."""
+"""The training arguments of a contrastive run, on top of the Trainer's."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import json
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
@@ -180,42 +174,6 @@ class TemporalTrainingArguments(SupCLAPTrainingArguments):
         return {f"alpha_{name}": getattr(self, f"alpha_{name}") for name in names}
 
 
-def parse_arguments(
-    groups: Sequence[Any], argv: Sequence[str] | None = None, default_config: str | Path | None = None
-) -> tuple[Any, ...]:
-    """Reads `[config.yaml] [--key value ...]` into dataclasses; the command line wins over the file.
-
-    Args:
-        groups: The dataclasses to fill; all of their keys share the one flat file.
-        argv: The arguments, by default those of the process.
-        default_config: The file to read when the first argument is not one.
-
-    Returns:
-        One instance for each of `groups`.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: No group has a key; the message names those that come close, or all of them.
-    """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    config = arguments.pop(0) if arguments and arguments[0].endswith((".yaml", ".yml")) else default_config
-
-    parser = HfArgumentParser(list(groups), allow_abbrev=False)
-    valid: list[str] = []
-    for group in groups:
-        valid += [option.name for option in dataclasses.fields(group) if option.init]
-
-    if config is not None:
-        parser.set_defaults(**_read_config(Path(config), valid))
-    *filled, unknown = parser.parse_args_into_dataclasses(
-        arguments, return_remaining_strings=True, look_for_args_file=False
-    )
-    if unknown:
-        options = [word.lstrip("-").split("=")[0] for word in unknown if word.startswith("-")]
-        _refuse_unknown(options or unknown, valid)
-    return tuple(filled)
-
-
 def last_checkpoint(folder: str | Path, args: TrainingArguments) -> str | None:
     """Finds the last checkpoint of a run's folder.
 
@@ -236,32 +194,6 @@ def last_checkpoint(folder: str | Path, args: TrainingArguments) -> str | None:
             "or choose another --output_dir"
         )
     return last
-
-
-def as_mapping(value: dict | str | None) -> dict[str, Any]:
-    """Gives a mapping from the YAML file back, or reads the same as JSON from the command line."""
-    parsed = json.loads(value) if isinstance(value, str) else value or {}
-    if not isinstance(parsed, dict):
-        raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")
-    return parsed
-
-
-def _read_config(path: Path, valid: Sequence[str]) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no configuration file {path}")
-    values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} holds a {type(values).__name__}; it should hold `key: value` lines")
-    _refuse_unknown(values, valid)
-    return values
-
-
-def _refuse_unknown(keys: Iterable[str], valid: Sequence[str]) -> None:
-    for key in keys:
-        if key not in valid:
-            close = difflib.get_close_matches(key, valid, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"valid keys are {', '.join(sorted(valid))}"
-            raise ValueError(f"unknown key {key!r}: {hint}")
 
 
 def _require_one_of(name: str, value: str, valid: Sequence[str]) -> None:

@@ -142,7 +142,7 @@ def test_a_clap_model_stays_one(esc_folder, tmp_path):
     builders.clap_model().save_pretrained(tmp_path / "clap")
     builders.clap_processor().save_pretrained(tmp_path / "clap")
     small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--languages", "eng"]
-    places = ["--clap", str(tmp_path / "clap"), "--data_dir", str(esc_folder), "--output_dir", str(tmp_path / "out")]
+    places = ["--model", str(tmp_path / "clap"), "--data_dir", str(esc_folder), "--output_dir", str(tmp_path / "out")]
     code, printed = launch(*places, *small)
     assert code == 0, printed
     before, after = (
@@ -163,4 +163,4 @@ def test_a_used_folder_is_not_written_over(run):
 def test_a_model_is_needed(esc_folder, tmp_path):
     code, printed = launch("--data_dir", str(esc_folder), "--output_dir", str(tmp_path))
     assert code != 0
-    assert "give either model or clap, got model=None and clap=None" in printed
+    assert "there is no model to post-train; give --model" in printed

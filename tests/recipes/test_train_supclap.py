@@ -177,8 +177,8 @@ def test_a_folder_needs_nothing_but_its_name(sounds, tmp_path):
 
 
 def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, tmp_path):
-    whole = '{"validation_fraction": 0, "test_fraction": 0}'
-    words = ["--dataset", "audio_folder", "--data_dir", str(sounds), "--dataset_config", whole, *WORDS]
+    whole = ["--validation_fraction", "0", "--test_fraction", "0"]
+    words = ["--dataset", "audio_folder", "--data_dir", str(sounds), *whole, *WORDS]
     words += ["--output_dir", str(tmp_path / "run")]
     code, output = launch(*words)
     assert code != 0
@@ -227,20 +227,6 @@ def test_a_prepared_set_goes_by_the_name_of_what_it_was_made_from(sounds, tmp_pa
     assert "id001" not in card.text  # a list that two arguments share
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert (results["origin"], results["arguments"]["dataset"]) == ("audio_folder", "prepared")
-
-
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        ([], True),
-        (["--dataset", "synthetic"], True),
-        (["--dataset_config", "{}", "--dataset=synthetic"], True),
-        (["--dataset", "audio_folder", "--data_dir", "d"], False),
-        (["--data_dir", "d", "--dataset=clotho"], False),
-    ],
-)
-def test_the_default_job_is_for_generated_sounds(words, wanted):
-    assert (train_supclap.default_config(words) is not None) == wanted
 
 
 @pytest.mark.slow

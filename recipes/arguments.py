@@ -1,0 +1,180 @@
+"""How a recipe is configured: a flat YAML file, `--key value` pairs that override it, and the options of a dataset."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import sys
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from datasets import DatasetDict
+from transformers import HfArgumentParser
+
+from modeling_supclap.datasets_scripts import find_builder, load_splits
+from modeling_supclap.datasets_scripts.builders.options import add_builder_options
+from modeling_supclap.datasets_scripts.prepared import dataset_origin
+
+
+@dataclass
+class DatasetArguments:
+    """Which dataset to work on. Every recipe that reads one takes these keys, and the options of its builder too."""
+
+    dataset: str = field(default="synthetic", metadata={"help": "A builder of datasets_scripts, or prepared."})
+    data_dir: str | None = field(
+        default=None, metadata={"help": "Folder or Hub id of the data, where the builder takes one."}
+    )
+    dataset_config: dict | str | None = field(
+        default=None,
+        metadata={"help": "Options of the builder in a file; on the command line they go by their own names."},
+    )
+
+    @property
+    def builder_options(self) -> dict[str, Any]:
+        """All options of the builder, `data_dir` among them."""
+        options = dict(as_mapping(self.dataset_config))
+        if self.data_dir is not None:
+            options["data_dir"] = self.data_dir
+        return options
+
+    @property
+    def origin(self) -> str:
+        """The dataset that the rows come from; of a prepared set, the one that it was prepared from."""
+        options = self.builder_options
+        return dataset_origin(self.dataset, options.get("data_dir"), options.get("revision"))
+
+    def load_splits(self) -> DatasetDict:
+        """All splits of the dataset, as `datasets_scripts.load_splits` gives them."""
+        return load_splits(self.dataset, **self.builder_options)
+
+
+def parse_arguments(
+    groups: Sequence[Any], argv: Sequence[str] | None = None, default_config: str | Path | None = None
+) -> tuple[Any, ...]:
+    """Reads `[config.yaml] [--key value ...]` into dataclasses; the command line wins over the file.
+
+    Where one of the dataclasses is a `DatasetArguments`, the fields of the dataset's builder are keys too, such as
+    `--test_fold 4` with `--dataset esc50`. A name that the recipe itself has, such as `languages`, is the recipe's; the
+    builder's field of that name can be given in `dataset_config`.
+
+    Args:
+        groups: The dataclasses to fill; all of their keys share the one flat file.
+        argv: The arguments, by default those of the process.
+        default_config: The file to read when the first argument is not one, unless `--dataset` names another dataset
+            than this file, whose keys would not fit it.
+
+    Returns:
+        One instance for each of `groups`.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: A key that no group has, where the message names those that come close, or a value of another type.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _Parser(list(groups), allow_abbrev=False)
+    hints: dict[str, Any] = {}
+    for group in groups:
+        types = typing.get_type_hints(group)
+        hints |= {option.name: types[option.name] for option in dataclasses.fields(group) if option.init}
+
+    if words and words[0].endswith((".yaml", ".yml")):
+        parser.set_defaults(**_read_config(Path(words.pop(0)), parser, hints))
+    elif default_config is not None:
+        values = _read_config(Path(default_config), parser, hints)
+        dataset, _ = _dataset_parser().parse_known_args(words)
+        if dataset.dataset in (None, values.get("dataset")):
+            parser.set_defaults(**values)
+
+    parsed: Any = parser.parse_args_into_dataclasses(words, return_remaining_strings=True, look_for_args_file=False)
+    *filled, unknown = parsed
+    for group in filled:
+        if unknown and isinstance(group, DatasetArguments) and group.dataset is not None:
+            _take_builder_options(group, unknown, hints)
+            unknown = []
+    _reject_unknown(unknown, hints)
+    return tuple(filled)
+
+
+def as_mapping(value: dict | str | None) -> dict[str, Any]:
+    """A mapping from the YAML file, or the same as JSON from the command line."""
+    parsed = json.loads(value) if isinstance(value, str) else value or {}
+    if not isinstance(parsed, dict):
+        raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")
+    return parsed
+
+
+class _Parser(HfArgumentParser):
+    """A parser whose errors are exceptions: no usage of two hundred keys hides what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _dataset_parser() -> argparse.ArgumentParser:
+    """Finds `--dataset` among the words of a command line."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dataset")
+    return parser
+
+
+def _take_builder_options(group: DatasetArguments, words: list[str], keys: Iterable[str]) -> None:
+    """Puts the options of the dataset's builder into the group; refuses words that are none."""
+    parser = _Parser([], allow_abbrev=False, add_help=False)
+    names = add_builder_options(parser, find_builder(group.dataset).BUILDER_CONFIG_CLASS)
+    parser.add_argument("--translations", nargs="+", default=argparse.SUPPRESS)
+
+    given, unknown = parser.parse_known_args(words)
+    _reject_unknown(unknown, [*keys, *names])
+    group.dataset_config = {**as_mapping(group.dataset_config), **vars(given)}
+
+
+def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) -> dict[str, Any]:
+    """The values of a YAML file, each of the type that its key has on the command line."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no configuration file {path}")
+    values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds a {type(values).__name__}; it should hold `key: value` lines")
+    _reject_unknown([key for key in values if key not in hints], hints)
+
+    actions = {action.dest: action for action in reversed(parser._actions)}  # reversed: --no_x stands after --x
+    for key, value in values.items():
+        try:
+            values[key] = _typed(value, actions[key], str(hints[key]))
+        except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+            kind = hints[key].__name__ if isinstance(hints[key], type) else hints[key]
+            raise ValueError(f"{path}: {key} is {value!r}; it should be of type {kind}") from error
+    return values
+
+
+def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
+    """A value of the file as the command line would read it: `languages: eng` is the list of one language."""
+    if value is None or isinstance(value, dict):
+        if ("None" if value is None else "dict") not in kind:
+            raise TypeError
+        return value
+    if isinstance(value, list) and action.nargs != "+":
+        if "list" not in kind:
+            raise TypeError
+        return value
+
+    items = value if isinstance(value, list) else [value]
+    if not callable(action.type) or any(item is None or isinstance(item, (dict, list)) for item in items):
+        raise TypeError
+    typed = [action.type(str(item)) for item in items]
+    return typed if action.nargs == "+" else typed[0]
+
+
+def _reject_unknown(words: Sequence[str], valid: Iterable[str]) -> None:
+    valid = sorted(valid)
+    keys = [word.lstrip("-").split("=")[0] for word in words if word.startswith("-")] or words
+    for key in keys:
+        close = difflib.get_close_matches(key, valid, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"valid keys are {', '.join(valid)}"
+        raise ValueError(f"unknown key {key!r}: {hint}")

@@ -1,0 +1,105 @@
+"""How a recipe runs as a command: one process speaks, and an error ends with what is wrong and what would be right."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from datasets.exceptions import DatasetsError
+from transformers import Trainer
+from transformers.trainer_utils import get_last_checkpoint
+
+from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
+from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
+from modeling_supclap.training.distributed import is_first_process, leave_process_group
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError)
+"""What data and arguments raise; their messages say it all, where of anything else the traceback is wanted."""
+
+
+def run_command(main: Callable[[], None]) -> None:
+    """Runs a recipe's `main` as the script: ends the process with 0, with 1 after an error, with 130 after Ctrl-C.
+
+    Args:
+        main: The recipe, which reads the command line itself.
+    """
+    name, code = Path(sys.argv[0]).name, 1
+    try:
+        main()
+        code = 0
+    except KeyboardInterrupt as stopped:
+        print(f"\n{name}: stopped{f'; {stopped}' if stopped.args else ''}", file=sys.stderr)
+        code = 130
+    except Exception as error:
+        cause = builder_error(error)
+        if not isinstance(cause, USERS_ERRORS):
+            traceback.print_exc()
+        print(f"{name}: error: {_plain(cause)}", file=sys.stderr)
+    finally:
+        leave_process_group()
+    if code:
+        sys.exit(code)
+
+
+def train(trainer: Trainer, checkpoint: str | None = None) -> None:
+    """Trains from a checkpoint or from the beginning; what stops it says how to go on.
+
+    Args:
+        trainer: The trainer of the run.
+        checkpoint: The checkpoint to resume from.
+    """
+    folder = trainer.args.output_dir or "."
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except KeyboardInterrupt:
+        if not Path(folder).is_dir() or get_last_checkpoint(folder) is None:
+            raise KeyboardInterrupt("no checkpoint was saved yet, so the same command begins anew") from None
+        raise KeyboardInterrupt("go on with the same command and --resume_from_checkpoint last") from None
+    except MissingDecoderError:
+        raise
+    except BadAudioError as error:
+        raise BadAudioError(f"{_plain(error)}; --on_bad_audio skip leaves such recordings out") from error
+
+
+def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments) -> None:
+    """Reads what a run evaluates on, so that a recording that cannot be used ends it before the training, not after.
+
+    Args:
+        splits: The rows by split.
+        args: Of the run; where its `on_bad_audio` is not "error", such recordings are left out already.
+
+    Raises:
+        BadAudioError: Recordings of the validation or the test split cannot be used; the message names the first.
+    """
+    if args.on_bad_audio != "error" or not is_first_process():
+        return
+    for name in ("validation", "test"):
+        bad = find_bad_audio(splits[name], max(1, args.dataloader_num_workers)) if name in splits else []
+        if bad:
+            raise BadAudioError(
+                f"{len(bad)} of the {len(splits[name])} {name} recordings cannot be used, the first is that of clip "
+                f"{bad[0].clip_id!r}: {bad[0].reason}; --on_bad_audio skip leaves such recordings out"
+            )
+
+
+def _plain(error: Exception) -> str:
+    """The message of an error, without the traceback that the DataLoader puts into that of a worker."""
+    message = str(error).rstrip()
+    return message.splitlines()[-1].partition(": ")[2] if message.startswith("Caught ") else message
+
+
+def builder_error(error: Exception) -> Exception:
+    """What a builder raised, without the `DatasetGenerationError` that `datasets` wraps it in."""
+    while isinstance(error, DatasetsError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error
+
+
+def say(text: str) -> None:
+    """Prints a line, in the first process of a launch only."""
+    if is_first_process():
+        print(text, flush=True)

@@ -1,0 +1,153 @@
+"""Arguments from a YAML file, the command line and the builder of the dataset, and what is refused."""
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+
+from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+
+@dataclass
+class Data(DatasetArguments):
+    """The keys of a recipe."""
+
+    options: list[int] = field(default_factory=list)
+
+
+def parse(*argv, default=None):
+    return parse_arguments((Data, SupCLAPTrainingArguments), argv, default)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a configuration file."""
+
+    def write(text):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def config(write, tmp_path):
+    return write(
+        f"dataset: esc50\nlearning_rate: 1e-3\nlanguages: [fra, deu]\nsvr: bi-static\noutput_dir: {tmp_path}\n"
+    )
+
+
+def test_file_then_command_line(config):
+    data, args = parse(config, "--svr", "uni-dynamic", "--num_train_epochs", "3")
+    assert data.dataset == "esc50"
+    assert (args.learning_rate, args.svr, args.num_train_epochs) == (1e-3, "uni-dynamic", 3.0)
+    assert args.languages == ["fra", "deu"]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_read"),
+    [
+        ([], True),
+        (["--svr", "none"], True),
+        (["--dataset", "esc50"], True),
+        (["--svr", "none", "--dataset=esc50"], True),
+        (["--dataset", "audio_folder", "--data_dir", "d"], False),
+        (["--data_dir", "d", "--dataset=clotho"], False),
+    ],
+)
+def test_the_default_file_is_read_for_its_own_dataset_only(config, words, is_read):
+    assert (parse(*words, default=config)[1].learning_rate == 1e-3) == is_read
+
+
+def test_options_of_the_builder_go_by_their_own_names(write):
+    path = write("dataset: esc50\ndataset_config: {test_fold: 4, validation_fraction: 0.2}\n")
+    data, args = parse(path, "--data_dir", "d", "--test_fold", "2", "--languages", "fra", "--translations", "t.parquet")
+    assert data.builder_options == {
+        "test_fold": 2, "validation_fraction": 0.2, "data_dir": "d", "translations": ["t.parquet"]
+    }  # fmt: skip
+    assert args.languages == ["fra"]  # a name that the recipe has is the recipe's
+
+    data, _ = parse("--num_test", "16")
+    assert data.builder_options == {"num_test": 16}
+    assert {name: len(rows) for name, rows in data.load_splits().items()}["test"] == 16
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("languages: eng", "languages", ["eng"]),
+        ("learning_rate: 1e-3", "learning_rate", 0.001),
+        ("svr_decoupled: yes", "svr_decoupled", True),
+        ("svr_decoupled: false", "svr_decoupled", False),
+        ("track_drift: false", "track_drift", False),
+        ("cached_chunk_size: null", "cached_chunk_size", None),
+        ("num_train_epochs: 5", "num_train_epochs", 5.0),
+    ],
+)
+def test_a_value_of_the_file_has_the_type_of_its_key(write, line, name, value):
+    found = getattr(parse(write(line))[1], name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("learning_rate: fast", "learning_rate is 'fast'; it should be of type float"),
+        ("num_train_epochs: [3]", r"num_train_epochs is \[3\]; it should be of type float"),
+        ("per_device_train_batch_size: 2.5", "per_device_train_batch_size is 2.5; it should be of type int"),
+        ("languages: {eng: 1}", "languages is .*; it should be of type list"),
+        ("languages:", "languages is None"),
+        ("options: [1, two]", r"options is \[1, 'two'\]; it should be of type list\[int\]"),
+        ("track_drift: maybe", "track_drift is 'maybe'; it should be of type bool"),
+        ("svr: {kind: static}", "svr is .*; it should be of type str"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_its_file(write, line, told):
+    with pytest.raises(ValueError, match=rf"run\.yaml: {told}"):
+        parse(write(line))
+
+
+def test_a_mapping_comes_from_the_file_or_as_json():
+    assert as_mapping({"depth": 4}) == as_mapping(json.dumps({"depth": 4})) == {"depth": 4}
+    assert as_mapping(None) == {}
+    with pytest.raises(ValueError, match="expected a mapping"):
+        as_mapping("[4]")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--lerning_rate", "1"], r"unknown key 'lerning_rate': did you mean learning_rate"),
+        (["--learning-rat=1"], "unknown key 'learning-rat'"),
+        (["--xyzzyq", "1"], "unknown key 'xyzzyq': valid keys are .*dataset, .*svr_alpha"),
+        (["--tset_fold", "1"], "unknown key 'tset_fold': did you mean test_fold"),
+        (["--test_fold", "one"], "test_fold"),
+        (["--learning_rate", "fast"], "learning_rate"),
+        (["--svr"], "svr"),
+    ],
+)
+def test_wrong_words_are_explained(config, argv, message):
+    with pytest.raises(ValueError, match=message):
+        parse(config, *argv)
+
+
+def test_an_unknown_key_in_the_file_is_explained(tmp_path):
+    path = tmp_path / "typo.yaml"
+    path.write_text("svr_alfa: 2\n")
+    with pytest.raises(ValueError, match="unknown key 'svr_alfa': did you mean svr_alpha"):
+        parse(str(path))
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.yaml"):
+        parse("nowhere.yaml")
+
+
+def test_a_file_that_is_a_list_is_refused(tmp_path):
+    path = tmp_path / "list.yaml"
+    path.write_text("- 1\n- 2\n")
+    with pytest.raises(ValueError, match="holds a list"):
+        parse(str(path))
