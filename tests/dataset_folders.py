@@ -198,8 +198,8 @@ def synthetic(folder: Path) -> Made:
 
 
 FOLDERS: dict[str, Callable[[Path], Made]] = {
-    make.__name__: make for make in (audio_folder, audiocaps, clotho, urbansound8k, vggsound, wavcaps)
+    make.__name__: make for make in (audio_folder, audiocaps, clotho, esc50, urbansound8k, vggsound, wavcaps)
 }
-"""The datasets whose builders leave out what is missing."""
+"""The datasets that are on disk."""
 
-MAKERS: dict[str, Callable[[Path], Made]] = {**FOLDERS, "esc50": esc50, "synthetic": synthetic}
+MAKERS: dict[str, Callable[[Path], Made]] = {**FOLDERS, "synthetic": synthetic}

@@ -19,34 +19,37 @@ From a folder of pairs to a model that is tuned on them:
     )
     trainer.train()
 
-A table is called `metadata` and is CSV, JSON Lines or Parquet. It lies beside the audio or above it, and its column
-`file_name` holds paths relative to it. All else is optional; several lines of one file are several captions of it:
+A table is called `metadata` or `captions` and is CSV (with commas, semicolons or tabs), TSV, JSON Lines, a JSON list or
+Parquet. It lies beside the audio or above it, and its column `file_name` holds paths, relative to it or absolute. All
+else is optional; several lines of one file are several captions of it:
 
 - `caption`, `caption_1`, `caption_2`, ...: in the language `caption_language`; `captions`: a list, or a mapping of
   languages to a caption or a list of them; `caption_fra` or `captions_fra`: of that language. In CSV, lists and
   mappings are written as JSON;
 - `split`: train, validation or test. Without it the sub-folders of those names are the splits; without those,
   recordings are drawn;
-- `label` or `labels`, `source`, `license`, `clip_id` and `events`: fields of the row. A recording is its
-  own source, and its path is its id, unless these say otherwise.
+- `label` or `labels`, `source`, `license`, `clip_id` and `events`: fields of the row. A recording is its own source,
+  and its path is its id, unless these say otherwise.
 
 Without any table `rain.txt` holds the captions of `rain.wav`, one a line.
 """
 
 import difflib
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..schema import FILE_SOURCE, LANGUAGES, Event
-from .folder import SPLITS, Clip, Collection, FolderBuilder, FolderConfig, draw_sources, written
-from .metadata import Line, read_table
+from .folder import SPLITS, Clip, Collection, FolderConfig, RowBuilder, draw_sources, written
+from .metadata import TABLE_SUFFIXES, Line, read_table
 from .recordings import some
 
-TABLES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+TABLE_NAMES = ("metadata", "captions")
 FIELDS = ("file_name", "caption", "captions", "split", "label", "labels", "source", "license", "clip_id", "events")
 """What `columns` can give another name."""
 
@@ -70,12 +73,12 @@ class AudioFolderConfig(FolderConfig):
         columns: What the table calls one of `FIELDS`, where it is another name: `{"caption": "text"}`.
         validation_fraction: The part of the recordings that is drawn for validation where the folder has no splits, at
             least one; 0 draws none.
-        test_fraction: Likewise for testing.
-        seed: Of the draw.
+        test_fraction: The part that is drawn for testing, likewise; 1 tests on all of them.
+        seed: The seed of the draw.
     """
 
     DATASET = "this folder"
-    LAYOUT = f"the folder that holds the audio and {', '.join(TABLES[:-1])} or {TABLES[-1]}"
+    LAYOUT = "the folder that holds the audio and metadata.csv, .tsv, .jsonl, .json or .parquet"
     ENGLISH_ONLY = False
 
     caption_language: str = LANGUAGES[0]
@@ -89,15 +92,15 @@ class AudioFolderConfig(FolderConfig):
         unknown = [name for name in self.columns if name not in FIELDS]
         if unknown:
             raise ValueError(f"columns names {unknown}; it can name {', '.join(FIELDS)}")
-        for name in ("validation_fraction", "test_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 0 and less than 1")
+        if min(self.validation_fraction, self.test_fraction) < 0 or self.validation_fraction + self.test_fraction > 1:
+            raise ValueError(
+                f"validation_fraction is {self.validation_fraction} and test_fraction {self.test_fraction}; give two "
+                "numbers of 0 or more that sum to 1 at most"
+            )
 
     def check_languages(self) -> None:
         """Any codes will do, as long as they are codes."""
-        if isinstance(self.languages, str):
-            raise ValueError(f"languages is the string {self.languages!r}; give a list such as [{self.languages!r}]")
-        self.languages = tuple(self.languages)
+        self.languages = (self.languages,) if isinstance(self.languages, str) else tuple(self.languages)
         wrong = [code for code in (*self.languages, self.caption_language) if not re.fullmatch("[a-z]{3}", code)]
         if wrong or not self.languages or len(set(self.languages)) < len(self.languages):
             raise ValueError(
@@ -105,31 +108,35 @@ class AudioFolderConfig(FolderConfig):
                 "ISO 639-3 such as 'eng', at least one, each once"
             )
 
-    def tables(self) -> list[str]:
-        """The tables, as relative paths."""
-        return [file for file in self.files if PurePosixPath(file).name in TABLES]
+    def tables(self) -> dict[str, Path]:
+        """The tables by their relative path.
 
-    def texts(self) -> list[str]:
-        """The text files, as relative paths: they count where there is no table."""
-        return [] if self.tables() else [file for file in self.files if file.endswith(".txt")]
+        Raises:
+            ValueError: A folder holds several.
+        """
+        names = {f"{name}{suffix}" for name in TABLE_NAMES for suffix in TABLE_SUFFIXES}
+        tables = {file: self.folder / file for file in self.files if os.path.basename(file) in names}
+
+        counts = Counter(map(os.path.dirname, tables))
+        twice = [file for file in tables if counts[os.path.dirname(file)] > 1]
+        if twice:
+            raise ValueError(f"{self.folder} holds several tables in one place: {some(twice)}; keep one")
+        return tables
 
     def metadata_files(self) -> list[Path]:
         """The tables, or else the text files."""
-        files = self.tables() or self.texts()
+        files = list(self.tables().values()) or [self.folder / file for file in self.files if file.endswith(".txt")]
         if not files:
-            parquet = [file for file in self.files if file.endswith((".parquet", ".arrow"))]
-            hint = f"; {some(parquet, 1)} is a dataset that datasets.load_dataset reads" if parquet else ""
+            others = [file for file in self.files if file.endswith((*TABLE_SUFFIXES, ".arrow"))]
+            hint = f"; there is {some(others, 3)}: rename the table that says what sounds" if others else ""
             raise FileNotFoundError(
-                f"{self.folder} holds neither {', '.join(TABLES)} nor text files beside the audio{hint}"
+                f"{self.folder} holds neither metadata nor captions as {', '.join(TABLE_SUFFIXES)}, nor text files "
+                f"beside the audio{hint}"
             )
-        folders = [str(PurePosixPath(file).parent) for file in self.tables()]
-        twice = [file for file in self.tables() if folders.count(str(PurePosixPath(file).parent)) > 1]
-        if twice:
-            raise ValueError(f"{self.folder} holds several tables in one place: {some(twice)}; keep one")
-        return [self.folder / file for file in files]
+        return files
 
 
-class AudioFolder(FolderBuilder):
+class AudioFolder(RowBuilder):
     """A folder of recordings with captions as rows.
 
     `AudioFolder(data_dir="my_sounds").download_and_prepare()`, then `.as_dataset(split="train")`.
@@ -141,29 +148,58 @@ class AudioFolder(FolderBuilder):
     def collect(self) -> Collection:
         """The recordings that the tables or the text files caption."""
         config, collection = self.config, Collection()
-        config.metadata_files()
         records = merge(read_tables(config) if config.tables() else read_texts(config))
-        splits = choose_splits(config, records)
+        _check_captions(config, records)
         _check_ids(records)
+
+        splits = choose_splits(config, records)
+        used = set()
         for name, record in records.items():
             path = config.recordings.at(name)
-            collection.add(splits[name], _clip(record, name, config.languages), name, path)
-        used = {clip.audio_path for clips in collection.clips.values() for clip in clips}
-        used |= {str(config.recordings.at(name)) for name in records}
-        unused = [file for file in config.recordings.files if str(config.recordings.folder / file) not in used]
+            used.add(path)
+            captions = {language: list(record.captions.get(language, ())) for language in config.languages}
+            clip = Clip(
+                record.clip_id or name,
+                captions,
+                record.source or f"{FILE_SOURCE}{name}",
+                record.license,
+                record.labels,
+                record.events,
+            )
+            collection.add(splits[name], clip, name, path)
+
+        unused = [file for file in config.recordings.files if config.recordings.folder / file not in used]
         collection.leave_out("no caption", *unused)
         return collection
 
 
-Record = dict[str, Any]
-"""What is said of a recording: "where", "captions" by language, and the optional fields."""
+@dataclass
+class Record:
+    """What is said of a recording.
+
+    Attributes:
+        where: The line that says it, for messages.
+        captions: The captions by language, as the keys of a dictionary, so that each is there once and in order.
+        split: The split, labels, source, licence, id and events; empty where nothing is said of them.
+    """
+
+    where: str
+    captions: dict[str, dict[str, None]]
+    split: str = ""
+    labels: Sequence[str] = ()
+    source: str = ""
+    license: str = ""
+    clip_id: str = ""
+    events: Sequence[Event] = ()
+
+    OPTIONAL = ("split", "labels", "source", "license", "clip_id", "events")
 
 
-def read_tables(config: AudioFolderConfig) -> Iterable[tuple[str, Record]]:
+def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
     """Reads the tables of a folder.
 
     Args:
-        config: Of the folder.
+        config: The config of the folder.
 
     Yields:
         A line's recording, relative to the folder, and what the line says of it.
@@ -172,8 +208,8 @@ def read_tables(config: AudioFolderConfig) -> Iterable[tuple[str, Record]]:
         ValueError: The column of file names or that of captions is missing, a language is unknown, or a cell is of
             another form.
     """
-    for table in config.tables():
-        for line in read_table(config.folder / table):
+    for table, path in config.tables().items():
+        for line in read_table(path):
             values = {name: line.values.get(config.columns.get(name, name)) for name in FIELDS}
             file_name = values["file_name"]
             if not isinstance(file_name, str) or not file_name.strip():
@@ -182,24 +218,28 @@ def read_tables(config: AudioFolderConfig) -> Iterable[tuple[str, Record]]:
                     f"{line.where}: {column} is {file_name!r}; give a path. The columns are {list(line.values)}; "
                     "columns={'file_name': ...} says which of them holds it"
                 )
-            yield str(PurePosixPath(table).parent / file_name.strip().replace("\\", "/")), _record(line, values, config)
+
+            name = PurePosixPath(table).parent / file_name.strip().replace("\\", "/")
+            if name.is_relative_to(config.recordings.folder):
+                name = name.relative_to(config.recordings.folder)
+            yield str(name), _read_line(line, values, config)
 
 
-def read_texts(config: AudioFolderConfig) -> Iterable[tuple[str, Record]]:
+def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
     """Reads the text files beside the recordings of a folder.
 
     Args:
-        config: Of the folder.
+        config: The config of the folder.
 
     Yields:
         A recording, relative to the folder, and what its text says of it.
     """
-    texts = {file.removesuffix(".txt") for file in config.texts()}
+    texts = set(config.metadata_files())
     for file in config.recordings.files:
-        stem = str(PurePosixPath(file).with_suffix(""))
-        if stem in texts:
-            lines = (config.folder / f"{stem}.txt").read_text(encoding="utf-8-sig").splitlines()
-            yield file, {"where": f"{stem}.txt", "captions": {config.caption_language: lines}}
+        path = (config.folder / file).with_suffix(".txt")
+        if path in texts:
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            yield file, Record(path.name, {config.caption_language: dict.fromkeys(written(lines))})
 
 
 def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
@@ -216,15 +256,15 @@ def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
     """
     merged: dict[str, Record] = {}
     for name, record in records:
-        known = merged.setdefault(name, {"where": record["where"], "captions": {}})
-        for language, texts in record["captions"].items():
-            both = (*known["captions"].get(language, ()), *written(texts))
-            known["captions"][language] = list(dict.fromkeys(both))
-        for key in record.keys() - {"where", "captions"}:
-            if known.setdefault(key, record[key]) != record[key]:
-                raise ValueError(
-                    f"{record['where']}: {key} of {name!r} is {record[key]!r}, and {known[key]!r} at {known['where']}"
-                )
+        known = merged.setdefault(name, record)
+        for language, texts in record.captions.items():
+            known.captions.setdefault(language, {}).update(texts)
+
+        for key in Record.OPTIONAL:
+            there, said = getattr(known, key), getattr(record, key)
+            if there and said and there != said:
+                raise ValueError(f"{record.where}: {key} of {name!r} is {said!r}, and {there!r} at {known.where}")
+            setattr(known, key, there or said)
     return merged
 
 
@@ -232,8 +272,8 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     """Says which split each recording is in.
 
     Args:
-        config: Of the folder.
-        records: From `merge`.
+        config: The config of the folder.
+        records: What `merge` gives.
 
     Returns:
         The split by recording: as its line says, else as its folder's name says, else drawn by source.
@@ -241,70 +281,83 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     Raises:
         ValueError: Some have a split and some have none, or there are too few to draw from.
     """
-    given = {name: record.get("split") or _split_of_folder(name) for name, record in records.items()}
-    without = [name for name, split in given.items() if split is None]
+    given = {name: record.split or _get_split_of_folder(name) for name, record in records.items()}
+    without = [name for name, split in given.items() if not split]
     if not without:
-        return {name: str(split) for name, split in given.items()}
+        return given
     if len(without) < len(given):
-        other, split = next((name, split) for name, split in given.items() if split is not None)
+        other, split = next((name, split) for name, split in given.items() if split)
         raise ValueError(
             f"{len(without)} of {len(given)} recordings have no split: {some(without)}; but {other} is of {split}, by "
             "its line or by the name of its folder. Give all or none: a column split settles it"
         )
-    there = {name: record for name, record in records.items() if config.recordings.at(name) is not None} or records
-    sources = {name: _source(record, name) for name, record in there.items()}
-    count = len(set(sources.values()))
+
+    # Drawn among the recordings that are there, so that each split gets its part of them.
+    sources = {name: record.source or f"{FILE_SOURCE}{name}" for name, record in records.items()}
+    there = {source for name, source in sources.items() if config.recordings.at(name) is not None}
+    there = there or set(sources.values())
+
     fractions = {"validation": config.validation_fraction, "test": config.test_fraction}
-    counts = {split: max(1, round(part * count)) for split, part in fractions.items() if part}
-    if sum(counts.values()) >= count:
+    counts = {split: max(1, round(part * len(there))) for split, part in fractions.items() if part}
+    left_to_train = len(there) - sum(counts.values())
+    if left_to_train < 0 or (left_to_train == 0 and sum(fractions.values()) < 1):
         raise ValueError(
-            f"{count} recordings are too few to draw {' and '.join(counts)} from; give more, or a column split, or "
-            "validation_fraction=0 and test_fraction=0"
+            f"{len(there)} recordings are too few to draw {' and '.join(counts)} from; give more, or a column split, "
+            "or validation_fraction=0 with test_fraction=0 to train on all of them or test_fraction=1 to test on them"
         )
-    drawn = draw_sources(sources.values(), counts, config.seed)
-    return {name: drawn.get(_source(record, name), "train") for name, record in records.items()}
+    drawn = draw_sources(there, counts, config.seed)
+    return {name: drawn.get(source, "train") for name, source in sources.items()}
 
 
-def _split_of_folder(name: str) -> str | None:
-    parts = [part.casefold() for part in PurePosixPath(name).parts[:-1]]
-    return next((SPLIT_NAMES[part] for part in parts if part in SPLIT_NAMES), None)
+def _get_split_of_folder(name: str) -> str:
+    """The split that one of the folders in a path is named after; empty where none is."""
+    for part in PurePosixPath(name).parts[:-1]:
+        if part.casefold() in SPLIT_NAMES:
+            return SPLIT_NAMES[part.casefold()]
+    return ""
 
 
-def _record(line: Line, values: Mapping[str, Any], config: AudioFolderConfig) -> Record:
-    record: Record = {"where": line.where, "captions": _captions(line, values, config)}
-    labels = values["labels"] if values["labels"] is not None else values["label"]
-    optional = {
-        "split": _split(values["split"], line.where),
-        "labels": _labels(_parsed(labels)),
-        "source": _text(values["source"]),
-        "license": _text(values["license"]) or _text(line.values.get("licence")),
-        "clip_id": _text(values["clip_id"]),
-        "events": _events(_parsed(values["events"]), line.where),
-    }
-    return record | {key: value for key, value in optional.items() if value}
+def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig) -> Record:
+    split = _text(values["split"])
+    if split and split.casefold() not in SPLIT_NAMES:
+        raise ValueError(f"{line.where}: the split is {split!r}; give one of {', '.join(SPLITS)}")
+
+    labels = _parse(values["labels"] if values["labels"] is not None else values["label"])
+    labels = labels if isinstance(labels, list) else [labels]
+    return Record(
+        where=line.where,
+        captions=_read_captions(line, values, config),
+        split=SPLIT_NAMES[split.casefold()] if split else "",
+        labels=[str(label) for label in labels if _text(label)],
+        source=_text(values["source"]),
+        license=_text(values["license"]) or _text(line.values.get("licence")),
+        clip_id=_text(values["clip_id"]),
+        events=_read_events(_parse(values["events"]), line.where),
+    )
 
 
-def _captions(line: Line, values: Mapping[str, Any], config: AudioFolderConfig) -> dict[str, list[str]]:
-    cells = {"caption": values["caption"], "captions": values["captions"]}
-    cells |= {column: cell for column, cell in line.values.items() if _is_of_language(column)}
-    if not any(column in line.values for column in (*cells, *map(config.columns.get, ("caption", "captions")))):
+def _read_captions(line: Line, values: Mapping[str, Any], config: AudioFolderConfig) -> dict[str, dict[str, None]]:
+    """The captions of a line by language, from all columns that hold some."""
+    cells = {name: values[name] for name in ("caption", "captions") if config.columns.get(name, name) in line.values}
+    keys = dict.fromkeys(cells)
+    for column, cell in line.values.items():
+        match = _CAPTION_COLUMN.fullmatch(column) if isinstance(column, str) else None
+        if match and match["key"]:
+            cells[column], keys[column] = cell, match["key"]
+    if not cells:
         raise ValueError(
             f"{line.where}: no column of captions among {list(line.values)}; call it caption, captions or "
             "caption_<language>, or give columns={'caption': ...}"
         )
-    captions: dict[str, list[str]] = {}
+
+    captions: dict[str, dict[str, None]] = {}
     for column, cell in cells.items():
-        key = _CAPTION_COLUMN.fullmatch(column)["key"]  # type: ignore[index]
+        key, where = keys[column], f"{line.where}, {column}"
         plain = config.caption_language if key is None or key.isdigit() else key
-        for language, texts in _texts_by_language(_parsed(cell), plain, f"{line.where}, {column}"):
-            _check_language(language, config, f"{line.where}, {column}")
-            captions.setdefault(language, []).extend(texts)
+        for language, texts in _read_texts_by_language(_parse(cell), plain, where):
+            _check_language(language, config, where)
+            captions.setdefault(language, {}).update(dict.fromkeys(written(texts)))
     return captions
-
-
-def _is_of_language(column: Any) -> bool:
-    match = _CAPTION_COLUMN.fullmatch(column) if isinstance(column, str) else None
-    return match is not None and match["key"] is not None
 
 
 def _check_language(language: str, config: AudioFolderConfig, where: str) -> None:
@@ -317,10 +370,10 @@ def _check_language(language: str, config: AudioFolderConfig, where: str) -> Non
         )
 
 
-def _texts_by_language(cell: Any, language: str, where: str) -> Iterable[tuple[str, list[str]]]:
+def _read_texts_by_language(cell: Any, language: str, where: str) -> Iterator[tuple[str, list[str]]]:
     if isinstance(cell, Mapping):
         for code, texts in cell.items():
-            yield from _texts_by_language(texts, str(code), where)
+            yield from _read_texts_by_language(texts, str(code), where)
     elif cell is None or isinstance(cell, str):
         yield language, [cell or ""]
     elif isinstance(cell, Sequence) and all(text is None or isinstance(text, str) for text in cell):
@@ -329,65 +382,48 @@ def _texts_by_language(cell: Any, language: str, where: str) -> Iterable[tuple[s
         raise ValueError(f"{where}: {cell!r} is no caption; give a text, a list of texts, or a mapping of languages")
 
 
-def _parsed(cell: Any) -> Any:
-    """A cell of CSV that holds JSON is what it says; a caption that only begins like JSON is itself."""
-    if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
-        try:
-            return json.loads(cell)
-        except json.JSONDecodeError:
-            return cell
-    return cell
-
-
-def _split(cell: Any, where: str) -> str | None:
-    name = _text(cell)
-    if name and name.casefold() not in SPLIT_NAMES:
-        raise ValueError(f"{where}: the split is {name!r}; give one of {', '.join(SPLITS)}")
-    return SPLIT_NAMES[name.casefold()] if name else None
-
-
-def _labels(cell: Any) -> list[str]:
-    labels = cell if isinstance(cell, list) else [cell]
-    return [str(label) for label in labels if _text(label)]
-
-
-def _events(cell: Any, where: str) -> list[Event]:
-    if not cell:
-        return []
+def _read_events(cell: Any, where: str) -> list[Event]:
+    events: list[Event] = []
     try:
-        return [
-            Event(
-                label=str(e["label"]),
-                onset_seconds=float(e["onset_seconds"]),
-                offset_seconds=float(e["offset_seconds"]),
-            )
-            for e in cell
-        ]
+        for event in cell or ():
+            onset, offset = float(event["onset_seconds"]), float(event["offset_seconds"])
+            events.append({"label": str(event["label"]), "onset_seconds": onset, "offset_seconds": offset})
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(
             f"{where}: events is {cell!r}; give a list of objects with label, onset_seconds and offset_seconds"
         ) from error
+    return events
+
+
+def _parse(cell: Any) -> Any:
+    """A cell of CSV that holds JSON is what it says; a caption that only begins like JSON is itself."""
+    if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
+        try:
+            return json.loads(cell)
+        except (ValueError, RecursionError):
+            return cell
+    return cell
 
 
 def _text(cell: Any) -> str:
     return "" if cell is None else str(cell).strip()
 
 
-def _source(record: Record, name: str) -> str:
-    return record.get("source") or f"{FILE_SOURCE}{name}"
-
-
-def _clip(record: Record, name: str, languages: Sequence[str]) -> Clip:
-    captions = {language: record["captions"].get(language, []) for language in languages}
-    fields = {key: record[key] for key in ("labels", "events") if key in record}
-    return Clip(record.get("clip_id", name), captions, _source(record, name), record.get("license", ""), **fields)
+def _check_captions(config: AudioFolderConfig, records: Mapping[str, Record]) -> None:
+    """Refuses captions that are all in other languages than those asked for: every clip would be left out."""
+    present = {language for record in records.values() for language, texts in record.captions.items() if texts}
+    if present and not present & set(config.languages):
+        raise ValueError(
+            f"{config.folder} has captions in {sorted(present)}, and languages is {list(config.languages)}: name one "
+            f"that is there, or say with caption_language (now {config.caption_language!r}) what the captions are in"
+        )
 
 
 def _check_ids(records: Mapping[str, Record]) -> None:
     names: dict[str, str] = {}
     for name, record in records.items():
-        other = names.setdefault(record.get("clip_id", name), name)
+        other = names.setdefault(record.clip_id or name, name)
         if other != name:
             raise ValueError(
-                f"{record['where']}: {other!r} and {name!r} have the same clip_id {record['clip_id']!r}; ids are unique"
+                f"{record.where}: {other!r} and {name!r} have the same clip_id {record.clip_id!r}; ids are unique"
             )

@@ -6,14 +6,13 @@ audio under whatever of the usual names: everybody downloads it for themselves, 
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from .folder import ENGLISH, Clip, Collection, FolderBuilder, FolderConfig
+from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
 from .metadata import Line, read_csv
 from .recordings import YOUTUBE_NAMINGS, Recordings, Segment, find_segments
 
 COLUMNS = ("audiocap_id", "youtube_id", "start_time", "caption")
-TABLES = {"train": ("train.csv",), "validation": ("val.csv", "validation.csv"), "test": ("test.csv",)}
 
 
 class Captioned(NamedTuple):
@@ -42,20 +41,10 @@ class AudioCapsConfig(FolderConfig):
 
     DATASET = "AudioCaps"
     LAYOUT = "the folder that holds train.csv, val.csv and test.csv"
-
-    def tables(self) -> dict[str, Path]:
-        """The table of each split that there is."""
-        found = {split: self.find(*names) for split, names in TABLES.items()}
-        return {split: path for split, path in found.items() if path is not None}
-
-    def metadata_files(self) -> list[Path]:
-        """The tables."""
-        if not self.tables():
-            raise FileNotFoundError(f"{self.folder} holds none of train.csv, val.csv and test.csv; give {self.LAYOUT}")
-        return list(self.tables().values())
+    TABLES: ClassVar = {"train": ("train.csv",), "validation": ("val.csv", "validation.csv"), "test": ("test.csv",)}
 
 
-class AudioCaps(FolderBuilder):
+class AudioCaps(RowBuilder):
     """AudioCaps as rows: train, validation and test, a row a clip.
 
     `AudioCaps(data_dir="audiocaps/dataset", audio_dir="audiocaps/wav").download_and_prepare()`, then
@@ -72,6 +61,7 @@ class AudioCaps(FolderBuilder):
         collection = Collection()
         splits = {split: read_captioned(path, collection) for split, path in self.config.tables().items()}
         paths = find_clips(self.config.recordings, [clip for clips in splits.values() for clip in clips])
+
         for split, clips in splits.items():
             for clip in clips:
                 youtube_id, _ = clip.segment

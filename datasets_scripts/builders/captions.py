@@ -1,13 +1,12 @@
 """Captions from class names: hand-written phrases and sentence templates in eight languages.
 
-`translations/<dataset>.json` holds a noun phrase for each label and language ("a dog barking", "un chien qui aboie"),
-and `translations/templates.json` the sentences around it. The templates are chosen so that no phrase needs inflection:
+`phrases/<dataset>.json` holds a noun phrase for each label and language ("a dog barking", "un chien qui aboie"),
+and `phrases/templates.json` the sentences around it. The templates are chosen so that no phrase needs inflection:
 French ones have no "de" or "à" before the phrase (de + le = du), German ones keep it in the nominative, and where a
 verb agrees with the phrase, the language's phrases are singular. So a new phrase is good when it is a singular noun
 phrase in the nominative, with its article.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -16,15 +15,14 @@ from pathlib import Path
 from ..schema import LANGUAGES
 
 _FOLDER = Path(__file__).parents[1] / "phrases"
-_TEMPLATES = "templates"
-_SENTENCES = (_TEMPLATES, "temporal")  # files of sentences, which hold no phrases of labels
+_SENTENCES = ("templates", "temporal")  # files of sentences, which hold no phrases of labels
 
 
 def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
     """The phrases of a dataset's labels.
 
     Args:
-        dataset_name: "esc50", "synthetic" or "urbansound8k": a file in `translations/`.
+        dataset_name: "esc50", "synthetic" or "urbansound8k": a file in `phrases/`.
 
     Returns:
         `phrases[label][language]`, each label in all of `LANGUAGES`.
@@ -74,19 +72,19 @@ def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
     """Checks a choice of caption languages.
 
     Args:
-        languages: Some of `LANGUAGES`, in any order.
+        languages: Some of `LANGUAGES`, in any order, or one of them.
 
     Returns:
         The same as a tuple.
 
     Raises:
-        ValueError: It is a lone string, is empty, repeats a language or names one that the phrases lack.
+        ValueError: It is empty, repeats a language or names one that the phrases lack.
 
-    >>> check_languages(["eng", "fra"])
-    ('eng', 'fra')
+    >>> check_languages(["eng", "fra"]), check_languages("eng")
+    (('eng', 'fra'), ('eng',))
     """
-    if isinstance(languages, str):
-        raise ValueError(f"languages is the string {languages!r}; give a list such as [{languages!r}]")
+    if isinstance(languages, str):  # as a YAML file says it of one language
+        languages = [languages]
     unknown = [language for language in languages if language not in LANGUAGES]
     if unknown:
         raise ValueError(f"no captions in {unknown}; the languages are {list(LANGUAGES)} (ISO 639-3)")
@@ -95,25 +93,13 @@ def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
     return tuple(languages)
 
 
-def captions_fingerprint(dataset_name: str) -> str:
-    """A hash of everything that a dataset's captions are made of, to key caches with.
-
-    Args:
-        dataset_name: As in `label_phrases`.
-
-    Returns:
-        A SHA-256 in hex; it changes when a phrase of the dataset or any template changes.
-    """
-    return hashlib.sha256((_read(_TEMPLATES) + _read(dataset_name)).encode()).hexdigest()
-
-
 def _read(name: str) -> str:
     return (_FOLDER / f"{name}.json").read_text(encoding="utf-8")
 
 
 @cache
 def _templates() -> dict[str, dict[str, list[str]]]:
-    return json.loads(_read(_TEMPLATES))
+    return json.loads(_read("templates"))
 
 
 def _capitalised(text: str) -> str:

@@ -5,8 +5,9 @@ there, and the audio in folders called development, validation and evaluation.
 """
 
 from pathlib import Path
+from typing import ClassVar
 
-from .folder import ENGLISH, Clip, Collection, FolderBuilder, FolderConfig
+from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
 from .metadata import read_csv
 
 PARTS = {"train": "development", "validation": "validation", "test": "evaluation"}
@@ -18,20 +19,18 @@ class ClothoConfig(FolderConfig):
 
     DATASET = "Clotho"
     LAYOUT = "the folder that holds clotho_captions_development.csv and the like"
+    TABLES: ClassVar = {split: (f"clotho_captions_{part}.csv",) for split, part in PARTS.items()}
 
-    def tables(self, kind: str) -> dict[str, Path]:
-        """The table of each split that there is; `kind` is "captions" or "metadata"."""
-        found = {split: self.find(f"clotho_{kind}_{part}.csv") for split, part in PARTS.items()}
-        return {split: path for split, path in found.items() if path is not None}
+    def origins(self) -> dict[str, Path]:
+        """The table of each split that says where the recordings come from, of those that are there."""
+        return self.find({split: (f"clotho_metadata_{part}.csv",) for split, part in PARTS.items()})
 
     def metadata_files(self) -> list[Path]:
-        """The tables of captions and, where there are any, those of metadata."""
-        if not self.tables("captions"):
-            raise FileNotFoundError(f"{self.folder} holds no clotho_captions_<split>.csv; give {self.LAYOUT}")
-        return [*self.tables("captions").values(), *self.tables("metadata").values()]
+        """The tables of captions and, where there are any, those of origins."""
+        return [*super().metadata_files(), *self.origins().values()]
 
 
-class Clotho(FolderBuilder):
+class Clotho(RowBuilder):
     """Clotho as rows: development is train, evaluation is test.
 
     Names come in several parts, so a clip's id holds the part: "development/Distorted AM Radio noise.wav". The source
@@ -48,12 +47,14 @@ class Clotho(FolderBuilder):
     def collect(self) -> Collection:
         """The clips of the caption tables."""
         collection = Collection()
-        about = self.config.tables("metadata")
-        for split, path in self.config.tables("captions").items():
+        tables_of_origins = self.config.origins()
+
+        for split, path in self.config.tables().items():
             part, lines = PARTS[split], read_csv(path, ("file_name",))
             recordings = self.config.recordings.within(part, list(PARTS.values()))
             paths = recordings.matching([line.values["file_name"] for line in lines])
-            origins = read_origins(about[split]) if split in about else {}
+            origins = read_origins(tables_of_origins[split]) if split in tables_of_origins else {}
+
             for line in lines:
                 name, clip_id = line.values["file_name"], f"{part}/{line.values['file_name']}"
                 captions = [text for column, text in line.values.items() if column.startswith("caption")]

@@ -1,13 +1,17 @@
-"""What the builders of folders share: from clips that were collected to rows, a cache that notices changes, a report.
+"""What all builders share: from clips that were collected to rows, a cache that notices changes, a report.
 
-A dataset adds a config that says which files its metadata are, and a builder whose `collect` says which clips there
-are; see `clotho.py` for a short one.
+A dataset adds a config that says what its metadata files are called, a builder whose `collect` says which clips there
+are, and a line in the table of `datasets_scripts/__init__.py`; see `clotho.py` for a short one.
+
+`Dataset.from_generator` would be less code, but it keys its cache on the name of an imported generator and not on what
+the generator does, so that rows made by older code, or of tables that have changed since, would come back unnoticed.
 """
 
 import hashlib
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 REPORT_NAME = "report.json"
-"""The file beside the prepared rows that holds what `FolderBuilder.report` gives."""
+"""The file beside the prepared rows that holds what `RowBuilder.report` gives."""
 
 ENGLISH = LANGUAGES[0]
 
@@ -64,12 +68,13 @@ class Collection:
         """Takes a clip into a split, or notes why not.
 
         Args:
-            split: Of `SPLITS`.
+            split: One of `SPLITS`.
             clip: The clip; blank captions are dropped, and without any other it is left out, as it is the second time.
             name: Its recording, as the metadata name it.
             path: Its recording; None where there is none.
         """
         captions = {language: written(texts) for language, texts in clip.captions.items()}
+
         if (split, clip.clip_id) in self._ids:
             self.leave_out("duplicate", clip.clip_id)
         elif not any(captions.values()):
@@ -78,6 +83,7 @@ class Collection:
             self.missing.append(name)
         else:
             self.clips[split].append(clip._replace(captions=captions, audio_path=str(path)))
+
         self._ids.add((split, clip.clip_id))
 
     def leave_out(self, reason: str, *clip_ids: str) -> None:
@@ -89,22 +95,28 @@ class Collection:
         """Leaves clips out of training, and then of validation, whose source is in a split that comes later."""
         later: set[str] = set()
         for split in reversed(SPLITS):
-            self._keep(split, "source in another split", lambda clip: clip.source not in later)
+            self._drop(split, "source in another split", {clip.source for clip in self.clips[split]} & later)
             later.update(clip.source for clip in self.clips[split])
 
     def keep_files_apart(self) -> None:
         """Leaves out clips that were found in the same file: it is the wrong one for all of them but one."""
-        seen: set[str] = set()
-        paths = [clip.audio_path for clips in self.clips.values() for clip in clips]
-        shared = {path for path in paths if path in seen or seen.add(path)}  # type: ignore[func-returns-value]
-        for split in SPLITS if shared else ():
-            self._keep(split, "one file for several clips", lambda clip: clip.audio_path not in shared)
+        counts = Counter(clip.audio_path for clips in self.clips.values() for clip in clips)
+        shared = {path for path, count in counts.items() if count > 1}
+        for split in SPLITS:
+            self._drop(split, "one file for several clips", shared)
 
-    def _keep(self, split: str, reason: str, wanted: Any) -> None:
-        dropped = [clip.clip_id for clip in self.clips[split] if not wanted(clip)]
-        if dropped:
-            self.leave_out(reason, *dropped)
-            self.clips[split] = [clip for clip in self.clips[split] if wanted(clip)]
+    def _drop(self, split: str, reason: str, unwanted: set[str]) -> None:
+        """Leaves out the clips of a split whose source or file is unwanted."""
+        if not unwanted:
+            return
+
+        kept = []
+        for clip in self.clips[split]:
+            if clip.source in unwanted or clip.audio_path in unwanted:
+                self.leave_out(reason, clip.clip_id)
+            else:
+                kept.append(clip)
+        self.clips[split] = kept
 
 
 def written(texts: Iterable[str]) -> tuple[str, ...]:
@@ -117,56 +129,91 @@ def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -
 
     Args:
         sources: The recordings; repeats count once.
-        counts: How many of them each split but train gets.
-        seed: Of the draw.
+        counts: How many of them each split but train gets; together they may be all of them.
+        seed: The seed of the draw.
 
     Returns:
         The split by source; "train" for those that were not drawn.
 
     Raises:
-        ValueError: The counts leave nothing to train on.
+        ValueError: There are fewer recordings than the counts want.
     """
     order = sorted(set(sources), key=lambda source: hashlib.sha256(f"{seed}:{source}".encode()).digest())
-    if sum(counts.values()) >= max(len(order), 1):
+    if sum(counts.values()) > len(order):
         raise ValueError(f"{dict(counts)} are to be held out of {len(order)} recordings; hold out fewer")
-    splits = [split for split in reversed(SPLITS) for _ in range(counts.get(split, 0))]
+
+    splits: list[str] = []
+    for split in reversed(SPLITS):
+        splits += [split] * counts.get(split, 0)
     return dict.fromkeys(order, "train") | dict(zip(order, splits, strict=False))
 
 
 @dataclass
-class FolderConfig(datasets.BuilderConfig):
-    """Where a dataset is and what to take of it.
+class RowConfig(datasets.BuilderConfig):
+    """What every dataset can be asked for.
 
     Attributes:
-        data_dir: The folder that holds the metadata and, unless `audio_dir` says otherwise, the audio; or the id of a
-            dataset repository of the Hub that holds the same files, such as "user/name", which is downloaded.
-        audio_dir: The folder that holds the audio, in whatever sub-folders.
-        revision: A branch, tag or commit of the Hub's repository.
         languages: The caption languages, the anchor first; those that the dataset lacks get empty lists.
         limit: How many clips to take of each split, the first ones; None takes all.
     """
 
     DATASET: ClassVar[str] = "this dataset"
-    LAYOUT: ClassVar[str] = "the folder that holds it"
-    ENGLISH_ONLY: ClassVar[bool] = True
 
-    data_dir: str | None = None
-    audio_dir: str | None = None
-    revision: str | None = None
     languages: Sequence[str] = LANGUAGES
     limit: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_languages()
-        if self.data_dir is None:
-            raise ValueError(f"{self.DATASET} needs data_dir: {self.LAYOUT}, or a dataset of the Hub like it")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit is {self.limit}; give at least 1, or None for all clips")
 
     def check_languages(self) -> None:
         """Raises ValueError where `languages` are none that the dataset can have."""
         self.languages = check_languages(self.languages)
+
+    def made_of(self) -> dict[str, str]:
+        """Hashes of what the rows are made of besides the config: they key the cache."""
+        return {"code": metadata.code_fingerprint()}
+
+    def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
+        """Keys the cache on code and files too: `datasets` alone would give old rows after they have changed."""
+        return super().create_config_id({**config_kwargs, **self.made_of()}, custom_features)
+
+
+@dataclass
+class FolderConfig(RowConfig):
+    """Where a dataset is and what to take of it; see also `RowConfig`.
+
+    Attributes:
+        data_dir: The folder that holds the metadata and, unless `audio_dir` says otherwise, the audio; or the id of a
+            dataset repository of the Hub that holds the same files, such as "user/name", which is downloaded.
+        audio_dir: The folder that holds the audio, in whatever sub-folders.
+        revision: A branch, tag or commit of the Hub's repository.
+    """
+
+    LAYOUT: ClassVar[str] = "the folder that holds it"
+    TABLES: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """What the metadata files are of, such as splits, and the names that each may have."""
+
+    ENGLISH_ONLY: ClassVar[bool] = True
+    """Whether the dataset comes with captions in English; else they are written in any language of the phrases."""
+
+    READS_HEADERS: ClassVar[bool] = False
+    """Whether rows say how long the recordings are, so that other recordings of the same names make other rows."""
+
+    data_dir: str | None = None
+    audio_dir: str | None = None
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data_dir is None:
+            raise ValueError(f"{self.DATASET} needs data_dir: {self.LAYOUT}, or a dataset of the Hub like it")
+
+    def check_languages(self) -> None:
+        """Raises ValueError where `languages` are none that the dataset can have."""
+        super().check_languages()
         if self.ENGLISH_ONLY and ENGLISH not in self.languages:
             raise ValueError(
                 f"languages is {list(self.languages)}; {self.DATASET} has English captions, so name {ENGLISH!r}"
@@ -180,20 +227,22 @@ class FolderConfig(datasets.BuilderConfig):
             FileNotFoundError: `data_dir` is not a folder, and no dataset that can be downloaded.
         """
         folder = Path(str(self.data_dir)).expanduser().resolve()
-        return folder if folder.is_dir() else Path(self._download(f"data_dir {folder} is not a folder"))
-
-    def _download(self, problem: str) -> str:
+        if folder.is_dir():
+            return folder
         if not _HUB_ID.fullmatch(str(self.data_dir)):
-            raise FileNotFoundError(f"{problem}; give {self.LAYOUT}")
+            raise FileNotFoundError(f"data_dir {folder} is not a folder; give {self.LAYOUT}")
+
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
         try:
-            return huggingface_hub.snapshot_download(str(self.data_dir), repo_type="dataset", revision=self.revision)
+            path = huggingface_hub.snapshot_download(str(self.data_dir), repo_type="dataset", revision=self.revision)
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
             raise FileNotFoundError(
-                f"{problem}, and the Hub's dataset {self.data_dir} could not be downloaded: give {self.LAYOUT}"
+                f"data_dir {folder} is not a folder, and the Hub's dataset {self.data_dir} could not be downloaded: "
+                f"give {self.LAYOUT}"
             ) from error
+        return Path(path)
 
     @cached_property
     def files(self) -> list[str]:
@@ -205,20 +254,22 @@ class FolderConfig(datasets.BuilderConfig):
         """The audio."""
         return Recordings(self.folder, self.files) if self.audio_dir is None else Recordings(self.audio_dir)
 
-    def find(self, *names: str) -> Path | None:
-        """A metadata file of one of these names; None where there is none."""
-        return metadata.find_metadata(self.folder, self.files, *names)
+    def find(self, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
+        """The metadata files of these names, by key, of those that are there."""
+        found = {key: metadata.find_metadata(self.folder, self.files, *of_key) for key, of_key in names.items()}
+        return {key: path for key, path in found.items() if path is not None}
 
-    def require(self, name: str) -> Path:
-        """A metadata file that the dataset cannot do without.
+    def tables(self) -> dict[str, Path]:
+        """The metadata files by the keys of `TABLES`, of those that are there.
 
         Raises:
-            FileNotFoundError: It is missing.
+            FileNotFoundError: None is there.
         """
-        path = self.find(name)
-        if path is None:
-            raise FileNotFoundError(f"{self.folder} holds no {name}; give {self.LAYOUT}")
-        return path
+        found = self.find(self.TABLES)
+        if not found:
+            names = ", ".join(of_key[0] for of_key in self.TABLES.values())
+            raise FileNotFoundError(f"{self.folder} lacks {names}; give {self.LAYOUT}")
+        return found
 
     def metadata_files(self) -> list[Path]:
         """The files that the rows are made of besides the audio.
@@ -226,29 +277,25 @@ class FolderConfig(datasets.BuilderConfig):
         Raises:
             FileNotFoundError: One is missing that the dataset cannot do without.
         """
-        raise NotImplementedError
+        return list(self.tables().values())
 
     def made_of(self) -> dict[str, str]:
         """Hashes of what the rows are made of besides the config: they key the cache."""
         return {
-            "code": metadata.code_fingerprint(),
+            **super().made_of(),
             "metadata": metadata.fingerprint(self.metadata_files()),
-            "audio": self.recordings.fingerprint(),
+            "audio": self.recordings.fingerprint(sizes=self.READS_HEADERS),
         }
 
-    def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
-        """Keys the cache on the files too: `datasets` alone would give old rows after the folder has changed."""
-        return super().create_config_id({**config_kwargs, **self.made_of()}, custom_features)
 
-
-class FolderBuilder(datasets.GeneratorBasedBuilder):
-    """Rows of a folder; a dataset says in `collect` which.
+class RowBuilder(datasets.GeneratorBasedBuilder):
+    """Rows of a dataset, which says in `collect` what clips it has.
 
     Clips whose audio is missing are normal: they get no row, one warning counts them, `report` lists them.
     """
 
     VERSION = "1.0.0"
-    BUILDER_CONFIG_CLASS = FolderConfig
+    BUILDER_CONFIG_CLASS = RowConfig
     DESCRIPTION: ClassVar[str] = ""
     HOMEPAGE: ClassVar[str] = ""
     NAMINGS: ClassVar[Sequence[str]] = ("the names in the metadata",)
@@ -275,15 +322,16 @@ class FolderBuilder(datasets.GeneratorBasedBuilder):
         return {"missing": self._collection.missing, "left_out": self._collection.left_out}
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
-        """As of `datasets`; beside rows that go to the cache, the report is written."""
+        """Prepares the rows as `datasets` does, and writes the report beside rows that go to the cache."""
         super().download_and_prepare(*args, **kwargs)
+
         in_cache = self._report_path.parent.is_dir()
         if in_cache and not self._report_path.is_file():
             write_text(self._report_path, json.dumps(self.report(), ensure_ascii=False, indent=1))
         self._warn(str(self._report_path) if in_cache else "what report() gives")
 
     def as_streaming_dataset(self, *args: Any, **kwargs: Any) -> Any:
-        """As of `datasets`."""
+        """Streams the rows as `datasets` does, with the same warning as `download_and_prepare`."""
         streamed = super().as_streaming_dataset(*args, **kwargs)
         self._warn("what report() gives")
         return streamed
@@ -295,7 +343,9 @@ class FolderBuilder(datasets.GeneratorBasedBuilder):
     def _warn(self, where: str) -> None:
         report = self.report()
         counts = {"audio missing": len(report["missing"])}
-        counts |= {reason: len(clip_ids) for reason, clip_ids in report["left_out"].items()}
+        for reason, clip_ids in report["left_out"].items():
+            counts[reason] = len(clip_ids)
+
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
         if reasons:
             logger.warning("%s: clips without a row: %s; the lists are in %s", self.config.DATASET, reasons, where)
@@ -305,23 +355,25 @@ class FolderBuilder(datasets.GeneratorBasedBuilder):
         collection = self.collect()
         collection.keep_sources_apart()  # first: a clip that two splits list shares its file with itself
         collection.keep_files_apart()
-        self._check_found(collection)
+
+        if not any(collection.clips.values()):
+            self._refuse_empty(collection)
         collection.clips = {split: clips[: self.config.limit] for split, clips in collection.clips.items()}
         return collection
 
-    def _check_found(self, collection: Collection) -> None:
-        if any(collection.clips.values()):
-            return
-        recordings: Recordings = self.config.recordings
-        if collection.missing:
-            there = f"which holds {some(recordings.files, 3)}" if recordings.files else "which holds no audio"
-            raise FileNotFoundError(
-                f"{self.config.DATASET}: none of the {len(collection.missing):,} recordings, such as "
-                f"{collection.missing[0]}, is in {recordings.folder}, {there}. "
-                f"Tried {', '.join(self.NAMINGS)} with {', '.join(SUFFIXES)}"
-            )
-        counts = {reason: len(clip_ids) for reason, clip_ids in collection.left_out.items()}
-        raise ValueError(f"{self.config.DATASET}: no clip of {self.config.folder} is left: {counts or 'it lists none'}")
+    def _refuse_empty(self, collection: Collection) -> None:
+        """Says why no clip has a row."""
+        config = self.config
+        if not collection.missing:
+            counts = {reason: len(clip_ids) for reason, clip_ids in collection.left_out.items()}
+            raise ValueError(f"{config.DATASET}: no clip of {config.folder} is left: {counts or 'it lists none'}")
+
+        files = config.recordings.files
+        raise FileNotFoundError(
+            f"{config.DATASET}: none of the {len(collection.missing):,} recordings, such as {collection.missing[0]}, "
+            f"is in {config.recordings.folder}, which holds {some(files, 3) if files else 'no audio'}. "
+            f"Tried {', '.join(self.NAMINGS)} with {', '.join(SUFFIXES)}"
+        )
 
     def _info(self) -> datasets.DatasetInfo:
         languages = self.config.languages
@@ -330,9 +382,10 @@ class FolderBuilder(datasets.GeneratorBasedBuilder):
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
         # Collected here and not per clip: errors raised while generating reach the user wrapped in one that says
         # nothing.
+        clips_by_split = self._collection.clips
         return [
             datasets.SplitGenerator(name=split, gen_kwargs={"split": split})
-            for split, clips in self._collection.clips.items()
+            for split, clips in clips_by_split.items()
             if clips
         ]
 

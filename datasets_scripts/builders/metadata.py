@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -12,6 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .recordings import some
+
+SOURCES = Path(__file__).parents[1]
+"""The folder whose code and phrases rows are made by."""
+
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+"""The kinds of tables that `read_table` reads."""
 
 
 class Line(NamedTuple):
@@ -50,10 +58,10 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
 
 
 def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Line]:
-    """Reads a comma-separated table.
+    """Reads a table of cells with commas, semicolons or tabs between them, whichever its first line has most of.
 
     Args:
-        path: The file, in UTF-8, with or without a byte order mark, or in Windows-1252.
+        path: The file, in UTF-8, with or without a byte order mark, in UTF-16 with one, or in Windows-1252.
         columns: The columns it must have; all that it has, where there is no header.
         header: Whether its first line names the columns.
 
@@ -61,9 +69,21 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
         Its lines; cells that are missing at a line's end are empty.
 
     Raises:
-        ValueError: A column is missing or there twice, or a line has more cells than there are columns.
+        ValueError: A column is missing or there twice, a line has more cells than there are columns, or the text is
+            no table.
     """
-    reader = csv.DictReader(io.StringIO(_text(path), newline=""), None if header else columns, restval="")
+    try:
+        return _read_lines(path, columns, header)
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+
+
+def _read_lines(path: Path, columns: Sequence[str], header: bool) -> list[Line]:
+    text = _text(path)
+    first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without cells in quotes
+    delimiter = max(",;\t", key=first_line.count)
+    reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, restval="", delimiter=delimiter)
+
     names = list(reader.fieldnames or [])
     missing = [column for column in columns if column not in names]
     if missing:
@@ -71,13 +91,13 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
     twice = [name for name, count in Counter(names).items() if name and count > 1]
     if twice:
         raise ValueError(f"{path} has several columns {twice}, of which only the last would be read; number them")
+
     lines = []
     for values in reader:
         where = f"{path}, line {reader.line_num}"
         if None in values:
-            raise ValueError(
-                f"{where} has {len(names) + len(values[None])} cells for {len(names)} columns; quote cells with commas"
-            )
+            cells = len(names) + len(values[None])
+            raise ValueError(f"{where} has {cells} cells for {len(names)} columns; quote cells that hold {delimiter!r}")
         lines.append(Line(where, values))
     return lines
 
@@ -94,35 +114,50 @@ def read_json(path: Path) -> Any:
     Raises:
         ValueError: It is not JSON.
     """
-    try:
-        return json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+    return _parse_json(_text(path), str(path))
 
 
 def read_table(path: Path) -> list[Line]:
-    """Reads a table of any kind that `audiofolder` of `datasets` knows.
+    """Reads a table of one of the `TABLE_SUFFIXES`: CSV, JSON Lines, a JSON list of objects, or Parquet.
 
     Args:
-        path: A file in CSV, JSON Lines or Parquet, by its suffix.
+        path: The file; its suffix says what it is.
 
     Returns:
         Its lines.
 
     Raises:
-        ValueError: Another suffix, a line of JSON Lines that is not an object, or what `read_csv` raises.
+        ValueError: Another suffix, JSON that is no list of objects, or what `read_csv` raises.
     """
     suffix = path.suffix.lower()
-    if suffix == ".csv":
+    if suffix in (".csv", ".tsv"):
         return read_csv(path, ())
+
+    entries: list[tuple[str, Any]] = []
     if suffix == ".jsonl":
-        return [_object(text, f"{path}, line {i}") for i, text in enumerate(_text(path).split("\n"), 1) if text.strip()]
-    if suffix == ".parquet":
+        for number, text in enumerate(_text(path).split("\n"), 1):
+            if text.strip():
+                entries.append((f"{path}, line {number}", _parse_json(text, f"{path}, line {number}")))
+    elif suffix == ".json":
+        values = read_json(path)
+        if not isinstance(values, list):
+            raise ValueError(f"{path} holds no list; give a JSON list of objects, or JSON Lines as .jsonl")
+        entries += [(f"{path}, entry {number}", value) for number, value in enumerate(values)]
+    elif suffix == ".parquet":
         import pyarrow.parquet
 
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-        return [Line(f"{path}, row {index}", row) for index, row in enumerate(rows)]
-    raise ValueError(f"{path} is no table that can be read; give .csv, .jsonl or .parquet")
+        try:
+            values = pyarrow.parquet.read_table(path).to_pylist()
+        except pyarrow.ArrowException as error:
+            raise ValueError(f"{path} is not Parquet: {error}") from error
+        entries += [(f"{path}, row {number}", value) for number, value in enumerate(values)]
+    else:
+        raise ValueError(f"{path} is no table that can be read; give one of {', '.join(TABLE_SUFFIXES)}")
+
+    for where, value in entries:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} is {str(value)[:60]!r}; give a JSON object")
+    return [Line(where, value) for where, value in entries]
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
@@ -142,23 +177,24 @@ def fingerprint(paths: Iterable[Path]) -> str:
 
 @cache
 def code_fingerprint() -> str:
-    """A hash of this folder's sources, to key caches with: `datasets` alone would give rows that older code made."""
-    return fingerprint(Path(__file__).parents[1].rglob("*.py"))
+    """A hash of the code and the phrases that rows are made by: `datasets` alone would give those of older ones."""
+    return fingerprint(path for path in SOURCES.rglob("*") if path.suffix in (".py", ".json"))
 
 
 def _text(path: Path) -> str:
     content = path.read_bytes()
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # what spreadsheets call Unicode text
+        return content.decode("utf-16", errors="replace")
+    if b"\0" in content:
+        raise ValueError(f"{path} holds zero bytes and is no text that can be read; save it as UTF-8")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:  # Clotho's metadata and what spreadsheets save
         return content.decode("cp1252", errors="replace")
 
 
-def _object(text: str, where: str) -> Line:
+def _parse_json(text: str, where: str) -> Any:
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{where} is {text.strip()[:60]!r}; give a JSON object")
-    return Line(where, values)

@@ -47,24 +47,37 @@ def walk(folder: str | Path) -> list[str]:
         folder: A folder; links to folders are followed, each once.
 
     Returns:
-        Sorted paths relative to it, with slashes. Hidden files are passed over, and so are, with a warning, names
-        that are not UTF-8, which no row can hold.
+        Sorted paths relative to it, with slashes. Hidden files are passed over, and so are pipes and devices, which
+        would be waited for, and, with a warning, names that are not UTF-8, which no row can hold.
     """
     found: list[str] = []
     undecodable: list[str] = []
     seen: set[str] = set()
-    for place, folders, files in os.walk(folder, followlinks=True):
+
+    # A stack whose top is always the first sub-folder by name, since of links to one folder the first one counts.
+    waiting = [""]
+    while waiting:
+        start = waiting.pop()
+        place = os.path.join(folder, start)
         real = os.path.realpath(place)
         if real in seen:
-            folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        relative = os.path.relpath(place, folder).replace(os.sep, "/")
-        start = "" if relative == "." else relative + "/"
-        for name in files:
-            if not name.startswith("."):
-                (found if _is_utf8(start + name) else undecodable).append(start + name)
+
+        try:
+            entries = list(os.scandir(place))
+        except PermissionError:  # such as lost+found
+            continue
+        folders = []
+        for entry in entries:
+            if entry.name.startswith((".", "__MACOSX")):
+                continue
+            if entry.is_dir():
+                folders.append(f"{start}{entry.name}/")
+            elif entry.is_file():
+                (found if _is_utf8(start + entry.name) else undecodable).append(start + entry.name)
+        waiting += sorted(folders, reverse=True)
+
     if undecodable:
         logger.warning(
             "%s: %d file names are not UTF-8 and are passed over, such as %r; rename them",
@@ -120,9 +133,13 @@ class Recordings:
         self.files = tuple(name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES)
 
     def at(self, name: str) -> Path | None:
-        """The recording of a relative path, be it in another format, which loses to the format named, or in another of
-        Unicode's normal forms, as names from a Mac are.
+        """The recording of a path, relative to the folder or absolute.
+
+        It may be in another format, which loses to the format named, or in another of Unicode's normal forms, as names
+        from a Mac are.
         """
+        if os.path.isabs(name):
+            return Path(name) if os.path.isfile(name) else None
         return self._path(name if name in self._names else self._by_path.get(_format_free(name)))
 
     def named(self, stems: Iterable[str]) -> Path | None:
@@ -229,25 +246,15 @@ def _affixes(start: int, end: int) -> list[tuple[str, str]]:
     return [(before, after) for before, after in names]
 
 
-def duration_seconds(path: Path) -> float:
-    """The length of a recording.
+def duration_seconds(path: Path) -> float | None:
+    """The length of a recording by its header; None where libsndfile cannot read it.
 
-    Args:
-        path: An audio file.
-
-    Returns:
-        Its length by its header.
-
-    Raises:
-        ValueError: It holds no samples, or libsndfile cannot read its header.
+    A file that nothing can read is no reason to refuse a whole dataset: `on_bad_audio` decides about it.
     """
     try:
-        seconds = soundfile.info(path).duration
-    except soundfile.SoundFileError as error:
-        raise ValueError(f"the header of {path} cannot be read ({error}); replace the file, or convert it") from error
-    if seconds == 0:
-        raise ValueError(f"{path} holds no samples; replace the file")
-    return seconds
+        return soundfile.info(path).duration
+    except soundfile.SoundFileError:
+        return None
 
 
 def some(names: Sequence[str], most: int = 5) -> str:

@@ -10,25 +10,23 @@ what the text says.
 import hashlib
 import io
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import datasets
 import numpy as np
 import soundfile
 from numpy import fft  # np.fft would break: a builder makes datasets put a copy of np here, without lazy attributes
 
 from ..atomic_files import whole_file
-from ..schema import LANGUAGES, Event, Row, features, validate_row
-from . import metadata
-from .captions import captions_fingerprint, check_languages, label_phrases, render_captions
+from ..schema import Event
+from .captions import label_phrases, render_captions
+from .folder import SPLITS, Clip, Collection, RowBuilder, RowConfig
 
 GENERATOR_VERSION = 1
 """Raise it with any change to the audio: rendered files are kept by it."""
 
-SPLITS = ("train", "validation", "test")
 POSITIONS = ("beginning", "end")
 PEAK_DB = (-18.0, -4.0)
 NOISE_PEAK_DB = (-50.0, -30.0)
@@ -60,11 +58,11 @@ class Description(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The label that `translations/synthetic.json` has phrases for, such as "low_siren"."""
+        """The label that `phrases/synthetic.json` has phrases for, such as "low_siren"."""
         return f"{self.variant}_{self.sound}"
 
 
-class Clip(NamedTuple):
+class RenderedClip(NamedTuple):
     """A rendered clip: float32 samples with peak below 0.99, and the true place of the event."""
 
     samples: np.ndarray
@@ -203,9 +201,9 @@ def describe(seed: int, split: str, index: int) -> Description:
     """The description of a clip.
 
     Args:
-        seed: Of the whole data set.
+        seed: The seed of the whole dataset.
         split: One of `SPLITS`.
-        index: Of the clip in its split.
+        index: The place of the clip in its split.
 
     Returns:
         One of `DESCRIPTIONS`. They take turns in a random order of the split's own, so that in a split of any size
@@ -220,15 +218,15 @@ def describe(seed: int, split: str, index: int) -> Description:
 
 def render_clip(
     seed: int, split: str, index: int, duration_seconds: float = 2.0, sampling_rate_hz: int = 16000
-) -> Clip:
+) -> RenderedClip:
     """Renders a clip, always to the same samples for the same arguments.
 
     Args:
-        seed: Of the whole data set.
+        seed: The seed of the whole dataset.
         split: One of `SPLITS`; their random streams are disjoint.
-        index: Of the clip in its split.
-        duration_seconds: Of the clip.
-        sampling_rate_hz: At least 16000, as the sounds reach up to 7.7 kHz.
+        index: The place of the clip in its split.
+        duration_seconds: The length of the clip.
+        sampling_rate_hz: The rate, at least 16000, as the sounds reach up to 7.7 kHz.
 
     Returns:
         The clip; the event lies within the half of it that the description names.
@@ -239,17 +237,39 @@ def render_clip(
     """
     description, rng = describe(seed, split, index), _generator(seed, split, index)
     sound = SOUNDS[description.sound]
-    length_seconds = duration_seconds * rng.uniform(*sound.lengths)
-    gap_seconds = duration_seconds * rng.uniform(0.01, 0.08)
-    at_beginning = description.position == "beginning"
-    onset_seconds = gap_seconds if at_beginning else duration_seconds - gap_seconds - length_seconds
+    start, length = _draw_place(description, rng, duration_seconds, sampling_rate_hz)
 
     seconds = np.arange(round(duration_seconds * sampling_rate_hz)) / sampling_rate_hz
-    start, length = round(onset_seconds * sampling_rate_hz), round(length_seconds * sampling_rate_hz)
     event = sound.waveform(rng.uniform(*sound.variants[description.variant]), seconds[:length], rng)
+
     samples = _to_peak(_background(seconds, rng), rng.uniform(*NOISE_PEAK_DB))
     samples[start : start + length] += _to_peak(_faded(event, sampling_rate_hz), rng.uniform(*PEAK_DB))
-    return Clip(samples.astype(np.float32), start / sampling_rate_hz, (start + length) / sampling_rate_hz)
+    return RenderedClip(samples.astype(np.float32), start / sampling_rate_hz, (start + length) / sampling_rate_hz)
+
+
+def locate_event(
+    seed: int, split: str, index: int, duration_seconds: float = 2.0, sampling_rate_hz: int = 16000
+) -> Event:
+    """The event of the clip that `render_clip` renders with the same arguments, without rendering it."""
+    description, rng = describe(seed, split, index), _generator(seed, split, index)
+    start, length = _draw_place(description, rng, duration_seconds, sampling_rate_hz)
+    return {
+        "label": description.label,
+        "onset_seconds": start / sampling_rate_hz,
+        "offset_seconds": (start + length) / sampling_rate_hz,
+    }
+
+
+def _draw_place(
+    description: Description, rng: np.random.Generator, duration_seconds: float, sampling_rate_hz: int
+) -> tuple[int, int]:
+    """Draws where the event of a clip starts and how long it is, in samples: what a clip's generator gives first."""
+    length_seconds = duration_seconds * rng.uniform(*SOUNDS[description.sound].lengths)
+    gap_seconds = duration_seconds * rng.uniform(0.01, 0.08)
+
+    at_beginning = description.position == "beginning"
+    onset_seconds = gap_seconds if at_beginning else duration_seconds - gap_seconds - length_seconds
+    return round(onset_seconds * sampling_rate_hz), round(length_seconds * sampling_rate_hz)
 
 
 def _generator(seed: int, split: str, *index: int) -> np.random.Generator:
@@ -275,19 +295,20 @@ def _to_peak(samples: np.ndarray, peak_db: float) -> np.ndarray:
 
 
 @dataclass
-class SyntheticEventsConfig(datasets.BuilderConfig):
-    """How much to generate, and how.
+class SyntheticEventsConfig(RowConfig):
+    """How much to generate, and how; see also `RowConfig`.
 
     Attributes:
         num_train: Clips of the train split; 0 leaves a split out. Clip i is the same whatever the number.
         num_validation: Clips of the validation split.
         num_test: Clips of the test split.
-        seed: Of everything random.
-        duration_seconds: Of every clip, at least 1.
-        sampling_rate_hz: Of the audio files, at least 16000.
-        languages: The caption languages, the anchor first.
+        seed: The seed of everything random.
+        duration_seconds: The length of every clip, at least 1.
+        sampling_rate_hz: The rate of the audio files, at least 16000.
         audio_dir: Where a folder of audio files is made; None takes the cache of `datasets`.
     """
+
+    DATASET = "the synthetic dataset"
 
     num_train: int = 2560
     num_validation: int = 256
@@ -295,29 +316,22 @@ class SyntheticEventsConfig(datasets.BuilderConfig):
     seed: int = 0
     duration_seconds: float = 2.0
     sampling_rate_hz: int = 16000
-    languages: Sequence[str] = LANGUAGES
     audio_dir: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.languages = check_languages(self.languages)
-        for field in ("num_train", "num_validation", "num_test", "seed"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field} is {getattr(self, field)}; give 0 or more")
-        for field, least in (("duration_seconds", 1), ("sampling_rate_hz", 16000)):
-            if getattr(self, field) < least:
-                raise ValueError(f"{field} is {getattr(self, field)}; give at least {least}")
+        least_values = {"duration_seconds": 1, "sampling_rate_hz": 16000}
+        for name in ("num_train", "num_validation", "num_test", "seed", *least_values):
+            least = least_values.get(name, 0)
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least {least}")
 
-    def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
-        """Keys the cache on generator and texts too: `datasets` alone would give old rows after they have changed."""
-        made_of = {
-            "code": metadata.code_fingerprint(),
-            "audio": self.audio_name,
-            "captions": captions_fingerprint("synthetic"),
-        }
+    def made_of(self) -> dict[str, str]:
+        """Hashes of what the rows are made of besides the config: they key the cache."""
+        made_of = {**super().made_of(), "audio": self.audio_name}
         if self.audio_dir is not None:
             made_of["audio_dir"] = str(Path(self.audio_dir).expanduser().resolve())
-        return super().create_config_id({**config_kwargs, **made_of}, custom_features)
+        return made_of
 
     @property
     def audio_name(self) -> str:
@@ -326,21 +340,14 @@ class SyntheticEventsConfig(datasets.BuilderConfig):
         return hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
 
 
-class SyntheticEvents(datasets.GeneratorBasedBuilder):
+class SyntheticEvents(RowBuilder):
     """Generated sound events as rows, in three splits.
 
     `SyntheticEvents(num_train=640).download_and_prepare()`, then `.as_dataset(split="train")`.
     """
 
-    VERSION = "1.0.0"
     BUILDER_CONFIG_CLASS = SyntheticEventsConfig
-
-    def _info(self) -> datasets.DatasetInfo:
-        return datasets.DatasetInfo(
-            description=f"Procedurally generated sound events: {len(DESCRIPTIONS)} descriptions.",
-            features=features(self.config.languages),
-            license="CC0-1.0",
-        )
+    DESCRIPTION = f"Procedurally generated sound events: {len(DESCRIPTIONS)} descriptions."
 
     @property
     def audio_folder(self) -> Path:
@@ -348,67 +355,50 @@ class SyntheticEvents(datasets.GeneratorBasedBuilder):
         root = self.config.audio_dir or Path(self._cache_dir_root, "synthetic_audio")
         return Path(root).expanduser().resolve() / self.config.audio_name
 
-    def report(self) -> dict[str, Any]:
-        """As of the other builders: nothing is "missing" and nothing "left_out" of what is generated."""
-        return {"missing": [], "left_out": {}}
+    def collect(self) -> Collection:
+        """The clips that are to be rendered."""
+        collection, config = Collection(), self.config
+        phrases = label_phrases("synthetic")
+
+        for split in SPLITS:
+            for index in range(getattr(config, f"num_{split}")):
+                event = locate_event(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz)
+                position = describe(config.seed, split, index).position
+                clip = Clip(
+                    clip_id=f"synthetic-{config.seed}-{split}-{index:05d}",
+                    captions=render_captions(phrases[event["label"]], config.languages, f"sound_at_{position}"),
+                    source=f"synthetic:{config.seed}:{split}:{index}",
+                    license="CC0-1.0",
+                    labels=[event["label"]],
+                    events=[event],
+                )
+                collection.add(split, clip, clip.clip_id, self._audio_path(split, index))
+        return collection
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
-        """As of `datasets`; audio that was deleted since the rows were cached is rendered again."""
+        """Prepares the rows as `datasets` does, and renders the audio that is not there, or no longer there."""
         super().download_and_prepare(*args, **kwargs)
-        for split, count in self._counts().items():
-            for index in range(count):
-                path = self._audio_path(split, index)
-                if not path.exists():
-                    _write_wav(path, self._render(split, index).samples, self.config.sampling_rate_hz)
+        self._render_missing()
 
-    def _counts(self) -> dict[str, int]:
-        return {split: getattr(self.config, f"num_{split}") for split in SPLITS}
+    def as_streaming_dataset(self, *args: Any, **kwargs: Any) -> Any:
+        """Streams the rows as `datasets` does, and renders the audio that is not there before."""
+        self._render_missing()
+        return super().as_streaming_dataset(*args, **kwargs)
 
-    def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
-        return [
-            datasets.SplitGenerator(name=split, gen_kwargs={"split": split, "count": count})
-            for split, count in self._counts().items()
-            if count
-        ]
-
-    def _generate_examples(self, split: str, count: int) -> Iterator[tuple[str, Row]]:
-        phrases, config = label_phrases("synthetic"), self.config
-        for index in range(count):
-            description, clip = describe(config.seed, split, index), self._render(split, index)
-            event: Event = {
-                "label": description.label,
-                "onset_seconds": clip.onset_seconds,
-                "offset_seconds": clip.offset_seconds,
-            }
-            path = self._audio_path(split, index)
-            if not path.exists():
-                _write_wav(path, clip.samples, config.sampling_rate_hz)
-            row: Row = {
-                "clip_id": f"synthetic-{config.seed}-{split}-{index:05d}",
-                "audio_path": str(path),
-                "captions": render_captions(
-                    phrases[description.label], config.languages, f"sound_at_{description.position}"
-                ),
-                "labels": [description.label],
-                "events": [event],
-                "source": f"synthetic:{config.seed}:{split}:{index}",
-                "license": "CC0-1.0",
-            }
-            validate_row(row, config.languages)
-            yield row["clip_id"], row
-
-    def _render(self, split: str, index: int) -> Clip:
+    def _render_missing(self) -> None:
         config = self.config
-        return render_clip(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz)
+        self.audio_folder.mkdir(parents=True, exist_ok=True)
+
+        for split in SPLITS:
+            for index in range(getattr(config, f"num_{split}"))[: config.limit]:
+                path = self._audio_path(split, index)
+                if path.exists():
+                    continue
+                clip = render_clip(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz)
+                encoded = io.BytesIO()
+                soundfile.write(encoded, clip.samples, config.sampling_rate_hz, format="WAV", subtype="PCM_16")
+                with whole_file(path) as unfinished:  # so that no other process ever sees half a file
+                    unfinished.write_bytes(encoded.getvalue())
 
     def _audio_path(self, split: str, index: int) -> Path:
         return self.audio_folder / f"{split}-{index:05d}.wav"
-
-
-def _write_wav(path: Path, samples: np.ndarray, sampling_rate_hz: int) -> None:
-    """Writes 16-bit PCM at one stroke, so that no other process ever sees half a file."""
-    encoded = io.BytesIO()
-    soundfile.write(encoded, samples, sampling_rate_hz, format="WAV", subtype="PCM_16")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as unfinished:
-        unfinished.write_bytes(encoded.getvalue())

@@ -5,14 +5,14 @@ Takes `vggsound.csv` as its authors publish it, without a header: YouTube id, st
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from .audiocaps import start_seconds
-from .captions import captions_fingerprint, render_captions
-from .folder import ENGLISH, Clip, Collection, FolderBuilder, FolderConfig, draw_sources
+from .captions import render_captions
+from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder, draw_sources
 from .metadata import Line, read_csv
 from .recordings import YOUTUBE_NAMINGS, find_segments
 
-TABLE = "vggsound.csv"
 COLUMNS = ("youtube_id", "start_seconds", "label", "split")
 
 
@@ -23,25 +23,18 @@ class VGGSoundConfig(FolderConfig):
     Attributes:
         num_validation: Videos of the training split to hold out for validation, drawn by a hash of their ids; the
             published split has none.
-        seed: Of the draw.
+        seed: The seed of the draw.
     """
 
     DATASET = "VGGSound"
-    LAYOUT = f"the folder that holds {TABLE}"
+    LAYOUT = "the folder that holds vggsound.csv"
+    TABLES: ClassVar = {"clips": ("vggsound.csv",)}
 
     num_validation: int = 0
     seed: int = 0
 
-    def metadata_files(self) -> list[Path]:
-        """The table."""
-        return [self.require(TABLE)]
 
-    def made_of(self) -> dict[str, str]:
-        """The templates too."""
-        return {**super().made_of(), "captions": captions_fingerprint("templates")}
-
-
-class VGGSound(FolderBuilder):
+class VGGSound(RowBuilder):
     """VGGSound as rows: train and test, on request validation, with captions made of the labels.
 
     `VGGSound(data_dir="vggsound").download_and_prepare()`, then `.as_dataset(split="train")`.
@@ -55,12 +48,13 @@ class VGGSound(FolderBuilder):
     def collect(self) -> Collection:
         """The clips of the table."""
         collection = Collection()
-        lines = read_clips(self.config.metadata_files()[0])
+        lines = read_clips(self.config.tables()["clips"])
         segments = [(line.values["youtube_id"], start_seconds(line, "start_seconds")) for line in lines]
         paths = find_segments(self.config.recordings, list(dict.fromkeys(segments)))
+
         trained = [youtube for line, (youtube, _) in zip(lines, segments, strict=True) if _split(line) == "train"]
-        held_out = {"validation": self.config.num_validation}
-        drawn = draw_sources(trained, held_out, self.config.seed) if self.config.num_validation else {}
+        drawn = draw_sources(trained, {"validation": self.config.num_validation}, self.config.seed)
+
         for line, segment in zip(lines, segments, strict=True):
             split = drawn.get(segment[0], "train") if _split(line) == "train" else "test"
             label, clip_id = line.values["label"].strip(), "{}_{}".format(*segment)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .folder import ENGLISH, Clip, Collection, FolderBuilder, FolderConfig, draw_sources
+from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder, draw_sources
 from .metadata import read_json
 from .recordings import stem_of
 
@@ -60,7 +60,7 @@ class WavCapsConfig(FolderConfig):
         num_test: Clips of the test split, drawn by a hash of their ids after the blacklists and whatever audio is
             there. 5,000 are held out in [S E.2].
         num_validation: Clips of the validation split, drawn likewise; [S] has none.
-        seed: Of the draw.
+        seed: The seed of the draw.
     """
 
     DATASET = "WavCaps"
@@ -88,9 +88,10 @@ class WavCapsConfig(FolderConfig):
         Raises:
             FileNotFoundError: One that was asked for is missing, or there is none.
         """
-        found = {part: self.find(PARTS[part].table) for part in self.parts or PARTS}
-        lacking = [PARTS[part].table for part, path in found.items() if path is None]
-        tables = {part: path for part, path in found.items() if path is not None}
+        wanted = {part: (PARTS[part].table,) for part in self.parts or PARTS}
+        tables = self.find(wanted)
+
+        lacking = [PARTS[part].table for part in wanted if part not in tables]
         if lacking and (self.parts or not tables):
             raise FileNotFoundError(f"{self.folder} lacks {', '.join(lacking)}; give {self.LAYOUT}")
         return tables
@@ -103,22 +104,23 @@ class WavCapsConfig(FolderConfig):
         """
         if not any(PARTS[part].blacklisted for part in self.tables()):
             return []
-        found = {name: self.find(name) for name in self.blacklists}
-        lacking = [name for name, path in found.items() if path is None]
+
+        found = self.find({name: (name,) for name in self.blacklists})
+        lacking = [name for name in self.blacklists if name not in found]
         if lacking:
             raise FileNotFoundError(
                 f"{self.folder} lacks {', '.join(lacking)} of WavCaps' json_files/blacklist/: without them training "
                 "would see what AudioCaps, Clotho, ESC-50, UrbanSound8K and VGGSound test on; put them there, or give "
                 "blacklists=[] if that is no concern"
             )
-        return [path for path in found.values() if path is not None]
+        return list(found.values())
 
     def metadata_files(self) -> list[Path]:
         """The JSON files and the blacklists."""
         return [*self.tables().values(), *self.blacklist_files()]
 
 
-class WavCaps(FolderBuilder):
+class WavCaps(RowBuilder):
     """WavCaps as rows: train, test and, where asked for, validation.
 
     A clip's id is its part and its id there, as ids of different parts may agree: "FreeSound/180913".
@@ -133,11 +135,14 @@ class WavCaps(FolderBuilder):
 
     def collect(self) -> Collection:
         """The clips of the JSON files that no blacklist names, then drawn into splits."""
-        collection, clips, paths = Collection(), {}, {}
-        blacklisted = read_blacklists(self.config.blacklist_files())
+        collection, config = Collection(), self.config
+        blacklisted = read_blacklists(config.blacklist_files())
         words = [part.word for part in PARTS.values()]
-        for name, table in self.config.tables().items():
-            recordings = self.config.recordings.within(PARTS[name].word, words)
+
+        clips: dict[str, Clip] = {}
+        paths: dict[str, Path | None] = {}
+        for name, table in config.tables().items():
+            recordings = config.recordings.within(PARTS[name].word, words)
             for entry in read_entries(table):
                 clip = _clip(name, entry)
                 if clip.source in blacklisted:
@@ -147,21 +152,19 @@ class WavCaps(FolderBuilder):
                 else:
                     clips[clip.clip_id] = clip
                     paths[clip.clip_id] = recordings.named([stem_of(str(entry["id"]))])
-        counts = {"test": self.config.num_test, "validation": self.config.num_validation}
-        splits = draw_sources(self._enough([clip.source for clip in clips.values()]), counts, self.config.seed)
+
+        sources = {clip.source for clip in clips.values()}
+        if config.num_test + config.num_validation > len(sources):
+            raise ValueError(
+                f"num_test={config.num_test} and num_validation={config.num_validation} are more than the "
+                f"{len(sources)} recordings of {', '.join(config.tables())}; give smaller ones, such as "
+                f"num_test={len(sources) // 10}, or the JSON files of more parts"
+            )
+        counts = {"test": config.num_test, "validation": config.num_validation}
+        splits = draw_sources(sources, counts, config.seed)
         for clip_id, clip in clips.items():
             collection.add(splits[clip.source], clip, clip_id, paths[clip_id])
         return collection
-
-    def _enough(self, sources: Sequence[str]) -> Sequence[str]:
-        config, there = self.config, len(set(sources))
-        if config.num_test + config.num_validation >= there:
-            raise ValueError(
-                f"num_test={config.num_test} and num_validation={config.num_validation} leave nothing to train on of "
-                f"the {there} recordings of {', '.join(config.tables())}; give smaller ones, such as "
-                f"num_test={there // 10}, or the JSON files of more parts"
-            )
-        return sources
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
@@ -195,13 +198,11 @@ def read_blacklists(paths: Sequence[Path]) -> set[str]:
     Returns:
         The sources that they name, such as "freesound:1234".
     """
-    lists = [read_json(path) for path in paths]
-    return {
-        _source(part, name)
-        for part in PARTS.values()
-        for blacklist in lists
-        for name in blacklist.get(part.blacklisted, ())
-    }
+    sources: set[str] = set()
+    for blacklist in map(read_json, paths):
+        for part in PARTS.values():
+            sources.update(_source(part, name) for name in blacklist.get(part.blacklisted, ()))
+    return sources
 
 
 def _clip(name: str, entry: dict[str, Any]) -> Clip:

@@ -1,6 +1,7 @@
 """Folders of recordings with captions as people keep them."""
 
 import json
+import time
 
 import datasets
 import numpy as np
@@ -124,6 +125,49 @@ def test_several_lines_of_one_file_are_its_captions(folder, load):
     assert {tuple(row["captions"]["eng"]) for row in rows_of(load()).values()} == {("A", "B")}
 
 
+def test_many_captions_of_one_file_cost_what_they_are(folder, load):
+    lines = [["1.wav", f"Caption {number}"] for number in range(20_000)]
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *lines])
+    started = time.process_time()
+    (texts,) = [row["captions"]["eng"] for row in rows_of(load(test_fraction=1.0, validation_fraction=0.0)).values()]
+    assert texts == [text for _, text in lines]
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("name", ["metadata.tsv", "captions.csv", "captions.json"])
+def test_tables_have_several_names_and_forms(folder, load, name):
+    lines = [{"file_name": file, "caption": f"Sound; {file}"} for file in NAMES]
+    if name.endswith(".json"):
+        (folder / name).write_text(json.dumps(lines))
+    else:
+        mark = "\t" if name.endswith(".tsv") else ";"
+        text = "".join(f'{line["file_name"]}{mark}"{line["caption"]}"\n' for line in lines)
+        (folder / name).write_bytes(f"file_name{mark}caption\n{text}".encode("utf-16"))
+    assert rows_of(load())["3.wav"]["captions"]["eng"] == ["Sound; 3.wav"]
+
+
+def test_paths_may_be_absolute(folder, load, tmp_path):
+    (other,) = touch(tmp_path / "elsewhere", ["other.wav"])
+    names = [*(str(folder / name) for name in NAMES), str(other)]
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in names)])
+    rows = rows_of(load())
+    assert len(rows) == 11
+    assert (rows["1.wav"]["clip_id"], rows["other.wav"]["audio_path"]) == ("1.wav", str(other))
+
+
+def test_captions_in_other_languages_than_asked_for_are_named(folder, load):
+    write_csv(folder / "metadata.csv", [["file_name", "caption_fra"], *([name, "Un son"] for name in NAMES)])
+    with pytest.raises(ValueError, match=r"has captions in \['fra'\], and languages is \['eng'\]: name one"):
+        load(languages="eng")
+
+
+def test_a_folder_may_be_all_for_testing(folder, load):
+    write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES[:2])])
+    assert sizes_of(load(test_fraction=1.0, validation_fraction=0.0)) == {"test": 2}
+    with pytest.raises(ValueError, match=r"2 recordings are too few .* test_fraction=1 to test"):
+        load()
+
+
 def test_columns_may_have_other_names(folder, load):
     write_csv(folder / "metadata.csv", [["path", "text", "wo"], *([name, "Ein Ton", "test"] for name in NAMES)])
     names = {"file_name": "path", "caption": "text", "split": "wo"}
@@ -245,7 +289,7 @@ def test_a_bad_table_is_refused(folder, load, lines, message):
     ("config", "message"),
     [
         ({"columns": {"text": "caption"}}, r"columns names \['text'\]; it can name file_name, caption"),
-        ({"test_fraction": 1.0}, "test_fraction is 1.0"),
+        ({"test_fraction": 1.0}, "test_fraction 1.0; give two numbers"),
         ({"caption_language": "en"}, "caption_language 'en'; give codes of ISO 639-3"),
     ],
 )
@@ -255,10 +299,10 @@ def test_bad_settings_are_refused(folder, load, config, message):
 
 
 def test_a_folder_without_captions_or_with_too_many_tables_is_refused(folder, load):
-    with pytest.raises(FileNotFoundError, match=r"holds neither metadata\.csv, .* nor text files beside the audio$"):
+    with pytest.raises(FileNotFoundError, match=r"holds neither metadata nor captions as \.csv, .* beside the audio$"):
         load()
     touch(folder, ["data/train-00000-of-00001.parquet"])
-    with pytest.raises(FileNotFoundError, match=r"train-00000-of-00001\.parquet is a dataset that"):
+    with pytest.raises(FileNotFoundError, match=r"there is data/train-00000-of-00001\.parquet: rename"):
         load()
     touch(folder, ["metadata.csv", "metadata.jsonl"])
     with pytest.raises(ValueError, match=r"several tables in one place: metadata\.csv, metadata\.jsonl"):

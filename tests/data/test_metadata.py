@@ -8,6 +8,7 @@ import pytest
 from dataset_folders import touch
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json
+from modeling_supclap.datasets_scripts.builders import metadata
 from modeling_supclap.datasets_scripts.builders.metadata import (
     find_metadata,
     fingerprint,
@@ -18,7 +19,7 @@ from modeling_supclap.datasets_scripts.builders.metadata import (
 from modeling_supclap.datasets_scripts.builders.recordings import walk
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
 def test_csv_is_read_in_whatever_encoding_and_with_lines_in_cells(tmp_path, encoding):
     path = tmp_path / "a.csv"
     path.write_bytes('name,text\r\na,"Très «fort», ""là""\nici"\r\nb\r\n'.encode(encoding))
@@ -26,6 +27,14 @@ def test_csv_is_read_in_whatever_encoding_and_with_lines_in_cells(tmp_path, enco
     assert first.values == {"name": "a", "text": 'Très «fort», "là"\nici'}
     assert second.values == {"name": "b", "text": ""}
     assert second.where == f"{path}, line 4"
+
+
+@pytest.mark.parametrize("mark", ",;\t")
+def test_cells_may_have_any_usual_mark_between_them(tmp_path, mark):
+    path = tmp_path / "a.tsv"
+    path.write_text(f'file_name{mark}"a, b; or c"\n1.wav{mark}"x{mark} y, z; \tw"\n')
+    (line,) = read_table(path)
+    assert line.values == {"file_name": "1.wav", "a, b; or c": f"x{mark} y, z; \tw"}
 
 
 def test_csv_without_a_header_has_the_columns_given(tmp_path):
@@ -42,7 +51,9 @@ def test_csv_without_a_header_has_the_columns_given(tmp_path):
     [
         ("file,text\na,b\n", r"a\.csv lacks the columns \['name'\]; it has \['file', 'text'\]"),
         ("", r"a\.csv lacks the columns \['name'\]; it has \[\]"),
-        ("name,text\na,b, and c\n", r"a\.csv, line 2 has 3 cells for 2 columns; quote cells with commas"),
+        ("name,text\na,b, and c\n", r"a\.csv, line 2 has 3 cells for 2 columns; quote cells that hold ','"),
+        ("name,text\na," + "b" * 200_000, r"a\.csv cannot be read as CSV: field larger"),
+        ("n\0a\0m\0e\0", r"a\.csv holds zero bytes and is no text"),
         ("name,text,text\na,b,c\n", r"a\.csv has several columns \['text'\], of which only the last would be read"),
     ],
 )
@@ -53,25 +64,35 @@ def test_a_bad_csv_is_refused(tmp_path, content, message):
         read_csv(path, ["name"])
 
 
-def test_the_three_kinds_of_tables_give_the_same(tmp_path):
+def test_all_kinds_of_tables_give_the_same(tmp_path):
     rows = [{"file_name": "é.wav", "caption": "Line\u2028separator"}, {"file_name": "b.wav", "caption": ""}]
     (tmp_path / "a.csv").write_text("file_name,caption\né.wav,Line\u2028separator\nb.wav,\n", encoding="utf-8")
     lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     (tmp_path / "a.jsonl").write_text(lines, encoding="utf-8")
+    (tmp_path / "a.json").write_text(json.dumps(rows))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
-    for suffix in ("csv", "jsonl", "parquet"):
+    for suffix in ("csv", "json", "jsonl", "parquet"):
         assert [line.values for line in read_table(tmp_path / f"a.{suffix}")] == rows
     with pytest.raises(ValueError, match=r"a\.txt is no table"):
         read_table(tmp_path / "a.txt")
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("{}\n[1]", r"line 2 is '\[1\]'; give"), ("{}\n{", "line 2 is not JSON")]
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "{}\n[1]", r"a\.jsonl, line 2 is '\[1\]'; give a JSON object"),
+        ("a.jsonl", "{}\n{", r"a\.jsonl, line 2 is not JSON"),
+        ("a.json", "[1]", r"a\.json, entry 0 is '1'; give a JSON object"),
+        ("a.json", "{}", r"a\.json holds no list"),
+        ("a.json", "[" * 100_000, r"a\.json is not JSON"),
+        ("a.json", "[" + "9" * 5000 + "]", r"a\.json is not JSON"),
+        ("a.parquet", "PAR1", r"a\.parquet is not Parquet"),
+    ],
 )
-def test_bad_json_lines_are_named(tmp_path, content, message):
-    (tmp_path / "a.jsonl").write_text(content)
+def test_a_bad_table_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        read_table(tmp_path / "a.jsonl")
+        read_table(tmp_path / name)
 
 
 def test_bad_json_is_named_and_good_json_round_trips(tmp_path):
@@ -104,3 +125,15 @@ def test_the_fingerprint_follows_paths_and_contents(tmp_path):
     assert fingerprint(paths[::-1]) == before
     paths[0].write_text("1")
     assert len({before, fingerprint(paths), fingerprint(paths[:1])}) == 3
+
+
+def test_the_fingerprint_of_the_code_follows_code_and_phrases(tmp_path, monkeypatch):
+    monkeypatch.setattr(metadata, "SOURCES", tmp_path)
+    paths = touch(tmp_path, ["builders/a.py", "phrases/b.json", "c.txt"])
+    found = []
+    for path in (None, *paths):
+        if path is not None:
+            path.write_text("changed")
+        found.append(metadata.code_fingerprint.__wrapped__())
+    assert len(set(found)) == 3
+    assert found[2] == found[3]

@@ -35,6 +35,13 @@ def test_walk_follows_links_but_not_in_circles(tmp_path):
     assert walk(tmp_path / "data") == ["b.wav", "linked/a.wav"]
 
 
+def test_walk_passes_over_what_would_be_waited_for(tmp_path):
+    touch(tmp_path, ["a.wav"])
+    os.mkfifo(tmp_path / "pipe.wav")
+    (tmp_path / "terminal.wav").symlink_to("/dev/tty")
+    assert walk(tmp_path) == ["a.wav"]
+
+
 def test_walk_passes_over_names_that_no_row_can_hold(tmp_path, caplog):
     touch(tmp_path, ["a.wav"])
     with open(os.path.join(os.fsencode(tmp_path), b"caf\xe9.wav"), "wb"), caplog.at_level(logging.WARNING):
@@ -57,6 +64,7 @@ def test_a_path_is_found_in_another_format_and_the_format_named_wins(tmp_path):
     assert recordings.at("x/1.ogg") == tmp_path / "x/1.wav"
     assert recordings.at("y/1.wav") == tmp_path / "y/1.flac"
     assert recordings.at("1.wav") is None
+    assert Recordings(tmp_path / "y").at(str(tmp_path / "2.opus")) == tmp_path / "2.opus"
     assert recordings.named(["0", "2", "1"]) == tmp_path / "2.opus"
     assert recordings.named(["1"]) == tmp_path / "x/1.wav"
     assert recordings.named(["0"]) is None
@@ -165,18 +173,11 @@ def test_a_folder_that_is_none_is_named(tmp_path):
 
 def test_durations_come_from_the_header(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(4000), 8000)
+    (tmp_path / "broken.wav").write_bytes(b"RIFF no wave")
     assert duration_seconds(tmp_path / "a.wav") == 0.5
-    soundfile.write(tmp_path / "a.wav", np.zeros(0), 8000)
-    with pytest.raises(ValueError, match=r"a\.wav holds no samples"):
-        duration_seconds(tmp_path / "a.wav")
+    assert duration_seconds(tmp_path / "broken.wav") is None
 
 
 def test_some_names_stand_for_many():
     assert some(list("abc"), 3) == "a, b, c"
     assert some(list("abcd"), 3) == "a, b, c, ..."
-
-
-def test_a_header_that_cannot_be_read_is_an_error_that_names_the_file(tmp_path):
-    (tmp_path / "broken.wav").write_bytes(b"RIFF no wave")
-    with pytest.raises(ValueError, match=r"the header of .*broken.wav cannot be read"):
-        duration_seconds(tmp_path / "broken.wav")

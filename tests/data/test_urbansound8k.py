@@ -5,7 +5,6 @@ from dataset_folders import urbansound8k
 
 from modeling_supclap.datasets_scripts import load_builder
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases, render_captions
-from modeling_supclap.datasets_scripts.builders.urbansound8k import UrbanSound8K, read_slices
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 
 
@@ -57,7 +56,7 @@ def test_background_sounds_may_be_left_out(tmp_path):
     ("old", "new", "message"),
     [
         ("car_horn", "horn", r"the classes \['horn'\] are none of UrbanSound8K's: air_conditioner, car_horn"),
-        ("0.5,1.75", "half,1.75", r"UrbanSound8K\.csv, line 3: could not convert.*start, end, fold and salience are"),
+        ("0.5,1.75", "half,1.75", r"UrbanSound8K\.csv, line 3: could not convert.*start, end and salience are"),
         ("fsID", "fs", r"lacks the columns \['fsID'\]"),
     ],
 )
@@ -72,26 +71,9 @@ def test_a_bad_table_is_refused(tmp_path, old, new, message):
     ("config", "message"),
     [
         ({"test_fold": 10}, r"fold 10 has no clips; the folds with clips are \[1, 2, 3\]"),
-        ({"validation_fraction": 1.0}, "validation_fraction is 1.0"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, config, message):
     urbansound8k(tmp_path / "data")
     with pytest.raises(ValueError, match=message):
         load(tmp_path / "data", **config)
-
-
-def test_slices_say_where_they_were_cut(tmp_path):
-    made = urbansound8k(tmp_path / "data")
-    first, second, *_ = read_slices(made.table)
-    assert first == ("1000-0-0-0.wav", 1, "air_conditioner", "1000", 0.0, 1.25, True)
-    assert second == ("1000-0-0-1.wav", 1, "air_conditioner", "1000", 0.5, 1.75, False)
-
-
-def test_changed_phrases_have_another_cache(tmp_path, monkeypatch):
-    made = urbansound8k(tmp_path / "data")
-    before = UrbanSound8K(cache_dir=str(tmp_path), **made.config)
-    monkeypatch.setattr(
-        "modeling_supclap.datasets_scripts.builders.urbansound8k.captions_fingerprint", lambda name: "changed"
-    )
-    assert UrbanSound8K(cache_dir=str(tmp_path), **made.config).cache_dir != before.cache_dir

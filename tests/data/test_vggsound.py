@@ -4,7 +4,6 @@ import pytest
 from dataset_folders import vggsound, youtube_id
 
 from modeling_supclap.datasets_scripts import load_builder
-from modeling_supclap.datasets_scripts.builders.vggsound import VGGSound
 
 
 def load(folder, **config):
@@ -48,15 +47,6 @@ def test_a_bad_line_is_named(tmp_path, old, new, message):
     made.table.write_text(made.table.read_text().replace(old, new))
     with pytest.raises(ValueError, match=message):
         load(tmp_path / "data")
-
-
-def test_changed_templates_have_another_cache(tmp_path, monkeypatch):
-    made = vggsound(tmp_path / "data")
-    before = VGGSound(cache_dir=str(tmp_path), **made.config)
-    monkeypatch.setattr(
-        "modeling_supclap.datasets_scripts.builders.vggsound.captions_fingerprint", lambda name: "changed"
-    )
-    assert VGGSound(cache_dir=str(tmp_path), **made.config).cache_dir != before.cache_dir
 
 
 def test_validation_is_drawn_from_training_videos(tmp_path):

@@ -79,11 +79,12 @@ def test_five_thousand_are_held_out_unless_that_is_too_many(tmp_path):
     wavcaps(tmp_path / "data")
     with pytest.raises(
         ValueError,
-        match=r"num_test=5000 and num_validation=0 leave nothing to train on of the 22 recordings of .*SoundBible; "
+        match=r"num_test=5000 and num_validation=0 are more than the 22 recordings of .*SoundBible; "
         r"give smaller ones, such as num_test=2, ",
     ):
         load_builder("wavcaps", str(tmp_path), data_dir=str(tmp_path / "data"))
-    assert set(load(tmp_path / "data", num_test=0).as_dataset()) == {"train"}
+    for num_test, splits in ((0, {"train"}), (22, {"test"})):
+        assert set(load(tmp_path / "data", num_test=num_test).as_dataset()) == splits
 
 
 def test_an_id_that_two_parts_share_is_no_use_in_one_folder(tmp_path):
