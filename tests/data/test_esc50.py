@@ -9,8 +9,6 @@ import soundfile
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
-from modeling_supclap.datasets_scripts.builders.esc50 import ESC50
-from modeling_supclap.datasets_scripts.builders.folds import FoldClip, split_by_fold
 from modeling_supclap.datasets_scripts.schema import LANGUAGES, validate_row
 
 CLASSES = {"dog": 0, "rain": 10, "engine": 44}
@@ -85,32 +83,6 @@ def test_validation_is_stratified_and_shares_no_recording(splits):
     for row in splits["validation"]:
         sources_of_class[row["labels"][0]].add(row["source"])
     assert {label: len(held) for label, held in sources_of_class.items()} == {"dog": 2, "rain": 2, "engine": 2}
-
-
-def test_the_draw_follows_the_seed(folder):
-    recordings = ESC50(data_dir=str(folder)).read()
-    draws = [split_by_fold(recordings, 1, 0.25, seed)["validation"] for seed in (0, 0, 1)]
-    assert draws[0] == draws[1] != draws[2]
-    assert split_by_fold(recordings[::-1], 1, 0.25, 0)["validation"] == draws[0][::-1]
-
-
-def test_no_class_loses_its_last_source_and_a_fraction_of_zero_holds_nothing_out(folder):
-    recordings = [FoldClip(f"{fold}.wav", fold, "dog", str(fold), "") for fold in (1, 2, 3)]
-    assert [len(members) for members in split_by_fold(recordings, 3, 0.99, 0).values()] == [1, 1, 1]
-    assert [len(members) for members in split_by_fold(recordings[1:], 3, 0.5, 0).values()] == [1, 0, 1]
-    assert [len(members) for members in split_by_fold(recordings, 3, 0, 0).values()] == [2, 0, 1]
-    assert set(load(folder, validation_fraction=0.0)) == {"train", "test"}
-
-
-def test_a_source_in_two_folds_or_two_classes_never_leaks():
-    recordings = [FoldClip(f"{i}.wav", 1 + i % 3, "dog", str(i // 2), "") for i in range(30)]
-    recordings += [FoldClip(f"{i}-rain.wav", 1 + i % 3, "rain", str(i // 2), "") for i in range(30)]
-    splits = split_by_fold(recordings, 1, 0.3, 0)
-    train, validation, test = ({recording.freesound_id for recording in splits[name]} for name in splits)
-    assert train
-    assert validation
-    assert len(train | validation | test) == len(train) + len(validation) + len(test)
-    assert {recording.fold for recording in splits["test"]} == {1}
 
 
 @pytest.mark.parametrize(

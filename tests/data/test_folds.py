@@ -1,0 +1,43 @@
+"""Splits by fold and recording, for the datasets that come in folds."""
+
+import pytest
+
+from modeling_supclap.datasets_scripts.builders.folds import FoldClip, read_fold, split_by_fold
+from modeling_supclap.datasets_scripts.builders.metadata import Line
+
+
+def test_the_draw_follows_the_seed_and_not_the_order():
+    clips = [FoldClip(f"{i}.wav", 1 + i % 3, "dog" if i % 2 else "rain", str(i), "") for i in range(60)]
+    draws = [split_by_fold(clips, 1, 0.25, seed)["validation"] for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+    assert split_by_fold(clips[::-1], 1, 0.25, 0)["validation"] == draws[0][::-1]
+
+
+def test_no_class_loses_its_last_source_and_a_fraction_of_zero_holds_nothing_out():
+    recordings = [FoldClip(f"{fold}.wav", fold, "dog", str(fold), "") for fold in (1, 2, 3)]
+    assert [len(members) for members in split_by_fold(recordings, 3, 0.99, 0).values()] == [1, 1, 1]
+    assert [len(members) for members in split_by_fold(recordings[1:], 3, 0.5, 0).values()] == [1, 0, 1]
+    assert [len(members) for members in split_by_fold(recordings, 3, 0, 0).values()] == [2, 0, 1]
+
+
+def test_a_source_in_two_folds_or_two_classes_never_leaks():
+    recordings = [FoldClip(f"{i}.wav", 1 + i % 3, "dog", str(i // 2), "") for i in range(30)]
+    recordings += [FoldClip(f"{i}-rain.wav", 1 + i % 3, "rain", str(i // 2), "") for i in range(30)]
+    splits = split_by_fold(recordings, 1, 0.3, 0)
+    train, validation, test = ({recording.freesound_id for recording in splits[name]} for name in splits)
+    assert train
+    assert validation
+    assert len(train | validation | test) == len(train) + len(validation) + len(test)
+    assert {recording.fold for recording in splits["test"]} == {1}
+
+
+def test_a_fold_alone_is_tested_on_and_another_is_named():
+    clips = [FoldClip(f"{i}.wav", 3, "dog", str(i), "") for i in range(4)]
+    assert split_by_fold(clips, 3, 0.15, 0) == {"train": [], "validation": [], "test": clips}
+    with pytest.raises(ValueError, match=r"fold 1 has no clips; .* \[3\]: test_fold=3 chooses"):
+        split_by_fold(clips, 1, 0.15, 0)
+
+
+def test_a_fold_that_is_no_number_is_named():
+    with pytest.raises(ValueError, match=r"a\.csv, line 2: fold is 'one'"):
+        read_fold(Line("a.csv, line 2", {"fold": "one"}))
