@@ -1,108 +1,197 @@
-"""A recording, however it is given, as one waveform: paths, bytes, arrays, and what `datasets` makes of them."""
+"""A recording, however it is given, as one waveform: files, their addresses or bytes, arrays, what `datasets` gives."""
 
 import importlib
 import io
+import math
 import os
+import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from .feature_extraction_ced import as_waveform
+from .feature_extraction_ced import MAX_CHANNELS, as_waveform
 
-# A path, or what is in the file.
+# A path or an address, or what is in the file.
 _FILE = (str, os.PathLike, bytes)
+_DOWNLOAD_TIMEOUT_SECONDS = 60.0
+# What is read of a file on either side of a span, so that resampling does not hear where the span was cut.
+_MARGIN_SECONDS = 1
 
 
-def as_recordings(audio: Any) -> tuple[list[Any], bool]:
+class Recording(NamedTuple):
+    """One recording of a call.
+
+    Attributes:
+        source: A path, an address, the bytes of a file, an array, or a decoder of torchcodec.
+        rate_hz: The rate of an array; None for whatever knows its own.
+        name: What errors call it: its path, or its place in the list.
+    """
+
+    source: Any
+    rate_hz: float | None
+    name: str
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it has to be decoded."""
+        return isinstance(self.source, _FILE)
+
+    def get_seconds(self) -> float:
+        """How long it is, by its header; 0 where that cannot be told: whoever reads it raises the error."""
+        try:
+            if _is_decoder(self.source):
+                return float(self.source.metadata.duration_seconds)
+            if self.is_file:
+                file = io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source
+                return importlib.import_module("soundfile").info(file).duration
+            return max(np.shape(self.source)) / (self.rate_hz or 1)
+        except Exception:
+            return 0.0
+
+    def read(self, target_hz: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """The recording, or a part of a file, as mono float32 at a sampling rate.
+
+        Args:
+            target_hz: The rate wanted.
+            start: The first sample wanted, at that rate.
+            stop: The sample after the last. No more of a file is decoded than that; None reads everything.
+
+        Returns:
+            float32, (samples,).
+
+        Raises:
+            OSError: There is no such file, or its address cannot be reached.
+            ValueError: The recording is unusable, or the rate of an array is missing.
+        """
+        source, rate_hz, first = self.source, self.rate_hz, 0
+        if self.is_file and stop is not None:
+            # In whole seconds, where samples of either rate coincide.
+            first = max(0, start // target_hz - _MARGIN_SECONDS)
+            seconds = math.ceil(stop / target_hz) + _MARGIN_SECONDS - first
+            source, rate_hz = _read_file(source, self.name, offset_seconds=first, duration_seconds=seconds)
+        elif self.is_file:
+            source, rate_hz = _read_file(source, self.name)
+        elif _is_decoder(source):
+            samples = source.get_all_samples()
+            source, rate_hz = samples.data, samples.sample_rate
+
+        if rate_hz is None:
+            raise ValueError(f"{self.name} is an array whose rate is not known; pass sampling_rate=, in hertz")
+        waveform = as_waveform(source, rate_hz, target_hz, self.name)
+        return waveform if stop is None else waveform[start - first * target_hz : stop - first * target_hz]
+
+
+def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording], bool]:
     """The recordings of a call, and whether it was a single one that was not in a list.
 
     Args:
         audio: As for `encode_audio`.
+        sampling_rate: Of the arrays among them in hertz: one for all, or one for each.
 
     Raises:
-        ValueError: It is an array of more than two dimensions.
+        ValueError: An array may be one recording or several, or rates and recordings differ in number.
 
     Example:
-        >>> as_recordings("dog.wav"), as_recordings(("dog.wav", "rain.wav"))
-        ((['dog.wav'], True), (['dog.wav', 'rain.wav'], False))
+        >>> [recording.name for recording in as_recordings(["dog.wav", np.zeros(16000)], 16000)[0]]
+        ['dog.wav', 'clip 1']
     """
-    if isinstance(audio, (*_FILE, Mapping)) or _is_decoder(audio):
+    clips, is_one = _as_clips(audio)
+    rates = one_for_each("sampling_rate", sampling_rate, len(clips), (int, float, np.number))
+
+    recordings = []
+    for index, (clip, rate_hz) in enumerate(zip(clips, rates, strict=True)):
+        name = str(clip) if isinstance(clip, (str, os.PathLike)) else f"clip {index}"
+        if _is_open_file(clip):
+            name, clip = str(getattr(clip, "name", name)), clip.read()
+            if isinstance(clip, str):
+                raise ValueError(f"{name} is open as text; open it in binary mode, 'rb'")
+        elif _is_pair(clip):  # (rate, samples) by scipy and Gradio, (samples, rate) by torchaudio and librosa
+            rate_hz, clip = clip if np.ndim(clip[0]) == 0 else clip[::-1]
+        elif isinstance(clip, Mapping):
+            clip, rate_hz = _inside(clip, name)
+        recordings.append(Recording(clip, rate_hz, name))
+    return recordings, is_one
+
+
+def read_waveform(clip: Any, rate_hz: float | None, target_hz: int, name: str) -> np.ndarray:
+    """One recording, however it was given, as mono float32 at the model's rate.
+
+    Args:
+        clip: As for `encode_audio`.
+        rate_hz: The rate of an array.
+        target_hz: The rate wanted.
+        name: What errors call the recording where it has no name of its own.
+
+    Returns:
+        float32, (samples,).
+    """
+    (recording,), _ = as_recordings([clip], rate_hz)
+    own_name = isinstance(clip, (str, os.PathLike))
+    return (recording if own_name else recording._replace(name=name)).read(target_hz)
+
+
+def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
+    """An option that was given once, or once for each input, as a list of one for each.
+
+    Args:
+        name: What the option is called.
+        value: One of this kind, None, or a list.
+        count: How many inputs there are.
+        kind: The type, or a tuple of types.
+
+    Raises:
+        ValueError: The list has another length, or holds something of another type.
+    """
+    if value is None or isinstance(value, kind):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise ValueError(f"got {len(values)} values of {name} for {count} inputs; give one, or one for each")
+    for index, single in enumerate(values):
+        if not isinstance(single, kind):
+            raise ValueError(f"{name}[{index}] is {single!r}; give one for each input")
+    return values
+
+
+def _as_clips(audio: Any) -> tuple[list[Any], bool]:
+    if isinstance(audio, (*_FILE, Mapping)) or _is_decoder(audio) or _is_open_file(audio) or _is_pair(audio):
         return [audio], True
+
     if isinstance(audio, (np.ndarray, torch.Tensor)):
-        if audio.ndim not in (1, 2):
+        shape = tuple(audio.shape)
+        # No clip has 8 samples or fewer: such an array is (samples, channels), as soundfile reads.
+        if len(shape) == 1 or (len(shape) == 2 and shape[1] <= MAX_CHANNELS < shape[0]):
+            return [audio], True
+        if len(shape) != 2 or shape[0] == 2:
             raise ValueError(
-                f"got an array of shape {tuple(audio.shape)}; give (samples,), (clips, samples), or a list"
+                f"got an array of shape {shape}: one recording of two channels, or two recordings? Give [array] for "
+                "one, list(array) for several"
             )
-        return ([audio], True) if audio.ndim == 1 else (list(audio), False)
+        return list(audio), False
+
     clips = list(audio)
     if clips and isinstance(clips[0], (int, float, np.number)):
         return [np.asarray(clips)], True
     return clips, False
 
 
-def read_waveform(clip: Any, rate_hz: float | None, target_hz: int, name: str) -> np.ndarray:
-    """A recording, however it was given, as mono float32 at the model's rate.
-
-    Args:
-        clip: As for `encode_audio`.
-        rate_hz: Of an array.
-        target_hz: The rate wanted.
-        name: What errors call the recording.
-
-    Returns:
-        float32, (samples,).
-
-    Raises:
-        ValueError: The recording is unusable, or the rate of an array is missing.
-        ImportError: It is a file, and the package is not installed.
-    """
-    if isinstance(clip, Mapping):
-        clip, rate_hz = _inside(clip, name)
-    if isinstance(clip, _FILE):
-        clip, rate_hz = _read(clip, name)
-    elif _is_decoder(clip):
-        samples = clip.get_all_samples()
-        clip, rate_hz = samples.data, samples.sample_rate
-    if rate_hz is None:
-        raise ValueError(f"{name} is an array whose rate is not known; pass sampling_rate=, in hertz")
-    return as_waveform(clip, rate_hz, target_hz, name)
-
-
-def seconds_of(clip: Any, rate_hz: float | None) -> float:
-    """How long a recording is, to sort by; 0 where that cannot be told, for whoever reads the clip raises the error.
-
-    Args:
-        clip: As for `read_waveform`.
-        rate_hz: Of an array.
-    """
-    try:
-        if isinstance(clip, Mapping):
-            clip, rate_hz = _inside(clip, "the clip")
-        if _is_decoder(clip):
-            return float(clip.metadata.duration_seconds)
-        if isinstance(clip, _FILE):
-            opened = io.BytesIO(clip) if isinstance(clip, bytes) else clip
-            return importlib.import_module("soundfile").info(opened).duration
-        return np.shape(clip)[-1] / (rate_hz or 1)
-    except Exception:
-        return 0.0
-
-
-def name_of(clip: Any, index: int) -> str:
-    """What errors call a recording: its path, or its place in the list.
-
-    Args:
-        clip: As for `read_waveform`.
-        index: Its place.
-    """
-    return str(clip) if isinstance(clip, (str, os.PathLike)) else f"clip {index}"
-
-
 def _is_decoder(clip: Any) -> bool:
     """Whether this is torchcodec's `AudioDecoder`, which `datasets.Audio` gives."""
     return hasattr(clip, "get_all_samples")
+
+
+def _is_open_file(clip: Any) -> bool:
+    return callable(getattr(clip, "read", None))
+
+
+def _is_pair(clip: Any) -> bool:
+    """Whether this is an array with its rate, in either order."""
+    if not isinstance(clip, tuple) or len(clip) != 2:
+        return False
+    arrays = sum(isinstance(part, (np.ndarray, torch.Tensor)) for part in clip)
+    return arrays == 1 and any(isinstance(part, (int, float, np.number)) for part in clip)
 
 
 def _inside(clip: Mapping[str, Any], name: str) -> tuple[Any, float | None]:
@@ -114,13 +203,34 @@ def _inside(clip: Mapping[str, Any], name: str) -> tuple[Any, float | None]:
     raise ValueError(f'{name} has the keys {sorted(clip)}; give "array" and "sampling_rate", or a path')
 
 
-def _read(file: Any, name: str) -> tuple[np.ndarray, int]:
+def _read_file(file: Any, name: str, **span: float) -> tuple[np.ndarray, int]:
+    """A file, or a part of it, as it is: with all checks by the package, or where that is missing by soundfile."""
+    if isinstance(file, str) and file.startswith(("http://", "https://")):
+        with urllib.request.urlopen(file, timeout=_DOWNLOAD_TIMEOUT_SECONDS) as answer:
+            file = answer.read()
+
     try:
         # By name: a folder that was uploaded with this file must load where the package is missing.
         audio = importlib.import_module("modeling_supclap.datasets_scripts.audio")
+    except ImportError:
+        return _read_with_soundfile(file, name, **span)
+    return audio.read_audio(file, name=name if isinstance(file, bytes) else None, **span)
+
+
+def _read_with_soundfile(
+    file: Any, name: str, offset_seconds: float = 0.0, duration_seconds: float | None = None
+) -> tuple[np.ndarray, int]:
+    try:
+        soundfile = importlib.import_module("soundfile")
     except ImportError as error:
-        raise ImportError(
-            f"cannot read {name}: files are read by the supclap package, which does not import here ({error}); read "
-            "it yourself, for example with soundfile, and give arrays with sampling_rate="
-        ) from error
-    return audio.read_audio(file, name=name if isinstance(file, bytes) else None)
+        raise ImportError(f"cannot read {name} without soundfile: pip install soundfile") from error
+
+    if not isinstance(file, bytes) and not os.path.isfile(file):
+        raise FileNotFoundError(f"there is no audio file {name}")
+    try:
+        with soundfile.SoundFile(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
+            opened.seek(round(offset_seconds * opened.samplerate))
+            wanted = -1 if duration_seconds is None else round(duration_seconds * opened.samplerate)
+            return opened.read(wanted, dtype="float32", always_2d=True).mean(axis=1), opened.samplerate
+    except soundfile.SoundFileError as error:
+        raise ValueError(f"{name} is not audio that soundfile can read: {error}") from error

@@ -2,39 +2,232 @@
 
     audio_embeds = model.encode_audio(["dog.wav", "rain.flac"])
     text_embeds = model.encode_text(["a dog barks", "un chien aboie"], language=["eng", "fra"])
-    similarity = audio_embeds @ text_embeds.T
+    similarity = model.similarity(audio_embeds, text_embeds)
 
 The functions work on any model with `get_audio_features` and `get_text_features`, transformers' `ClapModel` included;
 `EncodingMixin` makes them methods of ours.
 
-A recording is embedded whole where the model takes any length (CED does). Where it does not (CLAP: 10 s), or where
-`chunk_seconds` is given, it is cut into chunks of that length, one after the other from its beginning; the last one is
-moved back so that it ends with the recording. The recording's embedding is the normalised mean of its chunks'
-embeddings. Nothing is drawn at random, and neither the batch size, nor the batch mates, nor their order matter.
+A recording of up to five minutes is embedded whole where the model takes any length (CED does). A longer one, and one
+that is longer than the model takes (CLAP: 10 s) or than `chunk_seconds`, is cut into chunks of that length, one after
+the other from its beginning; the last one is moved back so that it ends with the recording. The recording's embedding
+is the normalised mean of its chunks' embeddings. Nothing is drawn at random, and neither the batch size, nor the batch
+mates, nor their order matter. Of a long file no more than a few chunks are in memory at a time.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers.utils import logging
 
-from .audio_chunks import AudioChunks, cut_chunks
-from .audio_input import as_recordings, name_of, read_waveform, seconds_of
+from .audio_input import Recording, as_recordings, one_for_each
 from .processing_supclap import SupCLAPProcessor, as_list
+
+logger = logging.get_logger(__name__)
 
 # A batch holds at most this much sound for each of its clips: longer recordings share a batch with fewer others.
 _SECONDS_PER_CLIP = 10.0
+# Longer recordings are cut into chunks of this length, whatever the model takes: memory does not grow with them.
+LONGEST_SECONDS = 300.0
+
+
+class AudioChunks(NamedTuple):
+    """The parts of one recording.
+
+    Attributes:
+        embeds: Unit norm, (chunks, d).
+        onset_seconds: Where each begins, (chunks,) float64.
+        offset_seconds: Where each ends.
+    """
+
+    embeds: Any
+    onset_seconds: np.ndarray
+    offset_seconds: np.ndarray
+
+
+class _Part(NamedTuple):
+    """A chunk of a recording, or all of it: which recording, its first sample, its samples."""
+
+    clip: int
+    start: int
+    waveform: np.ndarray
+
+
+def encode_audio(
+    model: Any,
+    audio: Any,
+    processor: SupCLAPProcessor | None = None,
+    sampling_rate: float | Sequence[float] | None = None,
+    batch_size: int = 32,
+    chunk_seconds: float | None = None,
+    return_chunks: bool = False,
+    convert_to_numpy: bool = True,
+    convert_to_tensor: bool = False,
+    show_progress_bar: bool = False,
+    device: str | torch.device | None = None,
+    num_workers: int | None = None,
+    on_bad_audio: str = "error",
+) -> Any:
+    """Embeds recordings of any length and rate.
+
+    Args:
+        model: Has `get_audio_features`.
+        audio: One recording or a list of recordings. Each is a path, a web address, an open file or the bytes of one;
+            a waveform (samples,), (channels, samples) or (samples, channels), alone or in a pair with its rate, as
+            torchaudio, librosa, scipy and Gradio give it; a mapping with "array" and "sampling_rate"; or what a column
+            of `datasets.Audio` holds, decoded or not. A 2-D array on its own is (clips, samples), of three clips or
+            more. Floats have full scale 1; int16 and int32 are PCM.
+        processor: The model's, or a `SupCLAPProcessor` around CLAP's parts; None takes `model.processor`.
+        sampling_rate: Of the waveforms in hertz: one for all, or one for each. Whatever is no array knows its own.
+        batch_size: Clips (or chunks) of up to 10 s that go through the model at once; longer ones count for several.
+        chunk_seconds: Cuts recordings into chunks of this length, see the head of this file; None cuts only those
+            that are longer than five minutes, or than the model takes.
+        return_chunks: Gives the chunks one by one in place of their mean.
+        convert_to_numpy: Gives numpy arrays; False gives tensors on the model's device.
+        convert_to_tensor: Gives tensors whatever `convert_to_numpy` says.
+        show_progress_bar: Shows one, over recordings.
+        device: Where the model is moved to, and stays; None leaves it where it is.
+        num_workers: Threads that read files ahead of the model; None is one for each core, at most 8.
+        on_bad_audio: "error" stops at the first recording that cannot be used; "skip" warns of each by name and gives
+            it an embedding of NaN (with `return_chunks`, no chunks).
+
+    Returns:
+        float32 (N, d) in the order given, unit norm; (d,) for one recording. With `return_chunks` a list of N
+        `AudioChunks`, or one.
+
+    Raises:
+        OSError: A file is not there.
+        ValueError: A clip is unusable (the message names it), a rate is missing, or the chunks are too long or short.
+    """
+    processor = processor or model.processor
+    if on_bad_audio not in ("error", "skip"):
+        raise ValueError(f"on_bad_audio is {on_bad_audio!r}; give 'error' or 'skip'")
+    if device is not None:
+        model.to(device)
+
+    recordings, is_one = as_recordings(audio, sampling_rate)
+    extractor = processor.feature_extractor
+    target_hz = int(extractor.sampling_rate)
+    chunk_samples = _chunk_samples(extractor, chunk_seconds)
+    seconds = [recording.get_seconds() for recording in recordings]
+    order = sorted(range(len(recordings)), key=lambda index: -seconds[index])
+    bad: dict[int, Exception] = {}
+
+    def blocks() -> Iterator[Callable[[], list[_Part]]]:
+        """What is to be read, longest first: a recording, or as much of a long file as fits into memory."""
+        for index in logging.tqdm(order, disable=not show_progress_bar, unit="recordings"):
+            for start, stop in _blocks(recordings[index], seconds[index], target_hz, chunk_samples):
+                yield partial(read, index, start, stop)
+
+    def read(index: int, start: int, stop: int | None) -> list[_Part]:
+        """The chunks of a block; none of a recording that is to be skipped."""
+        if index in bad:
+            return []
+        recording = recordings[index]
+        try:
+            waveform = recording.read(target_hz, start, stop)
+            _check_length(waveform, extractor, recording.name)
+        except (OSError, ValueError) as error:
+            if on_bad_audio == "error":
+                raise
+            bad[index] = error
+            return []
+        return [_Part(index, start + first, part) for first, part in cut_chunks(waveform, chunk_samples)]
+
+    if num_workers is None:
+        num_workers = min(8, os.cpu_count() or 1) if any(recording.is_file for recording in recordings) else 0
+    places: list[tuple[int, int, int]] = []  # of each embedding: its recording, its first sample, and where it ends
+    embeds = []
+    with _inference(model):
+        most_samples = round(batch_size * _SECONDS_PER_CLIP * target_hz)
+        for batch in _batches(_read_ahead(blocks(), num_workers), _positive(batch_size), most_samples):
+            places += [(part.clip, part.start, part.start + len(part.waveform)) for part in batch]
+            embeds.append(_embed_audio(model, processor, [part.waveform for part in batch]))
+
+    for index, error in bad.items():
+        logger.warning("%s is skipped: %s", recordings[index].name, error)
+    to_numpy = convert_to_numpy and not convert_to_tensor
+    rows = _joined(embeds, model)
+    _check_embeds(rows, [recordings[clip].name for clip, _, _ in places])
+
+    chunks = _sort_chunks(rows, places, len(recordings), target_hz, set(bad))
+    if return_chunks:
+        converted = [chunk._replace(embeds=_converted(chunk.embeds, to_numpy)) for chunk in chunks]
+        return converted[0] if is_one else converted
+    means = torch.stack([_mean(chunk.embeds) for chunk in chunks]) if chunks else rows
+    return _converted(means[0] if is_one else means, to_numpy)
+
+
+def encode_text(
+    model: Any,
+    texts: str | Sequence[str],
+    processor: SupCLAPProcessor | None = None,
+    language: str | Sequence[str] | None = None,
+    batch_size: int = 32,
+    convert_to_numpy: bool = True,
+    convert_to_tensor: bool = False,
+    show_progress_bar: bool = False,
+    device: str | torch.device | None = None,
+) -> Any:
+    """Embeds texts; equal texts of one language get equal embeddings, to the last bit.
+
+    Args:
+        model: Has `get_text_features`.
+        texts: One text or a list of texts.
+        processor: The model's; None takes `model.processor`.
+        language: ISO 639-3 code of all texts, or one for each; None is the tokenizer's own setting.
+        batch_size: Texts that go through the model at once.
+        convert_to_numpy: Gives a numpy array; False gives a tensor on the model's device.
+        convert_to_tensor: Gives a tensor whatever `convert_to_numpy` says.
+        show_progress_bar: Shows one, over batches.
+        device: Where the model is moved to, and stays; None leaves it where it is.
+
+    Returns:
+        float32 (N, d) in the order given, unit norm; (d,) for one text.
+
+    Raises:
+        ValueError: A text is blank or no string (the message names it), or the tokenizer lacks a language.
+    """
+    processor = processor or model.processor
+    if device is not None:
+        model.to(device)
+
+    listed = as_list(texts)
+    for index, text in enumerate(listed):
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"text {index} is {text!r}; give a string with words")
+    pairs = list(zip(listed, one_for_each("language", language, len(listed), str), strict=True))
+
+    # Each text once: rounding differs with the batch mates, and equal texts must tie exactly.
+    wanted = sorted(set(pairs), key=lambda pair: (-len(pair[0]), pair[0], str(pair[1])))
+    embeds = []
+    with _inference(model):
+        starts = range(0, len(wanted), _positive(batch_size))
+        for start in logging.tqdm(starts, disable=not show_progress_bar, unit="texts"):
+            embeds.append(_embed_text(model, processor, wanted[start : start + batch_size]))
+
+    place = {pair: row for row, pair in enumerate(wanted)}
+    joined = _joined(embeds, model)
+    _check_embeds(joined, [repr(text) for text, _ in wanted])
+    ordered = joined[torch.tensor([place[pair] for pair in pairs], dtype=torch.long, device=joined.device)]
+    return _converted(ordered[0] if isinstance(texts, str) else ordered, convert_to_numpy and not convert_to_tensor)
 
 
 class EncodingMixin:
     """`encode_audio`, `encode_text` and the processor they need, for a model with the two `get_..._features`."""
+
+    encode_audio = encode_audio
+    encode_text = encode_text
 
     @property
     def processor(self) -> Any:
@@ -51,147 +244,72 @@ class EncodingMixin:
     def processor(self, value: Any) -> None:
         self._processor = value
 
-    def encode_audio(self, audio: Any, processor: SupCLAPProcessor | None = None, **kwargs: Any) -> Any:
-        """Embeds recordings: `encode_audio` of this file, with its arguments.
+    @staticmethod
+    def similarity(first: Any, second: Any) -> Any:
+        """The cosine of every embedding with every other, as in sentence-transformers.
 
         Args:
-            audio: A path, a waveform, or a list of either.
-            processor: Used in place of `model.processor`.
-            **kwargs: `sampling_rate`, `batch_size`, `chunk_seconds`, `return_chunks`, `convert_to_numpy`,
-                `convert_to_tensor`, `show_progress_bar`.
+            first: (N, d) or (d,), of any norm; an array or a tensor.
+            second: (M, d) or (d,).
 
         Returns:
-            float32 (N, d), unit norm; (d,) for one recording.
+            (N, M), usually audio by text; a numpy array if both are.
+
+        Example:
+            >>> EncodingMixin.similarity(np.eye(2, dtype=np.float32), np.array([[3.0, 4.0]], dtype=np.float32))
+            array([[0.6],
+                   [0.8]], dtype=float32)
         """
-        return encode_audio(self, audio, processor or self.processor, **kwargs)
-
-    def encode_text(self, texts: str | Sequence[str], processor: SupCLAPProcessor | None = None, **kwargs: Any) -> Any:
-        """Embeds texts: `encode_text` of this file, with its arguments.
-
-        Args:
-            texts: A text or a list of texts.
-            processor: Used in place of `model.processor`.
-            **kwargs: `language`, `batch_size`, `convert_to_numpy`, `convert_to_tensor`, `show_progress_bar`.
-
-        Returns:
-            float32 (N, d), unit norm; (d,) for one text.
-        """
-        return encode_text(self, texts, processor or self.processor, **kwargs)
+        to_numpy = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
+        left, right = torch.atleast_2d(torch.as_tensor(first)), torch.atleast_2d(torch.as_tensor(second))
+        dtype = torch.promote_types(left.dtype, right.dtype)
+        left = torch.nn.functional.normalize(left.to(dtype), dim=-1)
+        right = torch.nn.functional.normalize(right.to(left), dim=-1)
+        # (N, d), (M, d) -> (N, M)
+        return _converted(left @ right.T, to_numpy)
 
 
-def encode_audio(
-    model: Any,
-    audio: Any,
-    processor: SupCLAPProcessor,
-    sampling_rate: float | Sequence[float] | None = None,
-    batch_size: int = 32,
-    chunk_seconds: float | None = None,
-    return_chunks: bool = False,
-    convert_to_numpy: bool = True,
-    convert_to_tensor: bool = False,
-    show_progress_bar: bool = False,
-) -> Any:
-    """Embeds recordings of any length and rate.
+def cut_chunks(waveform: np.ndarray, chunk_samples: int | None) -> list[tuple[int, np.ndarray]]:
+    """Cuts a waveform into chunks of one length; the last one is moved back to end with the waveform.
 
     Args:
-        model: Has `get_audio_features`.
-        audio: One recording or a list of recordings. Each is a path, the bytes of a file, a waveform (samples,) or
-            (channels, samples), a mapping with "array" and "sampling_rate", or what a column of `datasets.Audio` holds,
-            decoded or not. A 2-D array on its own is (clips, samples). Floats have full scale 1; int16 and int32 are
-            PCM.
-        processor: The model's, or a `SupCLAPProcessor` around CLAP's parts.
-        sampling_rate: Of the waveforms in hertz: one for all, or one for each. Whatever is no array knows its own.
-        batch_size: Clips (or chunks) of up to 10 s that go through the model at once; longer ones count for several.
-        chunk_seconds: Cuts recordings into chunks of this length, see the head of this file; None embeds them whole
-            where the model takes any length, and in the longest chunks that it takes where not.
-        return_chunks: Gives the chunks one by one in place of their mean.
-        convert_to_numpy: Gives numpy arrays; False gives tensors on the model's device.
-        convert_to_tensor: Gives tensors whatever `convert_to_numpy` says.
-        show_progress_bar: Shows one, over recordings.
+        waveform: (samples,).
+        chunk_samples: Their length; None leaves the waveform whole, as does one that it does not reach.
 
     Returns:
-        float32 (N, d) in the order given, unit norm; (d,) for one recording. With `return_chunks` a list of N
-        `AudioChunks`, or one.
+        The first sample of each chunk, and the chunk.
 
-    Raises:
-        ValueError: A clip is unusable (the message names it), a rate is missing, or the chunks are too long or short.
-        ImportError: Files were given where the package is not installed.
+    >>> [(start, chunk.tolist()) for start, chunk in cut_chunks(np.arange(5), 2)]
+    [(0, [0, 1]), (2, [2, 3]), (3, [3, 4])]
     """
-    clips, is_one = as_recordings(audio)
-    rates = _one_for_each("sampling_rate", sampling_rate, len(clips), (int, float, np.number))
-    extractor = processor.feature_extractor
-    target_hz = int(extractor.sampling_rate)
-    chunk_samples = _chunk_samples(extractor, chunk_seconds)
-    order = sorted(range(len(clips)), key=lambda index: -seconds_of(clips[index], rates[index]))
-    places: list[tuple[int, int, int]] = []  # of each embedding: its clip, and its first and last sample
-
-    def pieces() -> Iterator[np.ndarray]:
-        for index in _progress(order, show_progress_bar, "recordings"):
-            waveform = read_waveform(clips[index], rates[index], target_hz, name_of(clips[index], index))
-            _check_length(waveform, extractor, name_of(clips[index], index))
-            for start, piece in cut_chunks(waveform, chunk_samples):
-                places.append((index, start, start + len(piece)))
-                yield piece
-
-    with _inference(model):
-        embeds = [
-            _embed_audio(model, processor, batch)
-            for batch in _batches(pieces(), _positive(batch_size), round(batch_size * _SECONDS_PER_CLIP * target_hz))
-        ]
-    to_numpy = convert_to_numpy and not convert_to_tensor
-    chunks = _sort_chunks(_joined(embeds, model), places, len(clips), target_hz)
-    if return_chunks:
-        converted = [chunk._replace(embeds=_converted(chunk.embeds, to_numpy)) for chunk in chunks]
-        return converted[0] if is_one else converted
-    means = torch.stack([_mean(chunk.embeds) for chunk in chunks]) if chunks else _joined([], model)
-    return _converted(means[0] if is_one else means, to_numpy)
+    if chunk_samples is None or len(waveform) <= chunk_samples:
+        return [(0, waveform)]
+    last = len(waveform) - chunk_samples
+    starts = [*range(0, last, chunk_samples), last]
+    return [(start, waveform[start : start + chunk_samples]) for start in starts]
 
 
-def encode_text(
-    model: Any,
-    texts: str | Sequence[str],
-    processor: SupCLAPProcessor,
-    language: str | Sequence[str] | None = None,
-    batch_size: int = 32,
-    convert_to_numpy: bool = True,
-    convert_to_tensor: bool = False,
-    show_progress_bar: bool = False,
-) -> Any:
-    """Embeds texts; equal texts of one language get equal embeddings, to the last bit.
+def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Finds for each text the chunk of each recording that answers it best.
 
     Args:
-        model: Has `get_text_features`.
-        texts: One text or a list of texts.
-        processor: The model's.
-        language: ISO 639-3 code of all texts, or one for each; None is the tokenizer's own setting.
-        batch_size: Texts that go through the model at once.
-        convert_to_numpy: Gives a numpy array; False gives a tensor on the model's device.
-        convert_to_tensor: Gives a tensor whatever `convert_to_numpy` says.
-        show_progress_bar: Shows one, over batches.
+        recordings: N of them, from `encode_audio(..., return_chunks=True)`.
+        text_embeds: Unit norm, (M, d).
 
     Returns:
-        float32 (N, d) in the order given, unit norm; (d,) for one text.
+        The cosine of the best chunk, (N, M), and where that chunk begins, in seconds, (N, M). Of equal ones the first.
 
-    Raises:
-        ValueError: A text is blank or no string (the message names it), or the tokenizer lacks a language.
+    >>> whole = AudioChunks(np.eye(2), np.array([0.0, 10.0]), np.array([10.0, 20.0]))
+    >>> best_chunks([whole], np.array([[0.0, 1.0]]))
+    (array([[1.]]), array([[10.]]))
     """
-    listed = as_list(texts)
-    for index, text in enumerate(listed):
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"text {index} is {text!r}; give a string with words")
-    languages = _one_for_each("language", language, len(listed), str)
-    # Each text once: rounding differs with the batch mates, and equal texts must tie exactly.
-    wanted = sorted(set(zip(listed, languages, strict=True)), key=lambda pair: (-len(pair[0]), pair[0], str(pair[1])))
-    with _inference(model):
-        embeds = [
-            _embed_text(model, processor, wanted[start : start + batch_size])
-            for start in _progress(range(0, len(wanted), _positive(batch_size)), show_progress_bar, "texts")
-        ]
-    place = {pair: row for row, pair in enumerate(wanted)}
-    rows = torch.tensor([place[pair] for pair in zip(listed, languages, strict=True)], dtype=torch.long)
-    joined = _joined(embeds, model)
-    ordered = joined[rows.to(joined.device)]
-    return _converted(ordered[0] if isinstance(texts, str) else ordered, convert_to_numpy and not convert_to_tensor)
+    texts = np.atleast_2d(np.asarray(text_embeds))
+    best, onsets = [], []
+    for recording in recordings:
+        cosines = np.asarray(recording.embeds) @ texts.T  # (chunks, M)
+        best.append(cosines.max(axis=0))
+        onsets.append(recording.onset_seconds[cosines.argmax(axis=0)])
+    return np.stack(best), np.stack(onsets)
 
 
 def max_chunk_seconds(feature_extractor: Any) -> float | None:
@@ -204,6 +322,7 @@ def _load_processor(model: Any) -> SupCLAPProcessor:
     advice = "assign one, model.processor = SupCLAPProcessor.from_pretrained(...), or pass processor="
     if not name:
         raise ValueError(f"this model was not loaded from a folder or the Hub, so it has no processor; {advice}")
+
     # Whoever runs this file as remote code has already decided to trust that folder.
     is_remote = type(model).__module__.startswith("transformers_modules")
     options: dict[str, Any] = {"trust_remote_code": True} if is_remote else {}
@@ -218,28 +337,36 @@ def _load_processor(model: Any) -> SupCLAPProcessor:
         ) from error
 
 
-def _one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
-    if value is None or isinstance(value, kind):
-        return [value] * count
-    values = list(value)
-    if len(values) != count:
-        raise ValueError(f"got {len(values)} values of {name} for {count} inputs; give one, or one for each")
-    for index, single in enumerate(values):
-        if not isinstance(single, kind):
-            raise ValueError(f"{name}[{index}] is {single!r}; give one for each input")
-    return values
-
-
-def _chunk_samples(extractor: Any, chunk_seconds: float | None) -> int | None:
+def _chunk_samples(extractor: Any, chunk_seconds: float | None) -> int:
     limit = max_chunk_seconds(extractor)
     if chunk_seconds is None:
-        return getattr(extractor, "nb_max_samples", None) if limit is not None else None
-    samples = round(chunk_seconds * extractor.sampling_rate)
+        return round(LONGEST_SECONDS * extractor.sampling_rate) if limit is None else extractor.nb_max_samples
     if limit is not None and chunk_seconds > limit:
         raise ValueError(f"chunk_seconds is {chunk_seconds}, but this model takes at most {limit} s at once")
+
+    samples = round(chunk_seconds * extractor.sampling_rate)
     if samples < getattr(extractor, "min_samples", 1):
         raise ValueError(f"chunk_seconds is {chunk_seconds}, too short for this model; give a second or more")
     return samples
+
+
+def _blocks(
+    recording: Recording, seconds: float, target_hz: int, chunk_samples: int
+) -> Iterator[tuple[int, int | None]]:
+    """The first and last sample of each part of a recording that is read at once; (0, None) is all of it."""
+    longest = round(LONGEST_SECONDS * target_hz)
+    if not recording.is_file or seconds * target_hz <= longest:
+        yield 0, None
+        return
+
+    # Whole chunks, as many as make a block; the last chunk, which is moved back, is a block of its own.
+    total = math.ceil(seconds * target_hz - 1e-3)  # but for rounding
+    block = max(longest // chunk_samples, 1) * chunk_samples
+    end = total // chunk_samples * chunk_samples
+    for start in range(0, end, block):
+        yield start, min(start + block, end)
+    if end < total:
+        yield total - chunk_samples, total
 
 
 def _check_length(waveform: np.ndarray, extractor: Any, name: str) -> None:
@@ -251,21 +378,52 @@ def _check_length(waveform: np.ndarray, extractor: Any, name: str) -> None:
         )
 
 
+def _check_embeds(embeds: torch.Tensor, names: Sequence[str]) -> None:
+    norms = embeds.norm(dim=-1)
+    is_unit = (norms - 1).abs() < 0.5  # not so for NaN
+    if not is_unit.all():
+        index = int(is_unit.logical_not().nonzero()[0])
+        raise ValueError(
+            f"{names[index]} has an embedding of norm {norms[index].item()}, which has no direction: the model's "
+            "weights are damaged, or its projection gives zero"
+        )
+
+
 def _positive(batch_size: int) -> int:
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; give 1 or more")
     return batch_size
 
 
-def _batches(pieces: Iterable[np.ndarray], batch_size: int, most_samples: int) -> Iterator[list[np.ndarray]]:
+def _read_ahead(blocks: Iterable[Callable[[], list[_Part]]], num_workers: int) -> Iterator[_Part]:
+    """Reads blocks in their order, in threads that stay a few ahead of the model."""
+    if not num_workers:
+        for block in blocks:
+            yield from block()
+        return
+
+    waiting: deque[Future[list[_Part]]] = deque()
+    pool = ThreadPoolExecutor(num_workers)
+    try:
+        for block in blocks:
+            waiting.append(pool.submit(block))
+            if len(waiting) > num_workers:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _batches(parts: Iterable[_Part], batch_size: int, most_samples: int) -> Iterator[list[_Part]]:
     """Neighbours of about one length; their number falls where they are long."""
-    batch: list[np.ndarray] = []
-    for piece in pieces:
-        longest = max(map(len, (*batch, piece)))
+    batch: list[_Part] = []
+    for part in parts:
+        longest = max(len(other.waveform) for other in (*batch, part))
         if batch and (len(batch) == batch_size or (len(batch) + 1) * longest > most_samples):
             yield batch
             batch = []
-        batch.append(piece)
+        batch.append(part)
     if batch:
         yield batch
 
@@ -285,7 +443,11 @@ def _inference(model: Any) -> Iterator[None]:
 
 def _embed_audio(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> torch.Tensor:
     inputs = processor(audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
-    return _float32(model.get_audio_features(**inputs.to(model.device, dtype=_input_dtype(model))))
+    # In the type of the layer that sees the spectrogram first: CED's stays float32 in half precision.
+    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    first = next(norms, None)
+    dtype = model.dtype if first is None or first.weight is None else first.weight.dtype
+    return _float32(model.get_audio_features(**inputs.to(model.device, dtype=dtype)))
 
 
 def _embed_text(model: Any, processor: SupCLAPProcessor, pairs: Sequence[tuple[str, str | None]]) -> torch.Tensor:
@@ -299,13 +461,6 @@ def _float32(outputs: Any) -> torch.Tensor:
     return torch.nn.functional.normalize(outputs.pooler_output.float(), dim=-1)
 
 
-def _input_dtype(model: Any) -> torch.dtype:
-    """Of the layer that sees the spectrogram first: CED's stays float32 in half precision."""
-    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
-    first = next(norms, None)
-    return model.dtype if first is None or first.weight is None else first.weight.dtype
-
-
 def _joined(embeds: Sequence[torch.Tensor], model: Any) -> torch.Tensor:
     """One tensor of all batches; of no row where there is no batch."""
     if embeds:
@@ -314,13 +469,20 @@ def _joined(embeds: Sequence[torch.Tensor], model: Any) -> torch.Tensor:
 
 
 def _sort_chunks(
-    embeds: torch.Tensor, places: Sequence[tuple[int, int, int]], num_clips: int, rate_hz: int
+    embeds: torch.Tensor, places: Sequence[tuple[int, int, int]], num_clips: int, rate_hz: int, bad: set[int]
 ) -> list[AudioChunks]:
+    """The chunks of each recording, whose rows stand together; none of a bad one, part of which may have been read."""
     rows: list[list[int]] = [[] for _ in range(num_clips)]
     for row, (clip, _, _) in enumerate(places):
-        rows[clip].append(row)
+        if clip not in bad:
+            rows[clip].append(row)
+
     samples = np.array([(start, stop) for _, start, stop in places], dtype=np.float64).reshape(-1, 2) / rate_hz
-    return [AudioChunks(embeds[own[0] : own[-1] + 1], samples[own, 0], samples[own, 1]) for own in rows]
+    chunks = []
+    for own in rows:
+        span = slice(own[0], own[-1] + 1) if own else slice(0)
+        chunks.append(AudioChunks(embeds[span], samples[span, 0], samples[span, 1]))
+    return chunks
 
 
 def _mean(embeds: torch.Tensor) -> torch.Tensor:
@@ -329,7 +491,3 @@ def _mean(embeds: torch.Tensor) -> torch.Tensor:
 
 def _converted(embeds: torch.Tensor, to_numpy: bool) -> Any:
     return embeds.cpu().numpy() if to_numpy else embeds
-
-
-def _progress(items: Any, show: bool, unit: str) -> Any:
-    return logging.tqdm(items, disable=not show, unit=unit) if show else items

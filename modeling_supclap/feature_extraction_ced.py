@@ -11,8 +11,10 @@ from transformers import BatchFeature, SequenceFeatureExtractor
 # A spectrogram's smallest power: digital silence is 10 log10(1e-10) = -100 dB.
 POWER_FLOOR = 1e-10
 SILENCE_DB = -100.0
-# More "channels" than a 7.1 recording has are samples: the array is transposed.
+# More "channels" than a 7.1 recording has are samples.
 MAX_CHANNELS = 8
+# 40 dB over full scale: such floats are integers that nobody has scaled.
+MAX_AMPLITUDE = 100.0
 # Clips of equal length that share one Fourier transform: measured to be faster than one by one and than sixteen.
 TILE_CLIPS = 4
 
@@ -174,8 +176,8 @@ def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the
     """One clip, however it was given, as mono float32 at a sampling rate.
 
     Args:
-        clip: (samples,) or (channels, samples), of which the mean is taken. Floats have full scale 1; int16 and int32
-            are PCM.
+        clip: (samples,), (channels, samples) or (samples, channels), of which the mean is taken. Floats have full
+            scale 1; int16 and int32 are PCM.
         from_hz: Its rate.
         to_hz: The rate wanted.
         name: What errors call the clip.
@@ -196,6 +198,8 @@ def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the
     waveform = _mono(_as_float(samples, name), name)
     if not np.isfinite(waveform).all():
         raise ValueError(f"{name} holds NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
+    if (peak := np.abs(waveform).max()) > MAX_AMPLITUDE:
+        raise ValueError(f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768")
     return resample(waveform, _check_rate(from_hz), to_hz)
 
 
@@ -276,13 +280,9 @@ def _as_float(clip: np.ndarray, name: str) -> np.ndarray:
 
 
 def _mono(clip: np.ndarray, name: str) -> np.ndarray:
-    """(samples,), or (channels, samples) of which the mean is taken."""
+    """(samples,), or (channels, samples) or (samples, channels), of which the mean is taken."""
     if clip.ndim == 1:
         return clip
-    if clip.ndim != 2:
-        raise ValueError(f"{name} has shape {clip.shape}; give (samples,) or (channels, samples)")
-    if clip.shape[0] > MAX_CHANNELS:
-        raise ValueError(
-            f"{name} has shape {clip.shape}, {clip.shape[0]} channels; transpose it if it is (samples, channels)"
-        )
-    return clip.mean(axis=0)
+    if clip.ndim != 2 or min(clip.shape) > MAX_CHANNELS:
+        raise ValueError(f"{name} has shape {clip.shape}; give (samples,), or one of at most {MAX_CHANNELS} channels")
+    return clip.mean(axis=0 if clip.shape[0] <= MAX_CHANNELS else 1)

@@ -13,7 +13,7 @@ import numpy as np
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.schema import without_audio
 
-from ..audio_chunks import cut_chunks
+from ..encoding import cut_chunks
 from .clip_embeddings import AudioPolicy, ClipEmbeddings
 from .embedding_cache import EmbeddingCache, digest_of
 from .embedding_models import EmbeddingModel

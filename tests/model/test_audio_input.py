@@ -1,5 +1,8 @@
 """What a recording can be given as: which is one and which are several, how long it is, what it is called."""
 
+import io
+import threading
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import builders
@@ -8,9 +11,10 @@ import pytest
 import soundfile
 import torch
 
-from modeling_supclap.audio_input import as_recordings, name_of, read_waveform, seconds_of
+from modeling_supclap.audio_input import as_recordings, read_waveform
 
 CLIP = builders.noise(8000)
+STEREO = np.stack([1.5 * CLIP, 0.5 * CLIP])  # whose mean is CLIP
 
 
 @pytest.fixture
@@ -20,53 +24,90 @@ def path(tmp_path) -> Path:
     return tmp_path / "clip.wav"
 
 
-def forms(path: Path) -> dict:
-    """One recording in the forms that it can have without torchcodec, each with the rate that goes with it."""
-    return {
-        "path": (path, None),
-        "string": (str(path), None),
-        "bytes": (path.read_bytes(), None),
-        "array": (CLIP, 16000),
-        "tensor": (torch.from_numpy(CLIP), 16000),
-        "numbers": (CLIP.tolist(), 16000),
-        "mapping": ({"array": CLIP, "sampling_rate": 16000}, None),
-        "undecoded file": ({"bytes": None, "path": str(path)}, None),
-        "undecoded bytes": ({"bytes": path.read_bytes(), "path": "clip.wav"}, None),
-    }
+FORMS = {
+    "path": lambda path: path,
+    "string": str,
+    "bytes": Path.read_bytes,
+    "bytes in memory": lambda path: io.BytesIO(path.read_bytes()),
+    "open file": lambda path: path.open("rb"),
+    "array": lambda path: CLIP,
+    "tensor": lambda path: torch.from_numpy(CLIP),
+    "numbers": lambda path: CLIP.tolist(),
+    "as soundfile reads": lambda path: STEREO.T,
+    "as torchaudio reads": lambda path: (torch.from_numpy(STEREO), 16000),
+    "as scipy reads": lambda path: (16000, STEREO.T),
+    "mapping": lambda path: {"array": CLIP, "sampling_rate": 16000},
+    "undecoded file": lambda path: {"bytes": None, "path": str(path)},
+    "undecoded bytes": lambda path: {"bytes": path.read_bytes(), "path": "clip.wav"},
+}
 
 
-@pytest.mark.parametrize("form", forms(Path(__file__)))
+@pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_the_same_waveform(path, form):
-    clip, rate_hz = forms(path)[form]
-    (one,), is_one = as_recordings(clip)
+    make = FORMS[form]
+    (one,), is_one = as_recordings(make(path), 16000)
     assert is_one
-    assert as_recordings([clip, clip])[1] is False
-    np.testing.assert_allclose(read_waveform(one, rate_hz, 16000, "the clip"), CLIP, atol=1e-7)
-    assert seconds_of(one, rate_hz) == 0.5
+    assert one.get_seconds() == 0.5
+    np.testing.assert_allclose(one.read(16000), CLIP, atol=1e-7)
+
+    several, is_one = as_recordings([make(path), make(path)], [16000, 16000])
+    assert not is_one
+    np.testing.assert_allclose(several[1].read(16000), CLIP, atol=1e-7)
+    np.testing.assert_allclose(read_waveform(make(path), 16000, 16000, "the clip"), CLIP, atol=1e-7)
+
+
+def test_an_address_is_fetched(path):
+    def handler(*arguments):
+        return SimpleHTTPRequestHandler(*arguments, directory=path.parent)
+
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        (found,), _ = as_recordings(f"http://127.0.0.1:{server.server_port}/clip.wav")
+        np.testing.assert_allclose(found.read(16000), CLIP, atol=1e-7)
+        (missing,), _ = as_recordings(f"http://127.0.0.1:{server.server_port}/nothing.wav")
+        with pytest.raises(OSError, match="404"):
+            missing.read(16000)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_a_decoder_knows_its_rate_and_length(path, torchcodec):
-    decoder = torchcodec.decoders.AudioDecoder(path)
-    assert as_recordings(decoder) == ([decoder], True)
-    assert seconds_of(decoder, None) == pytest.approx(0.5)
-    np.testing.assert_allclose(read_waveform(decoder, None, 16000, "the clip"), CLIP, atol=1e-7)
+    (recording,), is_one = as_recordings(torchcodec.decoders.AudioDecoder(path))
+    assert is_one
+    assert recording.get_seconds() == pytest.approx(0.5)
+    np.testing.assert_allclose(recording.read(16000), CLIP, atol=1e-7)
 
 
-@pytest.mark.parametrize("clip", [None, "nothing.wav", b"no sound", {"array": CLIP}, {}])
+@pytest.mark.parametrize("clip", [None, "nothing.wav", b"no sound"])
 def test_what_is_no_recording_has_no_length(clip):
-    assert seconds_of(clip, 16000) == 0
+    assert as_recordings([clip], 16000)[0][0].get_seconds() == 0
 
 
-def test_rows_of_an_array_are_recordings():
-    assert len(as_recordings(np.zeros((3, 16000)))[0]) == 3
-    with pytest.raises(ValueError, match=r"got an array of shape \(1, 2, 3\)"):
-        as_recordings(torch.zeros(1, 2, 3))
+def test_rows_of_an_array_are_recordings_unless_there_are_two():
+    assert len(as_recordings(np.zeros((3, 16000)), 16000)[0]) == 3
+    for shape in [(1, 2, 3), (2, 16000)]:
+        with pytest.raises(ValueError, match=f"shape \\({shape[0]}, "):
+            as_recordings(torch.zeros(shape), 16000)
 
 
 def test_names(path):
-    assert [name_of(clip, 7) for clip in (path, "dog.wav", CLIP, b"RIFF")] == [str(path), "dog.wav", "clip 7", "clip 7"]
+    clips = [path, "dog.wav", CLIP, b"RIFF", path.open("rb")]
+    assert [one.name for one in as_recordings(clips, 16000)[0]] == [str(path), "dog.wav", "clip 2", "clip 3", str(path)]
 
 
-def test_a_missing_file_keeps_its_name():
+def test_what_cannot_be_read_is_named(path):
     with pytest.raises(FileNotFoundError, match=r"nothing\.wav"):
         read_waveform({"bytes": None, "path": "nothing.wav"}, None, 16000, "clip 3")
+    with pytest.raises(ValueError, match=r"clip\.wav is open as text"):
+        as_recordings([path.open(encoding="latin-1")])
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 16000, 22050, 44100])
+@pytest.mark.parametrize(("start", "stop"), [(0, 8000), (20_001, 50_000), (60_000, 80_000)])
+def test_a_part_of_a_file_is_that_part_of_its_waveform(tmp_path, rate_hz, start, stop):
+    soundfile.write(tmp_path / "long.wav", builders.noise(5 * rate_hz), rate_hz, subtype="FLOAT")
+    (recording,), _ = as_recordings(tmp_path / "long.wav")
+    whole = recording.read(16000)
+    np.testing.assert_allclose(recording.read(16000, start, stop), whole[start:stop], atol=1e-6)

@@ -10,9 +10,11 @@ import pytest
 import soundfile
 import torch
 from datasets import Audio, Dataset
+from transformers.utils import logging
 
 from modeling_supclap import SupCLAPModel, encoding
 from modeling_supclap.conversion import processor_from_clap
+from modeling_supclap.encoding import AudioChunks, best_chunks, cut_chunks
 
 LENGTHS = [16000, 200_000, 3000, 50_000, 170_000, 16_001]
 CLIPS = [builders.noise(length, seed) for seed, length in enumerate(LENGTHS)]
@@ -134,6 +136,83 @@ def test_a_long_batch_is_split_so_that_memory_does_not_follow_the_longest(model,
     assert sizes == [[400_000], [16000] * 4, [16000] * 2]
 
 
+@pytest.mark.parametrize("chunk_seconds", [None, 1.0, 2.5])
+def test_a_long_file_is_read_and_embedded_in_parts(model, processor, tmp_path, monkeypatch, chunk_seconds):
+    soundfile.write(tmp_path / "long.wav", builders.noise(round(10.3 * 22050)), 22050, subtype="FLOAT")
+    waveform, rate_hz = soundfile.read(tmp_path / "long.wav")
+    call = {"processor": processor, "sampling_rate": rate_hz, "return_chunks": True}
+    expected = model.encode_audio(waveform, chunk_seconds=chunk_seconds or 3.0, **call)
+
+    monkeypatch.setattr(encoding, "LONGEST_SECONDS", 3.0)
+    sizes, read = [], soundfile.SoundFile.read
+
+    def note_size(file, frames, **options):
+        sizes.append(frames)
+        return read(file, frames, **options)
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", note_size)
+    found = model.encode_audio(tmp_path / "long.wav", chunk_seconds=chunk_seconds, **call)
+    assert max(sizes) <= 6 * rate_hz  # three seconds, a margin on either side, and whole seconds
+    np.testing.assert_array_equal(found.onset_seconds, expected.onset_seconds)
+    np.testing.assert_array_equal(found.offset_seconds, expected.offset_seconds)
+    np.testing.assert_allclose(found.embeds, expected.embeds, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 5])
+def test_a_bad_recording_in_a_list_can_be_skipped(model, processor, tmp_path, num_workers, caplog):
+    paths = [tmp_path / f"{index}.wav" for index in range(6)]
+    for path, clip in zip(paths, CLIPS, strict=True):
+        soundfile.write(path, clip, 16000, subtype="FLOAT")
+    expected = model.encode_audio(paths, processor, num_workers=0)
+    paths[1].unlink()
+    paths[4].write_bytes(b"no sound")
+    soundfile.write(paths[2], CLIPS[2][:100], 16000)
+
+    call = {"processor": processor, "num_workers": num_workers}
+    with pytest.raises((OSError, ValueError), match=r"[124]\.wav"):
+        model.encode_audio(paths, **call)
+    logging.enable_propagation()
+    try:
+        found = model.encode_audio(paths, on_bad_audio="skip", **call)
+    finally:
+        logging.disable_propagation()
+    np.testing.assert_allclose(found[[0, 3, 5]], expected[[0, 3, 5]], atol=1e-6)
+    assert np.isnan(found[[1, 2, 4]]).all()
+    assert all(f"{index}.wav is skipped" in caplog.text for index in (1, 2, 4))
+
+    chunks = model.encode_audio(paths, on_bad_audio="skip", chunk_seconds=1.0, return_chunks=True, **call)
+    assert [len(parts.embeds) for parts in chunks] == [1, 0, 0, 4, 0, 2]
+    assert [len(parts.onset_seconds) for parts in chunks] == [1, 0, 0, 4, 0, 2]
+    with pytest.raises(ValueError, match="'keep'"):
+        model.encode_audio(paths, on_bad_audio="keep", **call)
+
+
+def test_a_direction_is_never_missing_silently(model, processor):
+    torch.nn.init.zeros_(model.audio_projection.linear2.weight)
+    torch.nn.init.zeros_(model.audio_projection.linear2.bias)
+    with pytest.raises(ValueError, match=r"clip 0 has an embedding of norm 0"):
+        model.encode_audio([CLIPS[0]], processor, sampling_rate=16000)
+    torch.nn.init.constant_(model.text_projection.linear2.bias, torch.nan)
+    with pytest.raises(ValueError, match=r"'rain' has an embedding of norm nan"):
+        model.encode_text(["rain"], processor)
+
+
+def test_similarity_is_the_cosine(model):
+    rng = np.random.default_rng(0)
+    audio, texts = rng.standard_normal((3, 5)), rng.standard_normal((4, 5)).astype(np.float32)
+    expected = [[a @ t / np.linalg.norm(a) / np.linalg.norm(t) for t in texts] for a in audio]
+    found = model.similarity(audio, texts)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert isinstance(model.similarity(torch.from_numpy(audio), texts), torch.Tensor)
+    assert model.similarity(audio[0], texts).shape == (1, 4)
+
+
+def test_the_model_moves_where_it_is_asked_to(model, processor):
+    model.encode_text("rain", processor, device="cpu")
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        model.encode_text("rain", processor, device="meta")
+
+
 def test_paths_waveforms_and_mappings_agree(tmp_path, model, processor):
     stereo = np.stack([builders.noise(44100, seed) for seed in (1, 2)])
     soundfile.write(tmp_path / "clip.wav", stereo.T, 44100, subtype="FLOAT")
@@ -216,12 +295,18 @@ def test_half_precision_gives_unit_norm_in_float32(kind):
 
 def test_the_progress_bar_counts_recordings(model, processor, monkeypatch):
     seen = []
-    monkeypatch.setattr(encoding.logging, "tqdm", lambda items, **options: seen.append((len(items), options)) or items)
+
+    def tqdm(items, disable, unit):
+        if not disable:
+            seen.append((len(items), unit))
+        return items
+
+    monkeypatch.setattr(encoding.logging, "tqdm", tqdm)
     model.encode_audio(CLIPS[:3], processor, sampling_rate=16000)
     assert seen == []
     model.encode_audio(CLIPS[:3], processor, sampling_rate=16000, show_progress_bar=True)
     model.encode_text(["rain", "a dog", "rain"], processor, batch_size=1, show_progress_bar=True)
-    assert [count for count, _ in seen] == [3, 2]
+    assert seen == [(3, "recordings"), (2, "texts")]
 
 
 # ---- the processor ----
@@ -307,13 +392,15 @@ from transformers import AutoModel
 
 model = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)
 clips = np.load("clips.npy")
-np.savez("found.npz", audio=model.encode_audio(clips, sampling_rate=16000), text=model.encode_text(["rain", "a dog"]))
-try:
-    model.encode_audio("clip.wav")
-except ImportError as error:
-    assert "give arrays with sampling_rate=" in str(error), error
-else:
-    raise AssertionError("paths need the package")
+audio = model.encode_audio(list(clips), sampling_rate=16000)
+np.savez("found.npz", audio=audio, text=model.encode_text(["rain", "a dog"]), read=model.encode_audio("clip.wav"))
+for name, kind in {"nothing.wav": FileNotFoundError, "clips.npy": ValueError}.items():
+    try:
+        model.encode_audio(name)
+    except kind as error:
+        assert name in str(error), error
+    else:
+        raise AssertionError(name)
 """
 
 
@@ -322,6 +409,7 @@ def test_a_saved_folder_embeds_where_the_package_is_missing(tmp_path, model, pro
     processor.save_pretrained(tmp_path / "model")
     clips = np.stack([builders.noise(16000, seed) for seed in (1, 2)])
     np.save(tmp_path / "clips.npy", clips)
+    soundfile.write(tmp_path / "clip.wav", np.stack([CLIPS[0], CLIPS[5][:16000]], axis=1), 22050, subtype="FLOAT")
     done = subprocess.run(
         [sys.executable, "-I", "-c", STRANGER, str(tmp_path / "model")],
         cwd=tmp_path,
@@ -332,5 +420,37 @@ def test_a_saved_folder_embeds_where_the_package_is_missing(tmp_path, model, pro
     )
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "found.npz")
-    np.testing.assert_allclose(found["audio"], model.encode_audio(clips, processor, sampling_rate=16000), atol=1e-6)
+    expected = model.encode_audio(list(clips), processor, sampling_rate=16000)
+    np.testing.assert_allclose(found["audio"], expected, atol=1e-6)
+    np.testing.assert_allclose(found["read"], model.encode_audio(tmp_path / "clip.wav", processor), atol=1e-6)
     np.testing.assert_allclose(found["text"], model.encode_text(["rain", "a dog"], processor), atol=1e-6)
+
+
+# ---- chunks ----
+
+
+@pytest.mark.parametrize("length", [1, 9, 10, 11, 20, 29, 30, 31])
+@pytest.mark.parametrize("chunk", [None, 10, 7])
+def test_chunks_are_of_one_length_and_cover_everything(length, chunk):
+    waveform = np.arange(length)
+    chunks = cut_chunks(waveform, chunk)
+    assert {len(part) for _, part in chunks} == {length if chunk is None else min(length, chunk)}
+    assert len(chunks) == (1 if chunk is None else -(-length // chunk))
+    assert set(np.concatenate([part for _, part in chunks]).tolist()) == set(range(length))
+    assert all(part[0] == start for start, part in chunks)
+
+
+def test_the_best_chunk_is_the_nearest_and_of_equal_ones_the_first():
+    rng = np.random.default_rng(0)
+    recordings, texts = [], rng.standard_normal((4, 5))
+    for count in (1, 3, 2):
+        embeds = rng.standard_normal((count, 5))
+        recordings.append(AudioChunks(embeds, 10.0 * np.arange(count), 10.0 * np.arange(1, count + 1)))
+    twins = AudioChunks(np.ones((2, 5)), np.array([0.0, 10.0]), np.array([10.0, 20.0]))
+    similarity, onsets = best_chunks([*recordings, twins], texts)
+    for clip, recording in enumerate(recordings):
+        for number, text in enumerate(texts):
+            scores = [float(embed @ text) for embed in recording.embeds]
+            assert similarity[clip, number] == pytest.approx(max(scores))
+            assert onsets[clip, number] == 10.0 * scores.index(max(scores))
+    assert onsets[3].tolist() == [0.0] * 4
