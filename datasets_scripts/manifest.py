@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -93,10 +92,12 @@ def public_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     public = dict(options)
     for name, value in options.items():
-        if isinstance(value, str | Path) and (
-            str(value).startswith(("~", ".")) or Path(value).exists() or os.path.isabs(value)
-        ):
-            public[name] = Path(value).expanduser().resolve().name
+        if isinstance(value, Mapping):
+            public[name] = public_options(value)
+        elif isinstance(value, str | Path):
+            path = Path(value).expanduser()
+            if path.is_absolute() or str(value).startswith(("~", ".")) or path.exists():
+                public[name] = path.resolve().name
     return public
 
 

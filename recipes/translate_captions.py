@@ -18,24 +18,24 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
+from modeling_supclap.datasets_scripts.atomic_files import write_json
+from modeling_supclap.datasets_scripts.manifest import installed_versions, public_options
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator, Translator
+from modeling_supclap.datasets_scripts.translation.chat import public_address
 from modeling_supclap.datasets_scripts.translation.jobs import Item, Key, clean, complete_translations, sample
 from modeling_supclap.datasets_scripts.translation.join import Caption, read_captions
 from modeling_supclap.datasets_scripts.translation.quality import (
-    SentenceEncoder,
     format_translation_report,
+    load_sentence_encoder,
     report_translations,
 )
 from modeling_supclap.datasets_scripts.translation.table import listing
-from modeling_supclap.evaluation import write_results
 from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
 from modeling_supclap.recipes.running import run_command
 
@@ -98,7 +98,7 @@ class QualityArguments:
         default=None, metadata={"help": "Captions a language to translate back; default, all; 0, none."}
     )
     sentence_encoder: str = field(
-        default="sentence-transformers/all-roberta-large-v1", metadata={"help": "Its tokens are averaged."}
+        default="sentence-transformers/all-roberta-large-v1", metadata={"help": "A model for sentence-transformers."}
     )
     threshold: float = field(default=0.7, metadata={"help": "A cosine below it is counted."})
     num_worst: int = field(default=10, metadata={"help": "Worst translations to list for each language."})
@@ -108,15 +108,21 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
     """The captions to translate, from a builder or from a file; blank and doubled ones are refused."""
     if (args.dataset is None) == (args.captions is None):
         raise ValueError(f"give either dataset or captions, got {args.dataset!r} and {args.captions!r}")
-    captions = from_builder(args) if args.captions is None else list(from_file(Path(args.captions)))
-    blank = [f"{caption.clip_id!r} caption {caption.caption_index}" for caption in captions if not clean(caption.text)]
+    captions = from_builder(args) if args.captions is None else read_caption_file(Path(args.captions))
+
+    blank = [caption for caption in captions if not clean(caption.text)]
     if blank:
-        raise ValueError(f"{len(blank)} captions are blank or damaged: {listing(blank)}")
+        raise ValueError(f"{len(blank)} captions are blank or damaged: {listing(map(name_of, blank))}")
     counts = Counter(caption[:2] for caption in captions)
-    twice = [f"{clip_id!r} caption {index}" for (clip_id, index), count in counts.items() if count > 1]
+    twice = [caption for caption in captions if counts[caption[:2]] > 1]
     if twice:
-        raise ValueError(f"{len(twice)} captions are there more than once: {listing(twice)}")
+        raise ValueError(f"{len(twice)} captions have their place more than once: {listing(map(name_of, twice))}")
     return captions
+
+
+def name_of(caption: Caption) -> str:
+    """A caption as messages name it."""
+    return f"{caption.clip_id!r} caption {caption.caption_index}"
 
 
 def from_builder(args: CaptionArguments) -> list[Caption]:
@@ -135,33 +141,39 @@ def from_builder(args: CaptionArguments) -> list[Caption]:
     return [caption for rows in chosen for caption in read_captions(rows, args.source_language)]
 
 
-def from_file(path: Path) -> Iterator[Caption]:
-    """The captions of a Parquet, CSV or JSON Lines file."""
-    readers = {".parquet": read_parquet, ".csv": read_csv, ".jsonl": read_jsonl}
-    if path.suffix not in readers:
-        raise ValueError(f"captions is {path}; give a {', '.join(readers)} file")
-    for number, line in enumerate(readers[path.suffix](path), 1):
-        try:
-            yield Caption(str(line["clip_id"]), int(line["caption_index"]), str(line["text"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}, entry {number}: {line} needs clip_id, caption_index and text") from error
+def read_caption_file(path: Path) -> list[Caption]:
+    """The captions of a Parquet, CSV or JSON Lines file.
 
+    Raises:
+        ValueError: The file is of another kind, or an entry lacks a clip id, a text, or an index of 0 or more, or has
+            more fields than the header of its CSV file.
+    """
+    if path.suffix == ".parquet":
+        entries = pq.read_table(path).to_pylist()
+    elif path.suffix == ".jsonl":
+        with path.open(encoding="utf-8") as file:
+            entries = [json.loads(line) for line in file if line.strip()]
+    elif path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            entries = list(csv.DictReader(file))
+    else:
+        raise ValueError(f"captions is {path}; give a .parquet, .csv or .jsonl file")
 
-def read_parquet(path: Path) -> Iterator[Any]:
-    """The lines of a Parquet file."""
-    yield from pq.read_table(path).to_pylist()
+    captions = []
+    for number, entry in enumerate(entries, 1):
+        where = f"{path}, entry {number}: {entry}"
+        if not isinstance(entry, dict) or not {"clip_id", "caption_index", "text"} <= entry.keys():
+            raise ValueError(f"{where} needs clip_id, caption_index and text")
+        if None in entry:  # where `csv` puts what stands beyond the last column
+            raise ValueError(f"{where} has more fields than the header; put a text that holds a comma in quotes")
 
-
-def read_csv(path: Path) -> Iterator[Any]:
-    """The lines of a CSV file with a header."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        yield from csv.DictReader(file)
-
-
-def read_jsonl(path: Path) -> Iterator[Any]:
-    """The lines of a JSON Lines file."""
-    with path.open(encoding="utf-8") as file:
-        yield from map(json.loads, filter(str.strip, file))
+        clip_id, index, text = entry["clip_id"], str(entry["caption_index"]), entry["text"]
+        if clip_id in (None, "") or not isinstance(text, str):
+            raise ValueError(f"{where} needs a clip_id and a text; neither may be null")
+        if not re.fullmatch("[0-9]{1,9}", index):
+            raise ValueError(f"{where} has the caption_index {index}; it must be a whole number, counted from 0")
+        captions.append(Caption(str(clip_id), int(index), text))
+    return captions
 
 
 def build_translator(args: TranslatorArguments) -> Translator:
@@ -182,16 +194,6 @@ def back_arguments(args: TranslatorArguments, check: QualityArguments) -> Transl
     if check.back_model is None:
         return args
     return replace(args, model=check.back_model, endpoint=None, prompt=None, request_options=None)
-
-
-def settings_of(args: TranslatorArguments) -> dict[str, Any]:
-    """What the translations depend on besides the model."""
-    return {name: getattr(args, name) for name in ("prompt", "num_beams", "dtype", "request_options")}
-
-
-def by_language(texts: Mapping[Key, str], language: str) -> dict[tuple[str, int], str]:
-    """The texts of one language, by clip and place."""
-    return {key[:2]: text for key, text in texts.items() if key[2] == language}
 
 
 def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments) -> None:
@@ -215,39 +217,47 @@ def main() -> None:
     """Parse, load, translate, translate back, compare, report."""
     caption_args, args, check = parse_arguments((CaptionArguments, TranslatorArguments, QualityArguments))
     check_arguments(args, caption_args, check)
-    output, english = Path(caption_args.output), caption_args.source_language
+    output, english, languages = Path(caption_args.output), caption_args.source_language, caption_args.languages
     captions = load_captions(caption_args)
-    print(f"{len(captions):,} captions to have in {', '.join(caption_args.languages)}")
-    encoder = SentenceEncoder(check.sentence_encoder, device=args.device) if check.back_sample != 0 else None
+    print(f"{len(captions):,} captions to have in {', '.join(languages)}")
+
+    encoder = load_sentence_encoder(check.sentence_encoder, args.device) if check.back_sample != 0 else None
     translator, back_args = build_translator(args), back_arguments(args, check)
     back_translator = translator if back_args is args else build_translator(back_args)
-    for language in caption_args.languages:  # before hours of work
+    for language in languages:  # before hours of work
         translator.check(english, language)
         back_translator.check(language, english)
 
-    options: dict[str, Any] = {"batch_size": args.batch_size, "fill_gaps": args.fill_gaps}
-    items = [
-        Item(caption.clip_id, caption.caption_index, language, caption.text, english, language)
-        for language in caption_args.languages
-        for caption in captions
-    ]
-    texts = complete_translations(output, items, translator, settings=settings_of(args), **options)
+    def complete(path: Path, items: list[Item], by: Translator, made_with: TranslatorArguments) -> dict[Key, str]:
+        settings = {name: getattr(made_with, name) for name in ("prompt", "num_beams", "dtype", "request_options")}
+        return complete_translations(path, items, by, args.batch_size, settings, args.fill_gaps)
+
+    items = []
+    for language in languages:
+        for clip_id, index, text in captions:
+            items.append(Item(clip_id, index, language, text, english, language))
+    texts = complete(output, items, translator, args)
 
     backs: dict[Key, str] = {}
     if encoder is not None:
-        there = sample([Item(*key, text, key[2], english) for key, text in texts.items()], check.back_sample)
-        path = output.with_suffix(".back.parquet")
-        backs = complete_translations(path, there, back_translator, settings=settings_of(back_args), **options)
+        chosen = sample([Item(*key, text, key[2], english) for key, text in texts.items()], check.back_sample)
+        backs = complete(output.with_suffix(".back.parquet"), chosen, back_translator, back_args)
 
     sources = {caption[:2]: caption.text for caption in captions}
     report = {}
-    for language in caption_args.languages:
-        there_and_back = by_language(texts, language), by_language(backs, language)
-        report[language] = report_translations(sources, *there_and_back, encoder, check.threshold, check.num_worst)
-    arguments = {**vars(caption_args), **vars(args), **vars(check)}
-    write_results(output.with_suffix(".report.json"), {"languages": report, "arguments": arguments})
+    for language in languages:
+        there = {key[:2]: text for key, text in texts.items() if key[2] == language}
+        back = {key[:2]: text for key, text in backs.items() if key[2] == language}
+        report[language] = report_translations(sources, there, back, encoder, check.threshold, check.num_worst)
+
+    # A key may stand in the address of an endpoint.
+    public = {} if args.endpoint is None else {"endpoint": public_address(args.endpoint)}
+    arguments = public_options({**vars(caption_args), **vars(args), **vars(check), **public})
+    made_by = installed_versions(["supclap", "torch", "transformers", "sentence-transformers", "openai"])
+    path = output.with_suffix(".report.json")
+    write_json(path, {"languages": report, "arguments": arguments, "versions": made_by}, allow_nan=False)
     print(format_translation_report(report, check.threshold))
-    print(f"translations are in {output}, this report with the worst of them in {output.with_suffix('.report.json')}")
+    print(f"translations are in {output}, this report with the worst of them in {path}")
 
 
 if __name__ == "__main__":

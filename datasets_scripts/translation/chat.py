@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import email.utils
-import http.client
 import json
 import logging
-import re
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from modeling_supclap.languages import get_language_name
 
@@ -27,27 +22,24 @@ usual words for sounds, add nothing and leave nothing out. Write {script}.
 Answer with nothing but a JSON object that has the same keys and the translations as its values."""
 _SCRIPTS = {"zho": "simplified Chinese characters"}
 
-_RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)  # busy or broken for now; 529 is some providers' "overloaded"
-
 
 class ChatTranslator:
-    """A language model behind an OpenAI-compatible endpoint.
+    """A language model behind an OpenAI-compatible endpoint, asked by the `openai` client.
 
     A batch goes as one request, its texts numbered in a JSON object; an answer that has other numbers, or is no such
     object, is asked for once more, then the batch is asked for in halves. A text that fails alone is given up.
-    A server that is busy or broken is tried again, after as long as it asks for or twice as long each time.
+    A server that is busy or broken is tried again, later each time, or after as long as it asks for up to two minutes.
+    Redirects are not followed: the key goes to the host of the endpoint and to nobody else.
 
     Args:
         name: The model, as the endpoint calls it.
         endpoint: Its address, such as `https://api.deepseek.com/v1` or `http://localhost:8000`.
-        api_key: Sent as a bearer token, if there is one.
+        api_key: The key to send as a bearer token; None sends none, whatever the environment holds.
         options: Further fields of the request.
-        requests_per_minute: At most so many, evenly spaced; None for no limit.
-        workers: Requests at a time.
+        requests_per_minute: At most so many requests, evenly spaced; None sets no limit.
+        workers: The number of requests at a time.
         retries: How often a request is tried again.
         timeout_seconds: How long to wait for an answer.
-        clock: Tells the seconds.
-        sleep: Waits for some seconds.
     """
 
     def __init__(
@@ -60,17 +52,38 @@ class ChatTranslator:
         workers: int = 4,
         retries: int = 6,
         timeout_seconds: float = 120.0,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        try:
+            import openai
+        except ImportError as error:
+            raise ImportError('an endpoint needs the openai client: pip install "supclap[translate]"') from error
+
         self.name = name
-        self.url = completions_url(endpoint)
-        self.api_key = api_key
         self.options = {"temperature": 0} if options is None else dict(options)
         self.workers = workers
-        self.retries = retries
-        self.timeout_seconds = timeout_seconds
-        self.limiter = RateLimiter(requests_per_minute, clock, sleep)
+        self.limiter = RateLimiter(requests_per_minute)
+        self.host = public_address(endpoint)
+        parts = urlsplit(endpoint)
+        path = parts.path.rstrip("/").removesuffix("/chat/completions") or "/v1"
+
+        withheld = () if api_key or parts.username else ("Authorization",)
+
+        def before_sending(request: Any) -> None:
+            """Retries too wait for their turn, and nothing of this machine's environment goes along."""
+            for header in ("OpenAI-Organization", "OpenAI-Project", *withheld):
+                request.headers.pop(header, None)
+            self.limiter.wait()
+
+        self._client = openai.OpenAI(
+            base_url=urlunsplit(parts._replace(path=path, query="")),
+            default_query=dict(parse_qsl(parts.query)),
+            api_key=api_key or "none",
+            timeout=timeout_seconds,
+            max_retries=retries,
+            http_client=openai.DefaultHttpxClient(
+                follow_redirects=False, event_hooks={"request": [before_sending], "response": []}
+            ),
+        )
 
     def check(self, source: str, target: str) -> None:
         """A language model may be asked for any language."""
@@ -79,9 +92,9 @@ class ChatTranslator:
         """Translates a batch.
 
         Args:
-            texts: Not blank.
-            source: ISO 639-3 code of their language.
-            target: ISO 639-3 code of the language wanted.
+            texts: Texts that are not blank.
+            source: The ISO 639-3 code of their language.
+            target: The ISO 639-3 code of the language wanted.
 
         Returns:
             The translations, "" where the model gave no usable one.
@@ -93,51 +106,52 @@ class ChatTranslator:
         """
         for _ in range(2):
             try:
-                return read_answer(self._post(self._request(texts, source, target)), len(texts))
+                return read_answer(self._ask(texts, source, target), len(texts))
             except UnusableAnswer as error:
                 reason = error
+
         if len(texts) == 1:
             logger.warning("%s gave no translation into %s of %r: %s", self.name, target, texts[0], reason)
             return [""]
         middle = len(texts) // 2
-        return [text for half in (texts[:middle], texts[middle:]) for text in self.translate(half, source, target)]
+        return [*self.translate(texts[:middle], source, target), *self.translate(texts[middle:], source, target)]
 
-    def _request(self, texts: Sequence[str], source: str, target: str) -> dict[str, Any]:
-        script = _SCRIPTS.get(target, "in its standard spelling")
+    def _ask(self, texts: Sequence[str], source: str, target: str) -> bytes:
+        """The body of the answer, which need not be one that the client understands."""
+        import openai
+
         instructions = INSTRUCTIONS.format(
-            source=get_language_name(source), target=get_language_name(target), script=script
+            source=get_language_name(source),
+            target=get_language_name(target),
+            script=_SCRIPTS.get(target, "in its standard spelling"),
         )
         numbered = json.dumps({str(number): text for number, text in enumerate(texts, 1)}, ensure_ascii=False)
-        messages = [{"role": "system", "content": instructions}, {"role": "user", "content": numbered}]
-        return {"model": self.name, "messages": messages, **self.options}
-
-    def _post(self, body: Mapping[str, Any]) -> bytes:
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "supclap"}
-        if self.api_key:
-            headers["Authorization"] = f"Bearer {self.api_key}"
-        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
-        for attempt in range(self.retries + 1):
-            self.limiter.wait()
-            pause = min(60.0, 2.0**attempt)
-            try:
-                with urllib.request.urlopen(request, timeout=self.timeout_seconds) as response:
-                    return response.read()
-            except urllib.error.HTTPError as error:
-                answer = error.read().decode("utf-8", "replace")[:300]
-                problem = f"{error.code} {error.reason}: {answer}"
-                _refuse(self.url, error.code, problem)
-                pause = max(pause, retry_after_seconds(error.headers.get("Retry-After")))
-            except (OSError, http.client.HTTPException) as error:
-                problem = repr(error)
-            self.limiter.pause(pause)
-        raise ConnectionError(f"{self.url} failed {self.retries + 1} times, at last with {problem}")
+        try:
+            answer = self._client.chat.completions.with_raw_response.create(
+                model=self.name,
+                messages=[{"role": "system", "content": instructions}, {"role": "user", "content": numbered}],
+                extra_body=self.options,
+            )
+        except openai.APIConnectionError as error:
+            raise ConnectionError(f"{self.host} cannot be reached: {error.__cause__ or error}") from error
+        except openai.APIStatusError as error:
+            status = error.status_code
+            said = f"{status} {error.response.text[:300]}"
+            if status in (401, 403):
+                raise PermissionError(f"{self.host} refuses the key: {said}") from error
+            if 300 <= status < 400:
+                raise ValueError(f"{self.host} sends requests elsewhere ({said}); give the final address") from error
+            if status in (408, 409, 429) or status >= 500:
+                raise ConnectionError(f"{self.host} stayed busy or broken: {said}") from error
+            raise ValueError(f"{self.host} refuses the request: {said}") from error
+        return answer.content
 
 
 class RateLimiter:
     """Lets requests through evenly, whichever thread they come from.
 
     Args:
-        per_minute: How many a minute; None for no limit.
+        per_minute: How many requests a minute; None sets no limit.
         clock: Tells the seconds.
         sleep: Waits for some seconds.
     """
@@ -150,9 +164,8 @@ class RateLimiter:
     ) -> None:
         if per_minute is not None and per_minute <= 0:
             raise ValueError(f"requests_per_minute is {per_minute}; it must be positive, or left out")
-        self._interval_seconds = 60 / per_minute if per_minute else 0.0
-        self._clock = clock
-        self._sleep = sleep
+        self.interval_seconds = 60 / per_minute if per_minute else 0.0
+        self._clock, self._sleep = clock, sleep
         self._free_at = clock()
         self._lock = threading.Lock()
 
@@ -161,14 +174,24 @@ class RateLimiter:
         with self._lock:
             now = self._clock()
             turn = max(now, self._free_at)
-            self._free_at = turn + self._interval_seconds
+            self._free_at = turn + self.interval_seconds
         if turn > now:
             self._sleep(turn - now)
 
-    def pause(self, seconds: float) -> None:
-        """Lets nobody through for some seconds."""
-        with self._lock:
-            self._free_at = max(self._free_at, self._clock() + seconds)
+
+def public_address(endpoint: str) -> str:
+    """An endpoint as it may be written down: without a user's name, a password or a query, which may hold a key.
+
+    Raises:
+        ValueError: The endpoint is no address of the web.
+
+    >>> public_address("https://ann:secret@host:8000/v1?key=secret")
+    'https://host:8000/v1'
+    """
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("the endpoint is no address of the web; give one such as https://api.deepseek.com/v1")
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
 
 
 class UnusableAnswer(Exception):
@@ -179,7 +202,7 @@ def read_answer(body: bytes, count: int) -> list[str]:
     """The translations in an answer of `/chat/completions`.
 
     Args:
-        body: The response.
+        body: The body of the response.
         count: How many texts were sent.
 
     Returns:
@@ -194,8 +217,10 @@ def read_answer(body: bytes, count: int) -> list[str]:
         answer = json.loads(content[content.index("{") : content.rindex("}") + 1])
     except (ValueError, LookupError, TypeError) as error:
         raise UnusableAnswer(f"{type(error).__name__} in {body[:200]!r}") from error
+
     if choice.get("finish_reason") == "length":
         raise UnusableAnswer(f"the answer was cut off after {len(content)} characters")
+
     numbers = [str(number) for number in range(1, count + 1)]
     if sorted(answer) != sorted(numbers):
         raise UnusableAnswer(f"{count} texts were sent, the answer has the numbers {sorted(answer)}")
@@ -203,39 +228,3 @@ def read_answer(body: bytes, count: int) -> list[str]:
     if not all(isinstance(text, str) and text.strip() for text in texts):
         raise UnusableAnswer(f"the answer has values that are no text: {texts}")
     return texts
-
-
-def completions_url(endpoint: str) -> str:
-    """The address that chat requests go to.
-
-    >>> completions_url("http://localhost:8000"), completions_url("https://api.deepseek.com/v1/")
-    ('http://localhost:8000/v1/chat/completions', 'https://api.deepseek.com/v1/chat/completions')
-    """
-    parts = urllib.parse.urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(f"endpoint is {endpoint!r}; give an address such as https://api.deepseek.com/v1")
-    path = parts.path.rstrip("/") or "/v1"
-    path = path if path.endswith("/chat/completions") else f"{path}/chat/completions"
-    return urllib.parse.urlunsplit(parts._replace(path=path))
-
-
-def retry_after_seconds(header: str | None, now: float | None = None) -> float:
-    """How long a `Retry-After` header asks to wait, given in seconds or as a date; 0 when it does not say.
-
-    >>> retry_after_seconds("7"), retry_after_seconds(None), retry_after_seconds("soon")
-    (7.0, 0.0, 0.0)
-    """
-    if re.fullmatch(r"\s*\d+(\.\d*)?\s*", header or ""):
-        return float(header or 0)
-    try:
-        until = email.utils.parsedate_to_datetime(header or "").timestamp()
-    except ValueError:
-        return 0.0
-    return max(0.0, until - (time.time() if now is None else now))
-
-
-def _refuse(url: str, code: int, problem: str) -> None:
-    if code in (401, 403):
-        raise PermissionError(f"{url} refuses the key: {problem}")
-    if code not in _RETRIED:
-        raise ValueError(f"{url} refuses the request: {problem}")

@@ -71,30 +71,6 @@ def join_translations(
     return DatasetDict(join.splits(rows))
 
 
-def missing_translations(
-    rows: Dataset | DatasetDict, path: Paths, languages: Sequence[str] | None = None, source_language: str = "eng"
-) -> dict[str, list[tuple[str, int]]]:
-    """Lists the captions that a translations file lacks, or has from another wording.
-
-    Args:
-        rows: As in `join_translations`.
-        path: As in `join_translations`.
-        languages: ISO 639-3 codes to look for, those of the file when None.
-        source_language: The language that the translations were made from.
-
-    Returns:
-        `(clip_id, caption_index)` by language, in the order of the rows.
-    """
-    table = read_translations(path)
-    missing: dict[str, list[tuple[str, int]]] = {language: [] for language in languages or languages_of(table)}
-    for split in rows.values() if isinstance(rows, DatasetDict) else [rows]:
-        source = _read_source(split, source_language)
-        for language, captions in missing.items():
-            _, absent, stale = _find(language, source, table)
-            captions += [source.caption(slot)[:2] for slot in sorted([*absent, *stale])]
-    return missing
-
-
 def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Caption]:
     """The captions of a dataset in one language, without reading its audio.
 
@@ -148,7 +124,7 @@ class _Problems:
         message = "; ".join(self.found)
         if message and strict:
             raise ValueError(
-                f"{message}. Complete the file (missing_translations() lists all that it lacks), join every split that "
+                f"{message}. Complete the file, join every split that "
                 "it is for, or pass strict=False, which leaves such clips without the language"
             )
         if message:

@@ -6,57 +6,42 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import AutoModel, AutoTokenizer
 
 Place = tuple[str, int]  # clip and caption index
+Encoder = Callable[[Sequence[str]], np.ndarray]
 
-MAX_TOKENS = 512  # of RoBERTa and BERT; a longer text is cut
 
-
-class SentenceEncoder:
-    """Sentence embeddings: the mean of an encoder's last hidden states over the tokens of a text, unit norm.
+def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
+    """A function from N texts to their embeddings `(N, d)`, float32, unit norm.
 
     Args:
-        name: Hub id or folder of an encoder of transformers that was trained for this, such as
-            `sentence-transformers/all-roberta-large-v1`. Of one that was not, such as `roberta-large`, any two texts
-            are similar.
-        batch_size: Texts at a time.
+        name: The Hub id or folder of a model for sentence-transformers, such as
+            `sentence-transformers/all-roberta-large-v1`. An encoder that was not trained for this, such as
+            `roberta-large`, loads too, but finds any two texts similar.
         device: Where to run; a GPU where there is one.
     """
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError(
+            'comparing translations needs sentence-transformers: pip install "supclap[translate]", or --back_sample 0'
+        ) from error
+    model = SentenceTransformer(name, device=device)
 
-    def __init__(self, name: str, batch_size: int = 64, device: str | None = None) -> None:
-        self.name = name
-        self.batch_size = batch_size
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.tokenizer = AutoTokenizer.from_pretrained(name)
-        self.model = AutoModel.from_pretrained(name, dtype=torch.float32).to(self.device).eval()
-        self.max_tokens = min(self.tokenizer.model_max_length, MAX_TOKENS)
+    def encode(texts: Sequence[str]) -> np.ndarray:
+        distinct = list(dict.fromkeys(texts))
+        rows = {text: row for row, text in enumerate(distinct)}
+        embeddings = model.encode(distinct, batch_size=64, normalize_embeddings=True, show_progress_bar=False)
+        return embeddings[[rows[text] for text in texts]]
 
-    def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Embeds N texts, each distinct one once: `(N, d)`, float32, unit norm."""
-        distinct = sorted(set(texts), key=lambda text: (-len(text), text))
-        starts = range(0, len(distinct), self.batch_size)
-        batches = [self._embed(distinct[start : start + self.batch_size]) for start in starts]
-        row_of = {text: row for row, text in enumerate(distinct)}
-        width = self.model.config.hidden_size
-        return np.concatenate([np.zeros((0, width), np.float32), *batches])[[row_of[text] for text in texts]]
-
-    def _embed(self, texts: list[str]) -> np.ndarray:
-        options = {"padding": True, "truncation": True, "max_length": self.max_tokens, "return_tensors": "pt"}
-        inputs = self.tokenizer(texts, **options).to(self.device)
-        with torch.inference_mode():
-            states = self.model(**inputs).last_hidden_state
-        mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
-        means = (states * mask).sum(1) / mask.sum(1)
-        return torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
+    return encode
 
 
 def report_translations(
     sources: Mapping[Place, str],
     translations: Mapping[Place, str],
     back_translations: Mapping[Place, str],
-    encoder: Callable[[Sequence[str]], np.ndarray] | None = None,
+    encoder: Encoder | None = None,
     threshold: float = 0.7,
     num_worst: int = 10,
 ) -> dict[str, Any]:
@@ -66,8 +51,8 @@ def report_translations(
         sources: The captions, by clip and place.
         translations: Their translations, for as many as there are.
         back_translations: The translations translated back, for as many as are to be compared.
-        encoder: Gives N texts' embeddings `(N, d)`, unit norm, such as `SentenceEncoder`; not needed where nothing
-            was translated back.
+        encoder: Gives the embeddings of N texts, as `load_sentence_encoder` does; not needed where nothing was
+            translated back.
         threshold: Cosines below it are counted.
         num_worst: How many of the worst to list.
 
@@ -82,20 +67,25 @@ def report_translations(
     keys = sorted(back_translations)
     cosines = np.zeros(0)
     if keys and encoder is not None:
-        before, after = (encoder([texts[key] for key in keys]) for texts in (sources, back_translations))
+        before = encoder([sources[key] for key in keys])
+        after = encoder([back_translations[key] for key in keys])
         cosines = (before.astype(np.float64) * after).sum(1)
+
+    worst = []
+    for row in np.argsort(cosines, kind="stable")[:num_worst].tolist():
+        key = keys[row]
+        worst.append(
+            {
+                "clip_id": key[0],
+                "caption_index": key[1],
+                "cosine": round(float(cosines[row]), 6),
+                "source": sources[key],
+                "translation": translations[key],
+                "back_translation": back_translations[key],
+            }
+        )
+
     ratios = [len(text) / len(sources[key]) for key, text in translations.items()]
-    worst = [
-        {
-            "clip_id": keys[row][0],
-            "caption_index": keys[row][1],
-            "cosine": round(float(cosines[row]), 6),
-            "source": sources[keys[row]],
-            "translation": translations[keys[row]],
-            "back_translation": back_translations[keys[row]],
-        }
-        for row in np.argsort(cosines, kind="stable")[:num_worst].tolist()
-    ]
     return {
         "captions": len(sources),
         "missing": len(sources) - len(translations),
@@ -110,15 +100,14 @@ def report_translations(
 
 def format_translation_report(languages: Mapping[str, Mapping[str, Any]], threshold: float) -> str:
     """A table of what `report_translations` gives, one line a language; cosines in percent as in [S table 10]."""
-    titles = ("language", "captions", "missing", "identical", "length", "translated back", "cosine")
-    lines = ["  ".join([*titles, f"below {100 * threshold:g}"])]
+    below = f"below {100 * threshold:g}"
+    lines = [f"language  captions  missing  identical  length  translated back  cosine  {below}"]
     for language, scores in languages.items():
-        fields = [language, f"{scores['captions']:,}", f"{scores['missing']:,}", f"{scores['identical']:,}"]
-        fields += [_shown(scores["length_ratio"], 1, ".2f"), f"{scores['back_translated']:,}"]
-        fields += [_shown(scores["cosine"], 100, ".1f"), _shown(scores["below_threshold"], 100, ".1f") + " %"]
-        widths = [len(title) for title in (*titles, "below 70")]
-        shown = [f"{field:>{width}}" for field, width in zip(fields[1:], widths[1:], strict=True)]
-        lines.append("  ".join([f"{language:{widths[0]}}", *shown]))
+        counts = f"{scores['captions']:>8,}  {scores['missing']:>7,}  {scores['identical']:>9,}"
+        length = _shown(scores["length_ratio"], 1, ".2f")
+        cosine, share = _shown(scores["cosine"], 100, ".1f"), _shown(scores["below_threshold"], 100, ".1f") + " %"
+        checked = f"{scores['back_translated']:>15,}  {cosine:>6}  {share:>{len(below)}}"
+        lines.append(f"{language:<8}  {counts}  {length:>6}  {checked}")
     return "\n".join(lines)
 
 

@@ -13,7 +13,6 @@ from modeling_supclap.datasets_scripts.schema import features
 from modeling_supclap.datasets_scripts.translation.join import (
     Caption,
     join_translations,
-    missing_translations,
     read_captions,
 )
 from modeling_supclap.datasets_scripts.translation.table import source_hash, write_translations
@@ -245,23 +244,6 @@ def test_a_clip_id_that_is_there_twice_is_an_error(path):
     rows = Dataset.from_list([*rows_of(CAPTIONS), *rows_of({"a": ["A cat"]})], features=features(["eng"]))
     with pytest.raises(ValueError, match="1 clip ids are in the dataset more than once: 'a'"):
         join_translations(rows, path)
-
-
-def test_missing_translations_lists_them_all(some, path):
-    lines = lines_of(some)
-    random.Random(0).shuffle(lines)
-    for line in lines[10:15]:
-        line["source_hash"] = source_hash("something else")
-    write_translations(path, lines[10:])
-    expected = {language: [] for language in [*NEW, "cat"]}
-    good = {(x["clip_id"], x["caption_index"], x["language"]) for x in lines[15:]}
-    for clip, texts in some.items():
-        for index in range(len(texts)):
-            for language in expected:
-                if (clip, index, language) not in good:
-                    expected[language].append((clip, index))
-    assert missing_translations(dataset(some), path, [*NEW, "cat"]) == expected
-    assert sum(map(len, missing_translations(DatasetDict(test=dataset(some)), path).values())) == 15
 
 
 def test_captions_are_read_in_the_order_of_the_rows():

@@ -153,7 +153,7 @@ def test_another_model_may_translate_back(tmp_path, recipe, monkeypatch, encoder
     assert set(read_translations(output.with_suffix(".back.parquet"))["model"].to_pylist()) == {str(tmp_path / "nllb")}
     report = json.loads(output.with_suffix(".report.json").read_text())
     assert report["arguments"]["model"] == "chat"
-    assert report["arguments"]["back_model"] == str(tmp_path / "nllb")
+    assert report["arguments"]["back_model"] == "nllb"
     assert report["languages"]["fra"]["back_translated"] == 2
 
 
@@ -177,7 +177,10 @@ def test_captions_are_read_from_files_of_three_kinds(tmp_path, recipe, suffix):
 @pytest.mark.parametrize(
     ("captions", "message"),
     [
-        ([Caption("a", 0, "Rain"), Caption("a", 0, "Wind")], "1 captions are there more than once: 'a' caption 0"),
+        (
+            [Caption("a", 0, "Rain"), Caption("a", 0, "Wind")],
+            "2 captions have their place more than once: 'a' caption 0",
+        ),
         ([Caption("a", 0, "Rain"), Caption("b", 1, " ")], "1 captions are blank or damaged: 'b' caption 1"),
         ([Caption("a", 0, "\ufffd")], "are blank or damaged"),
     ],
@@ -192,8 +195,15 @@ def test_captions_that_cannot_be_right_are_named(tmp_path, recipe, captions, mes
     ("name", "content", "message"),
     [
         ("c.jsonl", '{"clip_id": "a", "text": "b"}', r"c.jsonl, entry 1: .* needs clip_id, caption_index and text"),
-        ("c.csv", "clip_id,caption_index,text\na,0,b\na,x,c", r"c.csv, entry 2: .* needs clip_id"),
-        ("c.txt", "", r"captions is .*c.txt; give a .parquet, .csv, .jsonl file"),
+        ("c.jsonl", '{"clip_id": "a", "caption_index": 0, "text": null}', r"entry 1: .* neither may be null"),
+        ("c.jsonl", '{"clip_id": null, "caption_index": 0, "text": "b"}', r"entry 1: .* neither may be null"),
+        ("c.jsonl", '{"clip_id": "a", "caption_index": -1, "text": "b"}', r"entry 1: .* the caption_index -1; it must"),
+        ("c.jsonl", '{"clip_id": "a", "caption_index": 1.5, "text": "b"}', r"the caption_index 1.5; it must"),
+        ("c.jsonl", '{"clip_id": "a", "caption_index": 9999999999, "text": "b"}', r"the caption_index 9999999999"),
+        ("c.csv", "clip_id,caption_index,text\na,0,b\na,x,c", r"c.csv, entry 2: .* the caption_index x"),
+        ("c.csv", "clip_id,caption_index,text\na,0,A dog, then rain", r"entry 1: .* put a text that holds a comma in"),
+        ("c.csv", "clip_id,caption_index,text\na,0", r"entry 1: .* neither may be null"),
+        ("c.txt", "", r"captions is .*c.txt; give a .parquet, .csv or .jsonl file"),
     ],
 )
 def test_files_that_are_something_else_are_refused(tmp_path, recipe, name, content, message):
@@ -258,7 +268,14 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(tmp_path, reci
     monkeypatch.setenv("SOME_KEY", "sesame")
     with fake_endpoint() as server:
         what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "--back_sample", 0]
-        where = ["--endpoint", server.url, "--api_key_env", "SOME_KEY", "--output", tmp_path / "o.parquet"]
+        where = [
+            "--endpoint",
+            server.url + "/v1?key=sesame",
+            "--api_key_env",
+            "SOME_KEY",
+            "--output",
+            tmp_path / "o.parquet",
+        ]
         run(recipe, monkeypatch, *what, *where, "--model", "m", "--requests_per_minute", 6000)
     assert server.seen[0]["Authorization"] == "Bearer sesame"
     assert not any(b"sesame" in path.read_bytes() for path in tmp_path.iterdir())
@@ -273,8 +290,8 @@ def test_arguments_reach_the_translators(recipe, monkeypatch):
     )
     chat = recipe.build_translator(arguments)
     assert isinstance(chat, ChatTranslator)
-    assert (chat.name, chat.options, chat.workers, chat.retries) == ("m", {"top_p": 0.5}, 2, 1)
-    assert chat.limiter._interval_seconds == 2
+    assert (chat.name, chat.options, chat.workers) == ("m", {"top_p": 0.5}, 2)
+    assert chat.limiter.interval_seconds == 2
     local = recipe.build_translator(recipe.TranslatorArguments(num_beams=3, device="cpu", dtype="float16"))
     assert isinstance(local, Seq2SeqTranslator)
     assert local.name == "facebook/nllb-200-distilled-600M"
