@@ -32,9 +32,10 @@ from modeling_supclap.evaluation import write_results
 from modeling_supclap.recipes.arguments import DatasetArguments, parse_arguments
 from modeling_supclap.recipes.models import TrainedPartArguments, is_clap, load_start
 from modeling_supclap.recipes.running import run_command, train
+from modeling_supclap.training.checkpoints import last_checkpoint
 from modeling_supclap.training.collator import usable_rows
 from modeling_supclap.training.trainer import TemporalTrainer
-from modeling_supclap.training.training_args import TemporalTrainingArguments, last_checkpoint
+from modeling_supclap.training.training_args import TemporalTrainingArguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
 
@@ -94,7 +95,7 @@ def run_stage(
 ) -> dict[str, float]:
     """Trains one stage in its own folder, from its last checkpoint when the run is resumed; gives its last scores."""
     folder = Path(args.output_dir or ".") / f"stage_{stage}"
-    last = last_checkpoint(folder, args)
+    last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
     trainer = TemporalTrainer(
         model,
         replace(args, stage=stage, output_dir=str(folder)),

@@ -35,10 +35,11 @@ from modeling_supclap.evaluation import (
 from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
 from modeling_supclap.recipes.models import TrainedPartArguments, load_start
 from modeling_supclap.recipes.running import require_usable_audio, run_command, say, train
+from modeling_supclap.training.checkpoints import last_checkpoint
 from modeling_supclap.training.collator import usable_rows
 from modeling_supclap.training.plots import plot_drift, plot_training_curves
 from modeling_supclap.training.trainer import SupCLAPTrainer
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments, last_checkpoint
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
@@ -135,7 +136,7 @@ def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_
 def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
     """The checkpoint to resume from, if any."""
     folder = args.output_dir or "."
-    last = last_checkpoint(folder, args)
+    last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
     if args.resume_from_checkpoint != "last":
         return args.resume_from_checkpoint
     if last is None:
@@ -181,7 +182,10 @@ def main() -> None:
     if model_args.model is not None:
         model, processor = load_start(model_args.model)
     else:
-        processor = build_processor(model_args, splits["train"], args.languages)
+        if args.resume_from_checkpoint is None:
+            processor = build_processor(model_args, splits["train"], args.languages)
+        else:  # its own, since another choice of recordings would train another tokenizer
+            processor = SupCLAPProcessor.from_pretrained(args.resume_from_checkpoint)
         model = build_model(model_args, processor)
     part_args.choose_parameters(model)
     trainer = SupCLAPTrainer(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import ProgressCallback, Trainer, TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
+from modeling_supclap.datasets_scripts.atomic_files import only_writer
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
 
 from ..evaluation import retrieval_metrics_of, temporal_metrics
@@ -19,10 +23,14 @@ from ..model_card import write_card_of_run
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from .callbacks import Averages, DriftCallback, EpochCallback, SupCLAPProgressCallback, ThroughputCallback
+from .checkpoints import last_checkpoint, refuse_another_run, write_run_file
 from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, usable_rows
 from .contrastive_module import ContrastiveModule
 from .objectives import TemporalObjective, build_objective
 from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
+
+UNFINISHED = "unfinished"
+"""The folder, in the output folder, in which a checkpoint is written."""
 
 
 class SupCLAPTrainer(Trainer):
@@ -94,6 +102,7 @@ class SupCLAPTrainer(Trainer):
         self.clap = model
         self.processor = processing_class
 
+        self._saving = False  # whether a checkpoint is being written
         self._logs = Averages()
         if args.track_drift:
             self.add_callback(DriftCallback(self.module.objective, self._logs))
@@ -144,6 +153,26 @@ class SupCLAPTrainer(Trainer):
             )
         self._logs.add(outputs.logs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains as the Trainer does, as the only run in its folder, and resumes only what is whole and its own.
+
+        Args:
+            resume_from_checkpoint: The folder of a checkpoint, or True for the newest whole one of the output folder.
+            *args: As the Trainer's.
+            **kwargs: As the Trainer's.
+
+        Raises:
+            RuntimeError: Another run trains in the output folder.
+            ValueError: The checkpoint is not whole, or of a run with other settings, which are named.
+        """
+        folder = self.args.output_dir or "."
+        with only_writer(folder) if self.is_world_process_zero() else nullcontext():
+            if resume_from_checkpoint is True:
+                resume_from_checkpoint = last_checkpoint(folder, resumes=True)
+            if resume_from_checkpoint:
+                refuse_another_run(resume_from_checkpoint, self.args, self.module, self.clap, self.processor)
+            return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the objective's numbers and the throughput to those of the Trainer."""
@@ -196,17 +225,62 @@ class SupCLAPTrainer(Trainer):
 
     # ---- saving ----
 
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return str(Path(folder) / UNFINISHED) if self._saving else folder
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Writes a checkpoint beside the others, and gives it its name when it is whole and all processes are done."""
+        folder = Path(self._get_output_dir(trial))
+        unfinished, name = folder / UNFINISHED, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.args.should_save:
+            shutil.rmtree(unfinished, ignore_errors=True)  # what a killed run has left
+        self.accelerator.wait_for_everyone()
+
+        # The Trainer pushes and rotates at the end of its own method, when the checkpoint is still unfinished.
+        pushes, self.args.push_to_hub, self._saving = self.args.push_to_hub, False, True
+        try:
+            super()._save_checkpoint(model, trial)
+        except BaseException:
+            if self.args.should_save:
+                shutil.rmtree(unfinished, ignore_errors=True)  # room again, where the disk is full
+            raise
+        finally:
+            self.args.push_to_hub, self._saving = pushes, False
+
+        if self.state.best_global_step == self.state.global_step:
+            self.state.best_model_checkpoint = str(folder / name)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            self.state.save_to_json(str(unfinished / name / TRAINER_STATE_NAME))
+            write_run_file(unfinished / name, self.args, self.module)
+            if (folder / name).exists():
+                os.replace(folder / name, unfinished / "replaced")
+            os.replace(unfinished / name, folder / name)
+            shutil.rmtree(unfinished)
+            rotate_checkpoints(str(folder), self.args.save_total_limit, self.state.best_model_checkpoint, True)
+        self.accelerator.wait_for_everyone()
+        if pushes:
+            self._push_from_checkpoint(str(folder / name))
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """Writes a folder for `from_pretrained`; a checkpoint of the run holds the objective's parameters as well."""
         folder = Path(output_dir or self.args.output_dir or ".")
+        weights = self.module.state_dict() if state_dict is None else state_dict
+        broken = [name for name, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
+        if broken:
+            raise FloatingPointError(
+                f"after step {self.state.global_step}, {len(broken)} of the weights are not finite, such as "
+                f"{broken[0]}; they are not saved, and the last checkpoint is untouched"
+            )
+
         if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
             super()._save(str(folder), state_dict)
             if self.args.should_save:
                 self.clap.config.save_pretrained(folder)
 
         elif self.args.should_save:
-            whole = self.module.state_dict() if state_dict is None else state_dict
-            inference = {name.removeprefix("model."): w for name, w in whole.items() if name.startswith("model.")}
+            inference = {name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")}
             self.clap.save_pretrained(folder, state_dict=inference)
             self.processor.save_pretrained(folder)
 

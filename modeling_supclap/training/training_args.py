@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from transformers import TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
 
@@ -172,28 +170,6 @@ class TemporalTrainingArguments(SupCLAPTrainingArguments):
         """The weights of this stage, by name."""
         names = ("same", "diff") if self.stage == "a" else ("same_time", "cross_time", "same_overlay", "cross_overlay")
         return {f"alpha_{name}": getattr(self, f"alpha_{name}") for name in names}
-
-
-def last_checkpoint(folder: str | Path, args: TrainingArguments) -> str | None:
-    """Finds the last checkpoint of a run's folder.
-
-    Args:
-        folder: The folder of the run, or of a stage of it; it need not exist.
-        args: The arguments of the run.
-
-    Returns:
-        The checkpoint's folder, None where there is none.
-
-    Raises:
-        ValueError: There is one, and the run is not resumed: what it holds is not written over by accident.
-    """
-    last = get_last_checkpoint(str(folder)) if Path(folder).is_dir() else None
-    if last is not None and args.resume_from_checkpoint is None:
-        raise ValueError(
-            f"{last} is there already: continue that run with --resume_from_checkpoint last, "
-            "or choose another --output_dir"
-        )
-    return last
 
 
 def _require_one_of(name: str, value: str, valid: Sequence[str]) -> None:

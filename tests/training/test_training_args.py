@@ -2,7 +2,7 @@
 
 import pytest
 
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments, last_checkpoint
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 
 def test_all_languages_are_evaluated_by_default():
@@ -37,14 +37,3 @@ def test_processes_that_would_each_train_alone_are_refused(tmp_path, monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does; without a GPU the Trainer would not join them
     with pytest.raises(ValueError, match=r"2 processes were started, .* with 1 in all; .*--use_cpu true"):
         SupCLAPTrainingArguments(output_dir=str(tmp_path))
-
-
-def test_a_folder_in_use_is_continued_when_asked_and_never_written_over(tmp_path):
-    new, resumed = SupCLAPTrainingArguments(), SupCLAPTrainingArguments(resume_from_checkpoint="last")
-    assert last_checkpoint(tmp_path / "none", new) is None
-    assert last_checkpoint(tmp_path, new) is last_checkpoint(tmp_path, resumed) is None
-    for step in (8, 12):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    assert last_checkpoint(tmp_path, resumed) == str(tmp_path / "checkpoint-12")
-    with pytest.raises(ValueError, match="checkpoint-12 is there already: continue that run with"):
-        last_checkpoint(tmp_path, new)

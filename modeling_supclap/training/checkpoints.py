@@ -1,0 +1,216 @@
+"""What makes a folder a checkpoint that a run can go on from, and which checkpoint that is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from modeling_supclap.datasets_scripts.atomic_files import write_json
+
+from ..configuration_supclap import SupCLAPConfig
+from ..modeling_supclap import SupCLAPModel
+from ..processing_supclap import SupCLAPProcessor
+
+RUN_FILE = "supclap_run.json"
+"""What a checkpoint remembers of its run: the settings that make its loss, and which parameters train."""
+
+_PARTS: dict[str, tuple[str, ...]] = {
+    "weights": ("*.safetensors", "pytorch_model*", "global_step*"),
+    "optimizer": ("optimizer*", "rank*-optimizer.pt", "global_step*"),
+    "scheduler": ("scheduler.pt", "global_step*"),
+    "random state": ("rng_state*.pth",),
+    "trainer_state.json": ("trainer_state.json",),
+}
+"""What a run resumes from, and its files: of one process or many, of FSDP (folders), of DeepSpeed (`global_step`)."""
+
+_MAY_CHANGE = {"eval_languages", "on_bad_audio", "track_drift", "cached_chunk_size"}
+
+logger = logging.getLogger(__name__)
+
+
+def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
+    """Finds the newest whole checkpoint of a run's folder; newer ones that are not whole are named in the log.
+
+    Args:
+        folder: The folder of the run, or of a stage of it; it need not exist.
+        resumes: Whether the run is to go on from it.
+
+    Returns:
+        The checkpoint's folder, None where there is none.
+
+    Raises:
+        ValueError: There is one, and the run is not resumed: what it holds is not written over by accident. Or the
+            run is to be resumed, and there are only checkpoints that are not whole.
+    """
+    numbered = [path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.split("-")[-1].isdigit()]
+    numbered.sort(key=lambda path: int(path.name.split("-")[-1]), reverse=True)
+
+    broken: list[str] = []
+    for path in numbered:
+        flaws = checkpoint_flaws(path)
+        if flaws:
+            broken.append(f"{path} is not whole ({', '.join(flaws)})")
+            continue
+
+        if not resumes:
+            raise ValueError(
+                f"{path} is there already: continue that run with --resume_from_checkpoint last, "
+                "or choose another --output_dir"
+            )
+        for flaw in broken:
+            logger.warning("%s; the run goes on from %s", flaw, path)
+        return str(path)
+
+    if broken and resumes:
+        raise ValueError(f"{'; '.join(broken)}: there is nothing to resume from, start anew in another --output_dir")
+    return None
+
+
+def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
+    """Lists what keeps a run from resuming at a checkpoint just as it was: parts that are missing or cut off.
+
+    Args:
+        checkpoint: The folder.
+
+    Returns:
+        A phrase for each flaw; none for a whole checkpoint.
+    """
+    flaws: list[str] = []
+    for part, patterns in _PARTS.items():
+        files: set[Path] = set()
+        for pattern in patterns:
+            files.update(Path(checkpoint).glob(pattern))
+        if not files:
+            flaws.append(f"{part} missing")
+        flaws += [f"{file.name} damaged" for file in sorted(files) if _is_damaged(file)]
+    return list(dict.fromkeys(flaws))
+
+
+def _is_damaged(file: Path) -> bool:
+    """Tells whether a file ends too early, without reading all of it."""
+    if file.suffix == ".safetensors":
+        try:
+            with safe_open(file, framework="pt"):
+                return False
+        except SafetensorError:
+            return True
+    if file.suffix == ".json":
+        try:
+            return not json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            return True
+    return file.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(file)
+
+
+def write_run_file(folder: str | Path, args: TrainingArguments, module: nn.Module) -> None:
+    """Writes what `refuse_another_run` compares, into a checkpoint."""
+    write_json(Path(folder) / RUN_FILE, {"settings": _settings(args), "trainable": _trainable(module)})
+
+
+def refuse_another_run(
+    checkpoint: str | Path,
+    args: TrainingArguments,
+    module: nn.Module,
+    model: SupCLAPModel,
+    processor: SupCLAPProcessor,
+) -> None:
+    """Refuses to go on from a checkpoint of another run, or from one that is not whole.
+
+    Args:
+        checkpoint: The folder to go on from.
+        args: The arguments of this run.
+        module: What this run trains, the model and its objective.
+        model: The model of this run.
+        processor: The processor of this run.
+
+    Raises:
+        ValueError: The checkpoint is not whole; or its run had another objective, data, model or tokenizer, or trained
+            other parameters. The message names what differs.
+    """
+    folder = Path(checkpoint)
+    flaws = checkpoint_flaws(folder)
+    if flaws:
+        raise ValueError(
+            f"{folder} is not whole ({', '.join(flaws)}), so the run could not go on as it was; resume from another "
+            f"checkpoint, or start a new run from its weights: --model {folder}"
+        )
+
+    differences = [*_model_differences(folder, model), *_tokenizer_differences(folder, processor)]
+    if (folder / RUN_FILE).is_file():  # checkpoints from before it was written lack it
+        run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        differences = [
+            *_differences(run["settings"], _settings(args)),
+            *differences,
+            *_trainable_differences(run["trainable"], _trainable(module)),
+        ]
+    if differences:
+        raise ValueError(
+            f"{folder} is of another run: {'; '.join(differences)}. Resume with that run's settings, or start a new "
+            f"run from its weights: --model {folder}"
+        )
+
+
+def _settings(args: TrainingArguments) -> dict[str, Any]:
+    """Collects what makes the loss of a run: the fields that are not the Trainer's, and the seed."""
+    inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
+    own = {field.name for field in dataclasses.fields(args)} - inherited - _MAY_CHANGE
+    return {name: getattr(args, name) for name in sorted(own | {"seed"})}
+
+
+def _trainable(module: nn.Module) -> list[str]:
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """Says for each value, also those in mappings, what it was and what it is."""
+    found: list[str] = []
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(f"{prefix}{name} was {old!r} and is {new!r}")
+    return found
+
+
+def _model_differences(folder: Path, model: SupCLAPModel) -> list[str]:
+    """Compares the shape of the model, by its configuration, where the checkpoint has one."""
+    if not (folder / "config.json").is_file():
+        return []
+    before = SupCLAPConfig.from_pretrained(folder).to_dict()
+    now = SupCLAPConfig.from_dict(json.loads(model.config.to_json_string(use_diff=False))).to_dict()
+    for config in (before, now):
+        for part in (config, config["audio_config"], config["text_config"]):
+            for name in ("transformers_version", "_name_or_path", "dtype", "architectures", "auto_map"):
+                part.pop(name, None)
+    return _differences(before, now)
+
+
+def _tokenizer_differences(folder: Path, processor: SupCLAPProcessor) -> list[str]:
+    """Compares vocabularies: a tokenizer that is trained on the captions changes with the recordings that are there."""
+    before = SupCLAPProcessor.from_pretrained(folder).tokenizer.get_vocab()
+    now = processor.tokenizer.get_vocab()
+    if before == now:
+        return []
+    changed = sum(now.get(token) != index for token, index in before.items())
+    return [f"{changed} of {len(before)} tokens have another id, or none, in this run's tokenizer"]
+
+
+def _trainable_differences(before: Iterable[str], now: Iterable[str]) -> list[str]:
+    lost, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
+    found = []
+    if lost:
+        found.append(f"{len(lost)} parameters trained that are frozen or missing now, such as {lost[0]}")
+    if new:
+        found.append(f"{len(new)} parameters train that were frozen or missing, such as {new[0]}")
+    return found

@@ -1,0 +1,196 @@
+"""Checkpoints: written whole or not at all, resumed only by their own run, and by one run at a time."""
+
+import json
+
+import builders
+import pytest
+import torch
+from killing import Killed
+from recordings import tone_rows
+from test_trainer import build, losses, with_dropout
+from transformers import TrainerCallback
+
+from modeling_supclap import SupCLAPProcessor
+from modeling_supclap.datasets_scripts.atomic_files import only_writer
+from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint
+
+STEPS = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
+
+
+@pytest.fixture
+def run(tmp_path, rows):
+    """A run of four steps with checkpoints 2 and 4."""
+    trainer = build(tmp_path, rows, model=with_dropout(), max_steps=4, svr="uni-static", **STEPS)
+    trainer.train()
+    return trainer
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+# ---- writing ----
+
+
+@pytest.mark.parametrize("crash", [Killed("between two files"), OSError("No space left on device")])
+def test_a_checkpoint_whose_writing_ends_early_does_not_appear(tmp_path, rows, monkeypatch, crash):
+    trainer = build(tmp_path, rows, max_steps=4, **STEPS)
+    write = trainer._save_rng_state
+
+    def fail_at_step_4(folder):
+        if trainer.state.global_step == 4:
+            raise crash
+        write(folder)
+
+    monkeypatch.setattr(trainer, "_save_rng_state", fail_at_step_4)
+    with pytest.raises(type(crash)):
+        trainer.train()
+    assert names(tmp_path) == ["checkpoint-2"]
+    assert checkpoint_flaws(tmp_path / "checkpoint-2") == []
+
+
+def test_what_a_killed_run_left_is_cleared_away(tmp_path, rows):
+    left = tmp_path / "unfinished" / "checkpoint-2"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    build(tmp_path, rows, max_steps=2, **STEPS).train()
+    assert names(tmp_path) == ["checkpoint-2"]
+    assert checkpoint_flaws(tmp_path / "checkpoint-2") == []
+
+
+def test_the_best_checkpoint_is_found_under_its_last_name(tmp_path, rows):
+    options = {"num_train_epochs": 4, "save_total_limit": 1, "save_strategy": "epoch", "eval_strategy": "epoch"}
+    trainer = build(tmp_path, rows, **options)
+    trainer.train()
+    best = tmp_path / f"checkpoint-{trainer.state.best_global_step}"
+    assert trainer.state.best_model_checkpoint == str(best)
+    newest = last_checkpoint(tmp_path, resumes=True)
+    state = json.loads((tmp_path / newest / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(best)
+    assert set(names(tmp_path)) == {best.name, f"checkpoint-{trainer.state.global_step}"}
+
+
+class BreakWeights(TrainerCallback):
+    """Leaves NaN behind, as the gradient of a last step may."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 4:
+            with torch.no_grad():
+                model.model.text_projection.linear2.weight[0, 0] = torch.nan
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path, rows):
+    trainer = build(tmp_path, rows, callbacks=[BreakWeights()], max_steps=4, **STEPS)
+    with pytest.raises(FloatingPointError, match=r"after step 4, 1 .* model\.text_projection\.linear2\.weight"):
+        trainer.train()
+    assert names(tmp_path) == ["checkpoint-2"]
+    with pytest.raises(FloatingPointError):
+        trainer.save_model()
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+# ---- resuming ----
+
+
+@pytest.mark.parametrize(
+    ("file", "flaw"),
+    [
+        ("model.safetensors", "weights missing"),
+        ("optimizer.pt", "optimizer missing"),
+        ("scheduler.pt", "scheduler missing"),
+        ("rng_state.pth", "random state missing"),
+        ("trainer_state.json", "trainer_state.json missing"),
+    ],
+)
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_checkpoint_that_is_not_whole_is_named_and_passed_over(run, rows, tmp_path, caplog, file, flaw, cut):
+    path = tmp_path / "checkpoint-4" / file
+    if cut:
+        flaw = f"{file} damaged"
+        path.write_bytes(path.read_bytes()[:-200])
+    else:
+        path.unlink()
+    assert checkpoint_flaws(tmp_path / "checkpoint-4") == [flaw]
+    assert last_checkpoint(tmp_path, resumes=True) == str(tmp_path / "checkpoint-2")
+    assert f"checkpoint-4 is not whole ({flaw})" in caplog.text
+
+    again = build(tmp_path, rows, model=with_dropout(), max_steps=4, svr="uni-static", **STEPS)
+    with pytest.raises(ValueError, match="checkpoint-4 is not whole"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    again.train(resume_from_checkpoint=True)
+    assert losses(again) == losses(run)
+    assert checkpoint_flaws(tmp_path / "checkpoint-4") == []
+
+
+def test_a_folder_in_use_is_continued_when_asked_and_never_written_over(tmp_path, run):
+    empty = tmp_path / "none"
+    assert last_checkpoint(empty, resumes=False) is last_checkpoint(empty, resumes=True) is None
+    assert last_checkpoint(tmp_path, resumes=True) == str(tmp_path / "checkpoint-4")
+    with pytest.raises(ValueError, match="checkpoint-4 is there already: continue that run with"):
+        last_checkpoint(tmp_path, resumes=False)
+
+    (empty / "checkpoint-8").mkdir(parents=True)
+    assert last_checkpoint(empty, resumes=False) is None
+    with pytest.raises(ValueError, match=r"checkpoint-8 is not whole \(weights missing, .*: there is nothing"):
+        last_checkpoint(empty, resumes=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "difference"),
+    [
+        ({"svr": "bi-static"}, "svr was 'uni-static' and is 'bi-static'"),
+        ({"loss": "reweighted", "svr": "none"}, "loss was 'infonce' and is 'reweighted'"),
+        ({"languages": ["fra"]}, r"languages was \['eng'\] and is \['fra'\]"),
+        ({"seed": 8}, "seed was 7 and is 8"),
+    ],
+)
+def test_another_run_s_setting_is_named(run, rows, tmp_path, options, difference):
+    options = {"svr": "uni-static", **options}
+    other = build(tmp_path, rows, model=with_dropout(), max_steps=6, **STEPS, **options)
+    with pytest.raises(ValueError, match=f"checkpoint-4 is of another run: .*{difference}"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+
+def test_another_model_is_named(run, rows, tmp_path):
+    config = builders.supclap_config(builders.bert_config(hidden_dropout_prob=0.1), projection_dim=8)
+    other = build(tmp_path, rows, model=builders.supclap_model(config), max_steps=6, svr="uni-static", **STEPS)
+    with pytest.raises(ValueError, match="another run: projection_dim was 16 and is 8"):
+        other.train(resume_from_checkpoint=True)
+
+    frozen = with_dropout()
+    frozen.audio_model.requires_grad_(False)
+    other = build(tmp_path, rows, model=frozen, max_steps=6, svr="uni-static", **STEPS)
+    with pytest.raises(ValueError, match=r"parameters trained that are frozen .* such as model\.audio_model"):
+        other.train(resume_from_checkpoint=True)
+
+
+def test_another_tokenizer_is_named(run, rows, tmp_path):
+    processor = SupCLAPProcessor.from_pretrained(tmp_path / "checkpoint-4")
+    processor.tokenizer.add_tokens(["seagull"])
+    processor.save_pretrained(tmp_path / "checkpoint-4")
+    other = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", **STEPS)
+    with pytest.raises(ValueError, match=r"another run: 1 of \d+ tokens have another id"):
+        other.train(resume_from_checkpoint=True)
+
+
+def test_what_changes_nothing_may_change(run, rows, tmp_path):
+    options = {"max_steps": 6, "svr": "uni-static", "learning_rate": 1e-4, "track_drift": False, **STEPS}
+    longer = build(tmp_path, rows, model=with_dropout(), **options)
+    longer.train(resume_from_checkpoint=True)
+    assert longer.state.global_step == 6
+    assert losses(longer)[:4] == losses(run)
+    assert json.loads((tmp_path / "checkpoint-6" / RUN_FILE).read_text())["settings"]["svr"] == "uni-static"
+
+
+def test_two_runs_in_one_folder_are_one_too_many(tmp_path, rows):
+    trainer = build(tmp_path / "run", rows, max_steps=1, **STEPS)
+    with only_writer(tmp_path / "run"), pytest.raises(RuntimeError, match="run is being written by another run"):
+        trainer.train()
+    trainer.train()
+    with only_writer(tmp_path / "run"):  # the lock goes with the run
+        pass
