@@ -32,6 +32,7 @@ bench: setup
 	$(BIN)/python benchmarks/bench_drift.py
 	$(BIN)/python benchmarks/bench_retrieval.py
 	$(BIN)/python benchmarks/bench_input_pipeline.py
+	$(BIN)/python benchmarks/bench_mel.py
 
 test: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)

@@ -15,8 +15,8 @@ SILENCE_DB = -100.0
 MAX_CHANNELS = 8
 # 40 dB over full scale: such floats are integers that nobody has scaled.
 MAX_AMPLITUDE = 100.0
-# Clips of equal length that share one Fourier transform: measured to be faster than one by one and than sixteen.
-TILE_CLIPS = 4
+# Mel bands that are summed by one matrix product: neighbours need about the same bins.
+BANDS_TOGETHER = 16
 
 Audio = Any
 """One clip or several, as numpy arrays, torch tensors or lists of numbers."""
@@ -70,8 +70,9 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         min_frames: int = 16,
         **kwargs: Any,
     ) -> None:
-        # Published files say false; without the mask a clip's embedding would depend on its batch mates.
+        # Published files name another input, and have no mask: a clip's embedding would depend on its batch mates.
         kwargs["return_attention_mask"] = True
+        kwargs.pop("model_input_names", None)
         super().__init__(feature_size, sampling_rate, padding_value, **kwargs)
         self.n_fft = n_fft
         self.win_size = win_size
@@ -118,58 +119,69 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
                 wrong shape or of a wrong type. The message tells which clip.
         """
         rate_hz = _check_rate(sampling_rate)
-        clips = [self._prepare(clip, rate_hz, f"clip {index}") for index, clip in enumerate(_as_clips(audio))]
-        spectrograms = self._spectrograms(clips)
-        n_frames = [spectrogram.shape[1] for spectrogram in spectrograms]
-        features = torch.full((len(clips), self.feature_size, max(n_frames)), SILENCE_DB)
+        spectrograms = []
+        for index, clip in enumerate(_as_clips(audio)):
+            name = f"clip {index}"
+            waveform = as_waveform(clip, rate_hz, self.sampling_rate, name)
+            if len(waveform) < self.min_samples:
+                raise ValueError(
+                    f"{name} lasts {len(waveform) / self.sampling_rate:.4f} s, too short to encode; "
+                    f"the minimum is {self.min_samples / self.sampling_rate} s"
+                )
+            spectrograms.append(self._log_mel(waveform))
+
+        # (B, feature_size, T) and (B, T), T the frames of the longest clip
+        n_frames = torch.tensor([spectrogram.shape[1] for spectrogram in spectrograms])
+        features = torch.full((len(spectrograms), self.feature_size, int(n_frames.max())), SILENCE_DB)
         for row, spectrogram in zip(features, spectrograms, strict=True):
             row[:, : spectrogram.shape[1]] = spectrogram
-        mask = torch.arange(max(n_frames)) < torch.tensor(n_frames).unsqueeze(1)
+        mask = torch.arange(features.shape[2]) < n_frames.unsqueeze(1)
         batch = {"input_features": features.numpy(), "audio_attention_mask": mask.long().numpy()}
         return BatchFeature(batch, tensor_type=return_tensors)
 
-    def _prepare(self, clip: Audio, rate_hz: int, name: str) -> np.ndarray:
-        """One clip as mono float32 at the extractor's rate, or an error that names it."""
-        waveform = as_waveform(clip, rate_hz, self.sampling_rate, name)
-        if len(waveform) < self.min_samples:
-            raise ValueError(
-                f"{name} lasts {len(waveform) / self.sampling_rate:.4f} s, too short to encode; "
-                f"the minimum is {self.min_samples / self.sampling_rate} s"
-            )
-        return waveform
+    def _log_mel(self, waveform: np.ndarray) -> torch.Tensor:
+        """(samples,) to decibels (feature_size, T).
 
-    def _spectrograms(self, clips: list[np.ndarray]) -> list[torch.Tensor]:
-        """The spectrogram (feature_size, T_i) of each clip; clips of equal length are transformed together."""
-        spectrograms: list[torch.Tensor] = [torch.empty(0)] * len(clips)
-        order = sorted(range(len(clips)), key=lambda index: len(clips[index]))
-        start = 0
-        while start < len(order):
-            length = len(clips[order[start]])
-            tile = [index for index in order[start : start + TILE_CLIPS] if len(clips[index]) == length]
-            waveforms = torch.from_numpy(np.stack([clips[index] for index in tile]))
-            for index, spectrogram in zip(tile, self._log_mel(waveforms), strict=True):
-                spectrograms[index] = spectrogram
-            start += len(tile)
-        return spectrograms
+        The steps of torchaudio's MelSpectrogram and amplitude_to_DB, to the same numbers in less than half of the time:
+        a clip at a time stays in the cache, and no band is multiplied with the bins of all others.
+        """
+        if self.center:
+            waveform = np.pad(waveform, self.n_fft // 2, mode="reflect")
+        window, bands = _front_end(
+            self.n_fft, self.win_size, self.f_min, self.f_max, self.feature_size, self.sampling_rate
+        )
 
-    def _log_mel(self, waveforms: torch.Tensor) -> torch.Tensor:
-        """(B, samples) to decibels (B, feature_size, T)."""
-        mel = _mel_spectrogram(
-            sample_rate=self.sampling_rate,
-            n_fft=self.n_fft,
-            win_length=self.win_size,
-            hop_length=self.hop_size,
-            f_min=self.f_min,
-            f_max=self.f_max,
-            n_mels=self.feature_size,
-            center=self.center,
-        )
-        # The axis of channels makes torchaudio take each clip's own maximum, not the batch's.
-        power = mel(waveforms).unsqueeze(1)
-        decibels = torchaudio.functional.amplitude_to_DB(
-            power, multiplier=10.0, amin=POWER_FLOOR, db_multiplier=0.0, top_db=self.top_db
-        )
-        return decibels.squeeze(1)
+        # (samples,) -> (T, n_fft) -> (T, n_fft / 2 + 1), complex
+        spectrum = torch.fft.rfft(torch.from_numpy(waveform).unfold(0, self.n_fft, self.hop_size) * window)
+        # The squares of real and imaginary parts in turn, (n_fft + 2, T); each pair shares a weight.
+        squares = torch.view_as_real(spectrum).flatten(1).square_().T
+        mel = torch.empty(self.feature_size, squares.shape[1])
+        for first, low, weights in bands:
+            torch.mm(weights, squares[low : low + weights.shape[1]], out=mel[first : first + len(weights)])
+
+        decibels = mel.clamp_(min=POWER_FLOOR).log10_().mul_(10)
+        return decibels.clamp_(min=decibels.max() - self.top_db)
+
+
+@lru_cache(maxsize=8)
+def _front_end(
+    n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int
+) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
+    """The window, (n_fft,), and the mel bands in groups: the first band, the first row of the squares, the weights."""
+    window = torch.zeros(n_fft)
+    start = (n_fft - win_size) // 2
+    window[start : start + win_size] = torch.hann_window(win_size)
+
+    # HTK triangles of height 1, (n_fft / 2 + 1, n_mels) -> (n_mels, n_fft + 2)
+    top_hz = rate_hz / 2 if f_max is None else f_max
+    bank = torchaudio.functional.melscale_fbanks(n_fft // 2 + 1, f_min, top_hz, n_mels, rate_hz)
+    weights = bank.repeat_interleave(2, dim=0).T
+    groups = []
+    for first in range(0, n_mels, BANDS_TOGETHER):
+        group = weights[first : first + BANDS_TOGETHER]
+        used = group.any(dim=0).nonzero().flatten().tolist() or [0]
+        groups.append((first, used[0], group[:, used[0] : used[-1] + 1].contiguous()))
+    return window, groups
 
 
 def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the clip") -> np.ndarray:
@@ -226,11 +238,6 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 @lru_cache(maxsize=8)
 def _resampler(from_hz: int, to_hz: int) -> torchaudio.transforms.Resample:
     return torchaudio.transforms.Resample(from_hz, to_hz)
-
-
-@lru_cache(maxsize=8)
-def _mel_spectrogram(**kwargs: Any) -> torchaudio.transforms.MelSpectrogram:
-    return torchaudio.transforms.MelSpectrogram(**kwargs)
 
 
 def _check_rate(sampling_rate: float | None) -> int:
