@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train results bench test test-slow test-gpu test-oldest check
+.PHONY: setup train results bench test test-fast test-slow test-gpu test-oldest check
 .DEFAULT_GOAL := test
 
 setup: .venv/ready
@@ -36,6 +36,11 @@ bench: setup
 
 test: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)
+
+# The functions alone: under a minute, and no process is started.
+test-fast: setup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --fast tests/losses tests/metrics \
+		tests/test_architecture.py tests/test_contributing.py tests/recipes/test_paper_index.py $(ARGS)
 
 test-slow: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow $(ARGS)

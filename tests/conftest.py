@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,41 @@ def torchcodec() -> ModuleType:
         return importlib.import_module("torchcodec")
     except (ImportError, RuntimeError):
         pytest.skip("torchcodec does not load here; install FFmpeg")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds what `make test-fast` asks for."""
+    parser.addoption("--fast", action="store_true", help="Leave out what starts processes or takes seconds.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out of a fast run the tests that carry a mark which says that they are not."""
+    if config.getoption("--fast"):
+        items[:] = [
+            item for item in items if not {"process", "slow", "gpu"} & {mark.name for mark in item.iter_markers()}
+        ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Any:
+    """Fails a test of a fast run that starts a process: it wants the mark `process`."""
+    if item.config.getoption("--fast"):
+        _refuse_processes.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _refuse_processes.clear()
+
+
+_refuse_processes: list[str] = []  # the test that is running, in a fast run
+
+
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    if _refuse_processes and event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"):
+        raise RuntimeError(f"{_refuse_processes[0]} starts a process; mark it with pytest.mark.process")
+
+
+sys.addaudithook(_watch)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,0 +1,53 @@
+"""The paper index is true: what it names is there, and each loss and each configuration of a paper is in it."""
+
+import dataclasses
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from modeling_supclap import losses
+from modeling_supclap.recipes import evaluate_supclap, posttrain_teminal, train_supclap
+from modeling_supclap.recipes.models import TrainedPartArguments
+from modeling_supclap.training.training_args import TemporalTrainingArguments
+
+ROOT = Path(__file__).parents[2]
+INDEX = (ROOT / "docs" / "paper_index.md").read_text(encoding="utf-8")
+NAMES = sorted(set(re.findall(r"`([^`]+)`", INDEX)))
+GROUPS = (
+    train_supclap.DataArguments,
+    train_supclap.ModelArguments,
+    posttrain_teminal.PostTrainingArguments,
+    evaluate_supclap.EvaluationArguments,
+    TrainedPartArguments,
+    TemporalTrainingArguments,
+)
+KEYS = {f"--{key.name}" for group in GROUPS for key in dataclasses.fields(group)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_names_is_there(name):
+    if name.startswith("--"):
+        assert name in KEYS
+    elif "/" in name:
+        assert (ROOT / name).exists()
+    else:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize("name", [name for name in losses.__all__ if name.endswith(("loss", "nce", "weights"))])
+def test_every_loss_is_in_it(name):
+    of_one_more_paper = {"support_vector_sigmoid_loss", "multilingual_support_vector_loss"}  # forms of the loss above
+    assert name in of_one_more_paper or f"`modeling_supclap.losses.{name}`" in INDEX
+
+
+def test_every_configuration_of_a_paper_is_in_it():
+    configs = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "recipes" / "configs").rglob("*.yaml")
+        if re.match(r"# (SupCLAP|ATRI|TeminAL as published)", path.read_text(encoding="utf-8"))
+    ]
+    assert configs
+    assert not [config for config in configs if f"`{config}`" not in INDEX]

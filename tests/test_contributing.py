@@ -1,0 +1,90 @@
+"""What CONTRIBUTING.md says: its files are there, and each entry of a table is known wherever it should be."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import modeling_supclap
+from modeling_supclap.datasets_scripts import builder_names, find_builder
+from modeling_supclap.languages import LANGUAGE_TABLE
+from modeling_supclap.recipes.train_supclap import ModelArguments
+from modeling_supclap.towers import AUDIO_TOWERS, TEXT_TOWERS
+from modeling_supclap.training.objectives import build_objective
+from modeling_supclap.training.training_args import LOSSES, MULTILINGUAL_LOSSES, SupCLAPTrainingArguments
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w/]+/[\w/.]*)`", CONTRIBUTING))))
+def test_the_files_to_change_are_there(path):
+    assert (ROOT / path).exists()
+
+
+def test_its_verbs_are_there():
+    verbs = set(re.findall(r"make ([a-z][a-z-]*)", CONTRIBUTING))
+    assert len(verbs) >= 5
+    assert not [verb for verb in verbs if f"\n{verb}:" not in MAKEFILE]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_is_built_and_told(loss, tmp_path):
+    languages = ["eng", "fra"] if loss in MULTILINGUAL_LOSSES else ["eng"]
+    args = SupCLAPTrainingArguments(output_dir=str(tmp_path), loss=loss, languages=languages)
+    assert build_objective(args).loss == loss
+    assert f"`{loss}`" in README
+    assert f"`--loss` {loss}" in (ROOT / "docs" / "paper_index.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("dataset", builder_names())
+def test_a_dataset_is_built_tested_and_told(dataset):
+    assert find_builder(dataset).BUILDER_CONFIG_CLASS
+    assert (ROOT / "tests" / "data" / f"test_{dataset}.py").exists()
+    assert f"`{dataset}`" in README
+
+
+@pytest.mark.parametrize("metric", [path.parent.name for path in (ROOT / "metrics").glob("*/README.md")])
+def test_a_metric_has_its_parts(metric):
+    names = {path.name for path in (ROOT / "metrics" / metric).iterdir()}
+    assert names >= {"__init__.py", f"{metric}.py", "README.md"}
+    assert f"`{metric}`" in README
+    assert list((ROOT / "tests" / "metrics").glob(f"test_{metric}*.py"))
+
+
+def test_a_language_has_its_sentences():
+    for path in (ROOT / "datasets_scripts" / "phrases").glob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        assert not [code for code in LANGUAGE_TABLE if f'"{code}"' not in text], path.name
+
+
+def test_towers_have_their_configuration():
+    for towers in (AUDIO_TOWERS, TEXT_TOWERS):
+        for model_type, tower in towers.items():
+            assert tower.config_class.model_type in (model_type, f"{model_type}_encoder"), model_type
+
+
+def test_shared_keys_stand_in_one_dataclass():
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "recipes").glob("*.py")]
+    for key in ("dataset_config", "data_dir", "lora_rank"):
+        assert sum(f"\n    {key}: " in source for source in sources) == 1, key
+    assert ModelArguments().model is None
+
+
+def test_there_is_one_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "modeling_supclap.__version__"}
+    assert re.fullmatch(r"\d+\.\d+\.\d+", modeling_supclap.__version__)
+
+
+def test_the_citation_is_whole():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors", "references"} <= citation.keys()
+    bibliography = (ROOT / "modeling_supclap" / "model_card" / "citations.bib").read_text(encoding="utf-8")
+    for reference in citation["references"]:
+        assert reference["url"].rpartition("/")[2] in bibliography
