@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from collections.abc import Mapping
+from contextlib import closing
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,20 +21,29 @@ import soundfile
 import torch
 import torchaudio
 
+from .audio_headers import announce_mp3_frames, ends_as_ogg, find_missing_bytes
+
 Source: TypeAlias = str | Path | bytes
 """A file, or the encoded bytes of one."""
 
-# A WAV written to a pipe announces one of these sizes because its length was not known yet: nothing is missing.
-_STREAMED_WAV_SIZES = {0x7FFFFFFF, 0x7FFFFFFF - 36, 0xFFFFFFFF, 0xFFFFFFFF - 36}
+# How files begin that FFmpeg is asked for: MP4 (m4a), QuickTime, Matroska and WebM, ASF (wma), raw AAC, WavPack, AMR.
+_MP4 = re.compile(rb"....(?:ftyp|moov|mdat|wide)", re.DOTALL)
+_FFMPEG = re.compile(
+    rb"....(?:ftyp|moov|mdat|wide)|\x1a\x45\xdf\xa3|\x30\x26\xb2\x75|\xff[\xf0\xf1\xf8\xf9]|ADIF|wvpk|#!AMR", re.DOTALL
+)
+# Playlists, which FFmpeg would take for what they are behind such a beginning, and fetch what they name.
+_PLAYLIST = re.compile(rb"<MPD|#EXTM3U|ffconcat|c=IN IP|://", re.IGNORECASE)
 
-# How files begin: MP4 (m4a); all that FFmpeg surely reads, also Matroska and WebM, ASF (wma), raw AAC; and those that
-# libsndfile knows best, so that a broken one is not read in part after all.
-_MP4 = re.compile(rb"....ftyp", re.DOTALL)
-_FFMPEG = re.compile(rb"....ftyp|\x1a\x45\xdf\xa3|\x30\x26\xb2\x75|\xff[\xf0\xf1\xf8\xf9]|ADIF", re.DOTALL)
+# How files begin that libsndfile knows best, so that a broken one is not read in part after all.
 _LIBSNDFILE = re.compile(rb"RIFF|RIFX|RF64|FORM|fLaC|OggS|ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
+_MP3 = re.compile(rb"ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
 
 # Encoders pad the last frame and players drop a first one; more than this much sound is not lost by either.
 _MP4_TOLERANCE_SECONDS = 0.1
+
+_FFMPEG_SECONDS = 120  # no recording of a dataset takes that long, a file that was made to do so does
+_BLOCK_FRAMES = 2**22  # read at a time, since a header may announce more than any memory holds
+_MOST_FRAMES = 2**40  # what a FLAC "has" that was written to a pipe is more
 
 
 class BadAudioError(ValueError):
@@ -48,40 +60,23 @@ def read_audio(
     """Reads a recording (wav, flac, ogg, mp3, m4a, ...) as the mean of its channels, at its own sampling rate.
 
     Args:
-        source: the file, or its bytes.
-        offset_seconds: where to begin reading.
-        duration_seconds: how much to read at most; `None` reads to the end.
-        name: what errors call the recording; default, its path.
+        source: The file, or its bytes.
+        offset_seconds: Where to begin reading.
+        duration_seconds: How much to read at most; None reads to the end.
+        name: What errors call the recording; by default its path.
 
     Returns:
         The waveform, float32 of shape `(samples,)`, full scale 1.0, and its sampling rate in Hz.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadAudioError: the file is no audio, is truncated or empty, or holds NaN or infinite samples; a
+        FileNotFoundError: There is no such file.
+        BadAudioError: The file is no audio, is truncated or empty, or holds NaN or infinite samples; a
             `MissingDecoderError` where FFmpeg would read it but is not installed.
     """
-    name = _name_of(source) if name is None else name
-    recording = _open(source, name)
-    if isinstance(recording, soundfile.SoundFileError):
-        waveform, rate_hz = _decode_with_ffmpeg(source, name, recording)
-        start = round(offset_seconds * rate_hz)
-        stop = None if duration_seconds is None else start + round(duration_seconds * rate_hz)
-        return _checked(waveform[start:stop], name), rate_hz
-    with recording:
-        rate_hz = recording.samplerate
-        recording.seek(min(round(offset_seconds * rate_hz), recording.frames))
-        remaining = recording.frames - recording.tell()
-        wanted = remaining if duration_seconds is None else min(remaining, round(duration_seconds * rate_hz))
-        try:
-            samples = recording.read(wanted, dtype="float32", always_2d=True)
-        except soundfile.SoundFileError as error:
-            raise BadAudioError(
-                f"{name} stops in the middle of its data and is probably truncated: {_first_line(error)}"
-            ) from error
-    if len(samples) < wanted:
-        raise BadAudioError(f"{name} is truncated: {len(samples)} of {wanted} samples could be read")
-    return _checked(samples.mean(axis=1), name), rate_hz
+    with closing(_open(source, _name_of(source) if name is None else name)) as recording:
+        start = round(offset_seconds * recording.rate_hz)
+        count = None if duration_seconds is None else round(duration_seconds * recording.rate_hz)
+        return recording.read(start, count), recording.rate_hz
 
 
 def load_clip(
@@ -94,30 +89,21 @@ def load_clip(
     """A recording at the model's rate, cropped when it is too long, and certain to hold sound.
 
     Args:
-        source: the file, or its bytes.
-        sampling_rate_hz: the rate wanted, usually the feature extractor's.
-        max_seconds: longer recordings are cropped to this; `None` keeps everything.
-        crop_position: where the crop lies, from 0 (the beginning) to 1 (the end); drawn at random in training.
-        name: what errors call the recording; default, its path.
+        source: The file, or its bytes.
+        sampling_rate_hz: The rate wanted, usually the feature extractor's.
+        max_seconds: Longer recordings are cropped to this; None keeps everything.
+        crop_position: Where the crop lies, from 0 (the beginning) to 1 (the end); drawn at random in training.
+        name: What errors call the recording; by default its path.
 
     Returns:
         float32 of shape `(samples,)` at `sampling_rate_hz`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadAudioError: as `read_audio`; also when the whole recording is zero, since silence matches no caption.
+        FileNotFoundError: There is no such file.
+        BadAudioError: As for `read_audio`; also when the whole recording is zero, since silence matches no caption.
     """
-    name = _name_of(source) if name is None else name
-    if max_seconds is None:
-        waveform, rate_hz = read_audio(source, name=name)
-        silent = not waveform.any()
-    else:
-        excess_seconds = max(0.0, _duration_seconds(source, name) - max_seconds) if crop_position else 0.0
-        waveform, rate_hz = read_audio(source, crop_position * excess_seconds, max_seconds, name)
-        silent = not waveform.any() and not read_audio(source, name=name)[0].any()
-    if silent:
-        raise BadAudioError(f"{name} is silent: every sample is zero")
-    return resample(waveform, rate_hz, sampling_rate_hz)
+    with closing(_open(source, _name_of(source) if name is None else name)) as recording:
+        return _crop(recording, sampling_rate_hz, max_seconds, crop_position)
 
 
 def read_row(
@@ -129,44 +115,49 @@ def read_row(
     prepared sets embed it, or what `datasets.Audio` makes of them), or else the file `audio_path`.
 
     Args:
-        row: a row of the schema.
-        sampling_rate_hz: as `load_clip`.
-        max_seconds: as `load_clip`.
-        crop_position: as `load_clip`.
+        row: A row of the schema.
+        sampling_rate_hz: The rate wanted, as for `load_clip`.
+        max_seconds: The longest clip, as for `load_clip`.
+        crop_position: Where a crop lies, as for `load_clip`.
 
     Returns:
         float32 of shape `(samples,)` at `sampling_rate_hz`.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        BadAudioError: as `load_clip`; the message names the clip too.
+        FileNotFoundError: There is no such file.
+        BadAudioError: As for `load_clip`; the message names the clip too.
 
     >>> row = {"clip_id": "a", "samples": np.array([16384, -32768], "<i2").tobytes(), "sampling_rate_hz": 16000}
     >>> read_row(row, 16000)
     array([ 0.5, -1. ], dtype=float32)
     """
     name = f"{row.get('audio_path', 'the audio')} (clip {row.get('clip_id')!r})"
-    crop: dict[str, Any] = {"max_seconds": max_seconds, "crop_position": crop_position}
-    if row.get("samples") is not None:
-        stored = np.frombuffer(row["samples"], dtype="<i2")
-        return _from_samples(stored, row["sampling_rate_hz"], sampling_rate_hz, name, **crop)
     audio = row.get("audio")
-    if audio is None:
-        return load_clip(row["audio_path"], sampling_rate_hz, name=name, **crop)
-    if isinstance(audio, Mapping) and "array" not in audio:
-        source = audio.get("bytes") or audio.get("path") or row["audio_path"]
-        return load_clip(source, sampling_rate_hz, name=name, **crop)
-    waveform = np.asarray(audio["array"], dtype=np.float32)
-    return _from_samples(waveform, audio["sampling_rate"], sampling_rate_hz, name, **crop)
+
+    recording: _Samples | _File
+    if row.get("samples") is not None:
+        recording = _Samples(np.frombuffer(row["samples"], dtype="<i2"), row["sampling_rate_hz"], name)
+    elif audio is None:
+        recording = _open(row["audio_path"], name)
+    elif isinstance(audio, Mapping) and "array" not in audio:
+        recording = _open(audio.get("bytes") or audio.get("path") or row["audio_path"], name)
+    else:
+        recording = _Samples(np.asarray(audio["array"], dtype=np.float32), audio["sampling_rate"], name)
+
+    with closing(recording):
+        return _crop(recording, sampling_rate_hz, max_seconds, crop_position)
 
 
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     """A waveform at another rate, by the same torchaudio interpolation as `CEDFeatureExtractor`: one for all numbers.
 
+    torchaudio's filter is as large as the two rates multiplied, without their common factors: gigabytes for 44,101 Hz.
+    The ratio of such rates is replaced by a simpler one, a four-thousandth away at most and far less for most.
+
     Args:
         waveform: float32, `(samples,)`.
-        from_hz: its rate.
-        to_hz: the rate wanted.
+        from_hz: The rate that it has.
+        to_hz: The rate wanted.
 
     Returns:
         float32, `(ceil(samples * to_hz / from_hz),)`; the very same array where the rates agree.
@@ -176,7 +167,11 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     """
     if from_hz == to_hz:
         return waveform
-    return _resampler(from_hz, to_hz)(torch.from_numpy(waveform)).numpy()
+    ratio = Fraction(to_hz, from_hz).limit_denominator(2000)
+    resampled = _get_resampler(ratio.denominator, ratio.numerator)(torch.from_numpy(waveform)).numpy()
+
+    length = -(-len(waveform) * to_hz // from_hz)
+    return np.pad(resampled[:length], (0, max(0, length - len(resampled))), mode="edge")
 
 
 def to_int16(waveform: np.ndarray) -> np.ndarray:
@@ -200,74 +195,147 @@ def use_threads(count: int = 1) -> int:
 
 
 @lru_cache(maxsize=8)
-def _resampler(from_hz: int, to_hz: int) -> torchaudio.transforms.Resample:
+def _get_resampler(from_hz: int, to_hz: int) -> torchaudio.transforms.Resample:
     return torchaudio.transforms.Resample(from_hz, to_hz)
 
 
-def _from_samples(
-    samples: np.ndarray, from_hz: int, to_hz: int, name: str, max_seconds: float | None, crop_position: float
+class _Samples:
+    """A recording in memory: floats, or int16 that become floats when they are read."""
+
+    def __init__(self, samples: np.ndarray, rate_hz: int, name: str) -> None:
+        self.samples, self.frames, self.rate_hz, self.name = samples, len(samples), rate_hz, name
+
+    def read(self, start: int, count: int | None) -> np.ndarray:
+        part = self.samples[start : None if count is None else start + count]
+        if part.dtype == np.int16:
+            part = part.astype(np.float32) * np.float32(1 / 32768)
+        return _check_samples(part, self.name)
+
+    def close(self) -> None:
+        pass
+
+
+class _ForwardFile(soundfile.SoundFile):
+    """Not seeking after each read, as soundfile does where it can: at the end of a FLAC without a length that fails."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+class _File:
+    """A recording that libsndfile decodes, part by part."""
+
+    def __init__(self, file: _ForwardFile, name: str) -> None:
+        self.file, self.frames, self.rate_hz, self.name = file, file.frames, file.samplerate, name
+
+    def read(self, start: int, count: int | None) -> np.ndarray:
+        start = min(start, self.frames)
+        wanted = self.frames - start if count is None else min(count, self.frames - start)
+        try:
+            if soundfile.SoundFile.seekable(self.file):
+                self.file.seek(start)
+            blocks, done = [], 0
+            while done < wanted:
+                block = self.file.read(min(_BLOCK_FRAMES, wanted - done), dtype="float32", always_2d=True)
+                if not len(block):
+                    break
+                blocks.append(block.mean(axis=1))  # (frames, channels) -> (frames,)
+                done += len(block)
+        except soundfile.SoundFileError as error:
+            raise BadAudioError(
+                f"{self.name} stops in the middle of its data and is probably truncated: {_first_line(error)}"
+            ) from error
+
+        if done < wanted and self.frames < _MOST_FRAMES:
+            raise BadAudioError(f"{self.name} is truncated: {done} of {wanted} samples could be read")
+        waveform = blocks[0] if len(blocks) == 1 else np.concatenate([np.empty(0, np.float32), *blocks])
+        return _check_samples(waveform, self.name)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _crop(
+    recording: _Samples | _File, sampling_rate_hz: int, max_seconds: float | None, crop_position: float
 ) -> np.ndarray:
-    """As `load_clip`, from samples in memory; int16 ones are scaled to floats after the crop."""
-    length = len(samples) if max_seconds is None else min(len(samples), round(max_seconds * from_hz))
-    start = round(crop_position * (len(samples) - length))
-    part = samples[start : start + length]
-    if part.dtype == np.int16:
-        part = part.astype(np.float32) * np.float32(1 / 32768)
-    if not _checked(part, name).any() and not samples.any():
-        raise BadAudioError(f"{name} is silent: every sample is zero")
-    return resample(part, from_hz, to_hz)
+    """The part of a recording that `load_clip` promises."""
+    length = recording.frames if max_seconds is None else min(recording.frames, round(max_seconds * recording.rate_hz))
+    part = recording.read(round(crop_position * (recording.frames - length)), length)
+    if not part.any() and not recording.read(0, None).any():
+        raise BadAudioError(f"{recording.name} is silent: every sample is zero")
+    return resample(part, recording.rate_hz, sampling_rate_hz)
 
 
 def _name_of(source: Source) -> str:
     return f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
 
 
-def _duration_seconds(source: Source, name: str) -> float:
-    recording = _open(source, name)
-    if isinstance(recording, soundfile.SoundFileError):
-        waveform, rate_hz = _decode_with_ffmpeg(source, name, recording)
-        return len(waveform) / rate_hz
-    with recording:
-        return recording.frames / recording.samplerate
-
-
-def _open(source: Source, name: str) -> soundfile.SoundFile | soundfile.SoundFileError:
-    """The recording as libsndfile opens it, or why it does not; the latter only where FFmpeg is worth a try."""
+def _open(source: Source, name: str) -> _Samples | _File:
+    """Opens a recording with libsndfile, or decodes all of it with FFmpeg where libsndfile does not know the format."""
     if not isinstance(source, bytes) and not Path(source).is_file():
         raise FileNotFoundError(f"there is no audio file {name}")
-    if not _size(source):
+    head = _read_part(source, 0, 16)
+    if not head:
         raise BadAudioError(f"{name} is empty: 0 bytes")
+
+    if _MP3.match(head):
+        source = announce_mp3_frames(_read_part(source, 0))
     try:
-        recording = soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source)
+        file = _ForwardFile(io.BytesIO(source) if isinstance(source, bytes) else source)
     except soundfile.SoundFileError as error:
-        if _LIBSNDFILE.match(_head(source)):
+        if _LIBSNDFILE.match(head):
             raise _not_audio(source, name, "libsndfile", error) from error
-        return error
-    announced = re.search(r"data : (\d+) \(should be (\d+)\)", recording.extra_info)
-    if announced and int(announced[1]) not in _STREAMED_WAV_SIZES and int(announced[1]) > int(announced[2]):
-        recording.close()
-        raise BadAudioError(f"{name} is truncated: its header announces {announced[1]} bytes, {announced[2]} are there")
-    return recording
+        return _Samples(*_decode_with_ffmpeg(_read_part(source, 0), name, error), name)
+
+    missing = find_missing_bytes(file.extra_info)
+    if missing:
+        file.close()
+        raise BadAudioError(f"{name} is truncated: its header announces {missing[0]} bytes, {missing[1]} are there")
+    if head.startswith(b"OggS") and not ends_as_ogg(_read_part(source, -(2**16) - 512)):
+        file.close()
+        raise BadAudioError(f"{name} is truncated: its last page is not there")
+    if file.frames < _MOST_FRAMES and soundfile.SoundFile.seekable(file):
+        return _File(file, name)
+    with closing(_File(file, name)) as recording:  # of unknown length, or GSM
+        return _Samples(recording.read(0, None), recording.rate_hz, name)
 
 
-def _decode_with_ffmpeg(source: Source, name: str, refusal: Exception) -> tuple[np.ndarray, int]:
-    """Decodes all of a recording: these formats seek to frames of their own, so that a part would not be exact."""
+def _decode_with_ffmpeg(content: bytes, name: str, refusal: Exception) -> tuple[np.ndarray, int]:
+    """Decodes all of a recording: these formats seek to frames of their own, so that a part would not be exact.
+
+    FFmpeg gets the bytes and no path, and only those that begin like audio: a playlist could make it fetch other files.
+    """
+    if not _FFMPEG.match(content) or _PLAYLIST.search(content[: 2**20].split(b"\0", 1)[0]):
+        raise _not_audio(content, name, "libsndfile or FFmpeg", refusal) from refusal
     try:
         from torchcodec.decoders import AudioDecoder
     except Exception as error:  # without FFmpeg's libraries it is a RuntimeError or an OSError
-        if not _FFMPEG.match(_head(source)):
-            raise _not_audio(source, name, "libsndfile", refusal) from refusal
         raise MissingDecoderError(
             f"{name} needs FFmpeg, which torchcodec does not find here ({_first_line(error)}); install FFmpeg 4 to 8 "
             "(apt-get install ffmpeg, conda install ffmpeg) and torchcodec, or convert the file to FLAC"
         ) from error
-    try:
-        decoder = AudioDecoder(source if isinstance(source, bytes) else str(source))
-        announced_seconds, rate_hz = decoder.metadata.duration_seconds_from_header, decoder.metadata.sample_rate
-        waveform = decoder.get_all_samples().data.mean(dim=0).numpy()
-    except Exception as error:
-        raise _not_audio(source, name, "libsndfile or FFmpeg", error) from error
-    if announced_seconds is None or not _MP4.match(_head(source)):
+
+    decoded: list[Any] = []
+
+    def decode() -> None:
+        try:
+            decoder = AudioDecoder(content)
+            samples = decoder.get_all_samples().data.mean(dim=0).numpy()
+            decoded[:] = samples, decoder.metadata
+        except Exception as error:
+            decoded[:] = [error]
+
+    thread = threading.Thread(target=decode, daemon=True)
+    thread.start()
+    thread.join(_FFMPEG_SECONDS)
+    if not decoded:
+        raise BadAudioError(f"{name} ({len(content)} bytes) took FFmpeg more than {_FFMPEG_SECONDS} seconds")
+    if isinstance(decoded[0], Exception):
+        raise _not_audio(content, name, "libsndfile or FFmpeg", decoded[0]) from decoded[0]
+
+    waveform, metadata = decoded
+    announced_seconds, rate_hz = metadata.duration_seconds_from_header, metadata.sample_rate
+    if announced_seconds is None or not _MP4.match(content):
         return waveform, rate_hz
     announced = round(announced_seconds * rate_hz)
     if len(waveform) < announced - _MP4_TOLERANCE_SECONDS * rate_hz:
@@ -276,7 +344,8 @@ def _decode_with_ffmpeg(source: Source, name: str, refusal: Exception) -> tuple[
 
 
 def _not_audio(source: Source, name: str, readers: str, error: Exception) -> BadAudioError:
-    return BadAudioError(f"{name} ({_size(source)} bytes) is not audio that {readers} can read: {_first_line(error)}")
+    size = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
+    return BadAudioError(f"{name} ({size} bytes) is not audio that {readers} can read: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:
@@ -285,18 +354,16 @@ def _first_line(error: Exception) -> str:
     return re.sub(r"^\w+, \S+\.cpp:\d+, ", "", said.splitlines()[0])
 
 
-def _size(source: Source) -> int:
-    return len(source) if isinstance(source, bytes) else Path(source).stat().st_size
-
-
-def _head(source: Source) -> bytes:
+def _read_part(source: Source, start: int, count: int | None = None) -> bytes:
+    """Some bytes of a file; a negative start counts from its end."""
     if isinstance(source, bytes):
-        return source[:16]
+        return source[start:][:count]
     with open(source, "rb") as file:
-        return file.read(16)
+        file.seek(max(0, file.seek(0, io.SEEK_END) + start) if start < 0 else start)
+        return file.read(count)
 
 
-def _checked(waveform: np.ndarray, name: str) -> np.ndarray:
+def _check_samples(waveform: np.ndarray, name: str) -> np.ndarray:
     if not len(waveform):
         raise BadAudioError(f"{name} is empty: it holds no samples")
     if not np.isfinite(waveform).all():

@@ -1,18 +1,23 @@
 """Reading recordings: what is read is what was written, and every bad file is named."""
 
+import io
 import sys
+import threading
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import soundfile
 import torch
 
+from modeling_supclap.datasets_scripts import audio
 from modeling_supclap.datasets_scripts.audio import (
     BadAudioError,
     MissingDecoderError,
     load_clip,
     read_audio,
     read_row,
+    resample,
     to_int16,
 )
 
@@ -97,6 +102,78 @@ def test_truncated_file_is_refused(tmp_path, suffix):
         read_audio(path)
 
 
+@pytest.mark.parametrize(
+    ("form", "subtype"), [("OGG", "OPUS"), ("AIFF", "PCM_16"), ("W64", "PCM_24"), ("RF64", "FLOAT"), ("AU", "PCM_16")]
+)
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.999])
+def test_a_part_is_not_taken_for_the_whole(form, subtype, part):
+    encoded = io.BytesIO()
+    soundfile.write(encoded, sine(440, 3.0), RATE_HZ, format=form, subtype=subtype)
+    content = encoded.getvalue()
+    assert len(read_audio(content)[0]) == 3 * RATE_HZ
+    with pytest.raises(BadAudioError, match=r"the clip (is truncated|.*malformed)"):
+        read_audio(content[: int(part * len(content))], name="the clip")
+
+
+@pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
+def test_an_mp3_that_does_not_say_how_long_it_is_is_read_whole(mode):
+    waveform = sine(440, 20.0)
+    waveform[9 * RATE_HZ :] += 0.2 * np.random.default_rng(0).standard_normal(11 * RATE_HZ)
+    encoded = io.BytesIO()
+    soundfile.write(encoded, waveform, RATE_HZ, format="MP3", bitrate_mode=mode)
+    content = encoded.getvalue()
+    second = content.index(content[:2], 2)  # the first frame holds nothing but the number of the others
+    tag = b"ID3\4\0\0" + bytes([0, 0, 40, 0]) + bytes(40 * 128)
+    read, _ = read_audio(tag + content[second:])
+    assert len(read) / RATE_HZ == pytest.approx(20.0, abs=0.1)
+
+
+def flac(total_samples):
+    """Four seconds whose header announces another number of samples, and no checksum."""
+    encoded = io.BytesIO()
+    soundfile.write(encoded, sine(440, 4.0), RATE_HZ, format="FLAC")
+    content = bytearray(encoded.getvalue())
+    content[21:26] = bytes([content[21] & 0xF0 | total_samples >> 32, *(total_samples & 0xFFFFFFFF).to_bytes(4, "big")])
+    content[26:42] = bytes(16)
+    return bytes(content)
+
+
+def test_a_flac_from_a_pipe_does_not_know_its_length():
+    np.testing.assert_allclose(load_clip(flac(0), RATE_HZ), sine(440, 4.0), atol=1 / 32768)
+    assert len(load_clip(flac(0), RATE_HZ, max_seconds=0.5, crop_position=1.0)) == RATE_HZ // 2
+
+
+def test_a_flac_that_announces_more_than_memory_holds_is_refused():
+    with pytest.raises(BadAudioError, match=r"huge\.flac is truncated: 64000 of 68719476735 samples"):
+        read_audio(flac(2**36 - 1), name="huge.flac")
+
+
+@pytest.mark.parametrize("position", range(42, 62, 4))
+def test_a_flac_that_is_damaged_in_its_first_frame_is_named(position):
+    content = bytearray(flac(64000))
+    start = content.index(b"\xff\xf8", 42) + position - 42
+    content[start : start + 40] = bytes(byte ^ 0x5A for byte in content[start : start + 40])
+    with pytest.raises(BadAudioError, match=r"broken\.flac"):
+        load_clip(bytes(content), RATE_HZ, max_seconds=1.0, name="broken.flac")
+
+
+def test_gsm_is_read_and_cropped(tmp_path):
+    soundfile.write(tmp_path / "phone.wav", sine(440, 2.0, 8000), 8000, "GSM610")
+    clip = load_clip(tmp_path / "phone.wav", 8000, max_seconds=0.5, crop_position=1.0)
+    assert len(clip) == 4000
+    assert np.argmax(np.abs(np.fft.rfft(clip))) * 2 == pytest.approx(440, abs=2)
+
+
+@pytest.mark.parametrize("rate_hz", [11_127, 22_051, 44_101])
+def test_odd_rates_take_no_more_memory_than_others(rate_hz):
+    waveform = sine(440, 1.0, rate_hz).astype(np.float32)
+    resampled = resample(waveform, rate_hz, RATE_HZ)
+    assert len(resampled) == RATE_HZ
+    np.testing.assert_allclose(resampled[200:-200], sine(440, 1.0)[200:-200], atol=2e-3)
+    ratio = Fraction(RATE_HZ, rate_hz).limit_denominator(2000)
+    assert audio._get_resampler(ratio.denominator, ratio.numerator).kernel.numel() < 2e7
+
+
 def test_a_streamed_wav_is_not_truncated(tone):
     content = bytearray(tone.read_bytes())
     position = content.index(b"data") + 4
@@ -179,6 +256,37 @@ class TestFFmpeg:
         part = load_clip(m4a.read_bytes(), 44_100, max_seconds=0.5, crop_position=1.0)
         np.testing.assert_array_equal(part, waveform[-22_050:])
 
+    def test_m4a_is_decoded_once(self, m4a, monkeypatch):
+        decode, calls = audio._decode_with_ffmpeg, []
+        monkeypatch.setattr(audio, "_decode_with_ffmpeg", lambda *args: calls.append(1) or decode(*args))
+        load_clip(m4a, 44_100, max_seconds=0.5, crop_position=1.0)
+        assert calls == [1]
+
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{url}\n#EXT-X-ENDLIST\n",
+            "ffconcat version 1.0\nfile {path}\n",
+            '<MPD profiles="urn:mpeg:dash:profile:isoff-on-demand:2011"><BaseURL>{url}</BaseURL></MPD>',
+            '\xff\xf1<MPD profiles="urn:mpeg:dash:profile:isoff-on-demand:2011"><BaseURL>{path}</BaseURL></MPD>',
+        ],
+    )
+    @pytest.mark.usefixtures("torchcodec")
+    def test_a_playlist_fetches_nothing(self, tone, tmp_path, content, monkeypatch):
+        asked = []
+        monkeypatch.setattr("torchcodec.decoders.AudioDecoder", lambda *args: asked.append(args))
+        (tmp_path / "list.wav").write_bytes(content.format(url="http://localhost:9/a.wav", path=tone).encode("latin-1"))
+        with pytest.raises(BadAudioError, match=r"list\.wav"):
+            read_audio(tmp_path / "list.wav")
+        assert not asked
+
+    @pytest.mark.usefixtures("torchcodec")
+    def test_ffmpeg_has_limited_time(self, monkeypatch):
+        monkeypatch.setattr("torchcodec.decoders.AudioDecoder", lambda content: threading.Event().wait(5))
+        monkeypatch.setattr(audio, "_FFMPEG_SECONDS", 0.05)
+        with pytest.raises(BadAudioError, match=r"slow\.m4a .* took FFmpeg more than"):
+            read_audio(b"\0\0\0\x20ftypM4A " + bytes(100), name="slow.m4a")
+
     def test_a_broken_m4a_is_named(self, m4a):
         truncate(m4a)
         with pytest.raises(BadAudioError, match=r"tone\.m4a"):
@@ -190,7 +298,7 @@ class TestFFmpeg:
         with pytest.raises(MissingDecoderError, match=r"clip\.m4a needs FFmpeg.*apt-get install ffmpeg"):
             read_audio(tmp_path / "clip.m4a")
         (tmp_path / "text.m4a").write_text("dear diary")
-        with pytest.raises(BadAudioError, match="is not audio that libsndfile can read") as raised:
+        with pytest.raises(BadAudioError, match="is not audio that libsndfile or FFmpeg can read") as raised:
             read_audio(tmp_path / "text.m4a")
         assert not isinstance(raised.value, MissingDecoderError)
 

@@ -1,0 +1,117 @@
+"""What the headers of audio files announce, where libsndfile asks too little of them.
+
+libsndfile takes the part of a cut file that is there for the whole, and estimates how long an MP3 is that does not say
+so. Nothing is decoded here.
+"""
+
+import re
+
+# Sizes of a WAV or AU that was written to a pipe, whose length was not known yet: nothing is missing.
+_STREAMED_SIZES = {0x7FFFFFFF, 0x7FFFFFFF - 36, 0xFFFFFFFF, 0xFFFFFFFF - 36}
+
+# In the log of libsndfile, the chunk that tells of missing sound: WAV, AIFF, Wave64, RF64 and AU in this order.
+_ANNOUNCED = re.compile(r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
+
+# Kilobits per second by the index in a frame's header, of MPEG 1 and of MPEG 2 and 2.5, layer III.
+_KILOBITS = {
+    True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+_RATES_HZ = (44100, 48000, 32000)  # of MPEG 1; MPEG 2 has half of them, MPEG 2.5 a quarter
+_MPEG_1, _MPEG_2, _MPEG_2_5 = 3, 2, 0  # as a frame's header has them
+
+
+def find_missing_bytes(log: str) -> tuple[int, int] | None:
+    """The bytes that a header announces and those that are there, where they are fewer; else None.
+
+    Args:
+        log: What libsndfile notes of a file that it opens, `SoundFile.extra_info`.
+
+    >>> find_missing_bytes("data : 64000 (should be 31978)")
+    (64000, 31978)
+    """
+    for match in _ANNOUNCED.finditer(log):
+        announced, there = int(match[1]), int(match[2])
+        if announced > there and announced not in _STREAMED_SIZES:
+            return announced, there
+    return None
+
+
+def ends_as_ogg(tail: bytes) -> bool:
+    """Whether the end of an Ogg file is that of its last page, which is marked as the last (RFC 3533, section 6).
+
+    Args:
+        tail: The last 64 KiB of the file, or more; a page is no longer.
+    """
+    start = tail.rfind(b"OggS")
+    if start < 0 or len(tail) < start + 27:
+        return False
+    num_segments = tail[start + 26]
+    body = start + 27 + num_segments
+    is_whole = len(tail) >= body + sum(tail[start + 27 : body])
+    return is_whole and bool(tail[start + 5] & 4)
+
+
+def announce_mp3_frames(content: bytes) -> bytes:
+    """The same MP3 with a first frame that says how many frames follow, where none does.
+
+    Without it, libsndfile divides the size by the bit rate of the first frame: too short where the rate varies, and too
+    long by what tags take.
+
+    Args:
+        content: The file; what is no MP3 is given back as it is.
+    """
+    start = _skip_id3(content)
+    while (length := _frame_length(content, start)) == 0 or not _frame_length(content, start + length):
+        start = content.find(b"\xff", start + 1)
+        if start < 0:
+            return content
+
+    first = content[start : start + length]
+    if b"Xing" in first[:40] or b"Info" in first[:40] or b"VBRI" in first[:40]:
+        return content
+
+    num_frames, position = 0, start
+    while 0 <= position < len(content):
+        length = _frame_length(content, position)
+        if length and position + length <= len(content):
+            num_frames, position = num_frames + 1, position + length
+        else:  # a tag, or something damaged
+            position = content.find(b"\xff", position + 1)
+    return _make_announcing_frame(int.from_bytes(first[:4], "big"), num_frames) + content[start:]
+
+
+def _skip_id3(content: bytes) -> int:
+    """Where an ID3v2 tag ends; its size is in four bytes of seven bits."""
+    if content[:3] != b"ID3" or len(content) < 10:
+        return 0
+    size = 0
+    for byte in content[6:10]:
+        size = size << 7 | byte & 0x7F
+    return 10 + size
+
+
+def _frame_length(content: bytes, start: int) -> int:
+    """The bytes of the frame of layer III that starts here; 0 where none does."""
+    header = int.from_bytes(content[start : start + 4].ljust(4, b"\0"), "big")
+    version, layer = header >> 19 & 3, header >> 17 & 3
+    bit_rate, rate = header >> 12 & 15, header >> 10 & 3
+    if header >> 21 != 0x7FF or version not in (_MPEG_1, _MPEG_2, _MPEG_2_5) or layer != 1:
+        return 0
+    if bit_rate in (0, 15) or rate == 3:
+        return 0
+
+    is_first = version == _MPEG_1
+    rate_hz = _RATES_HZ[rate] >> {_MPEG_1: 0, _MPEG_2: 1, _MPEG_2_5: 2}[version]
+    return (144 if is_first else 72) * _KILOBITS[is_first][bit_rate] * 1000 // rate_hz + (header >> 9 & 1)
+
+
+def _make_announcing_frame(header: int, num_frames: int) -> bytes:
+    """A silent frame like one of this header, with the tag that Xing's encoder has put into the first since 1998."""
+    header = header & ~(0xF << 12 | 1 << 9) | 9 << 12 | 1 << 16  # 128 or 80 kbit/s, no padding, no checksum
+    is_first, is_mono = header >> 19 & 3 == _MPEG_1, header >> 6 & 3 == 3
+    side_information = (17 if is_mono else 32) if is_first else (9 if is_mono else 17)
+
+    tag = b"Xing" + (1).to_bytes(4, "big") + num_frames.to_bytes(4, "big")
+    start = header.to_bytes(4, "big") + bytes(side_information) + tag
+    return start.ljust(_frame_length(header.to_bytes(4, "big"), 0), b"\0")
