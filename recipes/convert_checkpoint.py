@@ -3,11 +3,11 @@
     python recipes/convert_checkpoint.py audiotransformer_mini_mAP_4896.pt --out models/ced-mini --verify
     python recipes/convert_checkpoint.py pretrain.pt --out models/ml-clap \\
         --tokenizer cointegrated/SONAR_200_text_encoder
-    python recipes/convert_checkpoint.py lukewys/laion_clap/630k-audioset-best.pt --out models/clap \\
-        --tokenizer roberta-base
+    python recipes/convert_checkpoint.py microsoft/msclap/CLAP_weights_2023.pth --out models/msclap \\
+        --tokenizer openai-community/gpt2
 
 The layout is recognised by the names of the tensors. Every tensor of the checkpoint finds its place or is named as set
-aside; otherwise nothing is written. The folder also holds `provenance.json`: source, sha256 and licence of each part.
+aside; otherwise nothing is written. The folder also holds `provenance.json`: source, sha256 and license of each part.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from modeling_supclap.conversion.files import Checkpoint, read_checkpoint
 from modeling_supclap.conversion.layouts import KINDS, PARTS, Conversion, convert_checkpoint
 from modeling_supclap.conversion.saving import save_conversion
-from modeling_supclap.modeling_supclap import SupCLAPModel
 from modeling_supclap.processing_supclap import load_tokenizer
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -41,9 +40,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def own_tokenizer(checkpoint: Checkpoint, conversion: Conversion) -> Path | None:
     """The source's folder if it holds the tokenizer of the text tower that was converted."""
-    reads_text = isinstance(conversion.model, SupCLAPModel) or conversion.feature_extractor is None
     has_files = checkpoint.config and any((checkpoint.folder / name).is_file() for name in TOKENIZER_FILES)
-    return checkpoint.folder if reads_text and has_files else None
+    return checkpoint.folder if conversion.reads_text and has_files else None
 
 
 def format_parts(conversion: Conversion) -> str:
@@ -61,16 +59,16 @@ def main(arguments: list[str] | None = None) -> None:
     args = parse_arguments(arguments)
     checkpoint = read_checkpoint(args.source, args.revision)
     conversion = convert_checkpoint(checkpoint, args.kind, args.part)
-    print(f"{checkpoint.source}: recognised as {conversion.layout}, {len(checkpoint.tensors):,} tensors")
-    if checkpoint.set_aside:
-        print(f"of the file, not read: {', '.join(checkpoint.set_aside)}")
+    print(f"{checkpoint.origin}: recognised as {conversion.layout.name}, {len(checkpoint.tensors):,} tensors")
+    if checkpoint.not_read:
+        print(f"of the file, not read: {', '.join(checkpoint.not_read)}")
     print(format_parts(conversion))
 
     name = args.tokenizer or own_tokenizer(checkpoint, conversion)
     save_conversion(conversion, args.out, None if name is None else load_tokenizer(name), args.verify)
     print(f"{type(conversion.model).__name__} is in {args.out}{', verified' if args.verify else ''}")
-    if name is None and (isinstance(conversion.model, SupCLAPModel) or conversion.feature_extractor is None):
-        print("without a tokenizer: give --tokenizer to have the text tower's saved with it")
+    if name is None and conversion.reads_text:
+        print(f"without a tokenizer: give --tokenizer (it was trained with that of {conversion.layout.tokenizer})")
 
 
 if __name__ == "__main__":

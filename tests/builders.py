@@ -12,6 +12,7 @@ from transformers import (
     ClapFeatureExtractor,
     ClapModel,
     ClapProcessor,
+    GPT2Tokenizer,
     M2M100Config,
     NllbTokenizer,
     PreTrainedConfig,
@@ -128,6 +129,19 @@ def bert_tokenizer() -> BertTokenizer:
     words = sorted({word for text in texts for word, _ in splitter.pre_tokenize_str(text)})
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     return BertTokenizer(vocab={token: index for index, token in enumerate(special + words)}, model_max_length=64)
+
+
+def gpt2_tokenizer() -> GPT2Tokenizer:
+    """A byte-level tokenizer of GPT-2's kind: "!" is number 0, and <|endoftext|> the last."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(
+        CAPTIONS.values(), trainers.BpeTrainer(vocab_size=299, initial_alphabet=alphabet, show_progress=False)
+    )
+    model = json.loads(tokenizer.to_str())["model"]
+    vocabulary = {**model["vocab"], "<|endoftext|>": len(model["vocab"])}
+    return GPT2Tokenizer(vocab=vocabulary, merges=[tuple(merge) for merge in model["merges"]])
 
 
 def nllb_tokenizer() -> NllbTokenizer:

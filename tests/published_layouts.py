@@ -1,7 +1,10 @@
 """The names and shapes of public checkpoints, written down from their descriptions and not from the converters."""
 
+import math
+
 import torch
-from transformers import ClapConfig, ClapModel, audio_utils
+import torchaudio
+from transformers import BertConfig, BertModel, ClapAudioModel, ClapConfig, ClapModel, audio_utils
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -9,12 +12,12 @@ Shapes = dict[str, tuple[int, ...]]
 HUB_ROWS = [1, 3, 0, 2]
 
 
-def ced_encoder(width: int = 64, depth: int = 1) -> Shapes:
-    """The encoder of CED, 155 tensors at 12 blocks."""
+def ced_encoder(width: int = 64, depth: int = 1, dasheng: bool = False) -> Shapes:
+    """The encoder of CED or Dasheng, 155 tensors at 12 blocks."""
     shapes: Shapes = {
-        "time_pos_embed": (1, width, 1, 63),
-        "freq_pos_embed": (1, width, 4, 1),
-        "patch_embed.proj.weight": (width, 1, 16, 16),
+        "time_pos_embed": (1, width, 1, 252 if dasheng else 63),
+        "freq_pos_embed": (1, width, 1 if dasheng else 4, 1),
+        "patch_embed.proj.weight": (width, 1, *((64, 4) if dasheng else (16, 16))),
         "patch_embed.proj.bias": (width,),
         "init_bn.num_batches_tracked": (),
     }
@@ -130,12 +133,19 @@ def ced_hub(encoder: dict[str, torch.Tensor], head: dict[str, torch.Tensor]) -> 
 
 
 def ml_clap(
-    audio: dict[str, torch.Tensor], text: dict[str, torch.Tensor], joint: dict[str, torch.Tensor], temperature: float
+    audio: dict[str, torch.Tensor],
+    text: dict[str, torch.Tensor],
+    joint: dict[str, torch.Tensor],
+    temperature: float | None,
 ) -> dict[str, torch.Tensor]:
-    """ML-CLAP's layout, of an original CED, a fairseq2 SONAR and the projections; 557 tensors in the published size."""
+    """ML-CLAP's layout, of an original CED, a fairseq2 SONAR and the projections; 557 tensors in the published size.
+
+    GLAP's is the same of an original Dasheng, without a temperature: 552 tensors, since it has no tagging head.
+    """
     towers = {f"audio_encoder.model.{name}": value for name, value in audio.items()}
     towers |= {f"text_encoder.model.{name}": value for name, value in text.items()}
-    return {**towers, **joint, "temperature": torch.tensor(temperature)}
+    scale = {} if temperature is None else {"temperature": torch.tensor(temperature)}
+    return {**towers, **joint, **scale}
 
 
 def laion_config(fused: bool = False) -> ClapConfig:
@@ -191,3 +201,120 @@ def laion(clap: ClapModel, filters: torch.Tensor) -> dict[str, torch.Tensor]:
     ):
         tensors |= {f"{name}.weight": torch.ones(2, 2), f"{name}.bias": torch.ones(2)}
     return tensors
+
+
+def residual_projections(audio: int, text: int, shared: int) -> Shapes:
+    """MS-CLAP's, without biases but for the layer norm's."""
+    shapes: Shapes = {}
+    for name, width in (("audio_encoder", audio), ("caption_encoder", text)):
+        shapes |= {f"{name}.projection.linear1.weight": (shared, width)}
+        shapes |= {f"{name}.projection.linear2.weight": (shared, shared)}
+        shapes |= {f"{name}.projection.layer_norm.{kind}": (shared,) for kind in ("weight", "bias")}
+    return shapes
+
+
+def gpt2(vocabulary: int = 300, width: int = 64, layers: int = 1, positions: int = 100) -> Shapes:
+    """GPT-2 without a head, 148 tensors at 12 layers."""
+    shapes: Shapes = {"wte.weight": (vocabulary, width), "wpe.weight": (positions, width)}
+    shapes |= {f"ln_f.{kind}": (width,) for kind in ("weight", "bias")}
+    linears = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
+    for layer in (f"h.{number}" for number in range(layers)):
+        shapes |= {f"{layer}.{norm}.{kind}": (width,) for norm in ("ln_1", "ln_2") for kind in ("weight", "bias")}
+        for name, (inner, outer) in linears.items():  # GPT-2 keeps its matrices transposed
+            shapes[f"{layer}.{name}.weight"] = (inner * width, outer * width)
+            shapes[f"{layer}.{name}.bias"] = (outer * width,)
+    return shapes
+
+
+def cnn14(channels: tuple[int, ...] = (4, 6, 8, 12, 16, 20), width: int = 24) -> Shapes:
+    """CNN14 without its head and front end, 69 tensors, the counts of 13 batch norms included."""
+    norms, shapes = {"bn0": 64}, {"fc1.weight": (width, channels[-1]), "fc1.bias": (width,)}
+    for number, outer in enumerate(channels, start=1):
+        inner = 1 if number == 1 else channels[number - 2]
+        shapes[f"conv_block{number}.conv1.weight"] = (outer, inner, 3, 3)
+        shapes[f"conv_block{number}.conv2.weight"] = (outer, outer, 3, 3)
+        norms |= {f"conv_block{number}.bn1": outer, f"conv_block{number}.bn2": outer}
+    for name, count in norms.items():
+        shapes |= {f"{name}.{kind}": (count,) for kind in ("weight", "bias", "running_mean", "running_var")}
+        shapes[f"{name}.num_batches_tracked"] = ()
+    return shapes
+
+
+def msclap(
+    audio: dict[str, torch.Tensor], text: dict[str, torch.Tensor], joint: dict[str, torch.Tensor], scale: float
+) -> dict[str, torch.Tensor]:
+    """MS-CLAP's layout: the audio tower with its front end and head, and the text tower."""
+    towers = {f"audio_encoder.base.{name}": value for name, value in audio.items()}
+    towers |= {f"caption_encoder.base.{name}": value for name, value in text.items()}
+    return {**towers, **joint, "logit_scale": torch.tensor(scale)}
+
+
+def slaney_filters(rate_hz: int, f_min: float = 50.0) -> torch.Tensor:
+    """The mel filters in the files of LAION and MS-CLAP, by another library than the one that the converter asks."""
+    return torchaudio.functional.melscale_fbanks(513, f_min, 14_000.0, 64, rate_hz, norm="slaney", mel_scale="slaney")
+
+
+def laion_model(fused: bool = False) -> ClapModel:
+    """A narrow CLAP of LAION's kind, its batch norm used to decibels."""
+    torch.manual_seed(0)
+    model = ClapModel(laion_config(fused)).eval()
+    model.audio_model.audio_encoder.batch_norm.running_mean.fill_(-40.0)
+    model.audio_model.audio_encoder.batch_norm.running_var.fill_(400.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return model
+
+
+def small_ml_clap() -> dict[str, torch.Tensor]:
+    """A narrow ML-CLAP, 57 tensors."""
+    audio = ced_original(random(ced_encoder()), random(ced_head()))
+    return ml_clap(audio, fairseq2(random(sonar_hub())), random(ml_clap_joint()), 0.07)
+
+
+def small_glap() -> dict[str, torch.Tensor]:
+    """A narrow GLAP."""
+    audio = ced_original(random(ced_encoder(dasheng=True)), {})
+    return ml_clap(audio, fairseq2(random(sonar_hub())), random(ml_clap_joint()), None)
+
+
+def panns_front_end(rate_hz: int) -> dict[str, torch.Tensor]:
+    stft = {f"spectrogram_extractor.stft.conv_{part}.weight": torch.zeros(513, 1, 8) for part in ("real", "imag")}
+    return {**stft, "logmel_extractor.melW": slaney_filters(rate_hz)}
+
+
+def htsat(model: ClapAudioModel) -> dict[str, torch.Tensor]:
+    """A ClapAudioModel in the names of MS-CLAP's HTSAT, which are LAION's."""
+    whole = ClapModel(laion_config())
+    whole.audio_model = model
+    tensors = laion(whole, slaney_filters(32_000))
+    names = {name: value for name, value in tensors.items() if name.startswith("audio_branch.")}
+    return {name.replace("audio_branch.", "htsat."): value for name, value in names.items()}
+
+
+def bert(config: BertConfig, model: BertModel) -> dict[str, torch.Tensor]:
+    """BERT as transformers stored it then: with its pooler and the numbers of its positions."""
+    pooler = {"pooler.dense.weight": torch.ones(64, 64), "pooler.dense.bias": torch.ones(64)}
+    positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
+    return {**model.state_dict(), **pooler, "embeddings.position_ids": positions}
+
+
+def bert_config(**kwargs) -> BertConfig:
+    sizes = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return BertConfig(**{**sizes, "intermediate_size": 96, "max_position_embeddings": 40, **kwargs})
+
+
+def small_msclap(year: int) -> dict[str, torch.Tensor]:
+    """A narrow MS-CLAP of 2022 or 2023."""
+    if year == 2023:
+        audio = htsat(ClapAudioModel(laion_config().audio_config))
+        masks = {"h.0.attn.bias": torch.ones(1, 1, 100, 100), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+        text = {**random(gpt2()), **masks}
+        joint = residual_projections(128, 64, 16)
+    else:
+        tower = random(cnn14(), seed=1)
+        head = {"fc_audioset.weight": torch.ones(5, 24), "fc_audioset.bias": torch.ones(5)}
+        audio = {**tower, **head, **panns_front_end(44_100)}
+        text = bert(bert_config(), BertModel(bert_config(), add_pooling_layer=False))
+        joint = residual_projections(24, 64, 16)
+    return msclap(audio, text, random(joint, seed=2), math.log(1 / 0.07))

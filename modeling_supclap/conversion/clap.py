@@ -22,20 +22,21 @@ def load_clap(name: str | Path) -> ClapModel:
     Its towers are `.audio_model` and `.text_model`; saved on their own they are towers for `from_encoders`.
 
     Args:
-        name: Hub id or folder of a `ClapModel`.
+        name: The Hub id or folder of a `ClapModel`.
 
     Returns:
         The model in float32, in evaluation mode.
 
     Raises:
-        OSError: there is no such folder or id, or a file of weights is damaged.
-        ValueError: it is a checkpoint of another kind of model, or lacks weights, or has some that the model has not.
+        OSError: There is no such folder or id, or a file of weights is damaged.
+        ValueError: It is a checkpoint of another kind of model, or lacks weights, or has some that the model has not.
     """
     fields, _ = PreTrainedConfig.get_config_dict(str(name))
     if fields.get("model_type") != ClapConfig.model_type:
         raise ValueError(f"{name} is a {fields.get('model_type')!r} model; give a whole CLAP, of model_type 'clap'")
     with naming_damaged_files(name):
         loaded: Any = ClapModel.from_pretrained(str(name), dtype=torch.float32, output_loading_info=True)
+
     model, report = loaded
     faults = {
         "lacks": sorted(report["missing_keys"]),
@@ -53,13 +54,13 @@ def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
     `logits_per_text` is its transpose.
 
     Args:
-        clap: the model to copy: HTSAT, RoBERTa-like text tower with its pooler, two-layer projections.
+        clap: The model to copy: HTSAT, RoBERTa-like text tower with its pooler, two-layer projections.
 
     Returns:
         A model with weights of its own in float32, in evaluation mode.
 
     Raises:
-        ValueError: the model holds other tensors than a `ClapModel` does, adapters for example.
+        ValueError: The model holds other tensors than a `ClapModel` does, adapters for example.
 
     Example:
         >>> text = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
@@ -79,6 +80,7 @@ def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
     tensors = clap.state_dict()
     del tensors["logit_scale_t"]
     tensors["logit_scale"] = tensors.pop("logit_scale_a").reshape(1)
+
     model = SupCLAPModel(config)
     fill_exactly(model, tensors, "the ClapModel")
     return model.eval()
@@ -88,18 +90,19 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
     """The way back: a transformers `ClapModel` with both of its scales set to the model's.
 
     Args:
-        model: made by `supclap_from_clap` or with the same towers, pooling and no bias; adapters merged.
+        model: One made by `supclap_from_clap` or with the same towers, pooling and no bias; adapters merged.
 
     Returns:
         A model with weights of its own in float32, in evaluation mode.
 
     Raises:
-        ValueError: a `ClapModel` cannot express the model.
+        ValueError: A `ClapModel` cannot express the model.
     """
     config: Any = model.config
     parts = (config.audio_config.model_type, config.text_config.model_type, config.text_pooling, config.logit_bias)
     if parts != (wanted := ("clap_audio_model", "clap_text_model", "pooler", None)):
         raise ValueError(f"audio tower, text tower, pooling and bias are {parts}; a ClapModel has {wanted}")
+
     clap = ClapModel(
         ClapConfig(
             audio_config=config.audio_config.to_dict(),
@@ -109,6 +112,7 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
             logit_scale_init_value=1 / config.temperature,
         )
     )
+
     tensors = model.state_dict()
     tensors["logit_scale_a"] = tensors["logit_scale_t"] = tensors.pop("logit_scale").reshape(())
     fill_exactly(clap, tensors, "the SupCLAPModel")
@@ -124,6 +128,6 @@ def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:
     other rates than its 48 kHz are resampled when the collator reads them; the processor itself refuses them.
 
     Args:
-        processor: CLAP's own.
+        processor: CLAP's own processor.
     """
     return SupCLAPProcessor(processor.feature_extractor, processor.tokenizer)

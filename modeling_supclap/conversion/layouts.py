@@ -16,25 +16,29 @@ from transformers import (
     ClapConfig,
     ClapModel,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     SequenceFeatureExtractor,
 )
 from transformers.initialization import no_init_weights
 
 from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_ced import CEDModel
-from ..modeling_sonar import SonarTextModel
 from ..modeling_supclap import SupCLAPModel
-from .ced import HEAD, ced_from_hub, ced_from_original
+from .ced import ced_from_tensors
 from .clap import supclap_from_clap
 from .files import Checkpoint
-from .laion import clap_from_laion, laion_feature_extractor, reasons
-from .ml_clap import AUDIO, TEXT, below, supclap_from_ml_clap
-from .provenance import SONAR_LICENSE
-from .sonar import sonar_from_fairseq2, sonar_from_hub, sonar_from_legacy
+from .laion import clap_from_laion, laion_feature_extractor
+from .ml_clap import AUDIO, GLAP_TEMPERATURE, TEXT, supclap_from_ml_clap
+from .msclap import prepare_gpt2_tokenizer, supclap_from_msclap
+from .provenance import SONAR_LICENSE, Part
+from .sonar import sonar_from_tensors
 from .tensors import Tensors, fill_exactly
 
-KINDS = ("ced", "sonar", "ml-clap", "laion", "msclap", "glap")
 PARTS = ("whole", "audio", "text")
+FUSION_REMARK = (
+    "this checkpoint has LAION's fusion of long clips, which is not used: a clip is its first 10 s, or each 10 s of it "
+    "where encode_audio cuts it into chunks"
+)
 
 Converted = tuple[PreTrainedModel, SequenceFeatureExtractor | None, Mapping[str, int]]
 """A model, what makes its audio inputs, and how many tensors it has no place for, by what they were."""
@@ -45,59 +49,39 @@ class Layout:
     """One way in which a public checkpoint is laid out.
 
     Args:
-        name: what it is called.
-        kind: one of `KINDS`, or "other" for what is known and never converted.
-        marks: regular expressions; a checkpoint is of this layout if each matches the beginning of some name.
-        convert: makes our model of it; None where we have none.
-        licenses: which every such file is bound by, in the Hub's notation, by the parts of the model; "" stands for
-            all others. What permits more is left to the source's own card.
-        remark: what a user has to know of it.
-        refusal: where we have no model, the reason and what to do.
-        patch_rows: where the names do not tell two layouts apart, the mel bands of a patch.
+        name: What it is called.
+        kind: The family that a user may ask for.
+        marks: Regular expressions; a checkpoint is of this layout if each matches the beginning of some name.
+        convert: Makes our model of it.
+        patch_mels: Where the names do not tell two layouts apart, the mel bands of a patch.
+        licenses: What every such file is bound by, in the Hub's notation, by the parts of the model; "" stands for
+            all others. What permits more is left to the checkpoint's own card.
+        remark: What a user has to know of it.
+        tokenizer: The Hub id of the tokenizer that it was trained with; empty where the text tower has none.
+        max_tokens: Where its texts are cut; None keeps the tokenizer's own limit.
+        prepare_tokenizer: Changes that tokenizer to what the text tower was trained with.
+        plain_captions: Whether its captions are lower-cased and lose their punctuation.
     """
 
     name: str
     kind: str
     marks: tuple[str, ...]
-    convert: Callable[[Checkpoint], Converted] | None = None
+    convert: Callable[[Checkpoint], Converted]
+    patch_mels: int | None = None
     licenses: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
-    refusal: str = ""
-    patch_rows: int | None = None
+    tokenizer: str = ""
+    max_tokens: int | None = None
+    prepare_tokenizer: Callable[[PreTrainedTokenizerBase], None] | None = None
+    plain_captions: bool = False
 
     def fits(self, tensors: Tensors) -> bool:
         """Whether these tensors are laid out so."""
-        if not all(any(re.match(mark, name) for name in tensors) for mark in self.marks):
-            return False
-        patches = [value for name, value in tensors.items() if name.endswith("patch_embed.proj.weight")]
-        return self.patch_rows is None or any(each.ndim == 4 and each.shape[2] == self.patch_rows for each in patches)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Where a part of a converted model comes from; an entry of `provenance.json`.
-
-    Args:
-        part: its name in a `SupCLAPModel`, such as `audio_model`.
-        source: Hub id, or the name of a file or folder.
-        revision: the commit, of a Hub repository.
-        files: the names of the weight files.
-        sha256: of them.
-        layout: the recognised layout.
-        license: what the source states, or what binds every file of its layout; empty where neither is.
-        tensors: how many the part has.
-        parameters: how many weights the part has.
-    """
-
-    part: str
-    source: str
-    revision: str | None
-    files: tuple[str, ...]
-    sha256: str
-    layout: str
-    license: str
-    tensors: int
-    parameters: int
+        for mark in self.marks:
+            if not any(re.match(mark, name) for name in tensors):
+                return False
+        patches = [value.shape for name, value in tensors.items() if name.endswith("patch_embed.proj.weight")]
+        return self.patch_mels is None or any(len(shape) == 4 and shape[2] == self.patch_mels for shape in patches)
 
 
 @dataclass(frozen=True)
@@ -105,291 +89,267 @@ class Conversion:
     """A converted checkpoint.
 
     Args:
-        layout: the recognised layout.
-        model: in float32, in evaluation mode.
-        feature_extractor: what makes its audio inputs; None for a text tower.
-        parts: where each part of the model comes from.
-        set_aside: how many tensors of the checkpoint the model has no place for, by what they were.
-        remark: what a user has to know of the checkpoint.
+        layout: The recognised layout.
+        model: The model in float32, in evaluation mode.
+        feature_extractor: What makes its audio inputs; None for a text tower.
+        parts: Where each part of the model comes from.
+        set_aside: How many tensors of the checkpoint the model has no place for, by what they were.
+        remark: What a user has to know of the checkpoint.
     """
 
-    layout: str
+    layout: Layout
     model: PreTrainedModel
     feature_extractor: SequenceFeatureExtractor | None
     parts: tuple[Part, ...]
     set_aside: Mapping[str, int]
     remark: str = ""
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether the model has a text tower, which needs a tokenizer."""
+        return isinstance(self.model, SupCLAPModel) or self.feature_extractor is None
 
-def recognise(tensors: Tensors, source: str, kind: str = "auto") -> Layout:
+
+def recognise(tensors: Tensors, origin: str, kind: str = "auto") -> Layout:
     """The layout of a checkpoint, told by the names of its tensors.
 
     Args:
-        tensors: all of them.
-        source: what they come from, for the message of an error.
-        kind: look only among these layouts, one of `KINDS`; "auto" looks among all.
+        tensors: All of them.
+        origin: What they come from, for the message of an error.
+        kind: Look only among these layouts, one of `KINDS`; "auto" looks among all.
 
     Raises:
-        ValueError: it is of no known layout, or of none of this kind.
+        ValueError: It is of no known layout, or of none of this kind.
     """
     if kind not in ("auto", *KINDS):
         raise ValueError(f"there is no kind {kind!r}; give auto or one of {', '.join(KINDS)}")
+
     found = next((layout for layout in LAYOUTS if layout.fits(tensors)), None)
-    if found is not None and kind in ("auto", found.kind):
-        return found
-    if found is not None:
-        raise ValueError(f"{source} is laid out as {found.name}, which is of kind {found.kind!r} and not {kind!r}")
-    known = "\n  ".join(layout.name for layout in LAYOUTS if layout.kind in KINDS)
-    names = ", ".join(sorted(tensors)[:8])
-    raise ValueError(
-        f"{source} is of no layout that is known here. The first of its {len(tensors)} tensors are {names}.\n"
-        f"Known are:\n  {known}"
-    )
+    if found is None:
+        names = ", ".join(sorted(tensors)[:8])
+        known = "\n  ".join(layout.name for layout in LAYOUTS)
+        raise ValueError(
+            f"{origin} is of no layout that is known here. The first of its {len(tensors)} tensors are {names}.\n"
+            f"Known are:\n  {known}"
+        )
+    if kind not in ("auto", found.kind):
+        raise ValueError(f"{origin} is laid out as {found.name}, which is of kind {found.kind!r} and not {kind!r}")
+    return found
 
 
 def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "whole") -> Conversion:
     """Makes a model of ours out of a public checkpoint.
 
     Args:
-        checkpoint: as `read_checkpoint` gives it.
-        kind: as for `recognise`.
+        checkpoint: What `read_checkpoint` gives.
+        kind: As for `recognise`.
         part: "whole", or of a model of two towers only its "audio" or its "text" tower.
 
     Returns:
         A `CEDModel`, a `SonarTextModel`, a `SupCLAPModel` or one of its towers, and what belongs to it.
 
     Raises:
-        ValueError: the checkpoint is of no known layout or does not fit it, no model of ours can hold it, or it has
-            no such part.
+        ValueError: The checkpoint is of no known layout or does not fit it, or it has no such part.
     """
-    layout = recognise(checkpoint.tensors, checkpoint.source, kind)
+    layout = recognise(checkpoint.tensors, checkpoint.origin, kind)
     if part not in PARTS:
         raise ValueError(f"there is no part {part!r}; give one of {', '.join(PARTS)}")
-    if layout.convert is None and (layout.name, part) == (GLAP, "text"):
-        text = below(checkpoint.tensors, TEXT)
-        aside = {"of the rest of the model": len(checkpoint.tensors) - len(text)}
-        converted: Converted = (sonar_from_fairseq2(text, f"{checkpoint.source}, its text encoder"), None, aside)
-    elif layout.convert is None:
-        raise ValueError(f"{checkpoint.source} is laid out as {layout.name}: {layout.refusal}")
-    else:
-        converted = _only_part(layout.convert(checkpoint), part, layout.name)
-    model, feature_extractor, set_aside = converted
-    parts = _parts(model, checkpoint, layout)
-    return Conversion(layout.name, model, feature_extractor, parts, set_aside, layout.remark)
+    model, feature_extractor, set_aside = layout.convert(checkpoint)
 
-
-def _only_part(converted: Converted, part: str, name: str) -> Converted:
-    model, feature_extractor, set_aside = converted
-    if part == "whole":
-        return converted
+    remark = layout.remark
     if isinstance(model, SupCLAPModel):
-        tower = model.audio_model if part == "audio" else model.text_model
-        others = {"of the rest of the model": len(model.state_dict()) - len(tower.state_dict())}
-        return tower, feature_extractor if part == "audio" else None, {**set_aside, **others}
-    if (part == "text") != isinstance(model, SonarTextModel):
-        raise ValueError(f"{name} has no {part} tower; it is a single {type(model).__name__}")
-    return converted
+        if getattr(model.config.audio_config, "enable_fusion", False) and part != "text":
+            remark = FUSION_REMARK
+        if part != "whole":
+            total = len(model.state_dict())
+            model = model.audio_model if part == "audio" else model.text_model
+            set_aside = {**set_aside, "of the rest of the model": total - len(model.state_dict())}
+            feature_extractor = feature_extractor if part == "audio" else None
+    elif part != "whole" and (part == "text") != (feature_extractor is None):
+        raise ValueError(f"{layout.name} has no {part} tower; it is a single {type(model).__name__}")
+
+    parts = _get_parts(model, feature_extractor is not None, checkpoint, layout)
+    return Conversion(layout, model, feature_extractor, parts, set_aside, remark)
 
 
-def _parts(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout) -> tuple[Part, ...]:
+def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout) -> tuple[Part, ...]:
     """The model's parts: a tower is one, a model of two has them, its projections and its scale."""
-    tower = "" if isinstance(model, SupCLAPModel) else f"{'audio' if _is_audio(model) else 'text'}_model."
-    tensors = Counter((tower + name).split(".")[0] for name in model.state_dict())
+    tower = "" if isinstance(model, SupCLAPModel) else "audio_model." if is_audio else "text_model."
+    tensors: Counter[str] = Counter()
+    for name in model.state_dict():
+        tensors[(tower + name).split(".")[0]] += 1
     parameters: Counter[str] = Counter()
     for name, value in model.named_parameters():
         parameters[(tower + name).split(".")[0]] += value.numel()
-    return tuple(
-        Part(
-            part=part,
-            source=checkpoint.source,
-            revision=checkpoint.revision,
-            files=tuple(path.name for path in checkpoint.files),
-            sha256=checkpoint.sha256,
-            layout=layout.name,
-            license=checkpoint.license or layout.licenses.get(part, layout.licenses.get("", "")),
-            tensors=count,
-            parameters=parameters[part],
+
+    parts = []
+    for part, count in tensors.items():
+        license = checkpoint.license or layout.licenses.get(part, layout.licenses.get("", ""))
+        parts.append(
+            Part(
+                part=part,
+                source=checkpoint.origin,
+                revision=checkpoint.revision,
+                files=tuple(path.name for path in checkpoint.files),
+                sha256=checkpoint.sha256,
+                layout=layout.name,
+                license=license,
+                tensors=count,
+                parameters=parameters[part],
+            )
         )
-        for part, count in tensors.items()
-    )
+    return tuple(parts)
 
 
-def _is_audio(model: PreTrainedModel) -> bool:
-    return model.main_input_name == "input_features"
+# ---- from a checkpoint to the model, its feature extractor, and what was set aside ----
 
 
-# ---- the layouts ----
+def _convert_ced(checkpoint: Checkpoint) -> Converted:
+    model, aside = ced_from_tensors(checkpoint.tensors, checkpoint.origin, checkpoint.config)
+    return model, _load_ced_feature_extractor(checkpoint, model), aside
 
 
-def _convert_ced_original(checkpoint: Checkpoint) -> Converted:
-    model, aside = ced_from_original(checkpoint.tensors, checkpoint.source)
-    return model, CEDFeatureExtractor(), _ced_reasons(aside)
+def _load_ced_feature_extractor(checkpoint: Checkpoint, model: CEDModel) -> CEDFeatureExtractor:
+    """The one beside the weights, or the published one; either way the one that the configuration describes."""
+    least = model.config.patch_frames
+    files = [checkpoint.folder / name for name in ("preprocessor_config.json", "processor_config.json")]
+    if any(file.is_file() for file in files):
+        extractor = CEDFeatureExtractor.from_pretrained(checkpoint.folder, min_frames=least)
+    else:
+        extractor = CEDFeatureExtractor(min_frames=least)
+
+    described = CEDFeatureExtractor.from_config(model.config)
+    for each in (extractor, described):  # None says the same in other words
+        each.f_max = each.f_max or each.sampling_rate / 2
+    differing = {}
+    for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center", "feature_size"):
+        if getattr(extractor, name) != getattr(described, name):
+            differing[name] = (getattr(extractor, name), getattr(described, name))
+    if differing:
+        raise ValueError(f"{checkpoint.origin}: feature extractor and config.json differ in {differing}")
+    return extractor
 
 
-def _convert_ced_hub(checkpoint: Checkpoint) -> Converted:
-    model, aside = ced_from_hub(checkpoint.tensors, checkpoint.source, checkpoint.config)
-    return model, _ced_feature_extractor(checkpoint, model), _ced_reasons(aside)
-
-
-def _convert_sonar_fairseq2(checkpoint: Checkpoint) -> Converted:
-    return sonar_from_fairseq2(checkpoint.tensors, checkpoint.source), None, {}
-
-
-def _convert_sonar_legacy(checkpoint: Checkpoint) -> Converted:
-    model, aside = sonar_from_legacy(checkpoint.tensors, checkpoint.source)
-    return model, None, {"constants of fairseq": len(aside)}
-
-
-def _convert_sonar_hub(checkpoint: Checkpoint) -> Converted:
-    return sonar_from_hub(checkpoint.tensors, checkpoint.source, checkpoint.config), None, {}
+def _convert_sonar(checkpoint: Checkpoint) -> Converted:
+    model, aside = sonar_from_tensors(checkpoint.tensors, checkpoint.origin, checkpoint.config)
+    return model, None, aside
 
 
 def _convert_ml_clap(checkpoint: Checkpoint) -> Converted:
-    model, aside = supclap_from_ml_clap(checkpoint.tensors, checkpoint.source)
-    return model, CEDFeatureExtractor(), _ced_reasons(below(aside, AUDIO))
+    model, aside = supclap_from_ml_clap(checkpoint.tensors, checkpoint.origin)
+    return model, CEDFeatureExtractor.from_config(model.config.audio_config), aside
+
+
+def _convert_glap(checkpoint: Checkpoint) -> Converted:
+    model, aside = supclap_from_ml_clap(checkpoint.tensors, checkpoint.origin, GLAP_TEMPERATURE)
+    return model, CEDFeatureExtractor.from_config(model.config.audio_config), aside
+
+
+def _convert_msclap(checkpoint: Checkpoint) -> Converted:
+    return supclap_from_msclap(checkpoint.tensors, checkpoint.origin)
 
 
 def _convert_laion(checkpoint: Checkpoint) -> Converted:
-    clap, aside = clap_from_laion(checkpoint.tensors, checkpoint.source)
+    clap, aside = clap_from_laion(checkpoint.tensors, checkpoint.origin)
     audio_config: Any = clap.config.audio_config
     feature_extractor = laion_feature_extractor(audio_config.enable_fusion)
-    return supclap_from_clap(clap), feature_extractor, {**reasons(aside), "scale from text to audio": 1}
+    return supclap_from_clap(clap), feature_extractor, {**aside, "scale from text to audio": 1}
 
 
 def _convert_clap_hub(checkpoint: Checkpoint) -> Converted:
     if checkpoint.config.get("model_type") != ClapConfig.model_type:
-        raise ValueError(f"{checkpoint.source} has no config.json of a CLAP beside its weights; give its whole folder")
+        raise ValueError(f"{checkpoint.origin} has no config.json of a CLAP beside its weights; give its whole folder")
     with no_init_weights():
         clap: Any = ClapModel(ClapConfig.from_dict(dict(checkpoint.config)))
+
     # Numbers of positions and types, which transformers did not always write.
     constants = {name: value.clone() for name, value in clap.state_dict().items() if name.endswith("_ids")}
-    fill_exactly(clap, {**constants, **checkpoint.tensors}, checkpoint.source)
+    fill_exactly(clap, {**constants, **checkpoint.tensors}, checkpoint.origin)
     feature_extractor = AutoFeatureExtractor.from_pretrained(checkpoint.folder)
     return supclap_from_clap(clap.eval()), feature_extractor, {"scale from text to audio": 1}
 
 
-def _ced_reasons(set_aside: Tensors) -> dict[str, int]:
-    head = sum(name.startswith(HEAD) for name in set_aside)
-    counts = {"tagging head": head, "front end, which agrees": len(set_aside) - head}
-    return {why: count for why, count in counts.items() if count}
+# ---- the layouts: the first that fits is taken, so what is more particular stands first ----
 
-
-def _ced_feature_extractor(checkpoint: Checkpoint, model: CEDModel) -> CEDFeatureExtractor:
-    """The one beside the weights, or the published one; either way the one that the configuration describes."""
-    files = [checkpoint.folder / name for name in ("preprocessor_config.json", "processor_config.json")]
-    has_own = any(file.is_file() for file in files)
-    extractor = CEDFeatureExtractor.from_pretrained(checkpoint.folder) if has_own else CEDFeatureExtractor()
-    fields = ("n_fft", "win_size", "hop_size", "f_min", "center")
-    half = extractor.sampling_rate / 2
-    seen = {name: getattr(extractor, name) for name in fields}
-    seen |= {"f_max": extractor.f_max or half, "n_mels": extractor.feature_size}
-    wanted = {name: getattr(model.config, name) for name in fields}
-    wanted |= {"f_max": model.config.f_max or half, "n_mels": model.config.n_mels}
-    if seen != wanted:
-        differing = {name: (seen[name], wanted[name]) for name in seen if seen[name] != wanted[name]}
-        raise ValueError(f"{checkpoint.source}: feature extractor and config.json differ in {differing}")
-    return extractor
-
-
-GLAP = "GLAP"
-# The first that fits is taken, so what is more particular stands first.
+JOINT_MARKS = (re.escape(AUDIO) + r"patch_embed\.", re.escape(TEXT) + r"encoder_frontend\.")
+CED_MARKS = (r"(encoder\.)?init_bn\.", r"(encoder\.)?blocks\.0\.attn\.qkv\.")
+SONAR_TOKENIZER = "cointegrated/SONAR_200_text_encoder"
 LAYOUTS = (
     Layout(
-        "ML-CLAP",
-        "ml-clap",
-        (re.escape(AUDIO) + r"patch_embed\.", re.escape(TEXT) + r"encoder_frontend\."),
-        _convert_ml_clap,
-        {"text_model": SONAR_LICENSE},
-        remark="ML-CLAP states no licence for its weights; its text tower was trained from SONAR",
-        patch_rows=16,
-    ),
-    Layout(
-        GLAP,
-        "glap",
-        (re.escape(AUDIO) + r"patch_embed\.", re.escape(TEXT) + r"encoder_frontend\."),
+        name="ML-CLAP",
+        kind="ml-clap",
+        marks=JOINT_MARKS,
+        patch_mels=16,
+        convert=_convert_ml_clap,
         licenses={"text_model": SONAR_LICENSE},
-        refusal="its audio tower is Dasheng, whose patches are 64 x 4, and this package has no Dasheng. Its text tower "
-        "is SONAR and can be had alone, as the part 'text'",
+        remark="ML-CLAP states no license for its weights; its text tower was trained from SONAR. Its captions are "
+        "lower-cased and lose their punctuation, which its processor does",
+        tokenizer=SONAR_TOKENIZER,
+        plain_captions=True,
     ),
     Layout(
-        "LAION-CLAP, authors' file",
-        "laion",
-        (r"audio_branch\.", r"audio_projection\.0\."),
-        _convert_laion,
-        remark="the file states no licence; those in lukewys/laion_clap on the Hub are CC0-1.0",
+        name="GLAP",
+        kind="glap",
+        marks=JOINT_MARKS,
+        patch_mels=64,
+        convert=_convert_glap,
+        licenses={"text_model": SONAR_LICENSE},
+        remark="the temperature is not in GLAP's files; it is set to 0.01, by which its authors score",
+        tokenizer=SONAR_TOKENIZER,
     ),
     Layout(
-        "CLAP, Hub",
-        "laion",
-        (r"audio_model\.audio_encoder\.", r"text_model\.embeddings\.", r"logit_scale_a$"),
-        _convert_clap_hub,
+        name="LAION-CLAP, authors' file",
+        kind="laion",
+        marks=(r"audio_branch\.", r"audio_projection\.0\."),
+        convert=_convert_laion,
+        remark="the file states no license; those in lukewys/laion_clap on the Hub are CC0-1.0",
+        tokenizer="FacebookAI/roberta-base",
+        max_tokens=77,
     ),
     Layout(
-        "MS-CLAP 2023",
-        "msclap",
-        (r"caption_encoder\.", r"audio_encoder\.base\.htsat\."),
-        refusal="its text tower is GPT-2, of which the last token is read, and its projections are residual with a "
-        "layer norm and without bias; a SupCLAPModel has neither",
+        name="CLAP, Hub",
+        kind="laion",
+        marks=(r"audio_model\.audio_encoder\.", r"text_model\.embeddings\.", r"logit_scale_a$"),
+        convert=_convert_clap_hub,
+        tokenizer="FacebookAI/roberta-base",
     ),
     Layout(
-        "MS-CLAP 2022",
-        "msclap",
-        (r"caption_encoder\.", r"audio_encoder\."),
-        refusal="its audio tower is the convolutional Cnn14 and its projections are residual with a layer norm and "
-        "without bias; a SupCLAPModel has neither",
+        name="MS-CLAP 2023",
+        kind="msclap",
+        marks=(r"caption_encoder\.base\.wte\.", r"audio_encoder\.base\.htsat\."),
+        convert=_convert_msclap,
+        remark="the file states no license; those in microsoft/msclap on the Hub are MIT",
+        tokenizer="openai-community/gpt2",
+        max_tokens=77,
+        prepare_tokenizer=prepare_gpt2_tokenizer,
     ),
     Layout(
-        "Dasheng",
-        "other",
-        (r"patch_embed\.proj\.", r"blocks\.0\.attn\.qkv\."),
-        refusal="its patches are 64 x 4, CED's are 16 x 16, and this package has no Dasheng",
-        patch_rows=64,
+        name="MS-CLAP 2022",
+        kind="msclap",
+        marks=(r"caption_encoder\.base\.embeddings\.", r"audio_encoder\.base\.conv_block1\."),
+        convert=_convert_msclap,
+        remark="the file states no license; those in microsoft/msclap on the Hub are MIT",
+        tokenizer="google-bert/bert-base-uncased",
+        max_tokens=100,
+    ),
+    Layout(name="Dasheng", kind="dasheng", marks=CED_MARKS, patch_mels=64, convert=_convert_ced),
+    Layout(
+        name="CED",
+        kind="ced",
+        marks=CED_MARKS,
+        convert=_convert_ced,
+        remark="the authors' files state no license; their copies on the Hub, mispeech/ced-*, are Apache-2.0",
     ),
     Layout(
-        "CED, authors' file",
-        "ced",
-        (r"init_bn\.1\.", r"blocks\.0\.attn\.qkv\."),
-        _convert_ced_original,
-        remark="the file states no licence; its authors' copies on the Hub, mispeech/ced-*, are Apache-2.0",
-    ),
-    Layout(
-        "CED, Hub",
-        "ced",
-        (r"(encoder\.)?init_bn\.weight", r"(encoder\.)?blocks\.0\.attn\.qkv\."),
-        _convert_ced_hub,
-    ),
-    Layout(
-        "a model with a text decoder",
-        "other",
-        (r"(model\.)?decoder(_frontend)?\.",),
-        refusal="SONAR's text encoder has none, and the encoder of a translation model is not SONAR's; give "
-        "cointegrated/SONAR_200_text_encoder or sonar_text_encoder.pt",
-    ),
-    Layout(
-        "SONAR, fairseq2",
-        "sonar",
-        (r"encoder_frontend\.embed\.", r"encoder\.layers\."),
-        _convert_sonar_fairseq2,
-        {"": SONAR_LICENSE},
-    ),
-    Layout(
-        "SONAR, legacy fairseq",
-        "sonar",
-        (r"layers\.0\.self_attn\.q_proj\.", r"embed_tokens\.weight$", r"version$|embed_positions\._float_tensor$"),
-        _convert_sonar_legacy,
-        {"": SONAR_LICENSE},
-    ),
-    Layout(
-        "SONAR, Hub",
-        "sonar",
-        (r"(encoder\.)?layers\.0\.self_attn\.q_proj\.", r"(encoder\.)?embed_tokens\.weight$"),
-        _convert_sonar_hub,
-        {"": SONAR_LICENSE},
-    ),
-    Layout(
-        "SupCLAPModel",
-        "other",
-        (r"(model\.)?audio_model\.", r"(model\.)?text_model\.", r"(model\.)?logit_scale$"),
-        refusal="that is what a conversion makes; load it with SupCLAPModel.from_pretrained",
+        name="SONAR",
+        kind="sonar",
+        marks=(
+            r"(encoder\.)?(embed_tokens\.weight$|encoder_frontend\.embed\.)",
+            r"(encoder\.)?layers\.0\.self_attn\.q_proj\.",
+        ),
+        convert=_convert_sonar,
+        licenses={"": SONAR_LICENSE},
+        tokenizer=SONAR_TOKENIZER,
     ),
 )
+KINDS = tuple(dict.fromkeys(layout.kind for layout in LAYOUTS))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
@@ -34,20 +33,21 @@ def save_conversion(
     All is written beside the folder and then renamed to it, so that the folder is there as a whole or not at all.
 
     Args:
-        conversion: what to write.
-        folder: must not exist, or be empty.
-        tokenizer: of the text tower; without one, a model of two towers has no processor, but only its
-            feature extractor.
-        verify: before the renaming, load what was written and compare it, as `verify_saved` does.
+        conversion: What to write.
+        folder: It must not exist, or be empty.
+        tokenizer: That of the text tower, which is changed in place to what the checkpoint was trained with; without
+            one, a model of two towers has no processor, but only its feature extractor.
+        verify: Before the renaming, load what was written and compare it, as `verify_saved` does.
 
     Raises:
-        ValueError: the folder is in use, the tokenizer is not the text tower's, or the written model is not the same.
+        ValueError: The folder is in use, the tokenizer is not the text tower's, or the written model is not the same.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is in use; give a folder that is empty or does not exist")
     if tokenizer is not None:
-        check_tokenizer(tokenizer, conversion.model)
+        prepare_tokenizer(conversion, tokenizer)
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         written = Path(temporary) / "folder"
@@ -59,79 +59,87 @@ def save_conversion(
         os.replace(written, folder)
 
 
-def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """The processor of a model of two towers; of a tower, or without a tokenizer, the one part that there is."""
-    extractor = conversion.feature_extractor
-    if isinstance(conversion.model, SupCLAPModel) and extractor is not None and tokenizer is not None:
-        SupCLAPProcessor(extractor, tokenizer).save_pretrained(folder)
-    elif extractor is not None:
-        extractor.save_pretrained(folder)
-    elif tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-
-
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    """Refuses a tokenizer that numbers tokens otherwise than the text tower.
+def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Makes a tokenizer, in place, what the text tower was trained with, and refuses one that numbers otherwise.
 
     Args:
-        tokenizer: what would be saved with the model.
-        model: of two towers, or a text tower.
+        conversion: A model of two towers, or a text tower, and its layout.
+        tokenizer: What would be saved with the model.
 
     Raises:
-        ValueError: the model has no text tower, or its tokens are others.
+        ValueError: The model has no text tower, or its tokens are others.
     """
-    config: Any = model.config
-    config = getattr(config, "text_config", config)
-    if getattr(config, "vocab_size", None) is None:
-        raise ValueError(f"a {type(model).__name__} reads no text; give no tokenizer")
+    config: Any = getattr(conversion.model.config, "text_config", conversion.model.config)
+    if not conversion.reads_text:
+        raise ValueError(f"a {type(conversion.model).__name__} reads no text; give no tokenizer")
+    if conversion.layout.prepare_tokenizer is not None:
+        conversion.layout.prepare_tokenizer(tokenizer)
+    if conversion.layout.max_tokens is not None:
+        tokenizer.model_max_length = min(conversion.layout.max_tokens, tokenizer.model_max_length)
+
     if len(tokenizer) > config.vocab_size:
         raise ValueError(f"the tokenizer has {len(tokenizer)} tokens and the text tower {config.vocab_size}")
     if tokenizer.pad_token_id != config.pad_token_id:
         raise ValueError(
             f"the tokenizer pads with {tokenizer.pad_token_id} and the text tower with {config.pad_token_id}"
         )
-    if config.vocab_size == NLLB_VOCABULARY and tokenizer.convert_tokens_to_ids(NLLB_ENGLISH[0]) != NLLB_ENGLISH[1]:
+    english = tokenizer.convert_tokens_to_ids(NLLB_ENGLISH[0])
+    if config.vocab_size == NLLB_VOCABULARY and english != NLLB_ENGLISH[1]:
         raise ValueError(
-            f"the tokenizer has {NLLB_ENGLISH[0]} at {tokenizer.convert_tokens_to_ids(NLLB_ENGLISH[0])}, SONAR at "
-            f"{NLLB_ENGLISH[1]}; give cointegrated/SONAR_200_text_encoder or a folder with its tokenizer_config.json, "
-            "not a SentencePiece file alone"
+            f"the tokenizer has {NLLB_ENGLISH[0]} at {english}, SONAR at {NLLB_ENGLISH[1]}; give "
+            "cointegrated/SONAR_200_text_encoder or a folder with its tokenizer_config.json, not a SentencePiece file "
+            "alone"
         )
+
+
+def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """The processor of a model of two towers; of a tower, or without a tokenizer, the one part that there is."""
+    extractor = conversion.feature_extractor
+    if isinstance(conversion.model, SupCLAPModel) and extractor is not None and tokenizer is not None:
+        processor = SupCLAPProcessor(extractor, tokenizer, plain_captions=conversion.layout.plain_captions)
+        processor.save_pretrained(folder)
+    elif extractor is not None:
+        extractor.save_pretrained(folder)
+    elif tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 def verify_saved(conversion: Conversion, folder: str | Path) -> dict[str, torch.Tensor]:
     """Loads a written model again and compares it with the one that was written: weights to the bit, then embeddings.
 
     Args:
-        conversion: what was written.
-        folder: where.
+        conversion: What was written.
+        folder: Where it was written.
 
     Returns:
         The embedding of a tone or of a few tokens by tower, `(1, width)`.
 
     Raises:
-        ValueError: something was not found in the folder, or differs, or an embedding is not finite.
+        ValueError: Something was not found in the folder, or differs, or an embedding is not finite.
     """
     model: Any = conversion.model
-    expected = _probe(model, conversion.feature_extractor)
-    if broken := [name for name, value in expected.items() if not value.isfinite().all()]:
+    name = type(model).__name__
+    expected = _embed_probe(model, conversion.feature_extractor)
+    if broken := [part for part, value in expected.items() if not value.isfinite().all()]:
         raise ValueError(f"embeddings of {broken} are not finite; the weights of the checkpoint are damaged")
-    loaded, report = type(model).from_pretrained(folder, output_loading_info=True)
-    if faults := {name: sorted(map(str, value))[:3] for name, value in report.items() if value}:
-        raise ValueError(f"{type(model).__name__} does not load from the written folder: {faults}")
-    if not _same_tensors(model.state_dict(), loaded.state_dict()):
-        raise ValueError(f"the {type(model).__name__} in the written folder has other weights than were converted")
-    seen = _probe(loaded.eval(), conversion.feature_extractor)
-    if unequal := [name for name, value in expected.items() if not torch.allclose(seen[name], value, 1e-4, 1e-5)]:
-        raise ValueError(f"the {type(model).__name__} in the written folder embeds otherwise: {unequal}")
+
+    # BERT's configuration does not say whether its pooler was left out.
+    options = {"add_pooling_layer": False} if getattr(model, "pooler", "none known") is None else {}
+    loaded, report = type(model).from_pretrained(folder, output_loading_info=True, **options)
+    if faults := {fault: sorted(map(str, names))[:3] for fault, names in report.items() if names}:
+        raise ValueError(f"{name} does not load from the written folder: {faults}")
+    left, right = model.state_dict(), loaded.state_dict()
+    if left.keys() != right.keys() or not all(torch.equal(left[key], right[key]) for key in left):
+        raise ValueError(f"the {name} in the written folder has other weights than were converted")
+
+    seen = _embed_probe(loaded.eval(), conversion.feature_extractor)
+    if unequal := [part for part, value in expected.items() if not torch.allclose(seen[part], value, 1e-4, 1e-5)]:
+        raise ValueError(f"the {name} in the written folder embeds otherwise: {unequal}")
     return expected
 
 
-def _same_tensors(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 @torch.no_grad()
-def _probe(model: Any, extractor: Any) -> dict[str, torch.Tensor]:
+def _embed_probe(model: Any, extractor: Any) -> dict[str, torch.Tensor]:
     """An embedding of each tower that a model has: of a second of 440 Hz, and of a few tokens."""
     found: dict[str, torch.Tensor] = {}
     whole = isinstance(model, SupCLAPModel)
@@ -144,8 +152,8 @@ def _probe(model: Any, extractor: Any) -> dict[str, torch.Tensor]:
             # CLAP's extractor calls a clip of a batch long at random, where none is.
             inputs["is_longer"] = torch.zeros(1, 1, dtype=torch.bool)
         found["audio"] = (model.get_audio_features if whole else model)(**inputs).pooler_output
+
     if whole or extractor is None:
-        inputs = {"input_ids": torch.tensor([[0, 5, 6, 7, 2]])}
-        outputs = (model.get_text_features if whole else model)(**inputs)
-        found["text"] = outputs.pooler_output
+        outputs = (model.get_text_features if whole else model)(input_ids=torch.tensor([[3, 5, 6, 7, 2]]))
+        found["text"] = outputs.pooler_output if "pooler_output" in outputs else outputs.last_hidden_state
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -11,43 +11,92 @@ from torch import nn
 Tensors = Mapping[str, torch.Tensor]
 
 
-def fill_exactly(model: nn.Module, tensors: Tensors, source: str) -> None:
+def fill_exactly(model: nn.Module, tensors: Tensors, origin: str) -> None:
     """Copies tensors into a model that has exactly their names and shapes.
 
     Args:
-        model: the model to fill, in place.
-        tensors: all of its parameters and persistent buffers, by name.
-        source: what they come from, for the message of an error.
+        model: The model to fill, in place.
+        tensors: All of its parameters and persistent buffers, by name.
+        origin: What they come from, for the message of an error.
 
     Raises:
-        ValueError: names or shapes differ; the model is then as it was.
+        ValueError: Names or shapes differ; the model is then as it was.
     """
     own = model.state_dict()
+    reshaped = []
+    for name in sorted(own.keys() & tensors.keys()):
+        if tensors[name].shape != own[name].shape:
+            reshaped.append(f"{name} {tuple(tensors[name].shape)} for {tuple(own[name].shape)}")
+
     faults = {
         "lacks": sorted(own.keys() - tensors.keys()),
         "has no place for": sorted(tensors.keys() - own.keys()),
-        "has other shapes of": sorted(
-            f"{name} {tuple(tensors[name].shape)} for {tuple(own[name].shape)}"
-            for name in own.keys() & tensors.keys()
-            if tensors[name].shape != own[name].shape
-        ),
+        "has other shapes of": reshaped,
     }
-    refuse_faults(source, type(model).__name__, faults)
+    refuse_faults(origin, type(model).__name__, faults)
     model.load_state_dict(tensors)
 
 
-def rename_all(tensors: Tensors, rename: Callable[[str], str], source: str) -> dict[str, torch.Tensor]:
+def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
+    """Raises a ValueError that counts and names what is wrong with a checkpoint, unless nothing is.
+
+    Args:
+        origin: The checkpoint.
+        target: The model that it should fill.
+        faults: Names of tensors by what is wrong with them, such as "lacks".
+    """
+    told = [f"{fault} {len(names)} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
+    if told:
+        raise ValueError(f"{origin} does not fit {target}: it {', it '.join(told)}")
+
+
+def rename_all(tensors: Tensors, rename: Callable[[str], str], origin: str) -> dict[str, torch.Tensor]:
     """Renames tensors, none of which may vanish under another's new name.
 
     Raises:
-        ValueError: two tensors would get one name.
+        ValueError: Two tensors would get one name.
     """
     renamed: dict[str, torch.Tensor] = {}
     for name in sorted(tensors):
         if rename(name) in renamed:
-            raise ValueError(f"{source} mixes two layouts: it has {rename(name)} under two names, one of them {name}")
+            raise ValueError(f"{origin} mixes two layouts: it has {rename(name)} under two names, one of them {name}")
         renamed[rename(name)] = tensors[name]
     return renamed
+
+
+def rename_first(name: str, rules: Sequence[tuple[str, str]]) -> str:
+    """A name after the first of the substitutions (regular expression, replacement) that finds something."""
+    for pattern, replacement in rules:
+        renamed, count = re.subn(pattern, replacement, name)
+        if count:
+            return renamed
+    return name
+
+
+def below(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
+    """The tensors below a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def set_aside(tensors: Tensors, reasons: Mapping[str, str]) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    """Takes out the tensors that no embedding depends on.
+
+    Args:
+        tensors: All of a checkpoint's.
+        reasons: Regular expressions of the beginnings of their names, and what they are.
+
+    Returns:
+        The other tensors, and how many were taken out by what they were.
+    """
+    kept: dict[str, torch.Tensor] = {}
+    counts: dict[str, int] = {}
+    for name, value in tensors.items():
+        reason = next((why for pattern, why in reasons.items() if re.match(pattern, name)), None)
+        if reason is None:
+            kept[name] = value
+        else:
+            counts[reason] = counts.get(reason, 0) + 1
+    return kept, counts
 
 
 def count_layers(tensors: Tensors, prefix: str) -> int:
@@ -56,27 +105,54 @@ def count_layers(tensors: Tensors, prefix: str) -> int:
     return max(numbers, default=-1) + 1
 
 
-def shape_of(tensors: Tensors, name: str, axes: int, source: str) -> tuple[int, ...]:
+def count_heads(width: int, head_dim: int, origin: str) -> int:
+    """The attention heads of an encoder, which no tensor shows, by the width that the published sizes have.
+
+    Raises:
+        ValueError: The width is no multiple of that of a head.
+    """
+    if width % head_dim:
+        raise ValueError(
+            f"{origin} is {width} wide; the published heads are {head_dim} wide. Give a folder with a config.json"
+        )
+    return width // head_dim
+
+
+def shape_of(tensors: Tensors, name: str, axes: int, origin: str) -> tuple[int, ...]:
     """The shape of a tensor that a configuration is read off.
 
     Raises:
-        ValueError: there is no such tensor, or it has another number of axes.
+        ValueError: There is no such tensor, or it has another number of axes.
     """
     if name not in tensors:
-        raise ValueError(f"{source} lacks {name}; among its {len(tensors)} tensors are {sorted(tensors)[:3]}")
+        raise ValueError(f"{origin} lacks {name}; among its {len(tensors)} tensors are {sorted(tensors)[:3]}")
     if tensors[name].ndim != axes:
-        raise ValueError(f"{source}: {name} has shape {tuple(tensors[name].shape)}, which should have {axes} axes")
+        raise ValueError(f"{origin}: {name} has shape {tuple(tensors[name].shape)}, which should have {axes} axes")
     return tuple(tensors[name].shape)
 
 
-def refuse_faults(source: str, target: str, faults: Mapping[str, list[str]]) -> None:
-    """Raises a ValueError that counts and names what is wrong with a checkpoint, unless nothing is.
+def check_constant(seen: torch.Tensor | None, expected: torch.Tensor, name: str, origin: str, advice: str) -> None:
+    """Refuses weights that were trained on other spectrograms than our feature extractor makes.
 
     Args:
-        source: the checkpoint.
-        target: the model that it should fill.
-        faults: names of tensors by what is wrong with them, such as "lacks".
+        seen: A constant of the checkpoint's front end, such as its mel filters; None where it has none.
+        expected: The same constant of ours.
+        name: What the checkpoint calls it.
+        origin: What it comes from.
+        advice: Which front end would be right.
+
+    Raises:
+        ValueError: It is missing, has another shape, or differs by more than two libraries do.
     """
-    told = [f"{fault} {len(names)} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
-    if told:
-        raise ValueError(f"{source} does not fit {target}: it {', it '.join(told)}")
+    if seen is None or seen.shape != expected.shape:
+        shape = None if seen is None else tuple(seen.shape)
+        raise ValueError(f"{origin}: {name} has shape {shape}, which should be {tuple(expected.shape)}; {advice}")
+
+    # Libraries differ by up to 5e-6 of the maximum, other frequency ranges by more than 0.01. Half precision rounds
+    # numbers up to 1 by a quarter of its epsilon.
+    tolerance = 1e-4 + torch.finfo(seen.dtype).eps / 4
+    error = (seen.float() - expected).abs().max() / expected.abs().max()
+    if not error <= tolerance:
+        raise ValueError(
+            f"{origin}: {name} differs by {error:.2g} of its maximum: it was trained on other spectrograms; {advice}"
+        )

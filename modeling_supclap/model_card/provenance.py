@@ -14,16 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..conversion.provenance import SONAR_LICENSE, read_provenance
+from ..conversion.provenance import SONAR_LICENSE, known_license, read_provenance
 from ..modeling_supclap import SupCLAPModel
 
-# As their model cards state; whatever is not here is looked up there.
-KNOWN_LICENSES = {
-    r"mispeech/ced-(tiny|mini|small|base)": "apache-2.0",
-    r"cointegrated/SONAR.*": SONAR_LICENSE,
-    r"facebook/nllb-200.*": SONAR_LICENSE,
-    r"sentence-transformers/LaBSE": "apache-2.0",
-}
 # They ask for no more than to be named, so that Apache-2.0, the licence of this code, can hold for the whole.
 PERMISSIVE = {"apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "unlicense"}
 
@@ -99,9 +92,8 @@ def stated_license(source: str) -> str:
     """The licence of a Hub id or folder: a known one, or the one in its model card; empty where there is none."""
     from huggingface_hub import ModelCard
 
-    for pattern, license in KNOWN_LICENSES.items():
-        if re.fullmatch(pattern, source):
-            return license
+    if known := known_license(source):
+        return known
     card = Path(source) / "README.md"
     if os.path.isdir(source) and not card.is_file():
         return ""

@@ -5,18 +5,20 @@ import collections
 import hashlib
 import json
 import os
+import pathlib
 import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fake_hub import COMMIT, FakeHub, fake_hub
 from safetensors.torch import save_file
 
-from modeling_supclap.conversion.files import read_checkpoint, state_dict_of
+from modeling_supclap.conversion.files import get_state_dict, read_checkpoint
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3)}
 ROOT = Path(__file__).parents[2]
@@ -48,13 +50,13 @@ def test_pickles_in_every_container(tmp_path, container, zipped):
     checkpoint = read_checkpoint(path)
     assert same(checkpoint.tensors)
     assert not any(value.requires_grad for value in checkpoint.tensors.values())
-    assert checkpoint.set_aside == others
-    assert (checkpoint.source, checkpoint.config, checkpoint.revision) == ("weights.pt", {}, None)
+    assert checkpoint.not_read == others
+    assert (checkpoint.origin, checkpoint.config, checkpoint.revision) == ("weights.pt", {}, None)
     assert checkpoint.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_prefix_of_some_is_a_name():
-    tensors, _ = state_dict_of({"module.a": torch.ones(1), "b": torch.ones(1)}, "x")
+    tensors, _ = get_state_dict({"module.a": torch.ones(1), "b": torch.ones(1)}, "x")
     assert set(tensors) == {"module.a", "b"}
 
 
@@ -68,7 +70,7 @@ def test_folders(tmp_path, name):
     (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n# Card\n")
     checkpoint = read_checkpoint(tmp_path)
     assert same(checkpoint.tensors)
-    assert (checkpoint.source, checkpoint.license) == (tmp_path.name, "cc-by-nc-4.0")
+    assert (checkpoint.origin, checkpoint.license) == (tmp_path.name, "cc-by-nc-4.0")
     assert checkpoint.config == {"model_type": "ced"}
     assert read_checkpoint(tmp_path / name).license is None, "a file may lie beside a card of something else"
 
@@ -120,7 +122,7 @@ def test_the_legacy_embedding_joins_the_tensors(tmp_path):
     allowed = set(torch.serialization.get_safe_globals())
     checkpoint = read_checkpoint(tmp_path / "x.pt")
     assert torch.equal(checkpoint.tensors["embed_tokens.weight"], embedding.weight)
-    assert checkpoint.set_aside == ()
+    assert checkpoint.not_read == ()
     assert set(torch.serialization.get_safe_globals()) == allowed, "the allowance ends with the reading"
 
 
@@ -133,12 +135,10 @@ def test_the_legacy_embedding_in_the_format_before_torch_1_6_needs_the_cure(tmp_
 def test_two_legacy_embeddings_must_agree():
     loaded, embedding = legacy()
     loaded["state_dict"]["embed_tokens.weight"] = embedding.weight.detach()
-    assert len(state_dict_of(loaded, "x")[0]) == 2
+    assert len(get_state_dict(loaded, "x")[0]) == 2
     loaded["state_dict"]["embed_tokens.weight"] = embedding.weight + 1
     with pytest.raises(ValueError, match="x has two embeddings that differ"):
-        state_dict_of(loaded, "x")
-    with pytest.raises(ValueError, match="embed_tokens is a str without a tensor"):
-        state_dict_of({**loaded, "embed_tokens": "here"}, "x")
+        get_state_dict(loaded, "x")
 
 
 # ---- no code runs ----
@@ -161,6 +161,31 @@ def test_a_pickle_with_code_is_not_run(tmp_path, zipped):
     assert not mark.exists()
     torch.load(path, weights_only=False)
     assert mark.exists(), "the test's own pickle must be able to run code"
+
+
+def test_numbers_of_numpy_and_paths_are_data(tmp_path):
+    """LAION's trainer leaves numpy's numbers in the optimizer, GLAP's configuration holds a path."""
+    numbers = {"lr": np.float64(0.1), "loss": np.float32(2), "step": np.int64(3), "done": np.bool_(True)}
+    others = {"optimizer": {"param_groups": [numbers]}, "config": {"data": pathlib.PosixPath("/a/b")}}
+    torch.save({"state_dict": TENSORS, **others}, tmp_path / "x.pt")
+    checkpoint = read_checkpoint(tmp_path / "x.pt")
+    assert same(checkpoint.tensors)
+    assert checkpoint.not_read == ("optimizer", "config")
+
+    # Nothing else that numpy can make of bytes is read: an array may hold objects.
+    torch.save({"state_dict": TENSORS, "rng": np.array([object()])}, tmp_path / "y.pt")
+    with pytest.raises(ValueError, match=r"holds more than tensors: .*multiarray"):
+        read_checkpoint(tmp_path / "y.pt")
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_later_protocol_is_named_with_its_cure(tmp_path, zipped):
+    torch.save({"state_dict": TENSORS}, tmp_path / "x.pt", pickle_protocol=4, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(
+        ValueError, match=r"x\.pt is a pickle that was saved with a pickle protocol above 2[\s\S]*python -c"
+    ):
+        read_checkpoint(tmp_path / "x.pt")
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
@@ -281,7 +306,7 @@ from modeling_supclap.conversion.files import read_checkpoint
 
 for source in ("someone/folder", "someone/pickled", "someone/files/deep/b.pt"):
     checkpoint = read_checkpoint(source)
-    told = checkpoint.source, checkpoint.revision, checkpoint.license
+    told = checkpoint.origin, checkpoint.revision, checkpoint.license
     print(*told, sorted(checkpoint.tensors), dict(checkpoint.config))
 """
 

@@ -1,4 +1,4 @@
-"""Which checkpoint it is: every layout is recognised, converted or refused by name, and nothing else passes."""
+"""Which checkpoint it is: every layout is recognised and converted, and nothing else passes."""
 
 import json
 from pathlib import Path
@@ -7,134 +7,101 @@ import builders
 import published_layouts as published
 import pytest
 import torch
-import torchaudio
 from safetensors.torch import save_file
-from transformers import ClapModel, M2M100ForConditionalGeneration
+from transformers import BertModel, ClapAudioModel, ClapModel, GPT2Model, M2M100ForConditionalGeneration
 
-from modeling_supclap import CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel
+from modeling_supclap import (
+    CEDFeatureExtractor,
+    CEDModel,
+    CNN14Model,
+    MSCLAPFeatureExtractor,
+    SonarTextModel,
+    SupCLAPModel,
+)
 from modeling_supclap.conversion.files import Checkpoint, read_checkpoint
 from modeling_supclap.conversion.layouts import LAYOUTS, convert_checkpoint, recognise
 
 ENCODER = published.random(published.ced_encoder())
+DASHENG = published.random(published.ced_encoder(dasheng=True))
 HEAD = published.random(published.ced_head())
 SONAR = published.random(published.sonar_hub())
-FILTERS = torchaudio.functional.melscale_fbanks(513, 50.0, 14_000.0, 64, 48_000, norm="slaney", mel_scale="slaney")
+LEGACY = {"version": torch.ones(1), "embed_positions._float_tensor": torch.ones(1)}
 
 
-def ml_clap() -> dict[str, torch.Tensor]:
-    joint = published.random(published.ml_clap_joint())
-    return published.ml_clap(published.ced_original(ENCODER, HEAD), published.fairseq2(SONAR), joint, 0.07)
-
-
-def glap() -> dict[str, torch.Tensor]:
-    """ML-CLAP's names without a temperature, and Dasheng's patches."""
-    tensors = ml_clap()
-    del tensors["temperature"]
-    return {**tensors, "audio_encoder.model.patch_embed.proj.weight": torch.ones(64, 1, 64, 4)}
-
-
-def translation(prefix: str) -> dict[str, torch.Tensor]:
-    sizes = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8}
-    tensors = M2M100ForConditionalGeneration(builders.sonar_config(**sizes)).state_dict()
-    return {name.removeprefix("model." if not prefix else ""): value for name, value in tensors.items()}
-
-
-def names(*given: str) -> dict[str, torch.Tensor]:
-    return {name: torch.ones(1) for name in given}
-
-
-MSCLAP = ("caption_encoder.projection.linear1.weight", "audio_encoder.projection.linear1.weight", "logit_scale")
 CHECKPOINTS = {
-    "ML-CLAP": ml_clap,
-    "GLAP": glap,
-    "LAION-CLAP, authors' file": lambda: published.laion(ClapModel(published.laion_config()), FILTERS),
+    "ML-CLAP": published.small_ml_clap,
+    "GLAP": published.small_glap,
+    "LAION-CLAP, authors' file": lambda: published.laion(
+        ClapModel(published.laion_config()), published.slaney_filters(48_000)
+    ),
     "CLAP, Hub": lambda: builders.clap_model().state_dict(),
-    "MS-CLAP 2023": lambda: names("audio_encoder.base.htsat.bn0.weight", *MSCLAP),
-    "MS-CLAP 2022": lambda: names("audio_encoder.base.conv_block1.conv1.weight", *MSCLAP),
-    "Dasheng": lambda: {**published.ced_original(ENCODER, {}), "patch_embed.proj.weight": torch.ones(64, 1, 64, 4)},
-    "CED, authors' file": lambda: published.ced_original(ENCODER, HEAD),
-    "CED, Hub": lambda: published.ced_hub(ENCODER, HEAD),
-    "a model with a text decoder": lambda: translation("model."),
-    "SONAR, fairseq2": lambda: published.fairseq2(SONAR),
-    "SONAR, legacy fairseq": lambda: {
-        **SONAR,
-        "version": torch.ones(1),
-        "embed_positions._float_tensor": torch.ones(1),
-    },
-    "SONAR, Hub": lambda: SONAR,
-    "SupCLAPModel": lambda: builders.supclap_model().state_dict(),
+    "MS-CLAP 2023": lambda: published.small_msclap(2023),
+    "MS-CLAP 2022": lambda: published.small_msclap(2022),
+    "Dasheng": lambda: published.ced_original(DASHENG, {}),
+    "CED": lambda: published.ced_original(ENCODER, HEAD),
+    "SONAR": lambda: published.fairseq2(SONAR),
 }
+VARIANTS = [
+    ("CED", lambda: published.ced_hub(ENCODER, HEAD)),
+    ("CED", lambda: ENCODER),
+    ("Dasheng", lambda: published.ced_hub(DASHENG, {})),
+    ("SONAR", lambda: {**SONAR, **LEGACY}),
+    ("SONAR", lambda: {f"encoder.{name}": value for name, value in SONAR.items()}),
+    # Without its temperature it is still ML-CLAP, and the converter says what is missing.
+    ("ML-CLAP", lambda: {n: v for n, v in published.small_ml_clap().items() if n != "temperature"}),
+]
 
 
-def checkpoint(tensors, config=None, folder: Path = Path("nowhere")) -> Checkpoint:
+def checkpoint(tensors, config=None, folder: Path = Path("nowhere"), **kwargs) -> Checkpoint:
     """One whose files do not exist, with the hash of nothing."""
-    made = Checkpoint("the source", (folder / "x.pt",), tensors, config or {})
+    made = Checkpoint("the origin", (folder / "x.pt",), tensors, config or {}, **kwargs)
     made.__dict__["sha256"] = "0" * 64
     return made
+
+
+def translation() -> M2M100ForConditionalGeneration:
+    sizes = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8, "d_model": 64}
+    return M2M100ForConditionalGeneration(builders.sonar_config(**sizes))
 
 
 def test_every_layout_has_its_checkpoint_here():
     assert {layout.name for layout in LAYOUTS} == set(CHECKPOINTS)
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_it_is_recognised(name):
-    assert recognise(CHECKPOINTS[name](), "x").name == name
-
-
-@pytest.mark.parametrize(
-    ("name", "tensors"),
-    [
-        ("CED, Hub", lambda: ENCODER),
-        ("SONAR, Hub", lambda: {f"encoder.{name}": value for name, value in SONAR.items()}),
-        ("a model with a text decoder", lambda: translation("")),
-        ("a model with a text decoder", lambda: names("decoder_frontend.embed.weight", "decoder.layers.0.x")),
-        ("SupCLAPModel", lambda: {f"model.{n}": v for n, v in builders.supclap_model().state_dict().items()}),
-        # Without its temperature it is still ML-CLAP, and the converter says what is missing.
-        ("ML-CLAP", lambda: {n: v for n, v in ml_clap().items() if n != "temperature"}),
-    ],
-)
-def test_variants_are_recognised(name, tensors):
+@pytest.mark.parametrize(("name", "tensors"), [*CHECKPOINTS.items(), *VARIANTS])
+def test_it_is_recognised(name, tensors):
     assert recognise(tensors(), "x").name == name
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("tensors", "message"),
     [
-        ("GLAP", "its audio tower is Dasheng, whose patches are 64 x 4.*the part 'text'"),
-        ("MS-CLAP 2023", "its text tower is GPT-2"),
-        ("MS-CLAP 2022", "its audio tower is the convolutional Cnn14"),
-        ("Dasheng", "its patches are 64 x 4, CED's are 16 x 16"),
-        ("a model with a text decoder", "the encoder of a translation model is not SONAR's"),
-        ("SupCLAPModel", r"load it with SupCLAPModel\.from_pretrained"),
+        (lambda: builders.supclap_model().state_dict(), "of no layout"),
+        (lambda: translation().state_dict(), "of no layout"),
+        (lambda: translation().model.state_dict(), "has no place for"),
     ],
 )
-def test_what_no_model_of_ours_can_hold_is_named(name, message):
-    with pytest.raises(ValueError, match=f"the source is laid out as {name}: .*{message}"):
-        convert_checkpoint(checkpoint(CHECKPOINTS[name]()))
-
-
-def test_refused_and_converted_layouts_do_not_overlap():
-    for layout in LAYOUTS:
-        assert (layout.convert is None) == bool(layout.refusal), layout.name
+def test_a_model_of_another_kind_is_never_half_converted(tensors, message):
+    with pytest.raises(ValueError, match=message):
+        convert_checkpoint(checkpoint(tensors()))
 
 
 def test_an_unknown_layout_is_told_what_is_known():
-    tensors = names("roberta.encoder.layer.0.x", "zebra", "conv1.weight")
-    with pytest.raises(ValueError, match=r"the source is of no layout") as caught:
+    tensors = dict.fromkeys(["roberta.encoder.layer.0.x", "zebra", "conv1.weight"], torch.ones(1))
+    with pytest.raises(ValueError, match=r"the origin is of no layout") as caught:
         convert_checkpoint(checkpoint(tensors))
     told = str(caught.value)
     assert "its 3 tensors are conv1.weight, roberta.encoder.layer.0.x, zebra" in told
-    assert all(layout.name in told for layout in LAYOUTS if layout.kind != "other")
+    assert all(layout.name in told for layout in LAYOUTS)
 
 
 def test_a_kind_is_kept_to():
-    source = checkpoint(published.ced_original(ENCODER, HEAD))
-    assert convert_checkpoint(source, "ced").layout == "CED, authors' file"
-    with pytest.raises(ValueError, match="is laid out as CED, authors' file, which is of kind 'ced' and not 'sonar'"):
-        convert_checkpoint(source, "sonar")
-    with pytest.raises(ValueError, match="there is no kind 'clap'; give auto or one of ced, sonar, ml-clap"):
-        convert_checkpoint(source, "clap")
+    given = checkpoint(published.ced_original(ENCODER, HEAD))
+    assert convert_checkpoint(given, "ced").layout.name == "CED"
+    with pytest.raises(ValueError, match="is laid out as CED, which is of kind 'ced' and not 'sonar'"):
+        convert_checkpoint(given, "sonar")
+    with pytest.raises(ValueError, match="there is no kind 'clap'; give auto or one of ml-clap, glap"):
+        convert_checkpoint(given, "clap")
 
 
 # ---- parts ----
@@ -151,32 +118,40 @@ def test_a_kind_is_kept_to():
         ),
         ("ML-CLAP", "audio", CEDModel, {"audio_model": 23}),
         ("ML-CLAP", "text", SonarTextModel, {"text_model": 19}),
-        ("GLAP", "text", SonarTextModel, {"text_model": 19}),
-        ("CED, authors' file", "whole", CEDModel, {"audio_model": 23}),
-        ("CED, Hub", "audio", CEDModel, {"audio_model": 23}),
-        ("SONAR, fairseq2", "whole", SonarTextModel, {"text_model": 19}),
-        ("SONAR, legacy fairseq", "text", SonarTextModel, {"text_model": 19}),
+        ("GLAP", "audio", CEDModel, {"audio_model": 23}),
+        ("MS-CLAP 2023", "audio", ClapAudioModel, None),
+        ("MS-CLAP 2023", "text", GPT2Model, {"text_model": 16}),
+        ("MS-CLAP 2022", "audio", CNN14Model, {"audio_model": 79}),
+        ("MS-CLAP 2022", "text", BertModel, None),
+        ("CED", "whole", CEDModel, {"audio_model": 23}),
+        ("Dasheng", "audio", CEDModel, {"audio_model": 23}),
+        ("SONAR", "text", SonarTextModel, {"text_model": 19}),
     ],
 )
 def test_parts_are_counted(name, part, kind, counts):
     conversion = convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part=part)
     assert type(conversion.model) is kind
-    assert {each.part: each.tensors for each in conversion.parts} == counts
+    if counts is not None:
+        assert {each.part: each.tensors for each in conversion.parts} == counts
     total = sum(parameter.numel() for parameter in conversion.model.parameters())
     assert sum(each.parameters for each in conversion.parts) == total
-    assert {(each.source, each.sha256, each.layout) for each in conversion.parts} == {("the source", "0" * 64, name)}
-    assert (conversion.feature_extractor is None) == (kind is SonarTextModel)
+    assert {(each.source, each.sha256, each.layout) for each in conversion.parts} == {("the origin", "0" * 64, name)}
+    is_text = list(counts or {part}) in (["text_model"], ["text"])
+    assert (conversion.feature_extractor is None) == is_text
+    assert conversion.reads_text == (is_text or (part == "whole" and kind is SupCLAPModel))
 
 
 def test_the_towers_are_those_of_the_whole():
-    for part, expected in (("audio", ENCODER), ("text", SONAR)):
-        state = convert_checkpoint(checkpoint(ml_clap()), part=part).model.state_dict()
+    for tensors, part, expected in (
+        (published.small_ml_clap(), "audio", ENCODER),
+        (published.small_ml_clap(), "text", SONAR),
+        (published.small_glap(), "audio", DASHENG),
+    ):
+        state = convert_checkpoint(checkpoint(tensors), part=part).model.state_dict()
         assert all(torch.equal(state[name], value) for name, value in expected.items())
-    text = convert_checkpoint(checkpoint(glap()), part="text").model.state_dict()
-    assert all(torch.equal(text[name], value) for name, value in SONAR.items())
 
 
-@pytest.mark.parametrize(("name", "part"), [("CED, Hub", "text"), ("SONAR, Hub", "audio")])
+@pytest.mark.parametrize(("name", "part"), [("CED", "text"), ("SONAR", "audio")])
 def test_a_tower_has_no_other_tower(name, part):
     with pytest.raises(ValueError, match=f"{name} has no {part} tower; it is a single"):
         convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part=part)
@@ -184,23 +159,38 @@ def test_a_tower_has_no_other_tower(name, part):
         convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part="half")
 
 
-def test_licenses_are_those_of_the_source_and_nothing_is_permitted_in_its_place():
-    licenses = {part.part: part.license for part in convert_checkpoint(checkpoint(ml_clap())).parts}
+def test_licenses_are_those_of_the_checkpoint_and_nothing_is_permitted_in_their_place():
+    licenses = {part.part: part.license for part in convert_checkpoint(checkpoint(published.small_ml_clap())).parts}
     assert licenses["text_model"] == "cc-by-nc-4.0"
     assert licenses["audio_model"] == licenses["logit_scale"] == ""
-    hub = Checkpoint("x", (Path("x"),), published.ced_hub(ENCODER, HEAD), {})
-    hub.__dict__["sha256"] = ""
-    assert convert_checkpoint(hub).parts[0].license == "", "it may be anybody's"
-    stated = Checkpoint("x", (Path("x"),), hub.tensors, {}, license="mit")
-    stated.__dict__["sha256"] = ""
-    assert convert_checkpoint(stated).parts[0].license == "mit"
+    tensors = published.ced_hub(ENCODER, HEAD)
+    assert convert_checkpoint(checkpoint(tensors)).parts[0].license == "", "it may be anybody's"
+    assert convert_checkpoint(checkpoint(tensors, license="mit")).parts[0].license == "mit"
 
 
 def test_what_is_set_aside_is_counted():
-    assert convert_checkpoint(checkpoint(ml_clap())).set_aside == {"tagging head": 4, "front end, which agrees": 2}
-    assert convert_checkpoint(checkpoint(CHECKPOINTS["CED, Hub"]())).set_aside == {"tagging head": 4}
-    legacy = convert_checkpoint(checkpoint(CHECKPOINTS["SONAR, legacy fairseq"]()))
-    assert legacy.set_aside == {"constants of fairseq": 2}
+    assert convert_checkpoint(checkpoint(published.small_ml_clap())).set_aside == {
+        "tagging head": 4,
+        "front end, which agrees": 2,
+    }
+    assert convert_checkpoint(checkpoint(published.ced_hub(ENCODER, HEAD))).set_aside == {"tagging head": 4}
+    assert convert_checkpoint(checkpoint({**SONAR, **LEGACY})).set_aside == {"constants of fairseq": 2}
+
+
+def test_feature_extractors_are_those_of_the_towers():
+    assert convert_checkpoint(checkpoint(published.small_glap())).feature_extractor.min_frames == 4
+    assert (
+        type(convert_checkpoint(checkpoint(published.small_msclap(2022))).feature_extractor) is MSCLAPFeatureExtractor
+    )
+
+
+def test_a_fusion_that_is_not_used_is_told():
+    plain, fused = (
+        published.laion(ClapModel(published.laion_config(each)), published.slaney_filters(48_000))
+        for each in (False, True)
+    )
+    assert "fusion" not in convert_checkpoint(checkpoint(plain)).remark
+    assert "fusion of long clips, which is not used" in convert_checkpoint(checkpoint(fused)).remark
 
 
 # ---- what lies beside the weights ----

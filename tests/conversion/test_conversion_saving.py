@@ -9,7 +9,7 @@ import numpy as np
 import published_layouts as published
 import pytest
 import torch
-from test_conversion_layouts import checkpoint, ml_clap
+from test_conversion_layouts import checkpoint
 from transformers import AutoProcessor, ClapModel
 
 from modeling_supclap import (
@@ -20,16 +20,17 @@ from modeling_supclap import (
     SupCLAPModel,
     SupCLAPProcessor,
 )
-from modeling_supclap.conversion import saving as saving
-from modeling_supclap.conversion import supclap_from_clap
+from modeling_supclap.conversion import saving, supclap_from_clap
 from modeling_supclap.conversion.laion import laion_feature_extractor
-from modeling_supclap.conversion.layouts import Conversion, convert_checkpoint
-from modeling_supclap.conversion.saving import check_tokenizer, save_conversion, verify_saved
+from modeling_supclap.conversion.layouts import LAYOUTS, Conversion, convert_checkpoint
+from modeling_supclap.conversion.saving import save_conversion, verify_saved
+
+LAION = next(layout for layout in LAYOUTS if layout.name.startswith("LAION"))
 
 
 @pytest.fixture
 def conversion() -> Conversion:
-    return convert_checkpoint(checkpoint(ml_clap()))
+    return convert_checkpoint(checkpoint(published.small_ml_clap()))
 
 
 def test_a_whole_model_with_its_processor(tmp_path, conversion):
@@ -45,7 +46,7 @@ def test_a_whole_model_with_its_processor(tmp_path, conversion):
     text = next(entry for entry in entries if entry["part"] == "text_model")
     assert text == {
         "part": "text_model",
-        "source": "the source",
+        "source": "the origin",
         "revision": None,
         "files": ["x.pt"],
         "sha256": "0" * 64,
@@ -72,7 +73,7 @@ def test_without_a_tokenizer_there_is_the_feature_extractor(tmp_path, conversion
 
 @pytest.mark.parametrize(("part", "tower"), [("audio", CEDModel), ("text", SonarTextModel)])
 def test_a_tower_alone_goes_into_another_model(tmp_path, part, tower):
-    conversion = convert_checkpoint(checkpoint(ml_clap()), part=part)
+    conversion = convert_checkpoint(checkpoint(published.small_ml_clap()), part=part)
     save_conversion(conversion, tmp_path / part, builders.nllb_tokenizer() if part == "text" else None, verify=True)
     other = builders.supclap_model(builders.supclap_config(builders.sonar_config()))
     other.get_submodule("text_model" if part == "audio" else "audio_model").save_pretrained(tmp_path / "other")
@@ -83,10 +84,24 @@ def test_a_tower_alone_goes_into_another_model(tmp_path, part, tower):
     assert all(torch.equal(value, state[name]) for name, value in joined.state_dict().items())
 
 
+@pytest.mark.parametrize("year", [2022, 2023])
+@pytest.mark.parametrize("part", ["audio", "text"])
+def test_towers_of_msclap_go_into_another_model(tmp_path, year, part):
+    conversion = convert_checkpoint(checkpoint(published.small_msclap(year)), part=part)
+    save_conversion(conversion, tmp_path / part, verify=True)
+    other = builders.supclap_model()
+    other.get_submodule("text_model" if part == "audio" else "audio_model").save_pretrained(tmp_path / "other")
+    pair = (tmp_path / "audio", tmp_path / "other") if part == "audio" else (tmp_path / "other", tmp_path / "text")
+    joined = SupCLAPModel.from_encoders(*map(str, pair), text_pooling="last" if year == 2023 else "cls")
+    state = conversion.model.state_dict()
+    tower = joined.get_submodule(f"{part}_model").state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in tower.items())
+
+
 def test_a_clap_is_verified(tmp_path):
     for fused in (False, True):
         model = supclap_from_clap(ClapModel(published.laion_config(fused)))
-        conversion = Conversion("LAION", model, laion_feature_extractor(fused), (), {})
+        conversion = Conversion(LAION, model, laion_feature_extractor(fused), (), {})
         save_conversion(conversion, tmp_path / str(fused), verify=True)
         assert verify_saved(conversion, tmp_path / str(fused))["audio"].shape == (1, 24)
 
@@ -208,6 +223,41 @@ def test_another_tokenizer_is_refused(tmp_path, conversion, config, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_audio_tower_takes_no_tokenizer():
+def test_an_audio_tower_takes_no_tokenizer(tmp_path):
+    audio = convert_checkpoint(checkpoint(published.small_ml_clap()), part="audio")
     with pytest.raises(ValueError, match="a CEDModel reads no text; give no tokenizer"):
-        check_tokenizer(builders.nllb_tokenizer(), CEDModel(builders.ced_config()))
+        save_conversion(audio, tmp_path / "out", builders.nllb_tokenizer())
+
+
+def test_captions_are_prepared_as_they_were_in_training(tmp_path, conversion):
+    save_conversion(conversion, tmp_path / "ml-clap", builders.nllb_tokenizer())
+    processor = SupCLAPProcessor.from_pretrained(tmp_path / "ml-clap")
+    shouted, plain = (processor(text=text)["input_ids"] for text in ("A DOG, barks!", "a dog barks"))
+    assert shouted == plain
+    # LAION's texts end at 77 tokens.
+    clap = Conversion(LAION, supclap_from_clap(builders.clap_model()), laion_feature_extractor(), (), {})
+    tokenizer = builders.clap_processor().tokenizer
+    tokenizer.model_max_length = 512
+    save_conversion(clap, tmp_path / "laion", tokenizer)
+    processor = SupCLAPProcessor.from_pretrained(tmp_path / "laion")
+    assert len(processor(text="rain " * 200)["input_ids"][0]) == 77
+
+
+@torch.no_grad()
+def test_msclap_reads_texts_as_its_own_code_does(tmp_path):
+    conversion, reference = convert_checkpoint(checkpoint(published.small_msclap(2023))), builders.gpt2_tokenizer()
+    save_conversion(conversion, tmp_path / "out", builders.gpt2_tokenizer(), verify=True)
+    model, processor = (
+        SupCLAPModel.from_pretrained(tmp_path / "out"),
+        SupCLAPProcessor.from_pretrained(tmp_path / "out"),
+    )
+    texts = ["a dog barks", "the rain falls while a dog barks"]
+    inputs = processor(text=texts, audio=builders.noise(44_100), sampling_rate=44_100, return_tensors="pt")
+
+    embeds = model.get_text_features(inputs["input_ids"], inputs["attention_mask"]).pooler_output
+    for text, embedding in zip(texts, embeds, strict=True):
+        ids = torch.tensor(reference([f"{text} <|endoftext|>"])["input_ids"])
+        last = conversion.model.text_model(ids).last_hidden_state[:, -1]
+        expected = torch.nn.functional.normalize(conversion.model.text_projection(last), dim=-1)[0]
+        torch.testing.assert_close(embedding, expected, atol=1e-5, rtol=0)
+    assert model.get_audio_features(inputs["input_features"]).pooler_output.isfinite().all()

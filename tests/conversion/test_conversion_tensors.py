@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from modeling_supclap.conversion.tensors import count_layers, fill_exactly, rename_all, shape_of
+from modeling_supclap.conversion.tensors import (
+    count_layers,
+    fill_exactly,
+    rename_all,
+    rename_first,
+    set_aside,
+    shape_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -50,3 +57,15 @@ def test_a_shape_to_read_is_there_and_has_the_right_axes():
         shape_of(tensors, "bias", 1, "the file")
     with pytest.raises(ValueError, match=r"weight has shape \(2, 3\), which should have 4 axes"):
         shape_of(tensors, "weight", 4, "the file")
+
+
+def test_the_first_rule_that_fits_renames():
+    rules = ((r"^a\.(\d)\.", r"b.\1."), (r"^a\.", "c."))
+    assert [rename_first(name, rules) for name in ("a.1.w", "a.w", "d.w")] == ["b.1.w", "c.w", "d.w"]
+
+
+def test_what_is_set_aside_is_counted_by_what_it_is():
+    kept, counts = set_aside(
+        dict.fromkeys(["head.w", "head.b", "my.head.w", "mask"]), {r"head\.": "head", "mask$": "mask"}
+    )
+    assert (list(kept), counts) == (["my.head.w"], {"head": 2, "mask": 1})

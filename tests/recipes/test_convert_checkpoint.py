@@ -11,13 +11,12 @@ import published_layouts as published
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_conversion_laion import clap
-from test_conversion_layouts import FILTERS, HEAD, SONAR, ml_clap
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.recipes.convert_checkpoint import main
 
 ROOT = Path(__file__).parents[2]
+SONAR = published.random(published.sonar_hub())
 
 
 def convert(source: Path, out: Path, *options: object) -> None:
@@ -45,7 +44,7 @@ def golden_ced(folder: Path, layout: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("layout", "name"), [("original", "CED, authors' file, 161"), ("hub", "CED, Hub, 159")])
+@pytest.mark.parametrize(("layout", "name"), [("original", "CED, 161"), ("hub", "CED, 159")])
 @torch.no_grad()
 def test_golden_ced(tmp_path, capsys, layout, name):
     (tmp_path / "source").mkdir()
@@ -67,11 +66,11 @@ def test_golden_ced(tmp_path, capsys, layout, name):
 
 
 def test_ml_clap(tmp_path, capsys, tokenizer):
-    torch.save({f"module.{name}": value for name, value in ml_clap().items()}, tmp_path / "pretrain.pt")
+    torch.save({f"module.{name}": value for name, value in published.small_ml_clap().items()}, tmp_path / "pretrain.pt")
     convert(tmp_path / "pretrain.pt", tmp_path / "out", "--tokenizer", tokenizer, "--kind", "ml-clap", "--verify")
     printed = capsys.readouterr().out
     assert "pretrain.pt: recognised as ML-CLAP, 57 tensors" in printed
-    assert "ML-CLAP states no licence for its weights; its text tower was trained from SONAR" in printed
+    assert "ML-CLAP states no license for its weights; its text tower was trained from SONAR" in printed
     rows = {line.split()[0]: line.split()[-1] for line in printed.splitlines() if "_" in line.split()[0]}
     assert (rows["text_model"], rows["audio_model"]) == ("cc-by-nc-4.0", "stated")
     model, processor = (
@@ -84,8 +83,10 @@ def test_ml_clap(tmp_path, capsys, tokenizer):
 
 @torch.no_grad()
 def test_laion(tmp_path, capsys):
-    original = clap()
-    tensors = {f"module.{name}": value for name, value in published.laion(original, FILTERS).items()}
+    original = published.laion_model()
+    tensors = {
+        f"module.{name}": value for name, value in published.laion(original, published.slaney_filters(48_000)).items()
+    }
     torch.save({"epoch": 3, "state_dict": tensors, "optimizer": {}, "scaler": {}}, tmp_path / "best.pt")
     builders.clap_processor().tokenizer.save_pretrained(tmp_path / "roberta")
     convert(tmp_path / "best.pt", tmp_path / "out", "--tokenizer", tmp_path / "roberta", "--verify")
@@ -121,17 +122,20 @@ def test_sonar_with_the_tokenizer_beside_it(tmp_path, capsys, tokenizer):
 
 
 def test_one_tower_of_two(tmp_path, capsys):
-    torch.save(ml_clap(), tmp_path / "pretrain.pt")
+    torch.save(published.small_ml_clap(), tmp_path / "pretrain.pt")
     convert(tmp_path / "pretrain.pt", tmp_path / "audio", "--part", "audio")
     assert CEDModel.from_pretrained(tmp_path / "audio").config.embed_dim == 64
     lines = capsys.readouterr().out.splitlines()
     named = [int(line.split()[2].replace(",", "")) for line in lines if line.startswith("set aside: ")]
     placed = [int(line.split()[1]) for line in lines if line.startswith("audio_model ")]
-    assert sum(named) + sum(placed) == len(ml_clap())  # every tensor is accounted for
+    assert sum(named) + sum(placed) == len(published.small_ml_clap())  # every tensor is accounted for
 
 
 def test_refusals_write_nothing(tmp_path):
-    torch.save(published.ced_original(published.random(published.ced_encoder()), HEAD), tmp_path / "x.pt")
+    torch.save(
+        published.ced_original(published.random(published.ced_encoder()), published.random(published.ced_head())),
+        tmp_path / "x.pt",
+    )
     with pytest.raises(ValueError, match="which is of kind 'ced' and not 'laion'"):
         convert(tmp_path / "x.pt", tmp_path / "out", "--kind", "laion")
     torch.save({"a": torch.ones(1)}, tmp_path / "y.pt")
@@ -141,10 +145,13 @@ def test_refusals_write_nothing(tmp_path):
 
 
 def test_it_runs_from_the_command_line(tmp_path):
-    torch.save(published.ced_original(published.random(published.ced_encoder()), HEAD), tmp_path / "x.pt")
+    torch.save(
+        published.ced_original(published.random(published.ced_encoder()), published.random(published.ced_head())),
+        tmp_path / "x.pt",
+    )
     command = [sys.executable, "recipes/convert_checkpoint.py", str(tmp_path / "x.pt"), "--out", str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "x.pt: recognised as CED, authors' file, 29 tensors" in done.stdout
+    assert "x.pt: recognised as CED, 29 tensors" in done.stdout
     with pytest.raises(ValueError, match="out is in use; give a folder that is empty or does not exist"):
         main(command[2:])

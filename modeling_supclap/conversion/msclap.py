@@ -1,0 +1,162 @@
+"""Microsoft's CLAP (`microsoft/msclap`) to `SupCLAPModel`.
+
+2023 (Elizalde et al., arXiv 2309.05767): HTSAT with GPT-2, of which the last token is read. 2022 (arXiv 2206.04769):
+CNN14 with BERT, of which the first token is read. Both have residual projections.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from tokenizers import processors
+from transformers import BertConfig, ClapAudioConfig, GPT2Config, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.initialization import no_init_weights
+
+from ..configuration_supclap import CNN14Config, SupCLAPConfig
+from ..feature_extraction_msclap import MSCLAPFeatureExtractor
+from ..modeling_supclap import SupCLAPModel
+from .laion import FILTERS, bert_fields, htsat_from_tensors
+from .tensors import (
+    Tensors,
+    below,
+    check_constant,
+    count_heads,
+    count_layers,
+    fill_exactly,
+    rename_all,
+    rename_first,
+    set_aside,
+    shape_of,
+)
+
+AUDIO = "audio_encoder.base."
+HTSAT = "audio_encoder.base.htsat."
+TEXT = "caption_encoder.base."
+# What was stored with the towers beside their weights, in the versions of transformers and PANNs of the time.
+CNN14_ASIDE = {
+    r"fc_audioset\.": "tagging head",
+    r"(spectrogram_extractor|logmel_extractor)\.": "front end, which agrees",
+}
+TEXT_ASIDE = {
+    r"h\.\d+\.attn\.(masked_)?bias$": "masks, which are computed",
+    r"embeddings\.position_ids$": "numbers of the positions",
+    r"pooler\.": "pooler, which is not read",
+}
+CNN14_NAMES = tuple((rf"^conv_block{number}\.", f"conv_blocks.{number - 1}.") for number in range(1, 7))
+NAMES = (
+    (r"^audio_encoder\.projection\.", "audio_projection."),
+    (r"^caption_encoder\.projection\.", "text_projection."),
+)
+GPT2_HEAD_DIM = 64
+# Texts are padded with "!", which is number 0, and end with a blank and a token of their own.
+GPT2_PADDING, GPT2_BLANK, GPT2_END = "!", "Ġ", "<|endoftext|>"
+
+
+def supclap_from_msclap(tensors: Tensors, origin: str) -> tuple[SupCLAPModel, MSCLAPFeatureExtractor, dict[str, int]]:
+    """The model in a file of MS-CLAP, of either year.
+
+    Args:
+        tensors: All of the file's, under "model" there.
+        origin: What they come from, for the message of an error.
+
+    Returns:
+        The model in float32, in evaluation mode, its feature extractor, and how many tensors it has no place for, by
+        what they were.
+
+    Raises:
+        ValueError: The file is of another layout, or was trained on another front end.
+    """
+    audio, audio_config, extractor, audio_aside = _audio_tower(tensors, origin)
+    text, text_aside = set_aside(below(tensors, TEXT), TEXT_ASIDE)
+    is_decoder = "wte.weight" in text
+    rest = {name: value for name, value in tensors.items() if not name.startswith((AUDIO, TEXT))}
+    scale = rest.pop("logit_scale", None)
+    if scale is None or scale.numel() != 1:
+        raise ValueError(f"{origin} must have a 'logit_scale' of one number, has {scale}")
+
+    whole = rename_all(rest, lambda name: rename_first(name, NAMES), origin)
+    whole["logit_scale"] = scale.reshape(1)
+    whole |= {f"audio_model.{name}": value for name, value in audio.items()}
+    whole |= {f"text_model.{name}": value for name, value in text.items()}
+    config = SupCLAPConfig(
+        audio_config=audio_config,
+        text_config=_gpt2_config(text, origin) if is_decoder else BertConfig(**bert_fields(text, origin)),
+        projection_dim=shape_of(whole, "audio_projection.linear1.weight", 2, origin)[0],
+        projection_type="residual",
+        projection_hidden_act="gelu",
+        text_pooling="last" if is_decoder else "cls",
+        temperature=math.exp(-float(scale)),
+    )
+    with no_init_weights():
+        model = SupCLAPModel(config)
+    fill_exactly(model, whole, origin)
+
+    counts = dict(audio_aside)
+    for reason, count in text_aside.items():
+        counts[reason] = counts.get(reason, 0) + count
+    return model.eval(), extractor, counts
+
+
+def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Makes GPT-2's tokenizer, in place, pad and end texts as MS-CLAP 2023 was trained with.
+
+    Args:
+        tokenizer: That of GPT-2.
+
+    Raises:
+        ValueError: It is another.
+    """
+    vocabulary = tokenizer.get_vocab()
+    if vocabulary.get(GPT2_PADDING) != 0 or not {GPT2_BLANK, GPT2_END} <= vocabulary.keys():
+        raise ValueError(f"a {type(tokenizer).__name__} is not the tokenizer of GPT-2; give openai-community/gpt2")
+
+    tokenizer.add_special_tokens({"pad_token": GPT2_PADDING})
+    # A template, in place of words behind the text, keeps the end where a long text is cut.
+    special = [(token, vocabulary[token]) for token in (GPT2_BLANK, GPT2_END)]
+    template = processors.TemplateProcessing(single=f"$A {GPT2_BLANK} {GPT2_END}", special_tokens=special)
+    tokenizer.backend_tokenizer.post_processor = template
+
+
+def _audio_tower(
+    tensors: Tensors, origin: str
+) -> tuple[dict[str, torch.Tensor], PreTrainedConfig, MSCLAPFeatureExtractor, dict[str, int]]:
+    """The audio tower's tensors and configuration, its front end, and what was set aside."""
+    htsat = below(tensors, HTSAT)
+    if htsat:
+        # With its filters for 32 kHz: the code of the authors takes them from HTSAT's own settings.
+        extractor, prefix = MSCLAPFeatureExtractor(), HTSAT
+        audio, aside, fields = htsat_from_tensors(htsat, origin)
+        config: PreTrainedConfig = ClapAudioConfig(**fields)
+    else:
+        extractor, prefix = MSCLAPFeatureExtractor(filter_rate_hz=None, max_length_s=5), AUDIO
+        kept, aside = set_aside(below(tensors, AUDIO), CNN14_ASIDE)
+        audio = rename_all(kept, lambda name: rename_first(name, CNN14_NAMES), origin)
+        config = CNN14Config(
+            hidden_size=shape_of(audio, "fc1.weight", 2, origin)[0],
+            channels=[
+                shape_of(audio, f"conv_blocks.{index}.conv1.weight", 4, origin)[0]
+                for index in range(count_layers(audio, "conv_blocks."))
+            ],
+            n_mels=shape_of(audio, "bn0.weight", 1, origin)[0],
+        )
+
+    expected = torch.from_numpy(extractor.mel_filters_slaney).float()
+    advice = "44.1 kHz, 1024 samples and 64 Slaney mel bands from 50 to 14,000 Hz are MS-CLAP's"
+    check_constant(tensors.get(prefix + FILTERS), expected, prefix + FILTERS, origin, advice)
+    return audio, config, extractor, aside
+
+
+def _gpt2_config(text: Tensors, origin: str) -> GPT2Config:
+    vocabulary, width = shape_of(text, "wte.weight", 2, origin)
+    return GPT2Config(
+        vocab_size=vocabulary,
+        n_embd=width,
+        n_layer=count_layers(text, "h."),
+        n_head=count_heads(width, GPT2_HEAD_DIM, origin),
+        n_inner=shape_of(text, "h.0.mlp.c_fc.weight", 2, origin)[1],
+        n_positions=shape_of(text, "wpe.weight", 2, origin)[0],
+        bos_token_id=vocabulary - 1,
+        eos_token_id=vocabulary - 1,
+        pad_token_id=0,
+    )

@@ -1,0 +1,153 @@
+"""MS-CLAP of both years: embeddings by hand, every name of the published sizes, its front end and its tokens."""
+
+import builders
+import published_layouts as published
+import pytest
+import torch
+from torch.nn import functional
+from transformers import BertConfig, BertModel, ClapAudioConfig, ClapAudioModel, GPT2Config, GPT2Model
+
+from modeling_supclap import CNN14Config, SupCLAPModel
+from modeling_supclap.conversion import msclap as conversion
+from modeling_supclap.conversion.msclap import prepare_gpt2_tokenizer, supclap_from_msclap
+
+IDS = torch.tensor([[46, 10, 20, 299, 0, 0], [56, 7, 8, 9, 11, 299]])
+
+
+def project(tensors: dict[str, torch.Tensor], encoder: str, pooled: torch.Tensor) -> torch.Tensor:
+    """The residual projection in torch's functions alone."""
+    weights = {name: tensors[f"{encoder}.projection.{name}"] for name in ("linear1.weight", "linear2.weight")}
+    norm = [tensors[f"{encoder}.projection.layer_norm.{kind}"] for kind in ("weight", "bias")]
+    hidden = pooled @ weights["linear1.weight"].T
+    total = hidden + functional.gelu(hidden) @ weights["linear2.weight"].T
+    return functional.normalize(functional.layer_norm(total, total.shape[1:], *norm), dim=-1)
+
+
+@torch.no_grad()
+def test_2023_reads_htsat_and_the_last_token_of_gpt2():
+    torch.manual_seed(0)
+    tensors = published.small_msclap(2023)
+    model, extractor, aside = supclap_from_msclap(tensors, "file")
+    assert (extractor.filter_rate_hz, extractor.max_length_s) == (32_000, 7)
+    assert aside == {"tagging head": 4, "masks, which are computed": 3, "front end, which agrees": 2}
+
+    gpt = GPT2Model(GPT2Config(vocab_size=300, n_embd=64, n_layer=1, n_head=1, n_positions=100)).eval()
+    text = published.random(published.gpt2())
+    gpt.load_state_dict(text)
+    hidden = gpt(IDS).last_hidden_state
+    expected = project(tensors, "caption_encoder", torch.stack([hidden[0, 3], hidden[1, 5]]))
+    torch.testing.assert_close(model.get_text_features(IDS).pooler_output, expected, atol=1e-5, rtol=0)
+
+    features = -40 + 20 * torch.randn(2, 1, 965, 64)
+    pooled = model.audio_model(features).pooler_output
+    seen = model.get_audio_features(features).pooler_output
+    torch.testing.assert_close(seen, project(tensors, "audio_encoder", pooled), atol=1e-5, rtol=0)
+    assert model(input_features=features, input_ids=IDS).logits_per_audio.abs().max() <= 1 / 0.07 + 1e-3
+
+
+@torch.no_grad()
+def test_2022_reads_cnn14_and_the_first_token_of_bert():
+    torch.manual_seed(0)
+    tensors = published.small_msclap(2022)
+    model, extractor, aside = supclap_from_msclap(tensors, "file")
+    assert (extractor.filter_rate_hz, extractor.max_length_s) == (None, 5)
+    assert aside == {
+        "tagging head": 2,
+        "front end, which agrees": 3,
+        "pooler, which is not read": 2,
+        "numbers of the positions": 1,
+    }
+
+    reference = BertModel(published.bert_config(), add_pooling_layer=False).eval()
+    prefix = "caption_encoder.base."
+    own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    reference.load_state_dict(own, strict=False)
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
+    pooled = reference(IDS, attention_mask=mask).last_hidden_state[:, 0]
+    seen = model.get_text_features(IDS, mask).pooler_output
+    torch.testing.assert_close(seen, project(tensors, "caption_encoder", pooled), atol=1e-5, rtol=0)
+
+    features = -40 + 20 * torch.randn(2, 1, 100, 64)
+    assert model.config.audio_config.channels == [4, 6, 8, 12, 16, 20]
+    expected = project(tensors, "audio_encoder", model.audio_model(features).pooler_output)
+    torch.testing.assert_close(model.get_audio_features(features).pooler_output, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:for .*copying from a non-meta parameter")
+@pytest.mark.parametrize("year", [2022, 2023])
+def test_the_published_size_fits_to_the_last_tensor(monkeypatch, year):
+    def on_meta(config):
+        with torch.device("meta"):
+            return SupCLAPModel(config)
+
+    monkeypatch.setattr(conversion, "SupCLAPModel", on_meta)
+    if year == 2023:
+        with torch.device("meta"):
+            tower = ClapAudioModel(ClapAudioConfig())
+        audio, text = published.htsat(tower), published.on_meta(published.gpt2(50_257, 768, 12, 1024))
+        joint = published.residual_projections(768, 768, 1024)
+    else:
+        channels = (64, 128, 256, 512, 1024, 2048)
+        audio = {**published.on_meta(published.cnn14(channels, 2048)), **published.panns_front_end(44_100)}
+        with torch.device("meta"):
+            text = published.bert(BertConfig(), BertModel(BertConfig(), add_pooling_layer=False))
+        joint = published.residual_projections(2048, 768, 1024)
+    model, _, _ = supclap_from_msclap(published.msclap(audio, text, published.on_meta(joint), 4.6), "msclap")
+
+    config = model.config
+    if year == 2023:
+        assert config.text_config.to_diff_dict() == GPT2Config(n_inner=3072, pad_token_id=0).to_diff_dict()
+        assert (config.audio_config.depths, config.audio_config.hidden_size) == ([2, 2, 6, 2], 768)
+    else:
+        assert config.text_config.to_diff_dict() == BertConfig().to_diff_dict()
+        assert config.audio_config.to_dict() == CNN14Config(channels=list(channels)).to_dict()
+    assert config.projection_dim == 1024
+
+
+def put(name: str, value: torch.Tensor | None):
+    return lambda tensors: tensors.pop(name) if value is None else tensors.update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("year", "change", "message"),
+    [
+        (
+            2023,
+            put("audio_encoder.base.htsat.logmel_extractor.melW", published.slaney_filters(44_100)),
+            "melW differs by",
+        ),
+        (
+            2022,
+            put("audio_encoder.base.logmel_extractor.melW", published.slaney_filters(32_000)),
+            "melW differs by .*44.1 kHz",
+        ),
+        (2022, put("audio_encoder.base.logmel_extractor.melW", None), "melW has shape None"),
+        (2023, put("logit_scale", None), "must have a 'logit_scale' of one number, has None"),
+        (2023, put("caption_encoder.base.ln_f.bias", None), r"it lacks 1 \(text_model.ln_f.bias\)"),
+        (2023, put("caption_encoder.projection.linear1.bias", torch.ones(16)), r"no place for 1 \(text_projection.lin"),
+        (2022, put("audio_encoder.base.conv_block3.bn1.running_var", None), r"it lacks 1 \(audio_model.conv_blocks.2"),
+        (2022, put("audio_encoder.projection.layer_norm.bias", None), r"it lacks 1 \(audio_projection.layer_norm"),
+        (2022, put("caption_encoder.base.embeddings.word_embeddings.weight", torch.ones(9, 60)), "is 60 wide"),
+    ],
+)
+def test_what_does_not_fit_is_refused(year, change, message):
+    tensors = published.small_msclap(year)
+    change(tensors)
+    with pytest.raises(ValueError, match=message):
+        supclap_from_msclap(tensors, "the file")
+
+
+def test_texts_end_and_are_padded_as_they_were_in_training():
+    texts = ["a dog barks", "the rain!", "wow!! yes !"]
+    reference, prepared = builders.gpt2_tokenizer(), builders.gpt2_tokenizer()
+    # What MS-CLAP's own code does with GPT-2's tokenizer.
+    reference.add_special_tokens({"pad_token": "!"})
+    prepare_gpt2_tokenizer(prepared)
+    for text in texts:
+        assert prepared(text)["input_ids"] == reference(f"{text} <|endoftext|>")["input_ids"]
+    assert prepared.pad_token_id == prepared.convert_tokens_to_ids("!") == 0
+
+    cut = prepared(texts[0], truncation=True, max_length=4)["input_ids"]
+    assert cut[-2:] == reference(" <|endoftext|>")["input_ids"], "a long text keeps its end"
+    with pytest.raises(ValueError, match="a BertTokenizer is not the tokenizer of GPT-2"):
+        prepare_gpt2_tokenizer(builders.bert_tokenizer())
