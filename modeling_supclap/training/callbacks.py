@@ -177,11 +177,12 @@ class _WatchedBatch:
         """Computes what `DriftCallback` names, 0-d tensors."""
         audio, text = at_least_float32(self.audio_embeds, self.text_embeds)
         numbers = drift_statistics(audio, text, self.logit_scale, self.radii.get("t2a"))
-        if "t2a" in self.radii:
-            numbers |= {f"{name}_t2a": numbers.pop(name) for name in _OF_A_DIRECTION}
-        if "a2t" in self.radii:
-            exchanged = drift_statistics(text, audio, self.logit_scale, self.radii["a2t"])
-            numbers |= {f"{name}_a2t": exchanged[name] for name in _OF_A_DIRECTION}
+        exchanged = drift_statistics(text, audio, self.logit_scale, self.radii["a2t"]) if "a2t" in self.radii else {}
+        for name in ("radius_mean", "radius_std", "svr_factor_mean", "svr_factor_std"):
+            if name in numbers:
+                numbers[f"{name}_t2a"] = numbers.pop(name)
+            if name in exchanged:
+                numbers[f"{name}_a2t"] = exchanged[name]
 
         if self.text_gradient is not None:
             numbers["drift_cosine_objective"] = drift_cosine(-self.text_gradient, text, audio)
@@ -195,6 +196,3 @@ class _WatchedBatch:
         """Counts the pairs by cosine in bins of equal width, as JSON takes them."""
         counts, edges = positive_similarity_histogram(self.audio_embeds, self.text_embeds)
         return {"low": edges[0].item(), "high": edges[-1].item(), "counts": counts.int().tolist()}
-
-
-_OF_A_DIRECTION = ("radius_mean", "radius_std", "svr_factor_mean", "svr_factor_std")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import zipfile
@@ -13,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import sort_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json
 
@@ -52,11 +51,9 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
         ValueError: There is one, and the run is not resumed: what it holds is not written over by accident. Or the
             run is to be resumed, and there are only checkpoints that are not whole.
     """
-    numbered = [path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.name.split("-")[-1].isdigit()]
-    numbered.sort(key=lambda path: int(path.name.split("-")[-1]), reverse=True)
-
+    checkpoints = sort_checkpoints(str(folder))
     broken: list[str] = []
-    for path in numbered:
+    for path in reversed(checkpoints):
         flaws = checkpoint_flaws(path)
         if flaws:
             broken.append(f"{path} is not whole ({', '.join(flaws)})")
@@ -69,7 +66,7 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
             )
         for flaw in broken:
             logger.warning("%s; the run goes on from %s", flaw, path)
-        return str(path)
+        return path
 
     if broken and resumes:
         raise ValueError(f"{'; '.join(broken)}: there is nothing to resume from, start anew in another --output_dir")
@@ -90,9 +87,12 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
         files: set[Path] = set()
         for pattern in patterns:
             files.update(Path(checkpoint).glob(pattern))
+
         if not files:
             flaws.append(f"{part} missing")
-        flaws += [f"{file.name} damaged" for file in sorted(files) if _is_damaged(file)]
+        for file in sorted(files):
+            if _is_damaged(file):
+                flaws.append(f"{file.name} damaged")
     return list(dict.fromkeys(flaws))
 
 
@@ -162,8 +162,7 @@ def refuse_another_run(
 
 def _settings(args: TrainingArguments) -> dict[str, Any]:
     """Collects what makes the loss of a run: the fields that are not the Trainer's, and the seed."""
-    inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
-    own = {field.name for field in dataclasses.fields(args)} - inherited - _MAY_CHANGE
+    own = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
     return {name: getattr(args, name) for name in sorted(own | {"seed"})}
 
 
@@ -202,7 +201,7 @@ def _tokenizer_differences(folder: Path, processor: SupCLAPProcessor) -> list[st
     now = processor.tokenizer.get_vocab()
     if before == now:
         return []
-    changed = sum(now.get(token) != index for token, index in before.items())
+    changed = len(before.items() - now.items())
     return [f"{changed} of {len(before)} tokens have another id, or none, in this run's tokenizer"]
 
 

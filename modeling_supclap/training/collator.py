@@ -118,12 +118,12 @@ class ContrastiveCollator:
         self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
     ) -> dict[str, torch.Tensor]:
         """Makes model inputs of B rows, with their groups and places."""
-        clips = [self._read(row, position) for row, position in zip(rows, crop_positions, strict=True)]
-        return {
-            **self._inputs(clips, captions),
-            "group_ids": torch.tensor([group_id(row, self.positives) for row in rows]),
-            "clip_index": torch.tensor([row["clip_index"] for row in rows]),
-        }
+        clips: list[np.ndarray] = []
+        groups: list[int] = []
+        for row, position in zip(rows, crop_positions, strict=True):
+            clips.append(self._read(row, position))
+            groups.append(group_id(row, self.positives))
+        return {**self._inputs(clips, captions), "group_ids": torch.tensor(groups), "clip_index": _places(rows)}
 
 
 class TrainingCollator(ContrastiveCollator):
@@ -190,14 +190,16 @@ class TrainingCollator(ContrastiveCollator):
         elif self.scheme == "kcl":
             languages = list(self.languages)
         else:
-            others = [language for language in present if language != self.languages[0]]
-            languages = [self.languages[0], others[random.integers(len(others))] if others else self.languages[1]]
+            anchor = self.languages[0]
+            others = list(filter(anchor.__ne__, present))
+            languages = [anchor, others[random.integers(len(others))] if others else self.languages[1]]
 
         missing = lacking_languages(row, languages, "kcl")
         if missing:
             raise ValueError(f"{self.scheme} needs captions of clip {row['clip_id']} in {languages}; no {missing}")
-        number = random.integers(min(len(row["captions"][language]) for language in languages))
-        return position, [(language, row["captions"][language][number]) for language in languages]
+        texts = list(map(row["captions"].get, languages))
+        number = random.integers(min(map(len, texts)))
+        return position, [(language, several[number]) for language, several in zip(languages, texts, strict=True)]
 
 
 class EvaluationCollator(ContrastiveCollator):
@@ -208,10 +210,11 @@ class EvaluationCollator(ContrastiveCollator):
     """
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        captions = [self._captions(row) for row in rows]
+        captions = list(map(self._captions, rows))
         most = max(map(len, captions))
-        padded = [pairs + [pairs[0]] * (most - len(pairs)) for pairs in captions]
-        return self._batch(rows, [0.0] * len(rows), padded)
+        for pairs in captions:
+            pairs += [pairs[0]] * (most - len(pairs))
+        return self._batch(rows, [0.0] * len(rows), captions)
 
 
 class TemporalCollator(TrainingCollator):
@@ -263,25 +266,26 @@ class TemporalCollator(TrainingCollator):
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         draw = self.items.stage_a if self.stage == "a" else self.items.triple
-        drawn = [draw(int(self._epoch), row["clip_index"]) for row in rows]  # R items a row
 
         clips: list[np.ndarray] = []
         captions: list[list[tuple[str, str]]] = []
         meanings: list[list[int]] = []
         classes: list[list[int]] = []
-        for roles in drawn:
-            captions.append([])
-            for item in roles:
+        for row in rows:
+            for collected in (captions, meanings, classes):
+                collected.append([])
+            for item in draw(int(self._epoch), row["clip_index"]):  # in R roles
                 clips.append(render(item, self._read, self.rate_hz, self.options))
                 captions[-1] += self._draw(vars(item))[1]
-            meanings.append([stable_id(item.meaning) for item in roles])
-            classes.append([self.items.labels.index(label) for item in roles for label in item.labels])
+                meanings[-1].append(stable_id(item.meaning))
+                classes[-1] += map(self.items.labels.index, item.labels)
 
-        batch = {
-            **self._inputs(clips, captions),
-            "group_ids": torch.tensor(meanings),
-            "clip_index": torch.tensor([row["clip_index"] for row in rows]),
-        }
+        batch = self._inputs(clips, captions)
+        batch |= {"group_ids": torch.tensor(meanings), "clip_index": _places(rows)}
         if self.stage == "a":
             batch["class_ids"] = torch.tensor(classes)
         return batch
+
+
+def _places(rows: Sequence[Row]) -> torch.Tensor:
+    return torch.tensor([row["clip_index"] for row in rows])

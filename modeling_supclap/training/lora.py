@@ -47,18 +47,20 @@ def block_names(tower: nn.Module) -> list[str]:
         >>> block_names(CEDModel(CEDConfig(embed_dim=8, depth=2, num_heads=2)))
         ['blocks.0', 'blocks.1']
     """
-    lists = [name for name, module in tower.named_modules() if isinstance(module, nn.ModuleList)]
-    outermost = [name for name in lists if not name.startswith(tuple(f"{other}." for other in lists))]
+    outermost: list[str] = []
+    for name, module in tower.named_modules():  # parents come before their children
+        if isinstance(module, nn.ModuleList) and not name.startswith(tuple(f"{other}." for other in outermost)):
+            outermost.append(name)
     if not outermost:
         raise ValueError(f"{type(tower).__name__} keeps no nn.ModuleList, so it has no blocks to choose from")
 
-    names = []
+    names: list[str] = []
     for index, item in enumerate(tower.get_submodule(outermost[-1]).children()):
         name, blocks = f"{outermost[-1]}.{index}", getattr(item, "blocks", None)
         if blocks is None:
             names.append(name)
         else:
-            names += [f"{name}.blocks.{number}" for number in range(len(blocks))]
+            names += map(f"{name}.blocks.{{}}".format, range(len(blocks)))
     return names
 
 
@@ -212,7 +214,7 @@ def _last_blocks(model: SupCLAPModel, tower: str, count: int) -> list[str]:
     blocks = block_names(module)
     if not 0 <= count <= len(blocks):
         raise ValueError(f"{tower} ({type(module).__name__}) has {len(blocks)} blocks, so {count} of them cannot train")
-    return [f"{tower}.{block}" for block in blocks[len(blocks) - count :]]
+    return list(map(f"{tower}.{{}}".format, blocks[len(blocks) - count :]))
 
 
 def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
@@ -226,17 +228,19 @@ def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
     path = blocks[0].split(".")
     for depth in range(len(path) - 1, 0, -1):
         parent = ".".join(path[:depth])
-        children = list(model.get_submodule(parent).named_children())
-        place = [name for name, _ in children].index(path[depth])
-        for name, child in children[place + 1 :]:
-            if not isinstance(child, _BatchNorm) and any(True for _ in child.parameters()):
+        names, children = zip(*model.get_submodule(parent).named_children(), strict=True)
+        after = names.index(path[depth]) + 1
+        for name, child in zip(names[after:], children[after:], strict=True):
+            if not isinstance(child, _BatchNorm) and list(child.parameters()):
                 later.append(f"{parent}.{name}")
     return [blocks[0], *later]
 
 
 def _release_temperature(model: SupCLAPModel) -> list[str]:
     """Lets the temperature train, and the bias where there is one; gives their names."""
-    present = [name for name in TEMPERATURE if getattr(model, name) is not None]
-    for name in present:
-        getattr(model, name).requires_grad_(True)
-    return present
+    released = []
+    for name in TEMPERATURE:
+        if getattr(model, name) is not None:
+            getattr(model, name).requires_grad_(True)
+            released.append(name)
+    return released

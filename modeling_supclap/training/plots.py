@@ -81,8 +81,9 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
             "for logging_steps or more"
         )
 
-    regularised = any(f"radius_mean_{direction}" in tracked[0] for direction in _DIRECTIONS)
-    panels = [_draw_drift, *([_draw_radius] if regularised else []), _draw_positive_similarity]
+    panels = [_draw_drift, _draw_radius, _draw_positive_similarity]
+    if not {"radius_mean_t2a", "radius_mean_a2t"} & tracked[0].keys():
+        panels.remove(_draw_radius)
 
     figure, places = _panels(len(panels))
     for axes, draw in zip(places, panels, strict=True):
@@ -110,9 +111,12 @@ def _draw_radius(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
 def _draw_positive_similarity(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
     window = max(1, len(tracked) // 10)
     for label, first in (("start", 0), ("middle", (len(tracked) - window) // 2), ("end", len(tracked) - window)):
-        histograms = [entry["positive_similarity_histogram"] for entry in tracked[first : first + window]]
-        counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
-        edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
+        histogram = tracked[first]["positive_similarity_histogram"]
+        edges = np.linspace(histogram["low"], histogram["high"], len(histogram["counts"]) + 1)
+
+        counts = np.zeros(len(histogram["counts"]))
+        for entry in tracked[first : first + window]:
+            counts += entry["positive_similarity_histogram"]["counts"]
         axes.stairs(counts / counts.sum(), edges, label=label)
     _finish_panel(axes, "positive pairs (share of the batch)", "cosine")
 
@@ -121,7 +125,9 @@ def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
     """Makes a figure of `count` panels, three in a row."""
     rows, columns = -(-count // 3), min(count, 3)
     figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
-    return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
+    for place in range(1, count + 1):
+        figure.add_subplot(rows, columns, place)
+    return figure, figure.axes
 
 
 def _draw_curve(axes: Axes, steps: Sequence[int], values: Sequence[float], label: str) -> None:
@@ -141,5 +147,10 @@ def _write_png(figure: Figure, path: str | Path) -> None:
 
 def _curve(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
     """Gives the steps at which a number was logged and its values there."""
-    logged = [entry for entry in log_history if key in entry]
-    return [entry["step"] for entry in logged], [entry[key] for entry in logged]
+    steps: list[int] = []
+    values: list[float] = []
+    for entry in log_history:
+        if key in entry:
+            steps.append(entry["step"])
+            values.append(entry[key])
+    return steps, values
