@@ -32,6 +32,7 @@ def load_splits(
     name: str,
     cache_dir: str | None = None,
     translations: str | Sequence[str] | Mapping[str, Any] | None = None,
+    streaming: bool = False,
     **config: Any,
 ) -> "DatasetDict":
     """Prepares a dataset, or takes it from the cache, and gives all its splits.
@@ -42,6 +43,8 @@ def load_splits(
         cache_dir: Where `datasets` keeps prepared rows; its own default when None.
         translations: Parquet files of translated captions to join, one or several; or the arguments of
             `multilingual.join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
+        streaming: Gives a `stream.RowStream` of each split, of a prepared set only: rows are read as they are needed,
+            from the Hub or an object storage too.
         **config: Fields of the builder's config, such as `data_dir` (all but synthetic) or `num_train` (synthetic);
             each builder's module says what the folder has to hold.
 
@@ -53,7 +56,15 @@ def load_splits(
         ValueError: The name or a config key is unknown; the message names the valid ones. Or the translations do not
             fit, see `join_translations`.
     """
-    _check_config(name, config, "translations")
+    _check_config(name, config, "translations", "streaming")
+    if streaming:
+        if name != "prepared" or translations is not None:
+            raise ValueError(
+                "streaming reads prepared sets, without translations; prepare the set with what it is to have"
+            )
+        from .prepared import load_prepared
+
+        return load_prepared(streaming=True, **config)
     return splits_of(load_builder(name, cache_dir, **config), translations)
 
 

@@ -12,13 +12,13 @@
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+import fsspec
 import pyarrow
 import pyarrow.parquet
 from datasets.builder import Key
@@ -29,8 +29,6 @@ ROOT_NOTE = ".prepare/audio_root"
 
 FORMAT = 2
 """The format of the folder; a set of another format than this is refused."""
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class Storage(NamedTuple):
@@ -83,37 +81,114 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         FileNotFoundError: The folder is no prepared set, or its preparation did not finish.
         ValueError: It is of another format.
     """
-    path = Path(folder, MANIFEST)
-    if not path.is_file():
+    return _checked_manifest(_read_manifest(Path(folder)), folder)
+
+
+def _read_manifest(folder: Path) -> bytes:
+    if not (folder / MANIFEST).is_file():
         raise FileNotFoundError(f"{folder} is no prepared set, as it holds no {MANIFEST}; make one with prepare.py")
-    manifest = json.loads(path.read_text(encoding="utf-8"))
+    return (folder / MANIFEST).read_bytes()
+
+
+def _checked_manifest(content: bytes, place: str | Path) -> dict[str, Any]:
+    manifest = json.loads(content)
     if manifest["format"] != FORMAT:
         raise ValueError(
-            f"{path} is of format {manifest['format']}, this version reads {FORMAT}; prepare the set again"
+            f"{place} is of format {manifest['format']}, this version reads {FORMAT}; prepare the set again"
         )
     return manifest
 
 
-def origin_of(data_dir: str | Path, revision: str | None = None) -> str:
-    """The dataset that a set was prepared from, such as "esc50", by whose name `captions.label_phrases` goes.
+class PreparedSet:
+    """Where a prepared set is, and what its manifest says.
 
     Args:
-        data_dir: The folder, or the id of a repository on the Hub.
-        revision: As `load_prepared`.
+        data_dir: The folder that `prepare.py --out` named, the id of a repository on the Hub, or an address that fsspec
+            knows, such as `s3://bucket/clotho` or `https://host/clotho`.
+        audio_dir: Where the recordings of a set of storage "reference" are; needed when they have moved.
+        revision: A branch, tag or commit of the Hub's repository.
+
+    Attributes:
+        place: What the names of the manifest are relative to: a folder or an address. On the Hub it names a commit, so
+            that all shards come from the same one.
+        manifest: What `manifest.json` says, see `read_manifest`.
+        digest: The SHA-256 of the manifest, which names every shard by its hash.
     """
-    config = PreparedConfig(data_dir=str(data_dir), revision=revision)
-    return read_manifest(_metadata_folder(config))["dataset"]
+
+    def __init__(self, data_dir: str | Path | None, audio_dir: str | None = None, revision: str | None = None) -> None:
+        if data_dir is None:
+            raise ValueError("a prepared set needs data_dir: its folder, its id on the Hub, or its address")
+
+        # An address first: `datasets` makes `Path` ask the network, in modules of builders.
+        remote = "://" in str(data_dir)
+        folder = Path("." if remote else data_dir).expanduser()
+        self.is_local = not remote and folder.is_dir()
+        if remote:
+            self.place = str(data_dir).rstrip("/")
+            with fsspec.open(f"{self.place}/{MANIFEST}", "rb") as file:
+                content = file.read()
+        elif self.is_local:
+            self.place = str(folder.resolve())
+            content = _read_manifest(folder)
+        elif str(data_dir).count("/") == 1:
+            path = _download_manifest(str(data_dir), revision)
+            self.place = f"hf://datasets/{data_dir}@{path.parent.name}"
+            content = path.read_bytes()
+        else:
+            raise FileNotFoundError(f"data_dir {data_dir} is neither a folder nor an id of the Hub")
+
+        self.audio_dir = audio_dir
+        self.manifest = _checked_manifest(content, self.place)
+        self.digest = hashlib.sha256(content).hexdigest()
+
+    def shard_paths(self, split: str) -> list[str]:
+        """The files of a split, or their addresses."""
+        paths = [f"{self.place}/{shard['file']}" for shard in self.manifest["splits"][split]["shards"]]
+        missing = [path for path in paths if self.is_local and not os.path.isfile(path)]
+        if missing:
+            raise FileNotFoundError(f"{len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}")
+        return paths
+
+    def audio_root(self) -> str | None:
+        """Where the recordings are of a set that only refers to them; None for one that holds them."""
+        if self.manifest["storage"] != "reference":
+            return None
+
+        places = [self.audio_dir] if self.audio_dir else []
+        note = Path(self.place, ROOT_NOTE)
+        if not places and note.is_file():
+            root = json.loads(note.read_text(encoding="utf-8"))
+            beside = os.path.join(self.place, root["relative"] or ".")
+            places = [os.path.normpath(beside), root["absolute"] or ""]
+
+        example = self.manifest["audio_example"]
+        for place in places:
+            if os.path.isfile(os.path.join(place, example)):
+                return os.path.abspath(place)
+        raise FileNotFoundError(f"the recording {example} is in none of {places}; say where it is with audio_dir")
+
+
+def _download_manifest(repo_id: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repo_id, MANIFEST, repo_type="dataset", revision=revision))
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        raise FileNotFoundError(f"data_dir {repo_id} is neither a folder nor a dataset on the Hub") from error
+    except EntryNotFoundError as error:
+        raise FileNotFoundError(f"{repo_id} on the Hub is no prepared set, as it has no {MANIFEST}") from error
 
 
 def dataset_origin(dataset: str, data_dir: str | Path | None, revision: str | None = None) -> str:
-    """The dataset that rows come from: that of its name, or of a prepared set the one that it was prepared from.
+    """The dataset that rows come from, such as "esc50", by whose name `captions.label_phrases` goes.
 
     Args:
-        dataset: A name that `load_splits` knows.
-        data_dir: As `origin_of`.
-        revision: As `load_prepared`.
+        dataset: A name that `load_splits` knows. Of "prepared", the answer is what the set was prepared from.
+        data_dir: As `PreparedSet`.
+        revision: As `PreparedSet`.
     """
-    return origin_of(str(data_dir), revision) if dataset == "prepared" else dataset
+    return PreparedSet(data_dir, revision=revision).manifest["dataset"] if dataset == "prepared" else dataset
 
 
 def load_prepared(
@@ -122,30 +197,33 @@ def load_prepared(
     cache_dir: str | None = None,
     audio_dir: str | None = None,
     revision: str | None = None,
-) -> datasets.DatasetDict | datasets.IterableDatasetDict:
+) -> Any:
     """All splits of a prepared set.
 
     Args:
-        data_dir: The folder, or the id of a repository on the Hub.
-        streaming: Reads shard by shard as rows are asked for, from the Hub too, and writes no cache. The rows are
-            numbered within their split by `clip_index`, which the collators want and map-style rows get from
-            `IndexedRows`. A run that is to be resumed exactly wants map-style rows.
+        data_dir: As `PreparedSet`.
+        streaming: Reads row groups as they are needed, also from the Hub or an object storage, and writes no cache.
         cache_dir: Where `datasets` keeps the memory-mapped rows; its own default when None.
-        audio_dir: Where the recordings of a set of storage "reference" are; needed when they have moved.
-        revision: A branch, tag or commit of the Hub's repository.
+        audio_dir: As `PreparedSet`.
+        revision: As `PreparedSet`.
 
     Returns:
-        Datasets by split, with the rows of `schema.py`; `audio.read_row` reads their sound.
+        Rows of `schema.py` by split, a `datasets.DatasetDict`; `audio.read_row` reads their sound. With `streaming`, a
+        dict of `stream.RowStream`.
 
     Raises:
         FileNotFoundError: There is no such set, or a shard or the recordings are missing.
         ValueError: A shard is not of the size that the manifest states.
     """
+    if streaming:
+        from .stream import RowStream
+
+        prepared = PreparedSet(data_dir, audio_dir, revision)
+        return {split: RowStream(prepared, split) for split in prepared.manifest["splits"]}
+
     config: dict[str, Any] = {"data_dir": str(data_dir), "audio_dir": audio_dir, "revision": revision}
     given = {name: value for name, value in config.items() if value is not None}
-    builder = Prepared(cache_dir=cache_dir, numbered=streaming, **given)
-    if streaming:
-        return builder.as_streaming_dataset()
+    builder = Prepared(cache_dir=cache_dir, **given)
     builder.download_and_prepare()
     return builder.as_dataset()
 
@@ -155,155 +233,85 @@ class PreparedConfig(datasets.BuilderConfig):
     """Which set to read.
 
     Attributes:
-        data_dir: The folder that `prepare.py --out` named, or the id of a repository on the Hub.
+        data_dir: The folder that `prepare.py --out` named, the id of a repository on the Hub, or an address.
         audio_dir: Where the recordings of a set of storage "reference" are; needed when they have moved.
         revision: A branch, tag or commit of the Hub's repository.
-        numbered: Adds `clip_index`, the place of each row in its split.
     """
 
     data_dir: str | None = None
     audio_dir: str | None = None
     revision: str | None = None
-    numbered: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data_dir is None:
-            raise ValueError("a prepared set needs data_dir: its folder, or its id on the Hub")
-        if Path(self.data_dir).expanduser().is_dir():
-            self.data_dir = str(Path(self.data_dir).expanduser().resolve())
-        elif not _HUB_ID.fullmatch(self.data_dir):
-            raise FileNotFoundError(f"data_dir {self.data_dir} is neither a folder nor an id of the Hub")
+        self.prepared = PreparedSet(self.data_dir, self.audio_dir, self.revision)
 
     def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
         """Keys the cache on the manifest, which names every shard by its hash, and on where the recordings are."""
-        folder = _metadata_folder(self)
-        root = _audio_root(self, read_manifest(folder))
-        contents = hashlib.sha256(Path(folder, MANIFEST).read_bytes()).hexdigest()
-        made_of = {"manifest": contents, "audio_dir": root}
+        made_of = {"manifest": self.prepared.digest, "audio_dir": self.prepared.audio_root()}
         return super().create_config_id({**config_kwargs, **made_of}, custom_features)
 
 
 class Prepared(datasets.ArrowBasedBuilder):
     """A prepared set as rows, with the splits that it was prepared with.
 
-    `Prepared(data_dir="prepared").download_and_prepare()`, then `.as_dataset(split="train")`.
+    `load_dataset("parquet")` reads the shards too, by the card. It does not compare them with the manifest, and knows
+    nothing of the recordings of a reference set.
     """
 
-    VERSION = "1.0.0"
+    VERSION = "2.0.0"
     BUILDER_CONFIG_CLASS = PreparedConfig
 
     def _info(self) -> datasets.DatasetInfo:
-        manifest = read_manifest(_metadata_folder(self.config))
-        types = datasets.Features.from_dict(manifest["features"])
-        if self.config.numbered:
-            types["clip_index"] = datasets.Value("int64")
+        manifest = self.config.prepared.manifest
         return datasets.DatasetInfo(
-            description=f"{manifest['dataset']}, prepared as {manifest['storage']}.", features=types
+            description=f"{manifest['dataset']}, prepared as {manifest['storage']}.",
+            features=datasets.Features.from_dict(manifest["features"]),
         )
 
     @property
     def origin(self) -> str:
         """The dataset that the set was prepared from."""
-        return read_manifest(_metadata_folder(self.config))["dataset"]
+        return self.config.prepared.manifest["dataset"]
 
     def report(self) -> dict[str, Any]:
         """What the set lacks, as its manifest has it: "missing", and "left_out" by reason."""
-        manifest = read_manifest(_metadata_folder(self.config))
+        manifest = self.config.prepared.manifest
         left_out = dict(manifest["left_out"])
         bad = [entry["clip_id"] for entries in manifest["bad_audio"].values() for entry in entries]
         return {"missing": manifest["missing"], "left_out": {**left_out, "bad audio": bad} if bad else left_out}
 
     def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
-        config = self.config
-        manifest = read_manifest(_metadata_folder(config))
+        prepared = self.config.prepared
         generators = []
-        for split, about in manifest["splits"].items():
-            shards = about["shards"]
-            starts = [sum(shard["rows"] for shard in shards[:number]) for number in range(len(shards))]
+        for split, about in prepared.manifest["splits"].items():
+            paths = prepared.shard_paths(split)
             arguments = {
-                "files": _locate(config, [shard["file"] for shard in shards], dl_manager),
-                "starts": starts,
-                "sizes": [shard["bytes"] for shard in shards],
-                "root": _audio_root(config, manifest),
+                "files": paths if prepared.is_local else dl_manager.download(paths),
+                "sizes": [shard["bytes"] for shard in about["shards"]],
+                "root": prepared.audio_root(),
             }
             generators.append(datasets.SplitGenerator(name=split, gen_kwargs=arguments))
         return generators
 
     def _generate_tables(
-        self, files: list[str], starts: list[int], sizes: list[int], root: str | None
+        self, files: list[str], sizes: list[int], root: str | None
     ) -> Iterator[tuple[Key, pyarrow.Table]]:
-        for number, (path, start, size) in enumerate(zip(files, starts, sizes, strict=True)):
-            with open(path, "rb") as file:
-                if file.seek(0, os.SEEK_END) != size:
-                    raise ValueError(f"{path} has {file.tell()} bytes, the manifest says {size}; copy the set again")
-                file.seek(0)
-                shard = pyarrow.parquet.ParquetFile(file)
-                for group in range(shard.num_row_groups):
-                    table = _located(shard.read_row_group(group), root)
-                    if self.config.numbered:
-                        places = pyarrow.array(range(start, start + len(table)), pyarrow.int64())
-                        table = table.append_column("clip_index", places)
-                    start += len(table)
-                    yield Key(number, group), table.cast(self.info.features.arrow_schema)
+        for number, (path, size) in enumerate(zip(files, sizes, strict=True)):
+            found = os.path.getsize(path)
+            if found != size:
+                raise ValueError(f"{path} has {found} bytes, the manifest says {size}; copy the set again")
+
+            shard = pyarrow.parquet.ParquetFile(path)
+            for group in range(shard.num_row_groups):
+                table = with_absolute_paths(shard.read_row_group(group), root)
+                yield Key(number, group), table.cast(self.info.features.arrow_schema)
 
 
-def _located(table: pyarrow.Table, root: str | None) -> pyarrow.Table:
-    """Makes the paths of a set that only refers to its recordings absolute again."""
+def with_absolute_paths(table: pyarrow.Table, root: str | None) -> pyarrow.Table:
+    """Makes the paths of rows that only refer to their recordings absolute again; of rows that hold them, none."""
     if root is None:
         return table
     place = table.column_names.index("audio_path")
     paths = [os.path.join(root, path) for path in table.column(place).to_pylist()]
     return table.set_column(place, "audio_path", pyarrow.array(paths, pyarrow.string()))
-
-
-def _is_folder(config: PreparedConfig) -> bool:
-    return os.path.isdir(str(config.data_dir))
-
-
-def _metadata_folder(config: PreparedConfig) -> str:
-    """Where the manifest is on this machine."""
-    if _is_folder(config):
-        return str(config.data_dir)
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
-
-    try:
-        path = hf_hub_download(str(config.data_dir), MANIFEST, repo_type="dataset", revision=config.revision)
-    except RepositoryNotFoundError as error:
-        raise FileNotFoundError(f"data_dir {config.data_dir} is neither a folder nor a dataset on the Hub") from error
-    except EntryNotFoundError as error:
-        raise FileNotFoundError(f"{config.data_dir} on the Hub is no prepared set, as it has no {MANIFEST}") from error
-    return os.path.dirname(path)
-
-
-def _locate(config: PreparedConfig, names: list[str], dl_manager: Any) -> list[str]:
-    """The shards: files here, downloaded from the Hub where that is asked for, or addresses to stream from."""
-    if _is_folder(config):
-        paths = [os.path.join(str(config.data_dir), name) for name in names]
-        missing = [path for path in paths if not os.path.isfile(path)]
-        if missing:
-            raise FileNotFoundError(f"{len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}")
-        return paths
-    # The manifest's folder is named by its commit: all shards come from the same one.
-    commit = os.path.basename(_metadata_folder(config))
-    return dl_manager.download([f"hf://datasets/{config.data_dir}@{commit}/{name}" for name in names])
-
-
-def _audio_root(config: PreparedConfig, manifest: dict[str, Any]) -> str | None:
-    """Where the recordings are of a set that only refers to them; `None` for one that holds them."""
-    if manifest["storage"] != "reference":
-        return None
-
-    places = [config.audio_dir] if config.audio_dir else []
-    note = Path(str(config.data_dir), ROOT_NOTE)
-    if not places and note.is_file():
-        root = json.loads(note.read_text(encoding="utf-8"))
-        beside = os.path.join(str(config.data_dir), root["relative"] or ".")
-        places = [os.path.normpath(beside), root["absolute"] or ""]
-
-    example = manifest["audio_example"]
-    for place in places:
-        if os.path.isfile(os.path.join(place, example)):
-            return os.path.abspath(place)
-    raise FileNotFoundError(f"the recording {example} is in none of {places}; say where it is with audio_dir")

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 from prepared_sets import make_folder
-from torch.utils.data import DataLoader
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts import prepare as preparing
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
-from modeling_supclap.datasets_scripts.prepared import dataset_origin, load_prepared, origin_of, read_manifest
+from modeling_supclap.datasets_scripts.prepared import dataset_origin, load_prepared, read_manifest
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
@@ -80,21 +79,6 @@ def test_temporal_items_are_drawn_and_rendered(folder, storage, processor):
     assert batch["group_ids"].shape == (2, 3)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-def test_streaming_gives_the_same_rows_numbered(folder, storage):
-    streamed, rows = load_prepared(folder / storage, streaming=True), load(folder, storage)
-    assert isinstance(streamed["train"], datasets.IterableDataset)
-    assert list(streamed["train"]) == [{**row, "clip_index": place} for place, row in enumerate(rows["train"])]
-
-
-def test_streaming_by_workers_numbers_each_row_once(folder, processor):
-    rows = load_prepared(folder / "original", streaming=True)["train"]
-    assert rows.num_shards > 1
-    loader = DataLoader(rows, batch_size=2, num_workers=2, collate_fn=TrainingCollator(processor, ["eng"]))
-    numbers = sorted(number for batch in loader for number in batch["clip_index"].tolist())
-    assert numbers == list(range(read_manifest(folder / "original")["splits"]["train"]["clips"]))
-
-
 @pytest.mark.parametrize("storage", ["original", "int16"])
 def test_the_library_reads_the_folder_by_its_card(folder, storage):
     rows = datasets.load_dataset(str(folder / storage), cache_dir=str(folder / "cache"))
@@ -116,7 +100,6 @@ def test_embedded_files_decode(folder):
 
 
 def test_the_origin_names_the_phrases(folder):
-    assert origin_of(folder / "int16") == "esc50"
     assert dataset_origin("prepared", folder / "int16") == "esc50"
     assert dataset_origin("clotho", None) == "clotho"
 

@@ -1,0 +1,205 @@
+"""Streams of a prepared set: every row once, in an order of seed and epoch alone, taken up anywhere."""
+
+import functools
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from bisect import bisect_right
+from itertools import chain
+
+import datasets
+import pytest
+from prepared_sets import make_folder
+from torch.utils.data import DataLoader
+
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts import prepare as preparing
+from modeling_supclap.datasets_scripts import stream as streaming
+from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.datasets_scripts.prepared import load_prepared
+from modeling_supclap.datasets_scripts.stream import LANES
+from modeling_supclap.training.collator import TrainingCollator
+
+CLIPS = 90
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A prepared set whose training split has 90 clips in row groups of at most 3, and its rows by random access."""
+    datasets.disable_progress_bars()
+    folder = tmp_path_factory.mktemp("streams")
+    make_folder(folder / "ESC", clips=120, seconds=0.2)
+    options = {"data_dir": str(folder / "ESC"), "languages": ["eng", "fra"], "test_fold": 4, "validation_fraction": 0.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparing, "ROW_GROUP_ROWS", 3)
+        for storage in ("int16", "reference"):
+            request = Request("esc50", options, storage, 50_000)
+            prepare(request, folder / storage, cache_dir=str(folder / "cache"), quiet=True)
+    yield folder
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture
+def stream(folder):
+    return load_splits("prepared", data_dir=str(folder / "int16"), streaming=True)["train"]
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """A list that grows with each row group that is read."""
+    found = []
+    monkeypatch.setattr(streaming, "with_absolute_paths", lambda table, root: found.append(table) or table)
+    return found
+
+
+def ids(rows):
+    return [row["clip_id"] for row in rows]
+
+
+def batches(stream, workers, size=4, after=0):
+    """The clip ids of the batches of a loader, after so many."""
+    stream.load_state_dict({**stream.state_dict(), "rows": after * size, "batch_size": size})
+    return list(DataLoader(stream, size, collate_fn=ids, num_workers=workers))
+
+
+@pytest.mark.parametrize("storage", ["int16", "reference"])
+def test_in_order_it_is_the_split_numbered(folder, storage):
+    rows = load_prepared(folder / storage, cache_dir=str(folder / "cache"))["train"]
+    streamed = load_prepared(folder / storage, streaming=True)["train"]
+    assert list(streamed) == [{**row, "clip_index": place} for place, row in enumerate(rows)]
+    assert streamed.features == {**rows.features, "clip_index": datasets.Value("int64")}
+    assert streamed.num_rows == len(rows) == CLIPS
+
+
+def test_an_epoch_is_a_shuffle_of_all_rows_by_seed_and_epoch(stream):
+    orders = {}
+    for seed in (0, 1):
+        shuffled = stream.shuffle(seed)
+        for epoch in (0, 1):
+            shuffled.set_epoch(epoch)
+            orders[seed, epoch] = ids(shuffled)
+            assert ids(shuffled) == orders[seed, epoch]
+            assert sorted(orders[seed, epoch]) == sorted(ids(stream))
+    assert len({tuple(order) for order in orders.values()}) == 4
+
+
+def test_neighbours_come_from_all_over_the_split(stream):
+    starts = [group.start for group in stream.row_groups]
+    groups = [bisect_right(starts, row["clip_index"]) for row in stream.shuffle(0)]
+    assert len(starts) > 2 * LANES
+    for start in range(2 * LANES):
+        assert len(set(groups[start : start + LANES])) == LANES
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_processes_share_the_rows_and_a_global_batch_is_the_same_rows(stream, processes):
+    shuffled = stream.shuffle(3)
+    parts = [ids(shuffled.shard(process, processes)) for process in range(processes)]
+    assert {len(part) for part in parts} == {CLIPS // processes} == {shuffled.shard(0, processes).rows_per_epoch}
+    turns = [clip_id for turn in zip(*parts, strict=True) for clip_id in turn]
+    assert turns == ids(shuffled)[: len(turns)]
+
+
+def test_in_order_no_row_is_left_out(stream):
+    parts = [stream.shard(process, 4) for process in range(4)]
+    assert sum(part.rows_per_epoch for part in parts) == CLIPS
+    assert sorted(chain.from_iterable(map(ids, parts))) == sorted(ids(stream))
+    with pytest.raises(ValueError, match="process is 4 of 4"):
+        stream.shard(4, 4)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, 1, 5, 10])
+def test_a_loader_goes_on_with_the_batches_that_are_left(stream, workers, after):
+    shuffled = stream.shuffle(0).shard(1, 2)
+    shuffled.set_epoch(2)
+    whole = batches(shuffled, workers)
+    assert len(set(chain.from_iterable(whole))) == CLIPS // 2
+    resumed = stream.shuffle(0).shard(1, 2)
+    resumed.set_epoch(2)
+    assert batches(resumed, workers, after=after) == whole[after:]
+
+
+def test_the_state_of_an_iteration_is_its_place(stream):
+    shuffled = stream.shuffle(0)
+    shuffled.set_epoch(1)
+    whole, rows = ids(shuffled), iter(shuffled)
+    assert ids(next(rows) for _ in range(17)) == whole[:17]
+    state = shuffled.state_dict()
+
+    again = stream.shuffle(0)
+    again.load_state_dict(state)
+    assert ids(again) == whole[17:]
+    assert ids(again) == whole  # the place is that of one iteration
+
+
+def test_what_lies_before_the_place_is_not_read(stream, reads):
+    shuffled = stream.shuffle(0)
+    shuffled.load_state_dict({"epoch": 0, "rows": CLIPS - 5})
+    assert len(list(shuffled)) == 5
+    assert len(reads) <= 5
+
+
+def test_processes_and_workers_read_their_own_lanes_only(stream, reads):
+    shuffled = stream.shuffle(0).shard(1, 8)
+    rows = iter(shuffled)
+    for _ in range(4):  # two rows of each of two lanes
+        next(rows)
+    assert len(reads) <= 4
+
+
+def test_the_training_collator_takes_it(stream, processor):
+    loader = DataLoader(stream.shuffle(0), batch_size=8, collate_fn=TrainingCollator(processor, ["eng"]))
+    numbers = [number for batch in loader for number in batch["clip_index"].tolist()]
+    assert sorted(numbers) == list(range(CLIPS))
+
+
+def test_rows_are_mapped_as_they_are_read(stream):
+    mapped = stream.map(lambda row: {"clip_id": row["clip_id"] + "!"}).map(lambda row: {**row, "more": 1})
+    assert next(iter(mapped)) == {"clip_id": ids(stream)[0] + "!", "more": 1}
+    assert "samples" in next(iter(stream))
+
+
+def test_a_web_server_will_do(folder, stream):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    handler.log_message = lambda *arguments: None
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        address = f"http://127.0.0.1:{server.server_port}/int16"
+        served = load_splits("prepared", data_dir=address, streaming=True)["train"]
+        assert list(served.shuffle(0)) == list(stream.shuffle(0))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+MEMORY = """
+import resource, sys
+from modeling_supclap.datasets_scripts.prepared import load_prepared
+
+rows = load_prepared(sys.argv[1], streaming=True)["train"].shuffle(0)
+peaks = []
+for epoch in range(40):
+    rows.set_epoch(epoch)
+    assert sum(len(row["samples"]) > 0 for row in rows) == 90
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peaks[4], peaks[-1])
+"""
+
+
+def test_memory_does_not_grow(folder):
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(folder / "int16")],
+        env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    early, late = map(int, done.stdout.split())
+    assert late < early + 8_000  # kB
+
+
+def test_only_prepared_sets_are_streamed(folder):
+    with pytest.raises(ValueError, match="streaming"):
+        load_splits("esc50", data_dir=str(folder / "ESC"), streaming=True)
