@@ -1,6 +1,6 @@
 """The losses of the three papers as pure functions on embeddings; one file a paper, nothing imported but torch."""
 
-from .contrastive import info_nce, reweighted_info_nce, sigmoid_loss, similarity_matrix
+from .contrastive import info_nce, reweighted_info_nce, sigmoid_loss
 from .multilingual import (
     by_language,
     cacl_loss,
@@ -9,6 +9,7 @@ from .multilingual import (
     language_distribution_error,
     multilingual_support_vector_loss,
 )
+from .similarity import similarity_matrix
 from .support_vector import (
     DynamicRadius,
     StaticRadius,

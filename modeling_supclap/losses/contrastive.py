@@ -2,9 +2,7 @@
 
 Conventions of all the losses: embeddings are (N, d) with unit norm, `similarity[i, j]` is audio i against text j, and
 `logit_scale` is the multiplier itself, 1 / temperature. Leading dimensions, (..., N, d), are batches of their own
-(languages, say) that broadcast and over which the loss is averaged. All arithmetic is in float32 or wider, whatever
-the dtype of the embeddings and under autocast too: at a temperature of 0.07 the spacing of bfloat16 near a cosine of 1
-would move the logits by 0.06.
+(languages, say) that broadcast and over which the loss is averaged.
 """
 
 from __future__ import annotations
@@ -13,80 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Both tensors in the widest of their dtypes and float32."""
-    dtype = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
-    return first.to(dtype), second.to(dtype)
-
-
-def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
-    """Cosine of every row of `first` with every row of `second`.
-
-    Args:
-        first: (..., N, d), unit norm.
-        second: (..., N, d), unit norm; row i is the positive of row i of `first`.
-
-    Returns:
-        (..., N, N), float32 or wider: entry [i, j] is `first[i] . second[j]`.
-
-    Raises:
-        ValueError: the shapes differ, or there are fewer than two rows.
-
-    >>> similarity_matrix(torch.eye(2), torch.eye(2))
-    tensor([[1., 0.],
-            [0., 1.]])
-    """
-    if first.ndim < 2 or second.ndim < 2 or first.shape[-2:] != second.shape[-2:]:
-        raise ValueError(
-            f"got embeddings of shapes {tuple(first.shape)} and {tuple(second.shape)}; "
-            "both must be (N, d), row i of one being the positive of row i of the other"
-        )
-    if first.shape[-2] < 2:
-        raise ValueError(f"got a batch of {first.shape[-2]}; contrast needs two: the negatives are the other clips")
-    first, second = at_least_float32(first, second)
-    with torch.autocast(first.device.type, enabled=False):
-        return first @ second.mT
-
-
-def products(first: Tensor, second: Tensor, known: Tensor | None) -> Tensor:
-    """`similarity_matrix(first, second)`, or the same matrix where one has it already."""
-    return similarity_matrix(first, second) if known is None else known
-
-
-def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> Tensor:
-    """Which pairs are positive: the diagonal, or all pairs whose clips share a group.
-
-    Args:
-        size: N.
-        group_ids: (N,) integers, or None for the diagonal alone.
-        device: where the mask is to be.
-
-    Returns:
-        (N, N) bool, symmetric, true on the diagonal.
-
-    Raises:
-        ValueError: `group_ids` does not hold one id per clip.
-
-    >>> positive_mask(3, torch.tensor([7, 7, 2]), torch.device("cpu")).int()
-    tensor([[1, 1, 0],
-            [1, 1, 0],
-            [0, 0, 1]], dtype=torch.int32)
-    """
-    if group_ids is None:
-        return torch.eye(size, dtype=torch.bool, device=device)
-    if group_ids.shape != (size,):
-        raise ValueError(f"got group_ids of shape {tuple(group_ids.shape)} for {size} clips; give one id per clip")
-    group_ids = group_ids.to(device)
-    return group_ids.unsqueeze(1) == group_ids
-
-
-def positive_mean(values: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """Mean over the positives of each row of `values` (..., N, N); (..., N). Without groups, the diagonal."""
-    if group_ids is None:
-        return values.diagonal(dim1=-2, dim2=-1)
-    positives = positive_mask(values.shape[-1], group_ids, values.device)
-    return values.masked_fill(~positives, 0.0).sum(-1) / positives.sum(-1)
+from .fused import symmetric_contrast
+from .similarity import positive_mask, positive_mean, similarity_matrix
+from .tiles import tiled_sigmoid_contrast, tiled_symmetric_contrast
 
 
 def softmax_contrast(logits: Tensor, group_ids: Tensor | None = None) -> Tensor:
@@ -96,22 +23,6 @@ def softmax_contrast(logits: Tensor, group_ids: Tensor | None = None) -> Tensor:
     0.3133
     """
     return -positive_mean(logits.log_softmax(-1), group_ids).mean()
-
-
-def decoupled_contrast(logits: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """`softmax_contrast` with the positives left out of the denominator, as [SupCLAP eq. 6] is printed.
-
-    Raises:
-        ValueError: some row has no negative left (all clips are in one group).
-
-    >>> decoupled_contrast(torch.eye(2))  # log(exp(0)) - 1
-    tensor(-1.)
-    """
-    positives = positive_mask(logits.shape[-1], group_ids, logits.device)
-    if group_ids is not None and bool(positives.all(dim=-1).any()):
-        raise ValueError("got one group for the whole batch; a decoupled loss needs a negative in every row")
-    denominator = logits.masked_fill(positives, -torch.inf).logsumexp(-1)
-    return (denominator - positive_mean(logits, group_ids)).mean()
 
 
 def sigmoid_contrast(logits: Tensor, group_ids: Tensor | None = None) -> Tensor:
@@ -129,7 +40,7 @@ def info_nce(
     text_embeds: Tensor,
     logit_scale: float | Tensor,
     group_ids: Tensor | None = None,
-    cross: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """InfoNCE, the sum of its two directions [SupCLAP eq. 5].
 
@@ -144,21 +55,23 @@ def info_nce(
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor, which then gets a gradient.
         group_ids: (N,) integers; clips with the same id (two captions of one recording, two crops of one file) are
-            positives of each other. Default: every clip its own.
-        cross: (N, N), audio . text, where it is at hand: `similarity_matrix(audio_embeds, text_embeds)`.
+            positives of each other. By default every clip is its own.
+        chunk_size: So many rows of the similarities are made at a time, which keeps the memory linear in N; see
+            `tiles`. By default they are one matrix.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: shapes that do not fit, or fewer than two clips.
+        ValueError: The shapes do not fit, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(info_nce(pairs, pairs, logit_scale=1.0).item(), 4)  # 2 log(1 + exp(-1))
     0.6265
     """
-    logits = logit_scale * products(audio_embeds, text_embeds, cross)
-    return softmax_contrast(logits, group_ids) + softmax_contrast(logits.mT, group_ids)
+    if chunk_size is not None:
+        return tiled_symmetric_contrast(audio_embeds, text_embeds, logit_scale, group_ids, chunk_size)
+    return symmetric_contrast(similarity_matrix(audio_embeds, text_embeds), logit_scale, group_ids)
 
 
 def sigmoid_loss(
@@ -167,7 +80,7 @@ def sigmoid_loss(
     logit_scale: float | Tensor,
     logit_bias: float | Tensor,
     group_ids: Tensor | None = None,
-    cross: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """SigLIP's loss: every pair is a two-way question of its own (Zhai et al. 2023, [SupCLAP 4.2]).
 
@@ -180,22 +93,23 @@ def sigmoid_loss(
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor. Starts at 10.
-        logit_bias: added to every logit; a number or a 0-d tensor. Starts at -10.
-        group_ids: (N,) integers; clips with the same id are positives of each other. Default: every clip its own.
-        cross: (N, N), audio . text, where it is at hand: `similarity_matrix(audio_embeds, text_embeds)`.
+        logit_bias: The number added to every logit, or a 0-d tensor. Starts at -10.
+        group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
+        chunk_size: So many rows are made at a time, as in `info_nce`.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: shapes that do not fit, or fewer than two clips.
+        ValueError: The shapes do not fit, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(sigmoid_loss(pairs, pairs, logit_scale=2.0, logit_bias=-1.0).item(), 4)  # 2 log(1 + exp(-1))
     0.6265
     """
-    logits = logit_scale * products(audio_embeds, text_embeds, cross) + logit_bias
-    return sigmoid_contrast(logits, group_ids)
+    if chunk_size is not None:
+        return tiled_sigmoid_contrast(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids, chunk_size)
+    return sigmoid_contrast(logit_scale * similarity_matrix(audio_embeds, text_embeds) + logit_bias, group_ids)
 
 
 def reweighted_info_nce(
@@ -204,7 +118,6 @@ def reweighted_info_nce(
     logit_scale: float | Tensor,
     positive_weight: float | Tensor,
     group_ids: Tensor | None = None,
-    cross: Tensor | None = None,
 ) -> Tensor:
     """InfoNCE whose positive is re-weighted, the "Simple Reweight" baseline [SupCLAP E.4].
 
@@ -218,14 +131,13 @@ def reweighted_info_nce(
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         positive_weight: w > 0; a number or a 0-d tensor. A learnable one is best kept as its logarithm.
-        group_ids: (N,) integers; clips with the same id are positives of each other. Default: every clip its own.
-        cross: (N, N), audio . text, where it is at hand: `similarity_matrix(audio_embeds, text_embeds)`.
+        group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: a number w that is not positive, shapes that do not fit, or fewer than two clips.
+        ValueError: The number w is not positive, the shapes do not fit, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(reweighted_info_nce(pairs, pairs, logit_scale=1.0, positive_weight=1.0).item(), 4)
@@ -233,7 +145,8 @@ def reweighted_info_nce(
     """
     if not isinstance(positive_weight, Tensor) and positive_weight <= 0:
         raise ValueError(f"got positive_weight={positive_weight}; it must be positive (1 gives plain InfoNCE)")
-    logits = logit_scale * products(audio_embeds, text_embeds, cross)
+
+    logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
     log_weight = torch.as_tensor(positive_weight, dtype=logits.dtype, device=logits.device).log()
     logits = logits + log_weight * positive_mask(logits.shape[-1], group_ids, logits.device)
     return softmax_contrast(logits, group_ids) + softmax_contrast(logits.mT, group_ids)

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .contrastive import at_least_float32, info_nce
+from .contrastive import info_nce
+from .similarity import at_least_float32
 from .support_vector import Similarity, support_vector_loss
 
 # Weight of one direction, as a mean over its clips and texts: 1/(2NK) NK for KCL, 1/(6N) 2N for the two texts of CACL.
@@ -38,7 +39,7 @@ def kcl_loss(
     text_embeds: Tensor,
     logit_scale: float | Tensor,
     group_ids: Tensor | None = None,
-    cross: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """1-to-K contrastive learning: every clip with its caption in all K languages at once [ATRI eq. 9-11].
 
@@ -50,8 +51,8 @@ def kcl_loss(
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        group_ids: (N,) integers; clips with the same id are positives of each other. Default: every clip its own.
-        cross: (K, N, N), audio . text in each language, where it is at hand.
+        group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
+        chunk_size: So many rows of the similarities are made at a time, as in `info_nce`.
 
     Returns:
         0-d tensor.
@@ -68,7 +69,7 @@ def kcl_loss(
         raise ValueError(
             f"got captions in K = {len(texts)} language; KCL contrasts two or more at once, for one use info_nce"
         )
-    return DIRECTION_SCALE["kcl"] * info_nce(audio_embeds, texts, logit_scale, group_ids, cross)
+    return DIRECTION_SCALE["kcl"] * info_nce(audio_embeds, texts, logit_scale, group_ids, chunk_size)
 
 
 def cacl_loss(
@@ -77,7 +78,7 @@ def cacl_loss(
     other_text_embeds: Tensor,
     logit_scale: float | Tensor,
     group_ids: Tensor | None = None,
-    cross: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """Audio-English co-anchor contrastive learning: English and one drawn language a clip [ATRI eq. 12-13].
 
@@ -89,8 +90,8 @@ def cacl_loss(
         anchor_text_embeds: (N, d), unit norm; the captions in the anchor language, English.
         other_text_embeds: (N, d), unit norm; the same captions, each in a language drawn from the others.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        group_ids: (N,) integers; clips with the same id are positives of each other. Default: every clip its own.
-        cross: (2, N, N), audio . text for the anchor and the other language, where it is at hand.
+        group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
+        chunk_size: So many rows of the similarities are made at a time, as in `info_nce`.
 
     Returns:
         0-d tensor.
@@ -102,10 +103,9 @@ def cacl_loss(
     >>> round(cacl_loss(pairs, pairs, pairs, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
     0.3133
     """
-    audio_to_anchor, audio_to_other = (None, None) if cross is None else cross
-    audio_anchor = info_nce(audio_embeds, anchor_text_embeds, logit_scale, group_ids, audio_to_anchor)
-    audio_other = info_nce(audio_embeds, other_text_embeds, logit_scale, group_ids, audio_to_other)
-    anchor_other = info_nce(anchor_text_embeds, other_text_embeds, logit_scale, group_ids)
+    audio_anchor = info_nce(audio_embeds, anchor_text_embeds, logit_scale, group_ids, chunk_size)
+    audio_other = info_nce(audio_embeds, other_text_embeds, logit_scale, group_ids, chunk_size)
+    anchor_other = info_nce(anchor_text_embeds, other_text_embeds, logit_scale, group_ids, chunk_size)
     return (audio_anchor + audio_other + anchor_other) / 6
 
 
@@ -118,7 +118,7 @@ def multilingual_support_vector_loss(
     similarity: Similarity = "cosine",
     decoupled: bool = False,
     group_ids: Tensor | None = None,
-    cross: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """SVR on KCL or CACL, one direction, at the scale that a direction has in that loss [SupCLAP table 8].
 
@@ -136,7 +136,7 @@ def multilingual_support_vector_loss(
         similarity: of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
         decoupled: leave the positives out of the denominator.
         group_ids: (N,) integers; clips with the same id are positives of each other.
-        cross: (K, N, N), anchors . targets, where it is at hand.
+        chunk_size: So many rows of the similarities are made at a time, as in `info_nce`.
 
     Returns:
         0-d tensor.
@@ -150,7 +150,7 @@ def multilingual_support_vector_loss(
     """
     if base not in DIRECTION_SCALE:
         raise ValueError(f"got base={base!r}; it must be one of {sorted(DIRECTION_SCALE)}")
-    loss = support_vector_loss(anchors, targets, radius, logit_scale, similarity, decoupled, group_ids, cross)
+    loss = support_vector_loss(anchors, targets, radius, logit_scale, similarity, decoupled, group_ids, chunk_size)
     return DIRECTION_SCALE[base] * loss
 
 

@@ -17,48 +17,17 @@ is that of InfoNCE.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from .contrastive import (
-    at_least_float32,
-    decoupled_contrast,
-    positive_mask,
-    products,
-    sigmoid_contrast,
-    softmax_contrast,
-)
+from .contrastive import sigmoid_contrast
+from .fused import displaced_contrast
+from .similarity import at_least_float32, check_pairs, gram_matrix, positive_mask, similarity_matrix
+from .tiles import pairs_of_batches, recomputed, tiled_row_contrast, tiled_sigmoid_contrast
 
 Similarity = Literal["cosine", "dot"]
-
-
-class _Gram(torch.autograd.Function):
-    """x x^T, whose gradient (g + g^T) x is one product; automatic differentiation would make two."""
-
-    @staticmethod
-    def forward(ctx: Any, embeds: Tensor) -> Tensor:
-        ctx.save_for_backward(embeds)
-        return embeds @ embeds.mT
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (embeds,) = ctx.saved_tensors
-        return (gradient + gradient.mT) @ embeds
-
-
-def gram_matrix(embeds: Tensor) -> Tensor:
-    """Cosine of every row with every row, (..., N, d) to (..., N, N), float32 or wider.
-
-    >>> gram_matrix(torch.eye(2)).equal(torch.eye(2))
-    True
-    """
-    embeds, _ = at_least_float32(embeds, embeds)
-    with torch.autocast(embeds.device.type, enabled=False):
-        return _Gram.apply(embeds)
 
 
 def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
@@ -99,55 +68,43 @@ def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
     return radius / distance.masked_fill(coincident, torch.inf)
 
 
-def displaced_similarity(
-    cross: Tensor,
-    within: Tensor,
-    distance: Tensor,
-    radius: float | Tensor,
-    similarity: Similarity = "cosine",
-    logit_scale: float | Tensor = 1.0,
-) -> Tensor:
-    """`support_similarity` from matrices one already has (InfoNCE's `cross` serves here too).
+def displacement(
+    anchors: Tensor, targets: Tensor, radius: float | Tensor, similarity: Similarity = "cosine"
+) -> tuple[Tensor, Tensor]:
+    """The support vectors as sums of the embeddings, near_i anchors_i + far_i targets_i.
 
     Args:
-        cross: S, (..., N, N), anchors . targets.
-        within: A, (..., N, N), targets . targets.
-        distance: (..., N), from `positive_distance`.
-        radius: a number, a 0-d tensor or (..., N).
-        similarity: "cosine" or "dot".
-        logit_scale: what the result is multiplied by, on the way.
+        anchors: (..., N, d), unit norm; those that are displaced.
+        targets: (..., N, d), unit norm; target i is the positive of anchor i.
+        radius: R, a distance like ||a - t||: a number, a 0-d tensor or (..., N).
+        similarity: "cosine" re-normalises the support vectors, "dot" does not; see `support_similarity`.
 
     Returns:
-        (..., N, N): entry [i, j] is the similarity of anchor i's support vector to target j.
+        The factors `near` and `far`, (..., N) each.
 
     Raises:
-        ValueError: an unknown similarity or a radius of another shape.
+        ValueError: The similarity is unknown, or the radius has another shape.
 
-    >>> cross, within, distance = torch.zeros(2, 2), torch.eye(2), torch.tensor([2**0.5, 2**0.5])
-    >>> displaced_similarity(cross, within, distance, radius=0.5**0.5, similarity="dot")  # half-way
-    tensor([[0.5000, 0.0000],
-            [0.0000, 0.5000]])
+    >>> near, far = displacement(torch.eye(2), torch.eye(2).flip(0), radius=0.5**0.5, similarity="dot")  # half-way
+    >>> near, far
+    (tensor([0.5000, 0.5000]), tensor([0.5000, 0.5000]))
     """
     if similarity not in ("cosine", "dot"):
         raise ValueError(f"got similarity={similarity!r}; it must be 'cosine' or 'dot'")
+
+    distance = positive_distance(anchors, targets)
     ratio = displacement_ratio(distance, radius)
-    strength = logit_scale * torch.ones_like(ratio)
-    if similarity == "cosine":
-        squared_norm = 1 - ratio * (1 - ratio) * distance.square()
-        # Zero only half-way between opposite vectors, where the products are zero as well.
-        strength = strength * squared_norm.clamp_min(torch.finfo(ratio.dtype).eps).rsqrt()
-    # Everything that belongs to a row is multiplied first: two passes over the matrices, and not five.
-    near, far = (strength * (1 - ratio)).unsqueeze(-1), (strength * ratio).unsqueeze(-1)
-    return torch.addcmul(near * cross, far, within)
+    if similarity == "dot":
+        return 1 - ratio, ratio
+
+    squared_norm = 1 - ratio * (1 - ratio) * distance.square()
+    # Zero only half-way between opposite vectors, where the products are zero as well.
+    inverse_norm = squared_norm.clamp_min(torch.finfo(ratio.dtype).eps).rsqrt()
+    return inverse_norm * (1 - ratio), inverse_norm * ratio
 
 
 def support_similarity(
-    anchors: Tensor,
-    targets: Tensor,
-    radius: float | Tensor,
-    similarity: Similarity = "cosine",
-    cross: Tensor | None = None,
-    logit_scale: float | Tensor = 1.0,
+    anchors: Tensor, targets: Tensor, radius: float | Tensor, similarity: Similarity = "cosine"
 ) -> Tensor:
     """Similarity of every anchor's support vector to every target, in the linear form of the module docstring.
 
@@ -157,23 +114,51 @@ def support_similarity(
         radius: R, a distance like ||a - t||: a number, a 0-d tensor or (N,).
         similarity: "cosine" re-normalises the support vector, so that R has an optimum, which tends to ||a - t||; "dot"
             does not, as in the paper's derivation [SupCLAP appendix D], and then rewards ever larger radii.
-        cross: (N, N), anchors . targets, where it is at hand.
-        logit_scale: what the result is multiplied by, on the way.
 
     Returns:
         (N, N), float32 or wider.
 
     Raises:
-        ValueError: shapes that do not fit, fewer than two pairs, or an unknown similarity.
+        ValueError: The shapes do not fit, there are fewer than two pairs, or the similarity is unknown.
 
     >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
     >>> support_similarity(texts, audios, radius=2**0.5)  # moved all the way: the audios among themselves
     tensor([[1., 0.],
             [0., 1.]])
     """
-    cross, within = at_least_float32(products(anchors, targets, cross), gram_matrix(targets))
-    distance = positive_distance(anchors, targets)
-    return displaced_similarity(cross, within, distance, radius, similarity, logit_scale)
+    cross, within = at_least_float32(similarity_matrix(anchors, targets), gram_matrix(targets))
+    near, far = displacement(anchors, targets, radius, similarity)
+    return torch.addcmul(near.unsqueeze(-1) * cross, far.unsqueeze(-1), within)
+
+
+def support_vector_contrast(
+    cross: Tensor,
+    anchors: Tensor,
+    targets: Tensor,
+    radius: float | Tensor,
+    logit_scale: float | Tensor,
+    similarity: Similarity = "cosine",
+    decoupled: bool = False,
+    group_ids: Tensor | None = None,
+) -> Tensor:
+    """`support_vector_loss` where the products of anchors and targets are at hand, as InfoNCE has them.
+
+    Args:
+        cross: (..., N, N), anchors . targets: `similarity_matrix(anchors, targets)`.
+        anchors: As in `support_vector_loss`, like all that follows.
+        targets: (..., N, d).
+        radius: A number, a 0-d tensor or (..., N).
+        logit_scale: A number or a 0-d tensor.
+        similarity: "cosine" or "dot".
+        decoupled: Whether the positives are left out of the denominator.
+        group_ids: (N,) integers.
+
+    Returns:
+        0-d tensor.
+    """
+    cross, within = at_least_float32(cross, gram_matrix(targets))
+    near, far = displacement(anchors, targets, radius, similarity)
+    return displaced_contrast(cross, within, logit_scale * near, logit_scale * far, group_ids, decoupled)
 
 
 def support_vector_loss(
@@ -184,7 +169,7 @@ def support_vector_loss(
     similarity: Similarity = "cosine",
     decoupled: bool = False,
     group_ids: Tensor | None = None,
-    cross: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """The SVR term, one direction [SupCLAP eq. 6]: InfoNCE of the displaced anchors against all targets.
 
@@ -199,26 +184,29 @@ def support_vector_loss(
         targets: (N, d), unit norm; target i is the positive of anchor i.
         radius: R, the distance by which anchors move: a number, a 0-d tensor (StaticSVR) or (N,) (DynamicSVR).
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        similarity: of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
-        decoupled: leave the positives out of the denominator, as eq. 6 is printed; eq. 3, to which eq. 16 refers, has
-            them in.
+        similarity: That of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
+        decoupled: Whether the positives are left out of the denominator, as eq. 6 is printed; eq. 3, to which eq. 16
+            refers, has them in.
         group_ids: (N,) integers; targets with the same id are positives of each other's anchors, the target being
-            uniform over them. An anchor is always displaced toward its own. Default: every pair its own.
-        cross: (N, N), anchors . targets, where it is at hand.
+            uniform over them. An anchor is always displaced toward its own. By default every pair is its own.
+        chunk_size: So many rows of the similarities are made at a time, as in `info_nce`.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: shapes that do not fit, fewer than two pairs, an unknown similarity, or a decoupled row without
-            negatives.
+        ValueError: The shapes do not fit, there are fewer than two pairs, the similarity is unknown, or a decoupled
+            row has no negative.
 
     >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
     >>> round(support_vector_loss(texts, audios, radius=2**0.5, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
     0.3133
     """
-    logits = support_similarity(anchors, targets, radius, similarity, cross, logit_scale)
-    return decoupled_contrast(logits, group_ids) if decoupled else softmax_contrast(logits, group_ids)
+    if chunk_size is None:
+        cross = similarity_matrix(anchors, targets)
+        return support_vector_contrast(cross, anchors, targets, radius, logit_scale, similarity, decoupled, group_ids)
+    supports = _support_vectors(anchors, targets, radius, similarity)
+    return tiled_row_contrast(supports, targets, logit_scale, group_ids, decoupled, chunk_size)
 
 
 def support_vector_sigmoid_loss(
@@ -229,7 +217,7 @@ def support_vector_sigmoid_loss(
     logit_bias: float | Tensor,
     similarity: Similarity = "cosine",
     group_ids: Tensor | None = None,
-    cross: Tensor | None = None,
+    chunk_size: int | None = None,
 ) -> Tensor:
     """The SVR term for SigLIP, one direction [SupCLAP tables 1 and 8]: its loss on the displaced anchors.
 
@@ -242,23 +230,34 @@ def support_vector_sigmoid_loss(
         targets: (N, d), unit norm; target i is the positive of anchor i.
         radius: R, the distance by which anchors move: a number, a 0-d tensor or (N,).
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        logit_bias: added to every logit; a number or a 0-d tensor.
-        similarity: of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
+        logit_bias: The number added to every logit, or a 0-d tensor.
+        similarity: That of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
         group_ids: (N,) integers; targets with the same id are positives of each other's anchors.
-        cross: (N, N), anchors . targets, where it is at hand.
+        chunk_size: So many rows of the similarities are made at a time, as in `info_nce`.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: shapes that do not fit, fewer than two pairs, or an unknown similarity.
+        ValueError: The shapes do not fit, there are fewer than two pairs, or the similarity is unknown.
 
     >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
     >>> round(support_vector_sigmoid_loss(texts, audios, 2**0.5, logit_scale=2.0, logit_bias=-1.0).item(), 4)
     0.6265
     """
-    logits = support_similarity(anchors, targets, radius, similarity, cross, logit_scale) + logit_bias
-    return sigmoid_contrast(logits, group_ids)
+    if chunk_size is None:
+        logits = logit_scale * support_similarity(anchors, targets, radius, similarity) + logit_bias
+        return sigmoid_contrast(logits, group_ids)
+    supports = _support_vectors(anchors, targets, radius, similarity)
+    return tiled_sigmoid_contrast(supports, targets, logit_scale, logit_bias, group_ids, chunk_size)
+
+
+def _support_vectors(anchors: Tensor, targets: Tensor, radius: float | Tensor, similarity: Similarity) -> Tensor:
+    """(N, d); the tiles need them, since they cannot hold the products that the linear form shares."""
+    check_pairs(anchors, targets)
+    anchors, targets = at_least_float32(anchors, targets)
+    near, far = displacement(anchors, targets, radius, similarity)
+    return near.unsqueeze(-1) * anchors + far.unsqueeze(-1) * targets
 
 
 def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) -> Tensor:
@@ -287,7 +286,7 @@ class StaticRadius(nn.Module):
     """StaticSVR: one learnable radius for all pairs [SupCLAP 3.2].
 
     Args:
-        init: the radius at the start of training, a distance between unit vectors (0 to 2).
+        init: The radius at the start of training, a distance between unit vectors (0 to 2).
 
     >>> StaticRadius(init=0.25)(torch.zeros(3, 3)).tolist()
     [0.25, 0.25, 0.25]
@@ -302,6 +301,17 @@ class StaticRadius(nn.Module):
         """The same radius for every row of `scaled_similarities` (..., N, N); (..., N)."""
         return self.radius.expand(scaled_similarities.shape[:-1])
 
+    def in_tiles(
+        self,
+        anchors: Tensor,
+        targets: Tensor,
+        logit_scale: float | Tensor,
+        group_ids: Tensor | None = None,
+        chunk_size: int = 1024,
+    ) -> Tensor:
+        """The same radius for each pair of (..., N, d) embeddings; (..., N)."""
+        return self.radius.expand(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
+
 
 class DynamicRadius(nn.Module):
     """DynamicSVR: a three-layer perceptron reads each pair's radius off its row of similarities [SupCLAP 3.2].
@@ -315,15 +325,15 @@ class DynamicRadius(nn.Module):
     The last layer starts at zero with bias `init`, so that training starts from `StaticRadius(init)`.
 
     Args:
-        num_similarities: length of the perceptron's input, the positive included; the training batch size, say.
-        hidden_size: width of the two hidden layers.
+        num_similarities: The length of the perceptron's input, the positive included; the training batch size, say.
+        hidden_size: The width of the two hidden layers.
         order: "sorted" puts the negatives in descending order, so that the radius does not depend on the order of the
             batch; "batch" keeps them as they come.
-        init: the radius at the start of training.
-        detach_input: do not let the radius steer the encoders.
+        init: The radius at the start of training.
+        detach_input: Whether to keep the radius from steering the encoders.
 
     Raises:
-        ValueError: no room for a negative, or an unknown order.
+        ValueError: There is no room for a negative, or the order is unknown.
 
     >>> DynamicRadius(num_similarities=4)(torch.eye(3)).tolist() == StaticRadius()(torch.eye(3)).tolist()
     True
@@ -342,6 +352,7 @@ class DynamicRadius(nn.Module):
             raise ValueError(f"got num_similarities={num_similarities}; at least 2, the positive and one negative")
         if order not in ("sorted", "batch"):
             raise ValueError(f"got order={order!r}; it must be 'sorted' or 'batch'")
+
         self.num_negatives = num_similarities - 1
         self.order = order
         self.detach_input = detach_input
@@ -364,21 +375,61 @@ class DynamicRadius(nn.Module):
         """
         if self.detach_input:
             scaled_similarities = scaled_similarities.detach()
-        positive = scaled_similarities.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-        rows = torch.cat([positive, self.hardest_negatives(scaled_similarities, group_ids)], dim=-1)
-        with torch.autocast(rows.device.type, enabled=False):
-            radius = self.layers(rows.to(next(self.parameters()).dtype)).squeeze(-1)
-        return radius.to(torch.promote_types(radius.dtype, torch.float32))
+        return self._radius(self._seen(scaled_similarities, 0, group_ids))
 
-    def hardest_negatives(self, scaled_similarities: Tensor, group_ids: Tensor | None = None) -> Tensor:
-        """The perceptron's (..., N, num_similarities - 1) negatives, in its order."""
-        size, device = scaled_similarities.shape[-1], scaled_similarities.device
-        negatives = scaled_similarities.masked_fill(positive_mask(size, group_ids, device), 0.0)
-        negatives = negatives.masked_fill(positive_mask(size, None, device), -torch.inf)
+    def in_tiles(
+        self,
+        anchors: Tensor,
+        targets: Tensor,
+        logit_scale: float | Tensor,
+        group_ids: Tensor | None = None,
+        chunk_size: int = 1024,
+    ) -> Tensor:
+        """`forward` from embeddings whose similarities are made `chunk_size` rows at a time.
+
+        Args:
+            anchors: (..., N, d), unit norm.
+            targets: (..., N, d), unit norm.
+            logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+            group_ids: (N,) integers, as in `forward`.
+            chunk_size: How many rows of similarities exist at a time.
+
+        Returns:
+            (..., N), as from `forward`.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_input):
+            inputs = []
+            for own_anchors, own_targets in pairs_of_batches(anchors, targets):
+
+                def seen(rows: slice, first: Tensor = own_anchors, second: Tensor = own_targets) -> Tensor:
+                    return self._seen(logit_scale * first[rows] @ second.mT, rows.start, group_ids)
+
+                inputs.append(torch.cat(list(recomputed(seen, len(own_anchors), chunk_size))))
+
+        radius = self._radius(torch.stack(inputs))  # (batches, N, num_similarities) -> (batches, N)
+        return radius.reshape(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
+
+    def _seen(self, scaled: Tensor, start: int, group_ids: Tensor | None) -> Tensor:
+        """What the perceptron sees of n rows of similarities, the first being row `start`: (..., n, N) to its input."""
+        size, device = scaled.shape[-1], scaled.device
+        positive = scaled.diagonal(start, -2, -1).unsqueeze(-1)
+        rows = slice(start, start + scaled.shape[-2])
+
+        negatives = scaled
+        if group_ids is not None:
+            negatives = negatives.masked_fill(positive_mask(size, group_ids, device)[rows], 0.0)
+        own = torch.arange(size, device=device)
+        negatives = negatives.masked_fill(own[rows, None] == own, -torch.inf)
         missing = self.num_negatives - (size - 1)
         if missing > 0:
             negatives = nn.functional.pad(negatives, (0, missing))
+
         hardest = negatives.topk(self.num_negatives, dim=-1)
         if self.order == "sorted":
-            return hardest.values
-        return negatives.gather(-1, hardest.indices.sort(dim=-1).values)
+            return torch.cat([positive, hardest.values], dim=-1)
+        return torch.cat([positive, negatives.gather(-1, hardest.indices.sort(dim=-1).values)], dim=-1)
+
+    def _radius(self, seen: Tensor) -> Tensor:
+        with torch.autocast(seen.device.type, enabled=False):
+            radius = self.layers(seen.to(next(self.parameters()).dtype)).squeeze(-1)
+        return radius.to(torch.promote_types(radius.dtype, torch.float32))

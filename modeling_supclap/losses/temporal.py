@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .contrastive import similarity_matrix, softmax_contrast
+from .contrastive import softmax_contrast
+from .similarity import similarity_matrix
 
 
 def temporal_nce(

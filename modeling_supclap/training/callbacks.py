@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import ProgressCallback, TrainerCallback
 
-from ..losses.contrastive import at_least_float32
+from ..losses.similarity import at_least_float32
 from ..losses.support_vector import DynamicRadius, StaticRadius
 from .collator import TrainingCollator
 from .drift import drift_cosine, drift_statistics, positive_similarity_histogram

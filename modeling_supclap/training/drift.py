@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..losses.contrastive import at_least_float32, similarity_matrix
+from ..losses.similarity import at_least_float32, similarity_matrix
 from ..losses.support_vector import displacement_ratio, positive_distance, support_similarity
 
 

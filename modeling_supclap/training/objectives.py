@@ -11,13 +11,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..losses.contrastive import info_nce, reweighted_info_nce, sigmoid_loss, similarity_matrix
-from ..losses.multilingual import by_language, cacl_loss, kcl_loss, multilingual_support_vector_loss
+from ..losses.contrastive import info_nce, reweighted_info_nce, sigmoid_loss
+from ..losses.fused import symmetric_contrast
+from ..losses.multilingual import DIRECTION_SCALE, by_language, cacl_loss
+from ..losses.similarity import similarity_matrix
 from ..losses.support_vector import (
     DynamicRadius,
     Similarity,
     StaticRadius,
     radius_constraint,
+    support_vector_contrast,
     support_vector_loss,
     support_vector_sigmoid_loss,
 )
@@ -64,7 +67,8 @@ class SupportVectorRegularizer(nn.Module):
         logit_scale: Tensor,
         logit_bias: Tensor | None,
         group_ids: Tensor | None,
-        cross: Tensor,
+        cross: Tensor | None = None,
+        chunk_size: int | None = None,
     ) -> tuple[Tensor, Logs]:
         """Computes the regularisation of one batch.
 
@@ -74,8 +78,9 @@ class SupportVectorRegularizer(nn.Module):
             logit_scale: 1 / temperature, `()`.
             logit_bias: SigLIP's bias, `()`.
             group_ids: `(N,)`.
-            cross: audio . text, `(N, N)` or `(K, N, N)`, as the base loss has it: but for A A^T and T T^T, support
-                vectors need no product of their own.
+            cross: audio . text, `(N, N)` or `(K, N, N)`, where the base loss has it: but for A A^T and T T^T, support
+                vectors then need no product of their own.
+            chunk_size: How many rows of similarities are made at a time where there is no `cross`; by default all.
 
         Returns:
             What to add to the base loss, `()`, and its parts by name.
@@ -83,12 +88,29 @@ class SupportVectorRegularizer(nn.Module):
         total = audio_embeds.new_zeros(())
         logs: Logs = {}
         for direction, radius_module in self.radii.items():
+            assert isinstance(radius_module, StaticRadius | DynamicRadius)
             anchors, targets, products = audio_embeds, text_embeds, cross
             if direction == "t2a":
-                anchors, targets, products = text_embeds, audio_embeds, cross.mT
+                anchors, targets, products = text_embeds, audio_embeds, None if cross is None else cross.mT
 
-            radius = radius_module(logit_scale * products, group_ids)
-            term = self._term(anchors, targets, radius, logit_scale, logit_bias, group_ids, products)
+            if products is None:
+                rows = chunk_size or len(audio_embeds)
+                radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, rows)
+            else:
+                radius = radius_module(logit_scale * products, group_ids)
+
+            shared: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids}
+            if self.base == "siglip":
+                shared |= {"logit_bias": _required_bias(logit_bias), "chunk_size": chunk_size}
+                term = support_vector_sigmoid_loss(anchors, targets, radius, logit_scale, **shared)
+            elif products is None:
+                shared |= {"decoupled": self.decoupled, "chunk_size": chunk_size}
+                term = support_vector_loss(anchors, targets, radius, logit_scale, **shared)
+            else:
+                shared["decoupled"] = self.decoupled
+                term = support_vector_contrast(products, anchors, targets, radius, logit_scale, **shared)
+
+            term = DIRECTION_SCALE.get(self.base, 1.0) * term
             total = total + self.alpha * term
             logs |= {f"loss_svr_{direction}": term, f"radius_{direction}": radius.mean()}
 
@@ -98,27 +120,6 @@ class SupportVectorRegularizer(nn.Module):
                 logs[f"loss_constraint_{direction}"] = constraint
         return total, logs
 
-    def _term(
-        self,
-        anchors: Tensor,
-        targets: Tensor,
-        radius: Tensor,
-        logit_scale: Tensor,
-        logit_bias: Tensor | None,
-        group_ids: Tensor | None,
-        products: Tensor,
-    ) -> Tensor:
-        """Contrasts the anchors, displaced toward their targets by `radius`, in the form of the base loss."""
-        shared: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids, "cross": products}
-        if self.base == "siglip":
-            bias = _required_bias(logit_bias)
-            return support_vector_sigmoid_loss(anchors, targets, radius, logit_scale, bias, **shared)
-
-        shared["decoupled"] = self.decoupled
-        if self.base == "kcl" or self.base == "cacl":
-            return multilingual_support_vector_loss(anchors, targets, radius, logit_scale, self.base, **shared)
-        return support_vector_loss(anchors, targets, radius, logit_scale, **shared)
-
 
 class ContrastiveObjective(nn.Module):
     """One of the base losses on clips and their captions, with or without support vectors.
@@ -127,15 +128,25 @@ class ContrastiveObjective(nn.Module):
         loss: On one caption a clip: `infonce`, `siglip` or `reweighted`; on several: `kcl`, every clip with its caption
             in all languages, or `cacl`, with that in the anchor language and in one other [A eq. 9-13].
         regularizer: What is added to it, if anything [S eq. 6 and table 8].
+        chunk_size: So many rows of the similarities are made at a time, twice, which keeps the memory linear in the
+            size of the batch. By default the similarities are one matrix, which all terms share.
 
     Raises:
-        ValueError: The loss is unknown.
+        ValueError: The loss is unknown, or is made from one matrix only.
     """
 
-    def __init__(self, loss: str = "infonce", regularizer: SupportVectorRegularizer | None = None) -> None:
+    def __init__(
+        self,
+        loss: str = "infonce",
+        regularizer: SupportVectorRegularizer | None = None,
+        chunk_size: int | None = None,
+    ) -> None:
         super().__init__()
         if loss not in LOSSES:
             raise ValueError(f"got loss={loss!r}; it must be one of {', '.join(LOSSES)}")
+        if loss == "reweighted" and chunk_size is not None:
+            raise ValueError("loss reweighted is a baseline that is made from one matrix; leave loss_chunk_size out")
+        self.chunk_size = chunk_size
         self.loss = loss
         self.regularizer = regularizer
         if loss == "reweighted":
@@ -168,29 +179,36 @@ class ContrastiveObjective(nn.Module):
         count = text_embeds.shape[1]
         if self.loss == "cacl" and count != 2:
             raise ValueError(f"got {count} texts a clip; cacl takes two, the anchor language's first")
+        if self.loss == "kcl" and count < 2:
+            raise ValueError("got captions in K = 1 language; kcl contrasts two or more at once")
         if self.loss not in MULTILINGUAL_LOSSES and count != 1:
             raise ValueError(f"got {count} texts a clip; {self.loss} contrasts pairs, give one")
 
         # (N, K, d) -> (K, N, d), or (N, d) where there is one caption a clip
         texts = by_language(text_embeds) if self.loss in MULTILINGUAL_LOSSES else text_embeds[:, 0]
-        cross = similarity_matrix(audio_embeds, texts)
-        shared: dict[str, Any] = {"group_ids": group_ids, "cross": cross}
+        shared: dict[str, Any] = {"group_ids": group_ids, "chunk_size": self.chunk_size}
+        cross = None
 
-        if self.loss == "infonce":
-            base = info_nce(audio_embeds, texts, logit_scale, **shared)
-        elif self.loss == "siglip":
+        if self.loss == "siglip":
             base = sigmoid_loss(audio_embeds, texts, logit_scale, _required_bias(logit_bias), **shared)
         elif self.loss == "reweighted":
             weight = self.log_positive_weight.exp().squeeze()
-            base = reweighted_info_nce(audio_embeds, texts, logit_scale, weight, **shared)
-        elif self.loss == "kcl":
-            base = kcl_loss(audio_embeds, text_embeds, logit_scale, **shared)
-        else:
+            base = reweighted_info_nce(audio_embeds, texts, logit_scale, weight, group_ids)
+        elif self.loss == "cacl" and self.chunk_size is not None:
             base = cacl_loss(audio_embeds, texts[0], texts[1], logit_scale, **shared)
+        elif self.chunk_size is not None:
+            base = DIRECTION_SCALE.get(self.loss, 1.0) * info_nce(audio_embeds, texts, logit_scale, **shared)
+        else:
+            cross = similarity_matrix(audio_embeds, texts)
+            base = DIRECTION_SCALE.get(self.loss, 1.0) * symmetric_contrast(cross, logit_scale, group_ids)
+            if self.loss == "cacl":  # the mean over the two languages so far, 2/6, and the pair of languages
+                base = base + info_nce(texts[0], texts[1], logit_scale, group_ids) / 6
 
         total, logs = base, {f"loss_{self.loss}": base}
         if self.regularizer is not None:
-            extra, extra_logs = self.regularizer(audio_embeds, texts, logit_scale, logit_bias, group_ids, cross)
+            extra, extra_logs = self.regularizer(
+                audio_embeds, texts, logit_scale, logit_bias, group_ids, cross, self.chunk_size
+            )
             total, logs = base + extra, logs | extra_logs
         return total, {part: value.detach() for part, value in logs.items()}
 
@@ -275,7 +293,7 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
             siglip, which has no denominator to leave a positive out of.
     """
     if args.svr == "none":
-        return ContrastiveObjective(args.loss)
+        return ContrastiveObjective(args.loss, chunk_size=args.loss_chunk_size)
     if args.loss == "reweighted":
         raise ValueError("loss reweighted is a baseline without support vectors; set svr to none")
     if args.loss == "siglip" and args.svr_decoupled:
@@ -297,7 +315,7 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
         similarity=args.svr_similarity,  # type: ignore[arg-type]  # checked by the arguments
         decoupled=args.svr_decoupled,
     )
-    return ContrastiveObjective(args.loss, regularizer)
+    return ContrastiveObjective(args.loss, regularizer, args.loss_chunk_size)
 
 
 def _required_bias(logit_bias: Tensor | None) -> Tensor:

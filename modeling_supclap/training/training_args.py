@@ -48,6 +48,8 @@ class SupCLAPTrainingArguments(TrainingArguments):
             `skip`, read all once before the run and leave them out; `report`, also name each in the log.
         track_drift: Whether to log drift, radius and positive similarity of the batch in which a log falls, see
             `callbacks.DriftCallback`.
+        loss_chunk_size: So many rows of the similarities exist at a time, made once more in the backward pass: memory
+            linear in the global batch, for batches whose N x N matrix does not fit. By default they are one matrix.
         cached_chunk_size: With gradient caching, the clips (and texts) whose activations are in memory at a time: a
             batch of any size trains in the memory of one of this size, with its own exact gradients, for about a
             third more time.
@@ -67,6 +69,7 @@ class SupCLAPTrainingArguments(TrainingArguments):
     max_audio_seconds: float = field(default=30.0, metadata={"help": "Longer recordings are cropped to this."})
     on_bad_audio: str = field(default="error", metadata={"help": f"One of {', '.join(ON_BAD_AUDIO)}."})
     track_drift: bool = field(default=True, metadata={"help": "Log drift, radius and positive similarity."})
+    loss_chunk_size: int | None = field(default=None, metadata={"help": "Similarities in chunks of so many rows."})
     cached_chunk_size: int | None = field(default=None, metadata={"help": "Gradient caching in chunks of this size."})
 
     per_device_train_batch_size: int = field(default=24, metadata={"help": "Clips per device in a training step."})
@@ -106,8 +109,10 @@ class SupCLAPTrainingArguments(TrainingArguments):
             raise ValueError(f"loss {self.loss} needs two languages or more, got {self.languages}")
         if self.max_audio_seconds <= 0:
             raise ValueError(f"max_audio_seconds is {self.max_audio_seconds}; it must be positive")
-        if self.cached_chunk_size is not None and self.cached_chunk_size < 1:
-            raise ValueError(f"cached_chunk_size is {self.cached_chunk_size}; it must be 1 or more, or left out")
+        for name in ("loss_chunk_size", "cached_chunk_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be 1 or more, or left out")
         if self.per_device_train_batch_size * self.world_size < 2:
             raise ValueError(
                 "a batch of one clip has nothing to contrast with: per_device_train_batch_size must be 2 or more"

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from builders import filler, related_pair, unit_rows
 from torch import Tensor
 
-from modeling_supclap.losses import info_nce, reweighted_info_nce, sigmoid_loss, similarity_matrix
+from modeling_supclap.losses import info_nce, reweighted_info_nce, sigmoid_loss
 
 Loss = Callable[..., Tensor]
 
@@ -179,12 +179,6 @@ def test_autocast_does_not_reach_the_loss(loss: Loss) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = loss(audio, text)
     assert inside.item() == loss(audio, text).item()
-
-
-def test_similarity_keeps_the_wider_dtype() -> None:
-    audio, text = related_pair()
-    assert similarity_matrix(audio, text.float()).dtype == torch.float64
-    assert similarity_matrix(audio.half(), text.bfloat16()).dtype == torch.float32
 
 
 @every_loss

@@ -1,0 +1,193 @@
+"""The losses in tiles of a few rows, each made anew in the backward pass: memory linear in the number of clips.
+
+A global batch of 65,536 clips has a matrix of similarities of 16 GB. Here `chunk_size` rows of it exist at a time, and
+nothing is kept of them but a number for each row and, a tile, for each column (as open_clip and the distributed SigLIP
+do). The price is one product more, since the backward pass repeats that of the forward pass. Values are those of the
+plain losses to the rounding of float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from .similarity import at_least_float32, check_negatives, check_pairs
+
+T = TypeVar("T")
+
+
+def tiled_symmetric_contrast(
+    audio_embeds: Tensor,
+    text_embeds: Tensor,
+    logit_scale: float | Tensor,
+    group_ids: Tensor | None = None,
+    chunk_size: int = 1024,
+) -> Tensor:
+    """`info_nce` in tiles.
+
+    Args:
+        audio_embeds: (N, d), unit norm.
+        text_embeds: (N, d), unit norm; text i belongs to audio i.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        group_ids: (N,) integers; clips with the same id are positives of each other.
+        chunk_size: How many clips are compared with all texts at a time.
+
+    Returns:
+        0-d tensor.
+
+    >>> round(tiled_symmetric_contrast(torch.eye(2), torch.eye(2), 1.0, chunk_size=1).item(), 4)
+    0.6265
+    """
+
+    def loss(audio: Tensor, text: Tensor) -> Tensor:
+        audio_positives = logit_scale * _positive_similarity(audio, text, group_ids)
+        text_positives = logit_scale * _positive_similarity(text, audio, group_ids)
+
+        def both_sums(rows: slice) -> tuple[Tensor, Tensor]:
+            logits = logit_scale * audio[rows] @ text.mT  # (n, N)
+            # Relative to the positives, whose own share is then 1: small losses are not lost to rounding.
+            return (logits - audio_positives[rows, None]).logsumexp(-1), (logits - text_positives).logsumexp(-2)
+
+        per_clip, per_tile = zip(*recomputed(both_sums, len(audio), chunk_size), strict=True)
+        return torch.cat(per_clip).mean() + torch.stack(per_tile).logsumexp(0).mean()
+
+    return _mean_over_batches(loss, audio_embeds, text_embeds)
+
+
+def tiled_row_contrast(
+    anchors: Tensor,
+    targets: Tensor,
+    logit_scale: float | Tensor,
+    group_ids: Tensor | None = None,
+    decoupled: bool = False,
+    chunk_size: int = 1024,
+) -> Tensor:
+    """Mean over the anchors of -log softmax of their positives among all targets, in tiles.
+
+    Args:
+        anchors: (N, d), of any norm: support vectors, say.
+        targets: (N, d), unit norm; target i is the positive of anchor i.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        group_ids: (N,) integers; targets with the same id are positives of each other's anchors.
+        decoupled: Whether the positives are left out of the denominator.
+        chunk_size: How many anchors are compared with all targets at a time.
+
+    Returns:
+        0-d tensor.
+
+    >>> round(tiled_row_contrast(torch.eye(2), torch.eye(2), 1.0, chunk_size=1).item(), 4)  # log(1 + exp(-1))
+    0.3133
+    """
+
+    if decoupled:
+        check_negatives(group_ids)
+
+    def loss(anchors: Tensor, targets: Tensor) -> Tensor:
+        positives = logit_scale * _positive_similarity(anchors, targets, group_ids)
+
+        def sums(rows: slice) -> Tensor:
+            logits = logit_scale * anchors[rows] @ targets.mT  # (n, N)
+            if decoupled:
+                logits = logits.masked_fill(_positive_rows(rows, len(anchors), group_ids, logits.device), -torch.inf)
+            return (logits - positives[rows, None]).logsumexp(-1)
+
+        return torch.cat(list(recomputed(sums, len(anchors), chunk_size))).mean()
+
+    return _mean_over_batches(loss, anchors, targets)
+
+
+def tiled_sigmoid_contrast(
+    anchors: Tensor,
+    targets: Tensor,
+    logit_scale: float | Tensor,
+    logit_bias: float | Tensor,
+    group_ids: Tensor | None = None,
+    chunk_size: int = 1024,
+) -> Tensor:
+    """`sigmoid_loss` in tiles.
+
+    Args:
+        anchors: (N, d); audios, or support vectors.
+        targets: (N, d), unit norm; target i is the positive of anchor i.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        logit_bias: The number added to every logit, or a 0-d tensor.
+        group_ids: (N,) integers; clips with the same id are positives of each other.
+        chunk_size: How many anchors are compared with all targets at a time.
+
+    Returns:
+        0-d tensor.
+
+    >>> round(tiled_sigmoid_contrast(torch.eye(2), torch.eye(2), 2.0, -1.0, chunk_size=1).item(), 4)
+    0.6265
+    """
+
+    def loss(anchors: Tensor, targets: Tensor) -> Tensor:
+        def total(rows: slice) -> Tensor:
+            logits = logit_scale * anchors[rows] @ targets.mT + logit_bias  # (n, N)
+            positives = _positive_rows(rows, len(anchors), group_ids, logits.device)
+            return -F.logsigmoid(torch.where(positives, logits, -logits)).sum()
+
+        return torch.stack(list(recomputed(total, len(anchors), chunk_size))).sum() / len(anchors)
+
+    return _mean_over_batches(loss, anchors, targets)
+
+
+def recomputed(tile: Callable[[slice], T], size: int, chunk_size: int) -> Iterator[T]:
+    """What a function gives for each slice of rows; its matrices are dropped, and made anew for the gradient.
+
+    Raises:
+        ValueError: A slice would hold no row.
+    """
+    if chunk_size < 1:
+        raise ValueError(f"got chunk_size={chunk_size}; it must be 1 or more rows")
+    for start in range(0, size, chunk_size):
+        rows = slice(start, min(start + chunk_size, size))
+        yield checkpoint(_without_autocast, tile, rows, use_reentrant=False, preserve_rng_state=False)
+
+
+def pairs_of_batches(first: Tensor, second: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The (N, d) pairs of embeddings that may have leading dimensions, in float32 or wider.
+
+    >>> [tuple(text.shape) for _, text in pairs_of_batches(torch.zeros(2, 8), torch.zeros(3, 2, 8))]
+    [(2, 8), (2, 8), (2, 8)]
+    """
+    check_pairs(first, second)
+    shape = torch.broadcast_shapes(first.shape, second.shape)
+    first, second = at_least_float32(first, second)
+    flat = (-1, *shape[-2:])
+    yield from zip(first.expand(shape).reshape(flat), second.expand(shape).reshape(flat), strict=True)
+
+
+def _mean_over_batches(loss: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor) -> Tensor:
+    return torch.stack([loss(*pair) for pair in pairs_of_batches(first, second)]).mean()
+
+
+def _without_autocast(tile: Callable[[slice], T], rows: slice) -> T:
+    device = "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
+    with torch.autocast(device, enabled=False):
+        return tile(rows)
+
+
+def _positive_similarity(anchors: Tensor, targets: Tensor, group_ids: Tensor | None) -> Tensor:
+    """(N,) the mean product of each anchor with its positives, without the matrix of all of them."""
+    if group_ids is None:
+        return (anchors * targets).sum(-1)
+    if group_ids.shape != anchors.shape[:1]:
+        raise ValueError(
+            f"got group_ids of shape {tuple(group_ids.shape)} for {len(anchors)} clips; give one id per clip"
+        )
+    _, group, sizes = group_ids.to(anchors.device).unique(return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(sizes), targets.shape[-1], dtype=targets.dtype, device=targets.device)
+    means = sums.index_add(0, group, targets) / sizes.unsqueeze(-1)  # (N, d) -> (groups, d)
+    return (anchors * means[group]).sum(-1)
+
+
+def _positive_rows(rows: slice, size: int, group_ids: Tensor | None, device: torch.device) -> Tensor:
+    """The rows of `positive_mask`, (n, N)."""
+    ids = torch.arange(size, device=device) if group_ids is None else group_ids.to(device)
+    return ids[rows, None] == ids
