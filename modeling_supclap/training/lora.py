@@ -16,6 +16,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import ModulesToSaveWrapper
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from transformers.pytorch_utils import Conv1D
 
 from ..modeling_supclap import SupCLAPModel
 
@@ -123,23 +124,35 @@ def add_lora(
         The same model.
 
     Raises:
-        ValueError: The model has adapters already, a tower has fewer blocks than asked for, or none is to be adapted.
+        ValueError: The model has adapters already, a tower has fewer blocks than asked for or no attention in them,
+            or none is to be adapted.
     """
     if getattr(model, "peft_config", None):
         raise ValueError("the model has adapters already; call merge_lora first")
 
-    # The attention's linear layers, which every tower keeps under `attn`, `self_attn` or `attention`.
     targets = []
-    for block in [*_last_blocks(model, "audio_model", audio_layers), *_last_blocks(model, "text_model", text_layers)]:
-        for name, module in model.get_submodule(block).named_modules():
-            if isinstance(module, nn.Linear) and "att" in name.split(".")[0]:
-                targets.append(f"{block}.{name}")
+    for tower, layers in (("audio_model", audio_layers), ("text_model", text_layers)):
+        found = _attention_layers(model, _last_blocks(model, tower, layers))
+        if layers and not found:
+            raise ValueError(f"the blocks of {tower} have no attention to adapt, so it must stay as it is: 0 layers")
+        targets += found
     if not targets:
         raise ValueError("audio_layers and text_layers are 0, so nothing gets an adapter; see train_last_layers")
 
     model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, modules_to_save=PROJECTIONS))
     _release_temperature(model)
     return model
+
+
+def _attention_layers(model: SupCLAPModel, blocks: list[str]) -> list[str]:
+    """The linear layers of the attention, which every tower keeps under `attn`, `self_attn` or `attention`."""
+    found = []
+    for block in blocks:
+        for name, module in model.get_submodule(block).named_modules():
+            # GPT-2's are of a class of their own, which keeps the matrix transposed.
+            if isinstance(module, (nn.Linear, Conv1D)) and "att" in name.split(".")[0]:
+                found.append(f"{block}.{name}")
+    return found
 
 
 def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
