@@ -1,4 +1,4 @@
-"""Evaluates any model on any dataset: retrieval, zero-shot classification and ZSTE, with one receipt.
+"""Evaluates any model on any dataset: retrieval, zero-shot classification and ZSTE, with one kind of results.
 
     accelerate launch recipes/evaluate_supclap.py --model outputs/synthetic
     accelerate launch recipes/evaluate_supclap.py --model outputs/esc10 --dataset esc50 --data_dir DIR \\
@@ -10,9 +10,9 @@
 The first argument may be a YAML file; `--key value` pairs override it. Without one and without `--dataset`,
 `configs/evaluate.yaml` is read: the test split that `configs/synthetic.yaml` trains for.
 The output folder then holds `results.json` (scores with intervals and chance levels, the protocol, versions),
-`outcomes.npz` (what each query did, by which `--compare` tests two receipts) and `report.html`, one page for people.
-Embeddings are kept in Hugging Face's cache folder: a second run embeds nothing. One process evaluates; the others of a
-launch end at once.
+`outcomes.npz` (what each query did, by which `--compare` tests two results, also those that a training run has left)
+and `report.html`, one page for people. Embeddings are kept in Hugging Face's cache folder: a second run embeds nothing.
+One process evaluates; the others of a launch end at once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EvaluationArguments(DatasetArguments):
     train_split: str | None = field(
         default=None, metadata={"help": "Warn when this split, which the model was trained on, shares recordings."}
     )
-    missing: str = field(default="error", metadata={"help": "What to do about missing recordings: error or skip."})
+    on_bad_audio: str = field(default="error", metadata={"help": "Missing or unusable recordings: error or skip."})
 
     tasks: list[str] = field(default_factory=lambda: ["retrieval"], metadata={"help": "retrieval, zero_shot, zste."})
     languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of retrieval."})
@@ -84,16 +84,16 @@ class EvaluationArguments(DatasetArguments):
     confidence: float = field(default=0.95, metadata={"help": "Of the intervals."})
     seed: int = field(default=0, metadata={"help": "Of the bootstrap and of ZSTE's draws."})
 
-    output_dir: str = field(default="outputs/evaluation", metadata={"help": "Where the receipt goes."})
+    output_dir: str = field(default="outputs/evaluation", metadata={"help": "Where the results go."})
     cache_dir: str | None = field(default=None, metadata={"help": "Where embeddings are kept; none: nowhere."})
     compare: list[str] = field(
-        default_factory=list, metadata={"help": "Two receipts to compare; nothing else is done."}
+        default_factory=list, metadata={"help": "Folders of two results to compare; nothing else is done."}
     )
-    allow_different: bool = field(default=False, metadata={"help": "Compare receipts of different protocols too."})
+    allow_different: bool = field(default=False, metadata={"help": "Compare results of different protocols too."})
 
 
 def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, dict[str, Any]]:
-    """The rows to evaluate, the fold of each clip where folds were asked for, and what the receipt says of them."""
+    """The rows to evaluate, the fold of each clip where folds were asked for, and what the results say of them."""
     options = args.builder_options
     data: dict[str, Any] = {"dataset": args.dataset, "split": args.split}
     data["dataset_config"] = {name: value for name, value in options.items() if name != "data_dir"}
@@ -177,7 +177,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
         languages=args.languages,
         positives=args.positives,
         caption_handling=args.caption_handling,
-        missing=args.missing,
+        on_bad_audio=args.on_bad_audio,
         audio=evaluation.AudioPolicy(args.max_audio_seconds, args.chunk_seconds, args.pooling),
         template_sets=template_sets,
         zero_shot_languages=args.zero_shot_languages,
@@ -189,13 +189,14 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
 
 
 def compare(args: EvaluationArguments) -> None:
-    """Prints how two receipts differ."""
+    """Prints how two results differ."""
     if len(args.compare) != 2:
-        raise ValueError(f"--compare takes two receipts, got {args.compare}")
-    first, second = (evaluation.Receipt.load(path) for path in args.compare)
+        raise ValueError(f"--compare takes two folders of results, got {args.compare}")
+    first, second = (evaluation.Results.load(path) for path in args.compare)
     table = evaluation.compare(first, second, args.num_resamples, args.seed, args.allow_different)
-    names = [receipt.content["model"]["name"] for receipt in (first, second)]
-    print(f"first: {names[0]}\nsecond: {names[1]}\n{evaluation.format_comparison(table)}")
+    for place, path, results in zip(("first", "second"), args.compare, (first, second), strict=True):
+        print(f"{place}: {path}, model {results.content['model']['name']}")
+    print(evaluation.format_comparison(table))
 
 
 def main() -> None:
@@ -214,15 +215,15 @@ def main() -> None:
     cache = evaluation.EmbeddingCache.default() if args.cache_dir is None else evaluation.EmbeddingCache(folder)
     model = evaluation.load_embedding_model(args.model, device=args.device)
     print(f"{args.model} on {args.dataset}, split {args.split}: {len(rows)} clips")
-    receipt = evaluation.evaluate(
+    results = evaluation.evaluate(
         model, rows, options, cache, load_phrases(args, data["origin"]), folds=folds, data=data
     )
-    path = receipt.save(args.output_dir)
-    report = write_report(receipt, Path(args.output_dir, "report.html"), rows)
-    run = receipt.content["run"]
-    print(receipt.table())
+    path = results.save(args.output_dir)
+    report = write_report(results, Path(args.output_dir, "report.html"), rows)
+    run = results.content["run"]
+    print(results.table())
     print(
-        f"{len(receipt.protocol['missing_clips'])} clips missing; {run['cache']['embedded']} sets of embeddings made, "
+        f"{len(results.protocol['missing_clips'])} clips missing; {run['cache']['embedded']} sets of embeddings made, "
         f"{run['cache']['read']} read from {cache.folder}; {path} and {report.name} ({run['seconds']['all']:.0f} s)"
     )
 

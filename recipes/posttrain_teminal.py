@@ -5,7 +5,8 @@
         --data_dir DIR
 
 Without a file, `configs/teminal_esc10.yaml` is read. The output folder then holds the model for `from_pretrained` and
-`results.json`: how often an item's own caption wins among those of its pair, before, between and after the stages.
+`results.json` and `report.html`: how often an item's own caption wins among those of its pair, before, between and
+after the stages, beside chance and what a model that is blind to order scores.
 
 As in the paper, what is held out are recordings of each class, drawn from the whole dataset: its own splits play no
 part, and clips of its test split are no longer unseen by the model.
@@ -13,9 +14,8 @@ part, and clips of its test split are no longer unseen by the model.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ from typing import Any
 from datasets import concatenate_datasets
 from transformers import set_seed
 
-from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
 from modeling_supclap.conversion import clap_from_supclap
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, split_by_source
-from modeling_supclap.evaluation import write_results
+from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import DatasetArguments, parse_arguments
 from modeling_supclap.recipes.models import TrainedPartArguments, is_clap, load_start
 from modeling_supclap.recipes.running import run_command, train
@@ -92,8 +92,8 @@ def run_stage(
     processor: SupCLAPProcessor,
     args: TemporalTrainingArguments,
     items: tuple[TemporalItems, TemporalItems],
-) -> dict[str, float]:
-    """Trains one stage in its own folder, from its last checkpoint when the run is resumed; gives its last scores."""
+) -> Any:
+    """Trains one stage in its own folder, from its last checkpoint when the run is resumed; predicts held-out pairs."""
     folder = Path(args.output_dir or ".") / f"stage_{stage}"
     last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
     trainer = TemporalTrainer(
@@ -104,13 +104,43 @@ def run_stage(
         processing_class=processor,
     )
     train(trainer, last)
-    return evaluate(trainer)
+    return trainer.predict(trainer.eval_rows)
 
 
-def evaluate(trainer: TemporalTrainer) -> dict[str, float]:
-    """How often an item's own caption wins among those of its pair, by role."""
-    metrics = trainer.evaluate()
-    return {name.removeprefix("eval_"): value for name, value in metrics.items() if name.endswith("_accuracy")}
+def score_stages(
+    predictions: Mapping[str, Any], trainer: TemporalTrainer, rows: Any, data: Mapping[str, Any]
+) -> evaluation.Results:
+    """How often an item's own caption wins among those of its pair, before, between and after the stages.
+
+    Args:
+        predictions: What the Trainer predicted of the held-out pairs, by stage.
+        trainer: Of the run.
+        rows: The held-out clips.
+        data: What the protocol says of where they are from.
+    """
+    args, language = trainer.args, trainer.args.eval_languages[0]
+    model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
+    intervals = evaluation.Intervals(seed=args.seed)
+    scores: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    for stage, prediction in predictions.items():
+        scores[stage], kept = evaluation.evaluate_pairs(prediction, intervals)
+        arrays |= {f"temporal/{language}/{stage}/{name}": values for name, values in kept.items()}
+
+    listed = list(without_audio(rows))
+    files = evaluation.hash_recordings(rows, evaluation.EmbeddingCache(None))
+    protocol = {
+        **data,
+        "split": "held out",
+        "dataset_hash": evaluation.hash_dataset(listed, files),
+        "clips": len(listed),
+        "classes": len(trainer.eval_items.labels),
+        "languages": [language],
+        "intervals": {"method": "percentile bootstrap over pairs", **vars(intervals)},
+        "seed": args.seed,
+        "temporal": {"pairs": len(trainer.eval_items), "seed": args.seed, "max_audio_seconds": args.max_audio_seconds},
+    }
+    return evaluation.make_results(model, {"temporal": {language: scores}}, arrays, protocol)
 
 
 def main() -> None:
@@ -128,9 +158,9 @@ def main() -> None:
     part_args.choose_parameters(model)
 
     untrained = TemporalTrainer(model, args, items[0], items[1], processing_class=processor)
-    scores = {"before": evaluate(untrained)}
+    predictions = {"before": untrained.predict(untrained.eval_rows)}
     for stage in ("a", "b"):
-        scores[f"stage_{stage}"] = run_stage(stage, model, processor, args, items)
+        predictions[f"stage_{stage}"] = run_stage(stage, model, processor, args, items)
     if not untrained.is_world_process_zero():
         return
 
@@ -140,13 +170,16 @@ def main() -> None:
     if is_clap(post_args.model):
         clap_from_supclap(model).save_pretrained(output / "clap")
 
-    arguments = {**vars(post_args), **vars(part_args), **args.to_dict()}
+    data = {"dataset": post_args.dataset, "origin": origin}
+    results = score_stages(predictions, untrained, items[1].rows, data)
     seconds = time.perf_counter() - started
-    results = {"scores": scores, "origin": origin, "seconds": seconds, "arguments": arguments}
-    write_results(output / "results.json", results)
+    arguments = {**vars(post_args), **vars(part_args), **args.to_dict()}
+    results.content["training"] = {"seconds": seconds, "arguments": arguments}
+    results.save(output)
+    write_report(results, output / "report.html")
     untrained.create_model_card(finetuned_from=post_args.model)
-    print(json.dumps(scores, indent=2))
-    print(f"model and results.json are in {output} ({seconds:.0f} s in all)")
+    print(results.table())
+    print(f"model, results.json and report.html are in {output} ({seconds:.0f} s in all)")
 
 
 if __name__ == "__main__":

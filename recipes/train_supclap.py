@@ -7,8 +7,8 @@
 The first argument may be a YAML file; `--key value` pairs override it, and options of the dataset's builder are keys
 too (`--test_fold 4`). Without a file, `configs/synthetic.yaml` is read, unless `--dataset` names another set: then the
 keys have their own defaults, those of the SupCLAP paper. `--model` continues a SupCLAP model or a `ClapModel`.
-The output folder then holds the model for `from_pretrained`, its model card, `results.json`, `training_curves.png` and
-`drift.png`.
+The output folder then holds the model for `from_pretrained`, its model card, `results.json` with `outcomes.npz` and
+`report.html`, as of an evaluation, `training_curves.png` and `drift.png`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 
 from transformers import BertConfig, RobertaTokenizer, set_seed
 
-from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap import (
+    CEDConfig,
+    CEDFeatureExtractor,
+    SupCLAPConfig,
+    SupCLAPModel,
+    SupCLAPProcessor,
+    evaluation,
+)
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.schema import all_captions, require_captions, without_audio
-from modeling_supclap.evaluation import (
-    Intervals,
-    format_report,
-    in_row_order,
-    retrieval_report,
-    write_results,
-    zero_shot_report,
-)
+from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
 from modeling_supclap.recipes.models import TrainedPartArguments, load_start
 from modeling_supclap.recipes.running import require_usable_audio, run_command, say, train
@@ -85,9 +85,10 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
     for split, rows in splits.items():
         chosen = (args.languages, args.caption_scheme) if split == "train" else (args.eval_languages, "random")
         require_captions(without_audio(rows), *chosen, split)
-    if data_args.zero_shot_templates and not all(row["labels"] for row in without_audio(splits.get("test", []))):
+    if data_args.zero_shot_templates and any(len(row["labels"]) != 1 for row in without_audio(splits.get("test", []))):
         raise ValueError(
-            f"zero_shot_templates need labels, and test clips of {name} have none; leave the templates out"
+            f"zero_shot_templates need one label a clip, and test clips of {name} have none or several; leave the "
+            "templates out"
         )
 
 
@@ -144,22 +145,23 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
     return last
 
 
-def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> dict[str, Any]:
-    """Retrieval in every language, zero-shot classification where there are templates; printed as tables."""
-    args = trainer.args
-    audio_embeds, text_embeds = in_row_order(trainer.predict(rows))
-    described, intervals = without_audio(rows), Intervals(seed=args.seed)
-    report = retrieval_report(audio_embeds, text_embeds, described, args.eval_languages, args.positives, intervals)
-    results: dict[str, Any] = {"clips": len(rows), "retrieval": report, "intervals": intervals.describe()}
-    if templates:
-        labels = [row["labels"][0] for row in described]
-        results["zero_shot"] = zero_shot_report(trainer.clap, trainer.processor, audio_embeds, labels, templates)
-    if trainer.is_world_process_zero():
-        print(f"\ntest split, {len(rows)} clips, percent:\n{format_report(report)}")
-    if templates and trainer.is_world_process_zero():
-        scores = results["zero_shot"]
-        print(f"zero-shot accuracy {100 * scores['top1']:.1f} %, {len(scores['classes'])} classes")
-    return results
+def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> evaluation.Results:
+    """Retrieval in every language, zero-shot classification where there are templates."""
+    args, languages = trainer.args, trainer.args.eval_languages
+    model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
+    policy = evaluation.AudioPolicy(trainer.evaluation_collator.max_audio_seconds)
+    split = evaluation.split_from_predictions(trainer.predict(rows), rows, languages, model, policy)
+    # A training set may have a caption in one language and none in another; where it has not, results compare.
+    numbers = [{len(row["captions"].get(language) or ()) for language in languages} for row in split.rows]
+    options = evaluation.EvaluationOptions(
+        tasks=["retrieval", "zero_shot"] if templates else ["retrieval"],
+        languages=languages,
+        positives=args.positives,
+        caption_handling="all" if all(len(each) == 1 for each in numbers) else "each",
+        template_sets={"run": templates},
+        intervals=evaluation.Intervals(seed=args.seed),
+    )
+    return evaluation.score_split(split, options)
 
 
 def main() -> None:
@@ -204,32 +206,45 @@ def main() -> None:
     train(trainer, args.resume_from_checkpoint)
     part_args.finished(model)
     trainer.save_model()
-
-    results: dict[str, Any] = {}
     if "test" in splits:
-        results["test"] = evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates)
+        results = evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates)
     else:
-        say(f"{data_args.dataset} has no test split: results.json holds no test scores")
-    results |= {
-        "origin": origin,
+        model_of_run = evaluation.load_embedding_model(trainer.clap, processor)
+        results = evaluation.make_results(model_of_run, {}, {}, {"languages": args.eval_languages})
+    if not trainer.is_world_process_zero():
+        return
+
+    output = Path(args.output_dir or ".")
+    options = {name: value for name, value in data_args.builder_options.items() if name != "data_dir"}
+    results.protocol.update({"dataset": data_args.dataset, "origin": origin, "split": "test"})
+    results.protocol["dataset_config"] = options
+    log_history = trainer.state.log_history
+    last_logs = {key: value for entry in log_history for key, value in entry.items() if isinstance(value, (int, float))}
+    results.content["training"] = {
         "best_validation": {args.metric_for_best_model: trainer.state.best_metric},
         "best_step": trainer.state.best_global_step,
         "steps": trainer.state.global_step,
         "seconds": time.perf_counter() - started,
+        "last_logs": last_logs,
         "arguments": {**vars(data_args), **arguments_in_use(model_args), **vars(part_args), **args.to_dict()},
     }
-    if trainer.is_world_process_zero():
-        output = Path(args.output_dir or ".")
-        write_results(output / "results.json", results)
-        logged = {key for entry in trainer.state.log_history for key in entry}
-        drawn = not logged.isdisjoint(("loss", "eval_mean_recall"))
-        if drawn:  # a run may end before its first log
-            plot_training_curves(trainer.state.log_history, output / "training_curves.png", args.eval_languages[0])
-        if "drift_cosine" in logged:
-            plot_drift(trainer.state.log_history, output / "drift.png")
-        trainer.create_model_card(finetuned_from=model_args.model)
-        files = "results.json and training_curves.png" if drawn else "and results.json"
-        print(f"model{',' if drawn else ''} {files} are in {output} ({results['seconds']:.0f} s in all)")
+    results.save(output)
+    if results.scores:
+        write_report(results, output / "report.html", splits["test"])
+        print(f"\ntest split, {len(splits['test'])} clips, shares in percent:\n{results.table()}")
+    else:
+        print(f"{data_args.dataset} has no test split: results.json holds no test scores")
+
+    logged = {key for entry in log_history for key in entry}
+    drawn = not logged.isdisjoint(("loss", "eval_mean_recall"))
+    if drawn:  # a run may end before its first log
+        plot_training_curves(log_history, output / "training_curves.png", args.eval_languages[0])
+    if "drift_cosine" in logged:
+        plot_drift(log_history, output / "drift.png")
+    trainer.create_model_card(finetuned_from=model_args.model)
+    files = "results.json and training_curves.png" if drawn else "and results.json"
+    seconds = results.content["training"]["seconds"]
+    print(f"model{',' if drawn else ''} {files} are in {output} ({seconds:.0f} s in all)")
 
 
 if __name__ == "__main__":

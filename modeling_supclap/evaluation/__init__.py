@@ -1,32 +1,23 @@
-"""Evaluates any model that embeds recordings and texts: retrieval, zero-shot classification and ZSTE, with a receipt.
+"""Evaluates any model that embeds recordings and texts: retrieval, zero-shot classification and ZSTE.
 
     from modeling_supclap import evaluation
 
-    receipt = evaluation.evaluate("outputs/esc10", load_splits("esc50", data_dir=...)["test"], tasks=["retrieval"])
-    print(receipt.table())
-    receipt.save("outputs/evaluation")
+    results = evaluation.evaluate("outputs/esc10", load_splits("esc50", data_dir=...)["test"], tasks=["retrieval"])
+    print(results.table())
+    results.save("outputs/evaluation")
 
-Embedding is in `embedded_split`, each task in a room of its own, what a receipt holds in `receipts`; formulas live in
-`metrics/`. During training `retrieval_metrics_of` and `temporal_metrics` are the Trainer's `compute_metrics`.
+Embedding is in `embed`, each task in a file of its own, what results hold in `results`; formulas live in `metrics/`.
+During training `retrieval_metrics` and `temporal_metrics` are the Trainer's `compute_metrics`.
 """
 
-from .clip_embeddings import AudioPolicy, check_pairs
-from .embedded_split import EmbeddedSplit, embed_split
-from .embedding_cache import EmbeddingCache
-from .embedding_models import EmbeddingModel, load_embedding_model
-from .protocol import EvaluationOptions, evaluate
-from .receipts import Intervals, Receipt, compare, format_comparison, paper_results, write_results
-from .retrieval import evaluate_retrieval
-from .trainer_metrics import (
-    format_report,
-    in_row_order,
-    parallel_ranks,
-    retrieval_metrics_of,
-    retrieval_report,
-    temporal_metrics,
-)
-from .zero_shot import TEMPLATE_SETS, evaluate_zero_shot, zero_shot_report
-from .zste import ZSTEOptions, evaluate_zste
+from .cache import EmbeddingCache
+from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings, split_from_predictions
+from .evaluate import EvaluationOptions, evaluate, make_results, score_split
+from .models import EmbeddingModel, load_embedding_model
+from .results import Intervals, Results, compare, format_comparison, package_versions, paper_results
+from .retrieval import evaluate_retrieval, retrieval_metrics
+from .zero_shot import TEMPLATE_SETS, evaluate_zero_shot
+from .zste import ZSTEOptions, evaluate_pairs, evaluate_zste, temporal_metrics
 
 __all__ = [
     "TEMPLATE_SETS",
@@ -36,24 +27,24 @@ __all__ = [
     "EmbeddingModel",
     "EvaluationOptions",
     "Intervals",
-    "Receipt",
+    "Results",
     "ZSTEOptions",
-    "check_pairs",
     "compare",
     "embed_split",
     "evaluate",
+    "evaluate_pairs",
     "evaluate_retrieval",
     "evaluate_zero_shot",
     "evaluate_zste",
     "format_comparison",
-    "format_report",
-    "in_row_order",
+    "hash_dataset",
+    "hash_recordings",
     "load_embedding_model",
+    "make_results",
+    "package_versions",
     "paper_results",
-    "parallel_ranks",
-    "retrieval_metrics_of",
-    "retrieval_report",
+    "retrieval_metrics",
+    "score_split",
+    "split_from_predictions",
     "temporal_metrics",
-    "write_results",
-    "zero_shot_report",
 ]

@@ -1,4 +1,4 @@
-"""The pictures of an evaluation report, drawn from its receipt as SVG elements."""
+"""The pictures of an evaluation report, drawn from results as SVG elements."""
 
 from __future__ import annotations
 
@@ -10,34 +10,40 @@ from typing import Any
 
 import numpy as np
 
-from .receipts import Receipt
+from .results import Results
 
 MAX_PROJECTED_CLIPS = 100
+MAX_COLORS = 10
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
-def figures(receipt: Receipt) -> Iterator[tuple[str, str]]:
-    """Name and SVG of each picture that the receipt has the numbers for.
+def figures(results: Results) -> Iterator[tuple[str, str]]:
+    """Name and SVG of each picture that the results have the numbers for.
 
     Args:
-        receipt: of an evaluation with retrieval.
+        results: Of an evaluation with retrieval.
 
     Yields:
-        "similarity", and where scikit-learn is installed and there are three clips, "projection".
+        "similarity", and where scikit-learn is installed and there are three clips, "projection"; then also
+        "class_colors", the classes, where they have the colours of that picture.
     """
-    languages = [name for name in receipt.protocol["languages"] if f"similarity/{name}/positive" in receipt.arrays]
+    languages = [name for name in results.protocol["languages"] if f"similarity/{name}/positive" in results.arrays]
     if languages:
-        yield "similarity", similarity_figure(receipt, languages)
-    spoken = [name for name in receipt.protocol["languages"] if f"embeddings/text/{name}" in receipt.arrays]
-    if spoken and len(receipt.arrays["embeddings/audio"]) >= 3 and find_spec("sklearn"):
-        yield "projection", projection_figure(receipt, spoken)
+        yield "similarity", similarity_figure(results, languages)
+    spoken = [name for name in results.protocol["languages"] if f"embeddings/text/{name}" in results.arrays]
+    if spoken and len(results.arrays["embeddings/audio"]) >= 3 and find_spec("sklearn"):
+        classes = sorted(set(results.arrays["clips/label"].tolist()) - {""})
+        has_colors = 1 < len(classes) <= MAX_COLORS
+        yield "projection", projection_figure(results, spoken, classes if has_colors else ())
+        if has_colors:
+            yield "class_colors", ", ".join(classes)
 
 
-def similarity_figure(receipt: Receipt, languages: Sequence[str]) -> str:
+def similarity_figure(results: Results, languages: Sequence[str]) -> str:
     """Cosine of right pairs by language, and of wrong pairs of the first language [S fig. 4]."""
     figure, axes = _figure(3.4)
-    right = {language: receipt.arrays[f"similarity/{language}/positive"] for language in languages}
-    wrong = receipt.arrays[f"similarity/{languages[0]}/negative"]
+    right = {language: results.arrays[f"similarity/{language}/positive"] for language in languages}
+    wrong = results.arrays[f"similarity/{languages[0]}/negative"]
     edges = np.histogram_bin_edges(np.concatenate([*right.values(), wrong]), bins=40)
     for number, (language, cosines) in enumerate(right.items(), start=1):  # audio has the first colour below
         _draw_share(axes, cosines, edges, f"right, {language}", color=f"C{number}")
@@ -52,32 +58,48 @@ def _draw_share(axes: Any, cosines: np.ndarray, edges: np.ndarray, label: str, *
     axes.stairs(counts / max(len(cosines), 1), edges, label=label, **style)
 
 
-def projection_figure(receipt: Receipt, languages: Sequence[str]) -> str:
-    """Clips and their captions in two dimensions by t-SNE, a line joining what belongs together [A fig. 3 and 4]."""
-    arrays = receipt.arrays
+def projection_figure(results: Results, languages: Sequence[str], classes: Sequence[str] = ()) -> str:
+    """Clips and their captions in two dimensions by t-SNE, a line joining what belongs together [A fig. 3 and 4].
+
+    Args:
+        results: Of an evaluation with retrieval.
+        languages: Whose captions are drawn.
+        classes: Where there are any, they have the colours, and the languages have shapes.
+    """
+    arrays = results.arrays
     shown = arrays["embeddings/audio_clip"][:MAX_PROJECTED_CLIPS]
     groups = {"audio": (arrays["embeddings/audio"][: len(shown)], shown)}
     for language in languages:
         clips = arrays[f"embeddings/text_clip/{language}"]
         kept = np.isin(clips, shown)
         groups[language] = (arrays[f"embeddings/text/{language}"][kept], clips[kept])
+
     places = np.split(
         _tsne(np.concatenate([embeds for embeds, _ in groups.values()])),
         np.cumsum([len(clips) for _, clips in groups.values()])[:-1],
     )
     figure, axes = _figure(4.6)
     audio_places = dict(zip(shown.tolist(), places[0], strict=True))
-    for (name, (_, clips)), points in zip(groups.items(), places, strict=True):
+    for number, ((name, (_, clips)), points) in enumerate(zip(groups.items(), places, strict=True)):
+        style: dict[str, Any] = {"s": 60 if name == "audio" else 14, "zorder": 2}
+        style["marker"] = "*" if name == "audio" else ("osD^vPX<>"[(number - 1) % 9] if classes else "o")
         if name != "audio":
             # One line with gaps, not one for each caption: half the bytes of the picture.
             ends = [[audio_places[clip], point, (np.nan, np.nan)] for clip, point in zip(clips, points, strict=True)]
             axes.plot(*np.array(ends).reshape(-1, 2).T, color="0.85", linewidth=0.5, zorder=1)
-        marker = "*" if name == "audio" else "o"
-        axes.scatter(points[:, 0], points[:, 1], s=60 if name == "audio" else 14, marker=marker, label=name, zorder=2)
+        if not classes:
+            axes.scatter(points[:, 0], points[:, 1], label=name, **style)
+            continue
+        labels = arrays["clips/label"][clips]
+        for place, label in enumerate(classes):
+            own = points[labels == label]
+            axes.scatter(own[:, 0], own[:, 1], color=f"C{place}", label=label if name == "audio" else None, **style)
+
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     _legend(axes)
-    return _svg(figure, f"Map of the embeddings of clips and of their captions in {', '.join(languages)}")
+    told = f", coloured by class: {', '.join(classes)}" if classes else ""
+    return _svg(figure, f"Map of the embeddings of clips and of their captions in {', '.join(languages)}{told}")
 
 
 def _tsne(embeds: np.ndarray) -> np.ndarray:

@@ -1,11 +1,11 @@
 """Retrieval between recordings and captions: who answers whom, the scores of each language, and those across languages.
 
-The same tables of captions serve `trainer_metrics` during training.
+`evaluate_retrieval` scores an embedded split; `retrieval_metrics`, the Trainer's `compute_metrics`, asks it for less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +13,17 @@ import numpy as np
 
 from modeling_supclap.datasets_scripts.schema import group_id
 from modeling_supclap.metrics.embedding_gap.distance import gap_and_distance
-from modeling_supclap.metrics.mrv import mean_rank_variance
-from modeling_supclap.metrics.recall.ranking import best_ranks, chance_scores, retrieval_outcomes, retrieval_scores
+from modeling_supclap.metrics.names import RECALL_CUTOFFS, RETRIEVAL_METRICS
+from modeling_supclap.metrics.recall.ranking import best_ranks, chance_scores, retrieval_outcomes
 
-from .clip_embeddings import matrix_of
-from .embedded_split import EmbeddedSplit, Row
-from .receipts import Intervals, score
+from .embed import ClipEmbeddings, EmbeddedSplit, Row, matrix_of, split_from_predictions
+from .results import DIRECTIONS, Intervals, score
 
-K = (1, 5, 10)
-DIRECTIONS = ("t2a", "a2t")
+CAPTION_HANDLINGS = ("all", "parallel", "each")
 _TOP = 10
-_ROWS = 256
+_TOP_ROWS = 256
 _NEGATIVES = 10_000
+_SAMPLED_CLIPS = 1000
 
 
 @dataclass
@@ -34,12 +33,12 @@ class CaptionTable:
     Captions that equal clips share are kept once, so that no answer is counted twice.
 
     Attributes:
-        clips: Which rows, (n,).
+        clips: The rows of the clips, (n,).
         clip_groups: A caption and a clip belong together when their groups are equal, (n,).
         texts: The captions, M of them.
         text_rows: The row that each was first seen in, (M,).
         text_numbers: Which of that row's captions in this language it is, (M,).
-        text_groups: (M,).
+        text_groups: The group of each caption, (M,).
     """
 
     clips: np.ndarray
@@ -58,33 +57,6 @@ class CaptionTable:
         for place, group in enumerate(offered.tolist()):
             members.setdefault(group, []).append(place)
         return [members[group] for group in asked.tolist()]
-
-    def clusters(self, sources: np.ndarray, positives: str) -> dict[str, np.ndarray]:
-        """What a bootstrap draws for the queries of each direction: the recordings that they are about.
-
-        Args:
-            sources: The recording that each row was cut from, (rows,) strings.
-            positives: See `schema.group_id`. Where clips share captions a text belongs to no single recording; its
-                group is then what is drawn.
-        """
-        owners = sources[self.text_rows] if positives == "clip" else self.text_groups.astype(str)
-        return {"t2a": owners, "a2t": sources[self.clips]}
-
-    def scores(self, similarity: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        """Recall and mAP of both directions, each beside what a random order would reach.
-
-        Args:
-            similarity: Of each direction, queries by candidates.
-
-        Returns:
-            `{"t2a": {"R@1": ..., ...}, "a2t": {...}, "t2a_chance": {...}, "a2t_chance": {...}}`, as fractions.
-        """
-        scores = {}
-        for direction in DIRECTIONS:
-            relevant, candidates = self.relevant(direction), len(self.clips if direction == "t2a" else self.texts)
-            scores[direction] = retrieval_scores(similarity[direction], relevant, k=K)
-            scores[f"{direction}_chance"] = chance_scores(relevant, candidates, k=K)
-        return scores
 
 
 def caption_table(
@@ -114,74 +86,21 @@ def caption_table(
             seen.setdefault((groups[-1], text), (index, number))
     if not clips:
         raise ValueError(f"no clip of this split has a caption in {language!r}")
+
+    text_groups, texts = zip(*seen, strict=True)
+    text_rows, numbers = zip(*seen.values(), strict=True)
     return CaptionTable(
         clips=np.array(clips),
         clip_groups=np.array(groups),
-        texts=[text for _, text in seen],
-        text_rows=np.array([row for row, _ in seen.values()]),
-        text_numbers=np.array([number for _, number in seen.values()]),
-        text_groups=np.array([group for group, _ in seen]),
+        texts=list(texts),
+        text_rows=np.array(text_rows),
+        text_numbers=np.array(numbers),
+        text_groups=np.array(text_groups),
     )
 
 
-def parallel_captions(rows: Sequence[Row], languages: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The captions that exist in all languages: those with the same place are taken for translations of each other.
-
-    Returns:
-        The row of each, and which of the row's captions it is in every language, (Q,) both.
-    """
-    shared = [min(len(row["captions"].get(language) or ()) for language in languages) for row in rows]
-    pairs = [(row, number) for row, count in enumerate(shared) for number in range(count)]
-    clips, numbers = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    return clips, numbers
-
-
-def clips_alike(rows: Sequence[Row], clips: np.ndarray, positives: str) -> list[list[int]]:
-    """For each of some clips all that answer the same captions; see `schema.group_id`."""
-    groups = np.array([group_id(row, positives) for row in rows])
-    return [np.flatnonzero(groups == groups[clip]).tolist() for clip in clips]
-
-
-def evaluate_retrieval(
-    split: EmbeddedSplit,
-    languages: Sequence[str] = ("eng",),
-    positives: str = "clip",
-    caption_handling: str = "all",
-    intervals: Intervals | None = None,
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Retrieval in each language, and how well the languages agree.
-
-    Args:
-        split: The embedded split.
-        languages: ISO 639-3 codes, the anchor first.
-        positives: See `schema.group_id`.
-        caption_handling: "all" takes every caption, and a clip must have as many in each language; "parallel" takes
-            those that exist in all languages.
-        intervals: How intervals are drawn.
-
-    Returns:
-        The parts "retrieval" and, for several languages, "multilingual" of a receipt's scores, and its arrays.
-
-    Raises:
-        ValueError: No clip has a caption in one of the languages, or a clip has more captions in one than in another.
-    """
-    intervals = intervals or Intervals()
-    at_most = shared_counts(split.rows, languages, caption_handling)
-    scores: dict[str, Any] = {"retrieval": {}}
-    arrays: dict[str, np.ndarray] = {}
-    for language in languages:
-        table = caption_table(split.rows, language, positives, at_most)
-        found, kept = _language_scores(split, table, language, positives, intervals)
-        scores["retrieval"][language] = found
-        arrays |= kept
-    if len(languages) > 1:
-        scores["multilingual"], kept = _across_languages(split, languages, positives, scores["retrieval"], intervals)
-        arrays |= kept
-    return scores, arrays
-
-
-def shared_counts(rows: Sequence[Row], languages: Sequence[str], caption_handling: str) -> list[int]:
-    """How many captions of each row count, the same in every language.
+def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handling: str) -> list[int] | None:
+    """How many captions of each row count in every language; None where each language has a number of its own.
 
     Args:
         rows: The split.
@@ -191,143 +110,271 @@ def shared_counts(rows: Sequence[Row], languages: Sequence[str], caption_handlin
     Raises:
         ValueError: An unknown handling, or with "all" a row whose number of captions differs.
     """
-    if caption_handling not in ("all", "parallel"):
-        raise ValueError(f"caption_handling is {caption_handling!r}; it must be all or parallel")
-    counts = [{language: len(row["captions"].get(language) or ()) for language in languages} for row in rows]
-    for row, count in zip(rows, counts, strict=True):
-        if caption_handling == "all" and len(set(count.values())) > 1:
+    if caption_handling not in CAPTION_HANDLINGS:
+        raise ValueError(f"caption_handling is {caption_handling!r}; it must be {', '.join(CAPTION_HANDLINGS)}")
+    shared = []
+    for row in rows:
+        counts = {language: len(row["captions"].get(language) or ()) for language in languages}
+        if caption_handling == "all" and len(set(counts.values())) > 1:
             raise ValueError(
-                f"clip {row['clip_id']} has {count} captions, so the languages would answer different questions; "
-                "pass caption_handling='parallel' to take those that exist in all"
+                f"clip {row['clip_id']} has {counts} captions, so the languages would answer different questions; "
+                "take those that exist in all by caption_handling='parallel', or all the same by 'each'"
             )
-    return [min(count.values()) for count in counts]
+        shared.append(min(counts.values()))
+    return None if caption_handling == "each" else shared
 
 
-def _language_scores(
-    split: EmbeddedSplit, table: CaptionTable, language: str, positives: str, intervals: Intervals
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    texts, clips = split.texts(table.texts, language), split.clips.select(table.clips)
-    ids, sources = np.array([row["clip_id"] for row in split.rows]), split.sources
-    queries = {
-        "t2a": [f"{ids[row]}#{number}" for row, number in zip(table.text_rows, table.text_numbers, strict=True)],
-        "a2t": ids[table.clips],
-    }
-    clusters = table.clusters(sources, positives)
-    found: dict[str, Any] = {}
-    arrays: dict[str, np.ndarray] = {
-        f"captions/{language}/text": np.array(table.texts),
-        f"captions/{language}/clip": table.text_rows,
-        f"retrieval/{language}/clip": table.clips,
-    }
-    for direction in DIRECTIONS:
-        similarity = clips.similarity(texts, "text" if direction == "t2a" else "audio")
-        relevant = table.relevant(direction)
-        outcomes = retrieval_outcomes(similarity, relevant, k=K)
-        chance = chance_scores(relevant, len(table.clips if direction == "t2a" else table.texts), k=K)
-        found[direction] = _direction_scores(outcomes, chance, clusters[direction], intervals)
-        prefix = f"retrieval/{language}/{direction}"
-        arrays |= {f"{prefix}/{name}": values for name, values in outcomes.items()}
-        arrays |= {f"{prefix}/query_id": np.array(queries[direction]), f"{prefix}/cluster": clusters[direction]}
-        arrays[f"{prefix}/top"] = _top(similarity, table.clips if direction == "t2a" else None)
-    arrays |= _similarities(table, clips.similarity(texts, "text"), language)
-    return found, arrays
-
-
-def _direction_scores(
-    outcomes: Mapping[str, np.ndarray], chance: Mapping[str, float], clusters: np.ndarray, intervals: Intervals
-) -> dict[str, Any]:
-    ranks = outcomes["rank"] + 1
-    drawn = intervals.of({**outcomes, "rank": ranks}, clusters)
-    names = [name for name in outcomes if name != "rank"]
-    return {
-        **{name: score(outcomes[name].mean(), drawn[name], chance[name]) for name in names},
-        "mean_rank": score(ranks.mean(), drawn["rank"]),
-        "median_rank": score(int(np.median(outcomes["rank"])) + 1),
-        "num_queries": len(ranks),
-    }
-
-
-def _top(similarity: Any, clips: np.ndarray | None) -> np.ndarray:
-    """The best candidates of each query, best first; of equal ones the first."""
-    best = [np.argsort(-row, kind="stable")[:_TOP] for row in _rows_of(similarity)]
-    top = np.stack(best)
-    return top if clips is None else clips[top]
-
-
-def _rows_of(similarity: Any) -> Iterator[np.ndarray]:
-    """The rows of a similarity, one after the other, of which a few are in memory."""
-    for start in range(0, similarity.shape[0], _ROWS):
-        yield from matrix_of(similarity, slice(start, min(start + _ROWS, similarity.shape[0])))
-
-
-def _similarities(table: CaptionTable, similarity: Any, language: str) -> dict[str, np.ndarray]:
-    """Cosines of all right pairs, and of a fixed sample of the wrong ones."""
-    relevant = table.relevant("t2a")
-    draw = np.random.default_rng(0)
-    each = -(-_NEGATIVES // len(relevant))
-    right, wrong = [], []
-    for answers, row in zip(relevant, _rows_of(similarity), strict=True):
-        right.append(row[answers])
-        drawn = draw.integers(len(row), size=each)
-        wrong.append(row[drawn[~np.isin(drawn, answers)]])
-    return {
-        f"similarity/{language}/positive": np.concatenate(right).astype(np.float32),
-        f"similarity/{language}/negative": np.concatenate(wrong)[:_NEGATIVES].astype(np.float32),
-    }
-
-
-def _across_languages(
+def evaluate_retrieval(
     split: EmbeddedSplit,
-    languages: Sequence[str],
+    languages: Sequence[str] = ("eng",),
+    positives: str = "clip",
+    caption_handling: str = "all",
+    intervals: Intervals | None = None,
+    is_light: bool = False,
+) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
+    """Retrieval in each language, and how well the languages agree.
+
+    Args:
+        split: The embedded split.
+        languages: ISO 639-3 codes, the anchor first.
+        positives: See `schema.group_id`.
+        caption_handling: "all" takes every caption, and a clip must have as many in each language; "parallel" takes
+            those that exist in all languages; "each" takes all that a language has.
+        intervals: How intervals are drawn.
+        is_light: Leaves out what only reports show: arrays, intervals and embedding distances.
+
+    Returns:
+        The scores "retrieval" and, for several languages, "multilingual"; the arrays of `Results`; and the number of
+        captions in each language.
+
+    Raises:
+        ValueError: No clip has a caption in one of the languages, or a clip has more captions in one than in another.
+    """
+    intervals = Intervals(0) if is_light else intervals or Intervals()
+    at_most = count_captions(split.rows, languages, caption_handling)
+    scores: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    counts: dict[str, int] = {}
+    for language in languages:
+        table = caption_table(split.rows, language, positives, at_most)
+        texts, clips = split.texts(table.texts, language), split.clips.select(table.clips)
+        counts[language] = len(table.texts)
+        scores[language] = {}
+        for direction in DIRECTIONS:
+            scores[language][direction], kept = _score_direction(
+                split, table, texts, clips, direction, positives, intervals, is_light
+            )
+            arrays |= {f"retrieval/{language}/{direction}/{name}": values for name, values in kept.items()}
+        if not is_light:
+            arrays |= {
+                f"captions/{language}/text": np.array(table.texts),
+                f"captions/{language}/clip": table.text_rows,
+                f"retrieval/{language}/clip": table.clips,
+            }
+            positive, negative = _draw_similarities(table, texts, clips)
+            arrays |= {f"similarity/{language}/positive": positive, f"similarity/{language}/negative": negative}
+
+    found: dict[str, Any] = {"retrieval": scores}
+    if len(languages) > 1:
+        agreement, kept = _compare_languages(split, languages, positives, intervals, is_light)
+        found |= {"multilingual": agreement} if agreement else {}
+        arrays |= kept
+        scores["mean"] = _average_languages(scores)
+    if not is_light:
+        arrays |= _sample_embeddings(split, arrays, languages)
+    return found, arrays, counts
+
+
+def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) -> Callable[[Any], dict[str, float]]:
+    """A `compute_metrics` for the Trainer, for one split.
+
+    Args:
+        dataset: The split, as `collator.IndexedRows`.
+        languages: Those that the collator embeds, in its order.
+        positives: See `schema.group_id`.
+
+    Returns:
+        A function of the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)
+        to `{"eng_t2a_R@1": ..., ..., "mean_recall": ..., "mean_recall_chance": ...}`. `mean_recall` is the mean of R@1,
+        R@5 and R@10 over both directions and all languages. With several languages also `MRV`, over the clips with
+        parallel captions.
+    """
+
+    def compute_metrics(prediction: Any) -> dict[str, float]:
+        split = split_from_predictions(prediction, dataset.rows, languages)
+        found, _, _ = evaluate_retrieval(split, languages, positives, caption_handling="each", is_light=True)
+        flat: dict[str, float] = {}
+        recalls = []
+        for language in languages:
+            for direction, scores in found["retrieval"][language].items():
+                recalls += [scores[f"R@{k}"] for k in RECALL_CUTOFFS]
+                for name, value in scores.items():
+                    flat[f"{language}_{direction}_{name}"] = value["value"] if isinstance(value, Mapping) else value
+        flat["mean_recall"] = float(np.mean([recall["value"] for recall in recalls]))
+        flat["mean_recall_chance"] = float(np.mean([recall["chance"] for recall in recalls]))
+        if "multilingual" in found:
+            flat["MRV"] = found["multilingual"]["all"]["MRV"]["value"]
+        return flat
+
+    return compute_metrics
+
+
+def _score_direction(
+    split: EmbeddedSplit,
+    table: CaptionTable,
+    texts: np.ndarray,
+    clips: ClipEmbeddings,
+    direction: str,
     positives: str,
-    by_language: Mapping[str, Any],
     intervals: Intervals,
+    is_light: bool,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The scores of one direction in one language, and what each query did."""
+    similarity = clips.similarity(texts, direction)
+    relevant = table.relevant(direction)
+    outcomes = retrieval_outcomes(similarity, relevant, k=RECALL_CUTOFFS)
+    chance = chance_scores(relevant, similarity.shape[1], k=RECALL_CUTOFFS)
+    ranks = outcomes["rank"] + 1
+
+    # What a bootstrap draws are the recordings that queries are about. Where clips share captions a text belongs to no
+    # single recording: its group is then what is drawn.
+    if direction == "a2t":
+        clusters = split.sources[table.clips]
+    else:
+        clusters = split.sources[table.text_rows] if positives == "clip" else table.text_groups.astype(str)
+    drawn = intervals.draw({**outcomes, "rank": ranks}, clusters)
+
+    found: dict[str, Any] = {n: score(outcomes[n].mean(), drawn[n], chance[n]) for n in RETRIEVAL_METRICS}
+    # In random order the best of m right candidates among n stands at (n + 1) / (m + 1) on average.
+    random_rank = np.mean([(similarity.shape[1] + 1) / (len(right) + 1) for right in relevant])
+    found["mean_rank"] = score(ranks.mean(), drawn["rank"], random_rank)
+    found["median_rank"] = score(int(np.median(outcomes["rank"])) + 1)
+    found["num_queries"] = len(ranks)
+    if is_light:
+        return found, {}
+
+    queries = split.ids[table.clips]
+    if direction == "t2a":
+        names = zip(split.ids[table.text_rows], table.text_numbers, strict=True)
+        queries = np.array([f"{clip}#{number}" for clip, number in names])
+    top = find_top(similarity)
+    top = table.clips[top] if direction == "t2a" else top
+    return found, {**outcomes, "query_id": queries, "cluster": clusters, "top": top}
+
+
+def find_top(similarity: Any, count: int = _TOP) -> np.ndarray:
+    """The best candidates of each query, best first; of equal ones the first. A few hundred queries are in memory.
+
+    Args:
+        similarity: What `ClipEmbeddings.similarity` gives, (Q, C).
+        count: How many of each query, at most.
+
+    Returns:
+        Columns, (Q, count) or as many as there are.
+    """
+    queries, candidates = similarity.shape
+    count = min(count, candidates)
+    top = np.empty((queries, count), np.int64)
+    for start in range(0, queries, _TOP_ROWS):
+        block = matrix_of(similarity, slice(start, min(start + _TOP_ROWS, queries)))
+        # (rows, C): all that reach the last of the best, of which ties may make more than wanted.
+        least = np.partition(block, candidates - count, axis=1)[:, candidates - count]
+        rows, columns = np.nonzero(block >= least[:, None])
+        order = np.lexsort((columns, -block[rows, columns], rows))
+        firsts = np.searchsorted(rows, np.arange(len(block)))
+        top[start : start + len(block)] = columns[order][firsts[:, None] + np.arange(count)]
+    return top
+
+
+def _draw_similarities(table: CaptionTable, texts: np.ndarray, clips: ClipEmbeddings) -> tuple[np.ndarray, np.ndarray]:
+    """The cosines of all right pairs, and of a fixed sample of the wrong ones."""
+    relevant = table.relevant("t2a")
+    right = np.repeat(np.arange(len(relevant)), [len(answers) for answers in relevant])
+    positive = clips.pair_cosines(texts[right], np.concatenate(relevant))
+
+    draw = np.random.default_rng(0)
+    asked = draw.integers(len(texts), size=2 * _NEGATIVES)
+    heard = draw.integers(len(table.clips), size=2 * _NEGATIVES)
+    wrong = np.flatnonzero(table.text_groups[asked] != table.clip_groups[heard])[:_NEGATIVES]
+    negative = clips.pair_cosines(texts[asked[wrong]], heard[wrong])
+    return positive.astype(np.float32), negative.astype(np.float32)
+
+
+def _average_languages(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """The means of the shares over the languages."""
+    means: dict[str, Any] = {direction: {} for direction in DIRECTIONS}
+    for direction, found in means.items():
+        for name in RETRIEVAL_METRICS:
+            own = [of_language[direction][name] for of_language in scores.values()]
+            value, chance = (float(np.mean([each[key] for each in own])) for key in ("value", "chance"))
+            found[name] = score(value, None, chance)
+    return means
+
+
+def _compare_languages(
+    split: EmbeddedSplit, languages: Sequence[str], positives: str, intervals: Intervals, is_light: bool
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """MRV over the captions that exist in all languages, and how far each language is from the anchor.
+
+    Captions with the same place in two languages are taken for translations of each other.
+    """
     rows, anchor = split.rows, "eng" if "eng" in languages else languages[0]
-    clips, numbers = parallel_captions(rows, languages)
-    if not len(clips):
-        raise ValueError(f"no clip has captions in all of {list(languages)}")
-    relevant = clips_alike(rows, clips, positives)
-    ids, sources = np.array([row["clip_id"] for row in rows]), split.sources
-    embeds = {
-        language: split.texts(
-            [rows[clip]["captions"][language][number] for clip, number in zip(clips, numbers, strict=True)], language
-        )
-        for language in languages
-    }
-    ranks = np.stack([best_ranks(split.clips.similarity(embeds[language]), relevant) for language in languages], 1)
-    others = [language for language in languages if language != anchor]
-    distances = {language: _distances(embeds[language], embeds[anchor]) for language in others}
-    outcomes = {"MRV": ranks.var(axis=1), **distances}
-    drawn = intervals.of(outcomes, sources[clips])
-    gaps = {language: gap_and_distance(embeds[language], embeds[anchor]) for language in others}
-    means = {
-        direction: {
-            name: float(np.mean([by_language[language][direction][name]["value"] for language in languages]))
-            for name in (*(f"R@{k}" for k in K), "mAP@10")
-        }
-        for direction in DIRECTIONS
-    }
-    found = {
-        **means,
-        "MRV": score(mean_rank_variance(ranks), drawn["MRV"]),
-        "num_parallel": len(clips),
-        "Gap": {language: score(gaps[language]["Gap"]) for language in others},
-        "Dis": {language: score(gaps[language]["Dis"], drawn[language]) for language in others},
-    }
+    pairs = []
+    for clip, row in enumerate(rows):
+        shared = min(len(row["captions"].get(language) or ()) for language in languages)
+        pairs += [(clip, number) for number in range(shared)]
+    if not pairs:  # the languages are scored, but there is nothing to compare them by
+        return {}, {}
+
+    clips = np.array([clip for clip, _ in pairs])
+    groups = np.array([group_id(row, positives) for row in rows])
+    members = {group: np.flatnonzero(groups == group).tolist() for group in set(groups.tolist())}
+    relevant = [members[group] for group in groups[clips].tolist()]
+    texts: dict[str, list[str]] = {}
+    embeds: dict[str, np.ndarray] = {}
+    ranks = np.empty((len(pairs), len(languages)), np.int64)
+    for place, language in enumerate(languages):
+        texts[language] = [rows[clip]["captions"][language][number] for clip, number in pairs]
+        embeds[language] = split.texts(texts[language], language)
+        ranks[:, place] = best_ranks(split.clips.similarity(embeds[language]), relevant)
+
+    # The variance over the languages of the rank of one caption's clip, (queries, languages) -> (queries,).
+    variances = ranks.var(axis=1)
+    clusters = split.sources[clips]
+    interval = intervals.draw({"MRV": variances}, clusters)["MRV"]
+    # The variance of K ranks that are drawn at random, where m of n clips are right.
+    n, m = len(rows), np.array([len(right) for right in relevant])
+    chance = (1 - 1 / len(languages)) * np.mean(m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2)))
+    found: dict[str, Any] = {"num_parallel": len(pairs), "all": {"MRV": score(variances.mean(), interval, chance)}}
+    if is_light:
+        return found, {}
+
     arrays = {
         "multilingual/ranks": ranks,
-        "multilingual/query_id": np.array(
-            [f"{ids[clip]}#{number}" for clip, number in zip(clips, numbers, strict=True)]
-        ),
-        "multilingual/text": np.array(
-            [rows[clip]["captions"][anchor][number] for clip, number in zip(clips, numbers, strict=True)]
-        ),
-        "multilingual/cluster": sources[clips],
-        **{f"multilingual/distance/{language}": values for language, values in distances.items()},
+        "multilingual/query_id": np.array([f"{split.ids[clip]}#{number}" for clip, number in pairs]),
+        "multilingual/text": np.array(texts[anchor]),
+        "multilingual/cluster": clusters,
     }
+    for language in languages:
+        if language != anchor:
+            apart = np.linalg.norm(embeds[language].astype(np.float64) - embeds[anchor].astype(np.float64), axis=1)
+            interval = intervals.draw({"Dis": apart}, clusters)["Dis"]
+            gap = gap_and_distance(embeds[language], embeds[anchor])
+            found[language] = {"Gap": score(gap["Gap"]), "Dis": score(gap["Dis"], interval)}
+            arrays[f"multilingual/distance/{language}"] = apart
     return found, arrays
 
 
-def _distances(embeds: np.ndarray, others: np.ndarray) -> np.ndarray:
-    return np.linalg.norm(embeds.astype(np.float64) - others.astype(np.float64), axis=1)
+def _sample_embeddings(
+    split: EmbeddedSplit, arrays: Mapping[str, np.ndarray], languages: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """The embeddings of some clips, evenly spaced, and of their first captions, for pictures of the space."""
+    clips = np.arange(0, len(split.rows), -(-len(split.rows) // _SAMPLED_CLIPS))
+    sample = {"embeddings/audio": split.clips.select(clips).mean, "embeddings/audio_clip": clips}
+    for language in languages:
+        owners, firsts = np.unique(arrays[f"captions/{language}/clip"], return_index=True)
+        own = np.isin(owners, clips)
+        texts = arrays[f"captions/{language}/text"][firsts[own]].tolist()
+        sample[f"embeddings/text/{language}"] = split.texts(texts, language)
+        sample[f"embeddings/text_clip/{language}"] = owners[own]
+    return sample

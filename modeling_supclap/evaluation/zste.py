@@ -1,7 +1,8 @@
-"""ZSTE, the zero-shot temporal evaluation [T 4.2, B.4]: questions on clips that are put together as they are needed."""
+"""The order of sounds: ZSTE's questions on composed clips [T 4.2, B.4], and the pairs of TeminAL's post-training."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,13 +13,14 @@ from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, com
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
 from modeling_supclap.metrics.zste import zste_chance, zste_outcomes, zste_ranks
 
-from .clip_embeddings import AudioPolicy, ClipEmbeddings, matrix_of
-from .embedded_split import EmbeddedSplit, embed_waveforms
-from .receipts import Intervals, score
+from .embed import AudioPolicy, ClipEmbeddings, EmbeddedSplit, embed_waveforms, in_row_order, matrix_of
+from .results import Intervals, score
 from .zero_shot import Phrases, single_labels
 
 # Tasks whose candidates say when something sounds, so that languages can disagree on it.
 TEMPORAL_TASKS = ("3A", "3B", "4A", "4B", "5A", "5B")
+ORDER_BLIND = {"3A": 1 / 2, "4A": 1 / 2}
+"""What a model scores that hears every sound, and whether two sound at once, but not which is first."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class ZSTEOptions:
     Attributes:
         num_items: Clips of each family; of single sounds at most as many as the split has.
         num_candidates: Prompts of tasks 4 and 5B.
-        seed: Of the draw of clips and candidates.
+        seed: The seed of the draw of clips and candidates.
         tasks: Some of "1A" to "5B".
         join: How two clips that follow each other are put together.
     """
@@ -66,8 +68,8 @@ def evaluate_zste(
         intervals: How intervals are drawn, over pairs of source recordings.
 
     Returns:
-        The part "zste" of a receipt's scores, its arrays, and what the protocol says of the set. With several
-        languages the scores hold "MRV": how much the rank of the right answer varies between them, task by task.
+        The scores "zste", the arrays of `Results`, and what the protocol says of the set. With several languages "all"
+        holds MRV, how much the rank of the right answer varies between them, task by task.
 
     Raises:
         ValueError: A clip has no label or several, there are too few classes for the number of candidates, or a
@@ -77,34 +79,42 @@ def evaluate_zste(
     labels = sorted(set(single_labels(split.rows)))
     spoken = None if list(languages) == ["eng"] else phrases
     records = zste_set(split.rows, options.seed, options.num_items)
-    asked = [record for record in records if record["family"] in {ZSTE_FAMILIES[task] for task in options.tasks}]
+    families = {ZSTE_FAMILIES[task] for task in options.tasks}
+    asked = [record for record in records if record["family"] in families]
     clips, clip_seconds = embed_records(split, asked, options.join)
-    place = {record["id"]: index for index, record in enumerate(asked)}
-    sources = _sources(split, asked)
-    found: dict[str, Any] = {}
+
+    # A composed clip is made of recordings: clips of the same ones are drawn together.
+    source = dict(zip(split.ids.tolist(), split.sources.tolist(), strict=True))
+    clusters = ["+".join(sorted({source[clip_id] for clip_id in record["clip_ids"]})) for record in asked]
+    found: dict[str, Any] = {language: {} for language in languages}
     arrays: dict[str, np.ndarray] = {}
-    ranks: dict[str, list[np.ndarray]] = {task: [] for task in options.tasks}
-    for language in languages:
-        found[language] = {}
-        for task in options.tasks:
-            questions = [record for record in asked if record["family"] == ZSTE_FAMILIES[task]]
+    for task in options.tasks:
+        places = np.array([at for at, record in enumerate(asked) if record["family"] == ZSTE_FAMILIES[task]])
+        questions = [asked[place] for place in places]
+        ids, own = np.array([record["id"] for record in questions]), np.array(clusters)[places]
+        ranks = []
+        for language in languages:
             prompts = [
                 zste_prompts(task, record, labels, spoken, language, options.num_candidates, options.seed)
                 for record in questions
             ]
-            places = [place[record["id"]] for record in questions]
-            outcome, rank, chance = _ask(split, clips, places, prompts, task, language)
-            ranks[task].append(rank)
-            clusters = sources[places]
-            found[language][task] = score(outcome.mean(), intervals.of({task: outcome}, clusters)[task], chance)
+            outcome, rank = _ask(split, clips.select(places), prompts, task, language)
+            chance = float(np.mean([zste_chance(len(prompt.texts), task) for prompt in prompts]))
+            interval = intervals.draw({task: outcome}, own)[task]
+            found[language][task] = score(outcome.mean(), interval, chance, ORDER_BLIND.get(task))
             prefix = f"zste/{language}/{task}"
-            ids = np.array([record["id"] for record in questions])
-            arrays |= {f"{prefix}/question_id": ids, f"{prefix}/cluster": clusters, f"{prefix}/score": outcome}
-    if len(languages) > 1:
-        found["MRV"], kept = _consistency(options.tasks, ranks, arrays, languages[0], intervals)
-        arrays |= kept
+            arrays |= {f"{prefix}/query_id": ids, f"{prefix}/cluster": own, f"{prefix}/score": outcome}
+            ranks.append(rank)
+
+        if len(languages) > 1 and task in TEMPORAL_TASKS:
+            # (questions, languages) -> (questions,)
+            arrays[f"zste/ranks/{task}"] = np.stack(ranks, axis=1)
+            variances = arrays[f"zste/ranks/{task}"].var(axis=1)
+            mrv = score(variances.mean(), intervals.draw({"MRV": variances}, own)["MRV"])
+            found.setdefault("all", {})[task] = {"MRV": mrv}
+
     protocol = {
-        **{key: value for key, value in asdict(options).items() if key != "tasks"},
+        **asdict(options),
         "tasks": list(options.tasks),
         "set_hash": set_hash(records),
         "languages": list(languages),
@@ -128,8 +138,11 @@ def embed_records(
         The embeddings, in the order of the records; and how much of each recording is heard alone and in a pair.
     """
     model, policy = split.model, split.policy
-    whole = _least(policy.max_audio_seconds, policy.chunk_seconds)
-    half = _least(policy.max_audio_seconds, None if policy.chunk_seconds is None else policy.chunk_seconds / 2)
+    assert model is not None
+    whole, half = policy.max_audio_seconds, policy.max_audio_seconds
+    if policy.chunk_seconds is not None:
+        whole = min(policy.chunk_seconds, math.inf if whole is None else whole)
+        half = min(policy.chunk_seconds / 2, math.inf if half is None else half)
 
     def read(record: Mapping[str, Any]) -> np.ndarray:
         seconds = whole if record["family"] == "single" else half
@@ -147,44 +160,62 @@ def embed_records(
     return embedded, {"single": whole, "pair": half}
 
 
-def _least(*seconds: float | None) -> float | None:
-    return min((value for value in seconds if value is not None), default=None)
+def temporal_metrics(prediction: Any) -> dict[str, float]:
+    """The Trainer's `compute_metrics` of a post-training: the values of `evaluate_pairs`, with the level of chance."""
+    scores = evaluate_pairs(prediction, Intervals(0))[0]
+    flat = {name: found["value"] for name, found in scores.items()}
+    return {**flat, "temporal_accuracy_chance": scores["temporal_accuracy"]["chance"]}
 
 
-def _sources(split: EmbeddedSplit, records: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """The recordings that each composed clip is made of: clips of the same ones are drawn together."""
-    source = dict(zip((row["clip_id"] for row in split.rows), split.sources.tolist(), strict=True))
-    return np.array(["+".join(sorted({source[clip_id] for clip_id in record["clip_ids"]})) for record in records])
+def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Which of a pair's captions is an item's own [T 3.2]?
+
+    Args:
+        prediction: The Trainer's: audio (N, R, d) and text (N, R, d) embeddings of N pairs in R roles.
+        intervals: How intervals are drawn, over pairs.
+
+    Returns:
+        `temporal_accuracy`, the accuracy of each role, and of stage b `order_accuracy`: how often the forward and the
+        reversed item prefer their own caption to the other's, whatever they make of the overlaid one's. Chance is one
+        in as many as are compared; a tie with a wrong caption is wrong. And the outcome of each pair, by name.
+    """
+    intervals = intervals or Intervals()
+    audio_embeds, text_embeds = in_row_order(prediction)
+    # (N, R, d) x (N, R, d) -> (N, R, R)
+    similarity = np.einsum("nrd,nsd->nrs", audio_embeds, text_embeds)
+    roles = ("single", "combined") if similarity.shape[1] == 2 else ("forward", "reversed", "overlaid")
+    right = _is_own_first(similarity)
+    outcomes = {"temporal_accuracy": right.mean(axis=1)}
+    outcomes |= {f"{role}_accuracy": right[:, place].astype(float) for place, role in enumerate(roles)}
+    blind: dict[str, float] = {}
+    if len(roles) == 3:
+        outcomes["order_accuracy"] = _is_own_first(similarity[:, :2, :2]).mean(axis=1)
+        blind = {"temporal_accuracy": 2 / 3, "forward_accuracy": 1 / 2, "reversed_accuracy": 1 / 2}
+
+    ids = np.array([f"pair {number}" for number in range(len(right))])
+    drawn = intervals.draw(outcomes, ids)
+    scores = {}
+    for name, outcome in outcomes.items():
+        chance = 1 / 2 if name == "order_accuracy" else 1 / len(roles)
+        scores[name] = score(outcome.mean(), drawn[name], chance, blind.get(name))
+    return scores, {**outcomes, "query_id": ids, "cluster": ids}
+
+
+def _is_own_first(similarity: np.ndarray) -> np.ndarray:
+    """Whether each item's own caption scores above all others of its pair, (N, R, R) -> (N, R)."""
+    own = np.einsum("nrr->nr", similarity)
+    return (similarity >= own[:, :, None]).sum(axis=2) == 1
 
 
 def _ask(
-    split: EmbeddedSplit, clips: ClipEmbeddings, places: Sequence[int], prompts: Sequence[Any], task: str, language: str
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """The score and the rank of each question of a task, and what random answers would score."""
-    different = sorted({text for prompt in prompts for text in prompt.texts})
-    embeds = split.texts(different, language)
-    column = {text: index for index, text in enumerate(different)}
-    cosines = matrix_of(clips.select(places).similarity(embeds, "audio"))
+    split: EmbeddedSplit, clips: ClipEmbeddings, prompts: Sequence[Any], task: str, language: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """The score and the rank of each question of a task."""
+    column: dict[str, int] = {}
+    for prompt in prompts:
+        for text in prompt.texts:
+            column.setdefault(text, len(column))
+    cosines = matrix_of(clips.similarity(split.texts(list(column), language), "a2t"))
     scores = [row[[column[text] for text in prompt.texts]] for row, prompt in zip(cosines, prompts, strict=True)]
     relevant, tasks = [prompt.right for prompt in prompts], [task] * len(prompts)
-    chance = float(np.mean([zste_chance(len(prompt.texts), task) for prompt in prompts]))
-    outcome = zste_outcomes(scores, relevant, tasks)[task]
-    return outcome, zste_ranks(scores, relevant, tasks), chance
-
-
-def _consistency(
-    tasks: Sequence[str],
-    ranks: Mapping[str, Sequence[np.ndarray]],
-    arrays: Mapping[str, np.ndarray],
-    anchor: str,
-    intervals: Intervals,
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    found, kept = {}, {}
-    for task in tasks:
-        if task in TEMPORAL_TASKS:
-            table = np.stack(ranks[task], axis=1)
-            variances = table.var(axis=1)
-            drawn = intervals.of({task: variances}, arrays[f"zste/{anchor}/{task}/cluster"])
-            found[task] = score(variances.mean(), drawn[task])
-            kept[f"zste/ranks/{task}"] = table
-    return found, kept
+    return zste_outcomes(scores, relevant, tasks)[task], zste_ranks(scores, relevant, tasks)

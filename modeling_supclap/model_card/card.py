@@ -26,7 +26,7 @@ from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from .facts import CardFacts, code_commit, facts_of_run, versions_of
 from .provenance import Origin, license_of, origins
-from .results import Score, scores_of, table_of
+from .results import CardScore, format_card_scores, get_card_scores
 
 logger = logging.get_logger(__name__)
 
@@ -48,7 +48,7 @@ def model_card(facts: CardFacts) -> ModelCard:
     """
     parts = origins(facts.model, facts.base_model)
     license = facts.license or license_of(parts)
-    scores = [score for results in facts.results for score in scores_of(results, facts.dataset)]
+    scores = [score for results in facts.results for score in get_card_scores(results)]
     template = Template((_HERE / "model_card_template.md").read_text(encoding="utf-8"))
     own_rate = f"Recordings of any rate are resampled to {facts.sampling_rate_hz} Hz."
     is_ced = facts.model.config.audio_config.model_type == "ced"  # type: ignore[union-attr]
@@ -64,7 +64,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         parts=_parts_section(parts),
         data=_data_section(facts),
         training=_training_section(facts),
-        results=table_of(scores) if scores else "No results were recorded.",
+        results=format_card_scores(scores) if scores else "No results were recorded.",
         reproduce=_reproduce_section(facts),
         cite=_cite_section(facts, parts),
     )
@@ -286,7 +286,7 @@ def _bibliography() -> list[str]:
 # ---- metadata ----
 
 
-def _metadata(facts: CardFacts, parts: Sequence[Origin], license: str, scores: Sequence[Score]) -> ModelCardData:
+def _metadata(facts: CardFacts, parts: Sequence[Origin], license: str, scores: Sequence[CardScore]) -> ModelCardData:
     bases = [part.hub_id for part in parts if part.hub_id]
     evaluated = [score.as_eval_result() for score in scores]
     results: list[EvalResult] | None = evaluated or None

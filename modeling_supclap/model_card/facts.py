@@ -13,13 +13,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from modeling_supclap.datasets_scripts.manifest import installed_versions
-
+from ..evaluation.results import SCHEMA, is_secret, package_versions, without_secrets
 from ..modeling_supclap import SupCLAPModel
-from .results import is_receipt
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = ("supclap", "torch", "torchaudio", "transformers", "datasets", "accelerate")
 _ALWAYS = {"loss", "svr", "stage", "learning_rate", "per_device_train_batch_size", "num_train_epochs", "seed"}
 # They say where a run lived and how it talked, not what it was.
 _LOCAL_ARGUMENTS = {
@@ -34,14 +31,14 @@ class CardFacts:
     """What a card is written from; everything but the model may be missing.
 
     Args:
-        model: the model.
-        name: what the card calls it.
-        repository: its Hub id, if it has one.
-        sampling_rate_hz: of the recordings it takes.
+        model: The model.
+        name: What the card calls it.
+        repository: Its Hub id, if it has one.
+        sampling_rate_hz: The rate of the recordings that it takes.
         languages: ISO 639-3 codes of the captions it was trained on.
-        arguments: of the run, those that say what was done.
-        dataset: names of the training data, Hub ids or builders of `datasets_scripts`.
-        clips: how many it was trained on.
+        arguments: Those of the run's arguments that say what was done.
+        dataset: The names of the training data, Hub ids or builders of `datasets_scripts`.
+        clips: How many it was trained on.
         licenses: of those clips, counted.
         results: contents of `results.json`, of a recipe or of an evaluation receipt.
         base_model: id or folder of the model that training continued; None takes it from the model.
@@ -74,13 +71,14 @@ def facts_of_run(trainer: Any) -> CardFacts:
     """What a `SupCLAPTrainer` knows of its run: arguments that are not the default, data, results on disk."""
     args, folder = trainer.args, Path(trainer.args.output_dir or ".")
     results = read_results(folder)
-    recorded = results[0].get("arguments", {}) if results else {}
+    own = results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
+    recorded = own["training"].get("arguments", {})
     arguments = _telling_arguments(args, recorded)
-    stages = [name[-1] for name in ("stage_a", "stage_b") if name in (results[0].get("scores", {}) if results else {})]
+    stages = [stage for found in own["scores"].get("temporal", {}).values() for stage in found]
     if "stage" in arguments and stages:
-        arguments["stage"] = ", then ".join(stages)
+        arguments["stage"] = ", then ".join(stage[-1] for stage in stages if stage.startswith("stage_"))
     rows = getattr(getattr(trainer, "train_items", None), "rows", None) or trainer.train_rows
-    dataset = (results[0].get("origin") if results else None) or recorded.get("dataset")
+    dataset = own["protocol"].get("origin") or recorded.get("dataset")
     return CardFacts(
         model=trainer.clap,
         name=(args.hub_model_id or folder.resolve().name).split("/")[-1],
@@ -99,10 +97,14 @@ def facts_of_run(trainer: Any) -> CardFacts:
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The contents of a folder's `results.json`, then of the evaluation receipts in folders directly below it."""
+    """The contents of a folder's `results.json`, then of those of evaluations in folders directly below it."""
     own = [folder / "results.json"] if (folder / "results.json").is_file() else []
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in (*own, *sorted(folder.glob("*/results.json")))]
-    return found[: len(own)] + [each for each in found[len(own) :] if is_receipt(each)]
+    found = []
+    for path in (*own, *sorted(folder.glob("*/results.json"))):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and content.get("schema") == SCHEMA:
+            found.append(content)
+    return found
 
 
 def count_licenses(rows: Any) -> dict[str, int]:
@@ -128,30 +130,52 @@ def _telling_arguments(args: Any, recorded: Mapping[str, Any]) -> dict[str, Any]
             telling[each.name] = value
     if "stage" in telling:  # TeminAL has an objective of its own
         telling = {name: value for name, value in telling.items() if name not in ("loss", "svr")}
-    return {name: _public(value) for name, value in telling.items() if name not in _LOCAL_ARGUMENTS}
+    return without_secrets({name: value for name, value in telling.items() if name not in _LOCAL_ARGUMENTS})
 
 
 def public_command(arguments: Sequence[str]) -> str:
-    """The command line of a recipe as others may read it: paths of this machine lose their folders.
+    """The command line of a recipe as others may read it: without secrets, and without the folders of this machine.
 
     Args:
         arguments: `sys.argv`.
 
     Returns:
-        The command with what launched it; empty where no script was run, as in a notebook.
+        The command with what launched it; empty where no script was run, as in a notebook. A run that was resumed is
+        reproduced from its beginning.
 
-    >>> public_command(["recipes/train_supclap.py", "--data_dir", "/home/me/ESC-10", "--svr", "bi-dynamic"])
-    'python recipes/train_supclap.py --data_dir ESC-10 --svr bi-dynamic'
+    >>> public_command(["recipes/train_supclap.py", "--data_dir", "/home/me/ESC-10", "--hub_token", "hf_x"])
+    'python recipes/train_supclap.py --data_dir ESC-10'
     """
     script = Path(arguments[0]) if arguments else Path()
     if script.suffix != ".py" or "site-packages" in script.parts:
         return ""
     resolved = script.resolve()
-    name = str(resolved.relative_to(_ROOT)) if resolved.is_relative_to(_ROOT) else _public(str(script))
+    words = [str(resolved.relative_to(_ROOT)) if resolved.is_relative_to(_ROOT) else script.name]
+
+    is_left_out = False
+    for word in arguments[1:]:
+        option, sign, value = word.partition("=")
+        if option.startswith("-"):
+            name = option.lstrip("-").replace("-", "_")
+            is_left_out = is_secret(name) or name == "resume_from_checkpoint"
+            if not is_left_out:
+                words.append(f"{option}={_public_word(value)}" if sign else word)
+        elif not is_left_out:
+            words.append(_public_word(word))
+
     launcher = "accelerate launch" if "ACCELERATE_MIXED_PRECISION" in os.environ else "python"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         launcher = f"torchrun --nproc_per_node {os.environ.get('LOCAL_WORLD_SIZE', 1)}"
-    return f"{launcher} {shlex.join([name, *(_public_word(word) for word in arguments[1:])])}"
+    return f"{launcher} {shlex.join(words)}"
+
+
+def _public_word(word: str) -> str:
+    """A value of the command line as others may read it; where it is JSON, what it holds."""
+    try:
+        held = json.loads(word)
+    except ValueError:
+        return without_secrets(word)
+    return json.dumps(without_secrets(held)) if isinstance(held, (dict, list)) else word
 
 
 def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -159,7 +183,7 @@ def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     for each in results:
         if "versions" in each:
             return dict(each["versions"])
-    return installed_versions(_PACKAGES)
+    return package_versions()
 
 
 def code_commit() -> str:
@@ -174,15 +198,3 @@ def code_commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return head.stdout.strip() + (" with local changes" if changes.stdout.strip() else "")
-
-
-def _public(value: Any) -> Any:
-    """A value as others may read it: of a path on this machine only its last part."""
-    if isinstance(value, Mapping):
-        return {name: _public(each) for name, each in value.items()}
-    return Path(value).name if isinstance(value, str) and os.path.isabs(value) else value
-
-
-def _public_word(word: str) -> str:
-    name, sign, value = word.partition("=")
-    return f"{name}={_public(value)}" if sign and name.startswith("--") else _public(word)

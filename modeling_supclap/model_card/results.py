@@ -1,190 +1,136 @@
-"""Results of a recipe or of an evaluation receipt as one flat list of scores, for the model card."""
+"""The scores of a model card: those of `results.json` as one table, and as the Hub's model index."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from huggingface_hub import EvalResult
 
-RETRIEVAL_METRICS = ("R@1", "R@5", "R@10", "mAP@10")
-_DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
+from modeling_supclap.metrics.names import RETRIEVAL_METRICS
+
+from ..evaluation.results import DIRECTIONS, SCHEMA, Score, flat_scores, get_dataset_name
+
+_SHOWN = {"zero_shot": ("top1",), "temporal": ("temporal_accuracy", "order_accuracy"), "retrieval": RETRIEVAL_METRICS}
 
 
 @dataclass(frozen=True)
-class Score:
+class CardScore:
     """One number of a card.
 
     Args:
-        task: such as `text to audio`.
-        metric: such as `R@1`.
-        value: a fraction.
-        dataset: it was measured on.
-        split: of it.
-        language: ISO 639-3 code of the texts; empty where it is none in particular.
-        interval: lower and upper end.
-        confidence: of the interval.
-        chance: what guessing reaches.
+        task: Such as "text to audio".
+        metric: Such as "R@1".
+        score: The number, with its interval and its levels.
+        dataset: What it was measured on.
+        split: The split of it.
+        language: ISO 639-3 code of the texts.
+        confidence: The confidence of the interval.
     """
 
     task: str
     metric: str
-    value: float
+    score: Score
     dataset: str = ""
     split: str = "test"
     language: str = ""
-    interval: tuple[float, float] | None = None
     confidence: float | None = None
-    chance: float | None = None
 
     def as_eval_result(self) -> EvalResult:
         """The score in the Hub's model index."""
         is_zero_shot = self.task.startswith("zero-shot")
         arguments: dict[str, Any] | None = None
-        if self.interval is not None:
-            arguments = {"interval": [round(end, 4) for end in self.interval], "confidence": self.confidence}
+        if self.score.low is not None and self.score.high is not None:
+            ends = [round(end, 4) for end in (self.score.low, self.score.high)]
+            arguments = {"interval": ends, "confidence": self.confidence}
         # A model index tells results of one task apart by the type of their metric, which so has to hold the direction.
         kind = f"{self.task} {self.metric}".lower().replace("@", " at ")
         return EvalResult(
             task_type="zero-shot-audio-classification" if is_zero_shot else "audio-text-retrieval",
             task_name=" ".join(word for word in ("zero-shot" if is_zero_shot else "retrieval", self.language) if word),
-            dataset_type=self.dataset or "unknown",
+            dataset_type=re.sub(r"[^\w/.-]+", "-", self.dataset) or "unknown",
             dataset_name=self.dataset or "unknown",
             dataset_config=self.language or None,
             dataset_split=self.split,
             metric_type="accuracy" if is_zero_shot else re.sub(r"[^a-z0-9]+", "_", kind),
             metric_name=f"{self.task} {self.metric}",
-            metric_value=round(self.value, 4),
+            metric_value=round(self.score.value, 4),
             metric_args=arguments,
         )
 
 
-def scores_of(results: Mapping[str, Any], dataset: Sequence[str] = ()) -> list[Score]:
-    """Flattens the contents of a `results.json`.
+def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
+    """The scores of a `results.json` that a card shows.
 
     Args:
-        results: of `train_supclap.py` or `posttrain_teminal.py`, or an evaluation receipt (schema
-            `supclap-evaluation/1`).
-        dataset: what to call the data where the results do not say.
+        content: What it holds; see `evaluation.Results`.
 
     Returns:
-        Retrieval by direction and language, zero-shot classification, temporal understanding; none where the mapping
-        holds nothing of the kind.
-
-    >>> chance = {"R@1": 0.1}
-    >>> scores_of({"test": {"retrieval": {"eng": {"t2a": {"R@1": 0.5}, "t2a_chance": chance}}}})[0].value
-    0.5
+        Retrieval by direction and language, zero-shot classification, ZSTE, and the stages of a post-training; none
+        where the mapping is something else.
     """
-    if is_receipt(results):
-        return list(_of_receipt(results))
-    name = str(results.get("origin") or results.get("arguments", {}).get("dataset") or " ".join(dataset))
-    return [*_of_training(results.get("test", {}), name), *_of_post_training(results.get("scores", {}), name)]
+    if content.get("schema") != SCHEMA:
+        return []
+    protocol = content["protocol"]
+    confidence = (protocol.get("intervals") or {}).get("confidence")
+    found = []
+    for score in flat_scores(content["scores"]):
+        task, language, *between, metric = score.place
+        if language in ("mean", "all") or metric not in _SHOWN.get(task, (metric,) if task == "zste" else ()):
+            continue
+        title = {
+            "retrieval": DIRECTIONS.get(between[0], "") if between else "",
+            "zero_shot": f"zero-shot, {' '.join(between)}",
+            "zste": f"ZSTE {metric}",
+            "temporal": f"order of sounds, {' '.join(between).replace('_', ' ')}",
+        }[task]
+        place: dict[str, Any] = {"dataset": get_dataset_name(protocol), "split": protocol["split"]}
+        place |= {"language": language, "confidence": confidence if score.low is not None else None}
+        found.append(CardScore(title, "accuracy" if task == "zste" else metric, score, **place))
+    return found
 
 
-def is_receipt(results: Mapping[str, Any]) -> bool:
-    """Whether the contents of a `results.json` are those of an evaluation receipt."""
-    return str(results.get("schema", "")).startswith("supclap-evaluation/")
+def format_card_scores(scores: Sequence[CardScore]) -> str:
+    """Scores as tables in percent: interval in square brackets, chance in round ones, an order-blind model's in braces.
 
-
-def table_of(scores: Sequence[Score]) -> str:
-    """Scores as a table in percent: interval in square brackets, chance in round ones.
-
-    >>> print(table_of([Score("text to audio", "R@1", 0.5, "esc50", "test", "eng", (0.4, 0.6), 0.95, 0.1)]))
+    >>> from modeling_supclap.evaluation.results import Score
+    >>> found = Score(("retrieval", "eng", "t2a", "R@1"), 0.5, 0.4, 0.6, 0.1)
+    >>> print(format_card_scores([CardScore("text to audio", "R@1", found, "esc50", "test", "eng", 0.95)]))
     In percent; [intervals of 95 %], (chance).
     <BLANKLINE>
     | data | task | language | R@1 |
     |---|---|---|---|
     | esc50, test | text to audio | eng | 50.0 [40.0, 60.0] (10.0) |
     """
+    groups: dict[Any, list[CardScore]] = {}
+    for each in scores:  # retrieval has its metrics in columns, and each of the others a table of its own
+        groups.setdefault("retrieval" if each.metric in RETRIEVAL_METRICS else each.metric, []).append(each)
+
     tables = []
-    for group in _by_metrics(scores):
-        metrics = list(dict.fromkeys(score.metric for score in group))
+    for group in sorted(groups.values(), key=lambda own: own[0].metric not in RETRIEVAL_METRICS):
+        metrics = list(dict.fromkeys(each.metric for each in group))
         lines = [f"| data | task | language | {' | '.join(metrics)} |", "|---" * (3 + len(metrics)) + "|"]
-        rows: dict[tuple[str, str, str], dict[str, Score]] = {}
-        for score in group:
-            place = (f"{score.dataset}, {score.split}".strip(", "), score.task, score.language)
-            rows.setdefault(place, {})[score.metric] = score
+        rows: dict[tuple[str, str, str], dict[str, CardScore]] = {}
+        for each in group:
+            place = (f"{each.dataset}, {each.split}".strip(", "), each.task, each.language)
+            rows.setdefault(place, {})[each.metric] = each
         for place, row in rows.items():
-            cells = [_cell(row[metric]) if metric in row else "" for metric in metrics]
+            cells = [_cell(row[metric].score) if metric in row else "" for metric in metrics]
             lines.append(f"| {' | '.join([*place, *cells])} |")
         tables.append("\n".join(lines))
-    return "\n\n".join([_legend(scores), *tables])
 
-
-def _of_receipt(receipt: Mapping[str, Any]) -> Iterator[Score]:
-    protocol, scores = receipt["protocol"], receipt["scores"]
-    shared: dict[str, Any] = {"dataset": protocol.get("origin") or protocol["dataset"], "split": protocol["split"]}
-    confidence = (protocol.get("intervals") or {}).get("confidence")
-
-    def score(task: str, metric: str, found: Mapping[str, Any], language: str) -> Score:
-        ends = (found.get("low"), found.get("high"))
-        interval = None if None in ends else ends
-        rest: dict[str, Any] = {"interval": interval, "confidence": confidence if interval else None}
-        rest["chance"] = found.get("chance")
-        return Score(task, metric, found["value"], **shared, language=language, **rest)
-
-    for language, directions in scores.get("retrieval", {}).items():
-        for direction, title in _DIRECTIONS.items():
-            found = directions.get(direction, {})
-            yield from (score(title, m, found[m], language) for m in RETRIEVAL_METRICS if m in found)
-    for language, sets in scores.get("zero_shot", {}).items():
-        for name, found in sets.items():
-            yield score(f"zero-shot, {name}", "top1", found["top1"], language)
-    for language, tasks in scores.get("zste", {}).items():
-        if language != "MRV":
-            yield from (score(f"ZSTE {task}", "accuracy", found, language) for task, found in tasks.items())
-
-
-def _of_training(test: Mapping[str, Any], dataset: str) -> Iterator[Score]:
-    confidence = test.get("intervals", {}).get("confidence")
-    for language, found in test.get("retrieval", {}).items():
-        for direction, title in _DIRECTIONS.items():
-            chances, intervals = (found.get(f"{direction}_{kind}", {}) for kind in ("chance", "interval"))
-            for metric in RETRIEVAL_METRICS:
-                if metric in found.get(direction, {}):
-                    yield Score(
-                        title,
-                        metric,
-                        found[direction][metric],
-                        dataset,
-                        "test",
-                        language,
-                        interval=tuple(intervals.get(metric) or ()) or None,
-                        confidence=confidence if intervals.get(metric) else None,
-                        chance=chances.get(metric),
-                    )
-    if "zero_shot" in test:
-        found = test["zero_shot"]
-        yield Score("zero-shot", "top1", found["top1"], dataset, "test", "eng", chance=found.get("chance"))
-
-
-def _of_post_training(stages: Mapping[str, Any], dataset: str) -> Iterator[Score]:
-    for stage, found in stages.items():
-        if isinstance(found, Mapping) and "temporal_accuracy" in found:
-            task = f"order of sounds, {stage.replace('_', ' ')}"
-            yield Score(task, "accuracy", found["temporal_accuracy"], dataset, "held out")
-
-
-def _by_metrics(scores: Sequence[Score]) -> list[list[Score]]:
-    """Scores that share columns: retrieval, and the rest."""
-    retrieval = [score for score in scores if score.metric in RETRIEVAL_METRICS]
-    others: dict[str, list[Score]] = {}
-    for score in scores:
-        if score.metric not in RETRIEVAL_METRICS:
-            others.setdefault(score.metric, []).append(score)
-    return [group for group in (retrieval, *others.values()) if group]
-
-
-def _legend(scores: Sequence[Score]) -> str:
-    confidences = sorted({score.confidence for score in scores if score.confidence})
+    confidences = sorted({each.confidence for each in scores if each.confidence})
     told = ["[intervals of " + ", ".join(f"{100 * each:g} %" for each in confidences) + "]"] if confidences else []
-    told += ["(chance)"] if any(score.chance is not None for score in scores) else []
-    return f"In percent; {', '.join(told)}." if told else "In percent."
+    told += ["(chance)"] if any(each.score.chance is not None for each in scores) else []
+    told += ["{a model that is blind to order}"] if any(each.score.order_blind is not None for each in scores) else []
+    return "\n\n".join([f"In percent; {', '.join(told)}." if told else "In percent.", *tables])
 
 
 def _cell(score: Score) -> str:
-    ends = "" if score.interval is None else f" [{100 * score.interval[0]:.1f}, {100 * score.interval[1]:.1f}]"
-    chance = "" if score.chance is None else f" ({100 * score.chance:.1f})"
-    return f"{100 * score.value:.1f}{ends}{chance}"
+    form = score.metric.format
+    ends = "" if score.low is None or score.high is None else f" [{form(score.low)}, {form(score.high)}]"
+    chance = "" if score.chance is None else f" ({form(score.chance)})"
+    blind = "" if score.order_blind is None else f" {{{form(score.order_blind)}}}"
+    return f"{form(score.value)}{ends}{chance}{blind}"

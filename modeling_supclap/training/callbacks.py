@@ -35,8 +35,10 @@ class SupCLAPProgressCallback(ProgressCallback):
         key = f"eval_{(args.metric_for_best_model or 'mean_recall').removeprefix('eval_')}"
         if self.training_bar is not None and metrics and key in metrics:
             best = max(metrics[key], state.best_metric or 0.0)
+            chance = f", chance {metrics[f'{key}_chance']:.3f}" if f"{key}_chance" in metrics else ""
             self.training_bar.write(
-                f"epoch {state.epoch:g}: validation {key.removeprefix('eval_')} {metrics[key]:.3f} (best {best:.3f})"
+                f"epoch {state.epoch:g}: validation {key.removeprefix('eval_')} {metrics[key]:.3f} "
+                f"(best {best:.3f}{chance})"
             )
 
 

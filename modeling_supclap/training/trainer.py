@@ -18,7 +18,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from modeling_supclap.datasets_scripts.atomic_files import only_writer
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
 
-from ..evaluation import retrieval_metrics_of, temporal_metrics
+from ..evaluation import retrieval_metrics, temporal_metrics
 from ..model_card import write_card_of_run
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
@@ -85,7 +85,7 @@ class SupCLAPTrainer(Trainer):
                 "lower per_device_train_batch_size"
             )
 
-        collator, self._evaluation_collator = self._collators(processing_class, args)
+        collator, self.evaluation_collator = self._collators(processing_class, args)
         objective = build_objective(args) if objective is None else objective
         self.module = ContrastiveModule(model, objective, args.cached_chunk_size)
         self.train_rows, self.eval_rows = train_dataset, eval_dataset
@@ -110,9 +110,7 @@ class SupCLAPTrainer(Trainer):
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(SupCLAPProgressCallback())
 
-    def _collators(
-        self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments
-    ) -> tuple[TrainingCollator, Callable[..., Any]]:
+    def _collators(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> tuple[TrainingCollator, Any]:
         """Makes what turns rows into batches, in training and in evaluation."""
         shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
         return (
@@ -134,7 +132,7 @@ class SupCLAPTrainer(Trainer):
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
         """Makes the `compute_metrics` of a split."""
-        return retrieval_metrics_of(rows, self.args.eval_languages, self.args.positives)
+        return retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
 
     # ---- training ----
 
@@ -186,7 +184,7 @@ class SupCLAPTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Scores retrieval on a split, in both directions and each language; see `evaluation.retrieval_metrics_of`."""
+        """Scores retrieval on a split, in both directions and each language; see `evaluation.retrieval_metrics`."""
         rows: Any = self.eval_dataset if eval_dataset is None else IndexedRows(eval_dataset)
         with self._evaluating(rows):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
@@ -201,7 +199,7 @@ class SupCLAPTrainer(Trainer):
     def _evaluating(self, rows: IndexedRows) -> Iterator[None]:
         """Swaps in what evaluation needs: the collator that draws nothing, the last incomplete batch, our metrics."""
         before = self.data_collator, self.args.dataloader_drop_last, self.compute_metrics
-        self.data_collator = self._evaluation_collator
+        self.data_collator = self.evaluation_collator
         self.args.dataloader_drop_last = False
         self.compute_metrics = self._metrics_of(rows)
 
@@ -275,7 +273,11 @@ class SupCLAPTrainer(Trainer):
             )
 
         if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
-            super()._save(str(folder), state_dict)
+            token, self.args.hub_token = self.args.hub_token, None  # it never reaches training_args.bin
+            try:
+                super()._save(str(folder), state_dict)
+            finally:
+                self.args.hub_token = token
             if self.args.should_save:
                 self.clap.config.save_pretrained(folder)
 
@@ -341,9 +343,7 @@ class TemporalTrainer(SupCLAPTrainer):
             **kwargs,
         )
 
-    def _collators(
-        self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments
-    ) -> tuple[TrainingCollator, Callable[..., Any]]:
+    def _collators(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> tuple[TrainingCollator, Any]:
         assert isinstance(args, TemporalTrainingArguments)
         options = RenderOptions(args.crossfade_seconds, args.gap_seconds, args.match_loudness)
 

@@ -1,5 +1,7 @@
 """ZSTE end to end: a model that hears the order of sounds answers everything, one that does not guesses."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from listeners import Listener
@@ -7,11 +9,10 @@ from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_set
-from modeling_supclap.evaluation.clip_embeddings import AudioPolicy
-from modeling_supclap.evaluation.embedded_split import embed_split
-from modeling_supclap.evaluation.embedding_cache import EmbeddingCache
-from modeling_supclap.evaluation.embedding_models import load_embedding_model
-from modeling_supclap.evaluation.zste import ZSTEOptions, evaluate_zste
+from modeling_supclap.evaluation.cache import EmbeddingCache
+from modeling_supclap.evaluation.embed import AudioPolicy, embed_split
+from modeling_supclap.evaluation.models import load_embedding_model
+from modeling_supclap.evaluation.zste import ZSTEOptions, evaluate_pairs, evaluate_zste, temporal_metrics
 
 OPTIONS = ZSTEOptions(num_items=8, num_candidates=12)
 PHRASES = {f"tone_{number}": {"eng": f"tone {number}", "fra": f"le ton {number}"} for number in range(4)}
@@ -37,7 +38,7 @@ def test_who_hears_order_answers_every_question(rows):
     assert protocol["set_hash"] == set_hash(zste_set(rows, 0, 8))
     assert protocol["prompts"] == "labels"
     assert len(arrays["zste/eng/3A/score"]) == 8
-    first = arrays["zste/eng/3A/question_id"][0]
+    first = arrays["zste/eng/3A/query_id"][0]
     assert first.startswith("concatenated:")
     sources = {f"recording{clip.removeprefix('clip')}" for clip in first.removeprefix("concatenated:").split("+")}
     assert set(arrays["zste/eng/3A/cluster"][0].split("+")) == sources
@@ -87,19 +88,19 @@ def test_languages_are_asked_the_same_and_compared(rows):
     assert protocol["prompts"] == "phrases"
     assert (found["eng"]["3A"]["value"], found["fra"]["3A"]["value"]) == (1, 0)
     assert found["eng"]["3A"]["chance"] == found["fra"]["3A"]["chance"]
-    assert found["MRV"].keys() == {"3A", "3B", "4A", "4B", "5A", "5B"}
-    assert found["MRV"]["3A"]["value"] == 1  # ranks 0 and 2
-    assert found["MRV"]["4A"]["value"] == pytest.approx((11 / 2) ** 2)
+    assert found["all"].keys() == {"3A", "3B", "4A", "4B", "5A", "5B"}
+    assert found["all"]["3A"]["MRV"]["value"] == 1  # ranks 0 and 2
+    assert found["all"]["4A"]["MRV"]["value"] == pytest.approx((11 / 2) ** 2)
     assert arrays["zste/ranks/3A"].tolist() == [[0, 2]] * 8
-    assert arrays["zste/eng/3A/question_id"].tolist() == arrays["zste/fra/3A/question_id"].tolist()
+    assert arrays["zste/eng/3A/query_id"].tolist() == arrays["zste/fra/3A/query_id"].tolist()
 
 
 def test_both_clips_of_a_pair_are_heard_within_the_models_limit(rows):
     model = load_embedding_model(Listener())
     model.chunk_seconds = 0.5
     lengths = []
-    hear = model.audio_encoder
-    model.audio_encoder = lambda waveforms, size: lengths.extend(map(len, waveforms)) or hear(waveforms, size)
+    hear = model.encode_audio
+    model.encode_audio = lambda waveforms, size: lengths.extend(map(len, waveforms)) or hear(waveforms, size)
     scores, _, protocol = evaluate_zste(embed_split(model, rows), OPTIONS)
     assert protocol["clip_seconds"] == {"single": 0.5, "pair": 0.25}
     assert max(lengths) == 8000
@@ -133,3 +134,38 @@ def test_best_chunks_serve_too(rows):
     policy = AudioPolicy(chunk_seconds=0.25, pooling="best")
     found = evaluate_zste(split_of(rows, policy=policy), OPTIONS)[0]["zste"]["eng"]
     assert found["1A"]["value"] == 1
+
+
+def test_the_level_of_an_order_blind_model_stands_beside_chance(rows):
+    found = evaluate_zste(split_of(rows), OPTIONS)[0]["zste"]["eng"]
+    assert {task for task, own in found.items() if "order_blind" in own} == {"3A", "4A"}
+    assert (found["3A"]["chance"], found["3A"]["order_blind"]) == (pytest.approx(1 / 3), 1 / 2)
+
+
+# ---- the pairs of a post-training ----
+
+
+@pytest.mark.parametrize(("roles", "names"), [(2, ("single", "combined")), (3, ("forward", "reversed", "overlaid"))])
+def test_temporal_accuracy_counts_ties_as_wrong(roles, names):
+    audio = np.tile(np.eye(roles, dtype=np.float32), (2, 1, 1))
+    text = audio.copy()
+    text[1, 0] = text[1, 1]  # the second pair says the same of its first two items
+    scores = temporal_metrics(SimpleNamespace(predictions=(audio, text), label_ids=np.arange(2)))
+    expected = {name: 0.5 if place < 2 else 1.0 for place, name in enumerate(names)}
+    assert {name: scores[f"{name}_accuracy"] for name in names} == expected
+    assert scores["temporal_accuracy"] == pytest.approx(np.mean(list(expected.values())))
+    assert scores["temporal_accuracy_chance"] == 1 / roles
+
+
+def test_a_model_that_hears_no_order_scores_at_its_level():
+    draw = np.random.default_rng(0)
+    sequence, overlap, noise = np.eye(2, 3)[0], np.eye(2, 3)[1], 1e-3 * draw.standard_normal((2000, 3, 3))
+    heard = np.stack([sequence, sequence, overlap]) + noise[:1000]  # forward and reversed sound alike
+    read = np.stack([sequence, sequence, overlap]) + noise[1000:]
+    prediction = SimpleNamespace(predictions=(heard, read), label_ids=np.arange(1000))
+    scores, arrays = evaluate_pairs(prediction)
+    for name in ("temporal_accuracy", "forward_accuracy", "reversed_accuracy"):
+        assert scores[name]["value"] == pytest.approx(scores[name]["order_blind"], abs=0.04)
+    assert scores["order_accuracy"]["value"] == pytest.approx(scores["order_accuracy"]["chance"], abs=0.04)
+    assert scores["overlaid_accuracy"]["value"] == 1
+    assert arrays["order_accuracy"].mean() == scores["order_accuracy"]["value"]

@@ -1,52 +1,52 @@
-"""The pictures of the report: drawn from the receipt's numbers, or left out and said so."""
+"""The pictures of the report: drawn from the results's numbers, or left out and said so."""
 
 import re
 
 import numpy as np
 import pytest
-from made_receipt import NUM_CLIPS, made_receipt
+from made_results import NUM_CLIPS, made_results
 
 from modeling_supclap.evaluation import report_figures
-from modeling_supclap.evaluation.receipts import Receipt
 from modeling_supclap.evaluation.report import render_report
+from modeling_supclap.evaluation.results import Results
 
 
 @pytest.fixture
-def receipt(tmp_path):
-    return made_receipt(tmp_path)
+def results(tmp_path):
+    return made_results(tmp_path)
 
 
-def test_figures_are_drawn_from_the_numbers(receipt):
-    drawn = dict(report_figures.figures(receipt))
+def test_figures_are_drawn_from_the_numbers(results):
+    drawn = dict(report_figures.figures(results))
     assert all(drawn["similarity"].count(name) for name in ("right, eng", "right, fra", "wrong, eng"))
     assert all(svg.startswith("<svg") and "http" not in svg.split(">", 1)[1] for svg in drawn.values())
-    moved = Receipt(receipt.content, {**receipt.arrays, "similarity/fra/positive": np.full(NUM_CLIPS, -0.9)})
+    moved = Results(results.content, {**results.arrays, "similarity/fra/positive": np.full(NUM_CLIPS, -0.9)})
     assert dict(report_figures.figures(moved))["similarity"] != drawn["similarity"]
 
 
-def test_without_scikit_learn_the_page_says_what_is_left_out(receipt, monkeypatch):
+def test_without_scikit_learn_the_page_says_what_is_left_out(results, monkeypatch):
     monkeypatch.setattr(report_figures, "find_spec", lambda name: None)
-    page = render_report(receipt)
+    page = render_report(results)
     assert "The embedding space" not in page
     assert "scikit-learn (the extra <code>report</code>)" in page
 
 
-def test_the_axis_is_that_of_the_cosines(receipt):
-    narrow = {name: values / 10 + 0.2 for name, values in receipt.arrays.items() if name.startswith("similarity/")}
-    drawn = dict(report_figures.figures(Receipt(receipt.content, {**receipt.arrays, **narrow})))["similarity"]
+def test_the_axis_is_that_of_the_cosines(results):
+    narrow = {name: values / 10 + 0.2 for name, values in results.arrays.items() if name.startswith("similarity/")}
+    drawn = dict(report_figures.figures(Results(results.content, {**results.arrays, **narrow})))["similarity"]
     ticks = [float(text) for text in re.findall(r'id="xtick_.*?>([^<>\s]+)</text>', drawn, re.DOTALL)]
     assert 0.1 < min(ticks) < max(ticks) < 0.3
     alike = {name: np.full_like(values, 0.5) for name, values in narrow.items()}
-    assert "<svg" in dict(report_figures.figures(Receipt(receipt.content, {**receipt.arrays, **alike})))["similarity"]
+    assert "<svg" in dict(report_figures.figures(Results(results.content, {**results.arrays, **alike})))["similarity"]
 
 
-def test_a_caption_is_joined_to_its_own_clip(receipt, monkeypatch):
+def test_a_caption_is_joined_to_its_own_clip(results, monkeypatch):
     places = np.arange(6 * NUM_CLIPS, dtype=float).reshape(-1, 2)
     monkeypatch.setattr(report_figures, "_tsne", lambda embeds: places)
     lines = []
     monkeypatch.setattr(report_figures, "_svg", lambda figure, label: lines.extend(figure.axes[0].lines) or "")
-    receipt.arrays["embeddings/text_clip/fra"] = np.arange(NUM_CLIPS)[::-1]
-    dict(report_figures.figures(receipt))
+    results.arrays["embeddings/text_clip/fra"] = np.arange(NUM_CLIPS)[::-1]
+    dict(report_figures.figures(results))
     joined = np.concatenate([np.stack(line.get_data(), axis=1) for line in lines])
     joined = joined[~np.isnan(joined).any(axis=1)].reshape(-1, 2, 2)
     clips, english, french = np.split(places, 3)
@@ -57,3 +57,17 @@ def test_a_caption_is_joined_to_its_own_clip(receipt, monkeypatch):
 def test_the_name_of_a_picture_is_escaped():
     figure, _ = report_figures._figure(1.0)
     assert report_figures._svg(figure, '<b> "x"').startswith('<svg role="img" aria-label="&lt;b&gt; &quot;x&quot;"')
+
+
+def test_a_few_classes_have_colors_of_their_own(results, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report_figures, "_svg", lambda figure, label: drawn.append((figure, label)) or "")
+    assert "class_colors" not in dict(report_figures.figures(results))  # all clips are dogs
+    results.arrays["clips/label"] = np.array(["dog", "cat"] * 3)
+    found = dict(report_figures.figures(results))
+    assert found["class_colors"] == "cat, dog"
+    figure, label = drawn[-1]
+    assert "coloured by class: cat, dog" in label
+    by_color = {tuple(points.get_facecolor()[0]): len(points.get_offsets()) for points in figure.axes[0].collections}
+    assert len(by_color) == 2
+    assert set(by_color.values()) == {3}

@@ -1,17 +1,24 @@
 """Retrieval of an embedded split: a model that hears all, one that confuses known clips, and the Trainer's scores."""
 
+from types import SimpleNamespace
+
 import builders
 import numpy as np
 import pytest
 from listeners import Listener, caption_tones
 from recordings import tone_rows
 
-from modeling_supclap.evaluation.clip_embeddings import AudioPolicy
-from modeling_supclap.evaluation.embedded_split import embed_split
-from modeling_supclap.evaluation.embedding_models import load_embedding_model
-from modeling_supclap.evaluation.receipts import Intervals
-from modeling_supclap.evaluation.retrieval import caption_table, evaluate_retrieval, shared_counts
-from modeling_supclap.evaluation.trainer_metrics import parallel_ranks, retrieval_report
+from modeling_supclap.evaluation.embed import AudioPolicy, embed_split, in_row_order, split_from_predictions
+from modeling_supclap.evaluation.models import load_embedding_model
+from modeling_supclap.evaluation.results import Intervals
+from modeling_supclap.evaluation.retrieval import (
+    caption_table,
+    count_captions,
+    evaluate_retrieval,
+    find_top,
+    retrieval_metrics,
+)
+from modeling_supclap.metrics.recall import LazySimilarity
 from modeling_supclap.training.collator import EvaluationCollator, IndexedRows
 
 LANGUAGES = ["eng", "fra"]
@@ -32,7 +39,7 @@ def listener(rows, **french):
 
 
 def test_a_model_that_hears_all_is_perfect(rows):
-    scores, arrays = evaluate_retrieval(embed_split(listener(rows), rows), LANGUAGES)
+    scores, arrays, _ = evaluate_retrieval(embed_split(listener(rows), rows), LANGUAGES)
     for language in LANGUAGES:
         for direction, queries in (("t2a", 16), ("a2t", 8)):
             found = scores["retrieval"][language][direction]
@@ -42,7 +49,7 @@ def test_a_model_that_hears_all_is_perfect(rows):
             assert found["mean_rank"]["value"] == found["median_rank"]["value"] == 1
     assert scores["retrieval"]["eng"]["t2a"]["R@1"]["chance"] == pytest.approx(1 / 8)
     assert scores["retrieval"]["eng"]["a2t"]["R@1"]["chance"] == pytest.approx(2 / 16)
-    assert scores["multilingual"]["MRV"]["value"] == scores["multilingual"]["Dis"]["fra"]["value"] == 0
+    assert scores["multilingual"]["all"]["MRV"]["value"] == scores["multilingual"]["fra"]["Dis"]["value"] == 0
     assert arrays["retrieval/eng/t2a/top"].shape == (16, 8)
     assert arrays["retrieval/eng/t2a/top"][:, 0].tolist() == [place // 2 for place in range(16)]
     assert arrays["similarity/eng/positive"] == pytest.approx(1)
@@ -52,7 +59,7 @@ def test_a_model_that_hears_all_is_perfect(rows):
 
 def test_a_known_confusion_has_known_scores(rows):
     split = embed_split(listener(rows, clip2=5), rows)
-    scores, arrays = evaluate_retrieval(split, LANGUAGES)
+    scores, arrays, _ = evaluate_retrieval(split, LANGUAGES)
     found = scores["retrieval"]["fra"]
     assert scores["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
     assert found["t2a"]["R@1"]["value"] == pytest.approx(14 / 16)
@@ -64,37 +71,37 @@ def test_a_known_confusion_has_known_scores(rows):
     assert set(arrays["retrieval/fra/t2a/cluster"][wrong]) == {"recording2"}
     assert set(arrays["retrieval/fra/t2a/top"][wrong, 0]) == {5}
     # Two of sixteen parallel captions are at rank 0 in English and behind all seven others in French.
-    assert scores["multilingual"]["MRV"]["value"] == pytest.approx(2 / 16 * 3.5**2)
-    assert scores["multilingual"]["t2a"]["R@1"] == pytest.approx(15 / 16)
-    assert scores["multilingual"]["Dis"]["fra"]["value"] == pytest.approx(2 / 16 * 2**0.5, rel=1e-4)
+    assert scores["multilingual"]["all"]["MRV"]["value"] == pytest.approx(2 / 16 * 3.5**2)
+    assert scores["retrieval"]["mean"]["t2a"]["R@1"]["value"] == pytest.approx(15 / 16)
+    assert scores["multilingual"]["fra"]["Dis"]["value"] == pytest.approx(2 / 16 * 2**0.5, rel=1e-4)
     assert arrays["multilingual/distance/fra"].mean() == pytest.approx(2 / 16 * 2**0.5, rel=1e-4)
-    assert scores["multilingual"]["Gap"]["fra"]["low"] is None
+    assert scores["multilingual"]["fra"]["Gap"]["low"] is None
 
 
 def test_it_agrees_with_what_the_trainer_computes(rows):
     model, processor = builders.supclap_model(), builders.bert_processor()
     split = embed_split(load_embedding_model(model, processor), rows)
-    scores, arrays = evaluate_retrieval(split, LANGUAGES)
+    scores, arrays, _ = evaluate_retrieval(split, LANGUAGES)
     batch = EvaluationCollator(processor, LANGUAGES)([IndexedRows(rows)[index] for index in range(8)])
     texts = {name: batch[name].flatten(0, 1) for name in processor.tokenizer.model_input_names}
     audio = model.get_audio_features(batch["input_features"], batch["audio_attention_mask"]).pooler_output
     text = model.get_text_features(**texts).pooler_output.unflatten(0, (8, -1)).detach().numpy()
-    report = retrieval_report(audio.detach().numpy(), text, rows, LANGUAGES, "clip")
+    prediction = SimpleNamespace(predictions=(audio.detach().numpy(), text), label_ids=np.arange(8))
+    report = retrieval_metrics(IndexedRows(rows), LANGUAGES, "clip")(prediction)
     for language in LANGUAGES:
         for direction in ("t2a", "a2t"):
             for name in ("R@1", "R@5", "R@10", "mAP@10", "mean_rank", "median_rank"):
                 found = scores["retrieval"][language][direction][name]["value"]
-                assert found == pytest.approx(report[language][direction][name])
-    expected = parallel_ranks(audio.detach().numpy(), text, rows, LANGUAGES, "clip")
-    assert np.array_equal(arrays["multilingual/ranks"], expected)
+                assert found == pytest.approx(report[f"{language}_{direction}_{name}"])
+    assert report["MRV"] == pytest.approx(arrays["multilingual/ranks"].var(axis=1).mean())
 
 
 def test_shared_captions_are_one_query_with_several_answers(rows):
     twins = [rows[0], {**rows[4], "captions": rows[0]["captions"]}, rows[1]]
     hears = load_embedding_model(Listener(caption_tones(rows[:1]) | dict.fromkeys(rows[1]["captions"]["eng"], 1)))
     split = embed_split(hears, twins)
-    own, _ = evaluate_retrieval(split)
-    shared, arrays = evaluate_retrieval(split, positives="captions")
+    own, _, _ = evaluate_retrieval(split)
+    shared, arrays, _ = evaluate_retrieval(split, positives="captions")
     assert (own["retrieval"]["eng"]["t2a"]["num_queries"], shared["retrieval"]["eng"]["t2a"]["num_queries"]) == (6, 4)
     assert own["retrieval"]["eng"]["t2a"]["R@1"]["value"] == pytest.approx(4 / 6)  # the twin's are about the other tone
     assert shared["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
@@ -114,7 +121,7 @@ def test_the_best_chunk_is_what_counts_when_it_is_asked_for(tmp_path, rows):
     found = {}
     for pooling in ("mean", "best"):
         split = embed_split(listener(rows), long, AudioPolicy(chunk_seconds=0.5, pooling=pooling))
-        scores, arrays = evaluate_retrieval(split)
+        scores, arrays, _ = evaluate_retrieval(split)
         found[pooling] = scores["retrieval"]["eng"]["t2a"]
     assert found["mean"]["R@1"]["value"] == 0  # three quarters of the clip before each sound like its own tone
     assert found["best"]["R@1"]["value"] == 0  # a tie between the two clips that hold the tone
@@ -131,7 +138,7 @@ def test_languages_with_other_numbers_of_captions_are_refused_or_cut(rows):
         ValueError, match=r"clip clip0 has \{'eng': 2, 'fra': 1\} captions.*caption_handling='parallel'"
     ):
         evaluate_retrieval(split, LANGUAGES)
-    scores, arrays = evaluate_retrieval(split, LANGUAGES, caption_handling="parallel")
+    scores, arrays, _ = evaluate_retrieval(split, LANGUAGES, caption_handling="parallel")
     assert scores["multilingual"]["num_parallel"] == 13
     assert {scores["retrieval"][language]["t2a"]["num_queries"] for language in LANGUAGES} == {13}
     assert "clip1" not in [rows[clip]["clip_id"] for clip in arrays["retrieval/eng/clip"]]
@@ -142,7 +149,7 @@ def test_languages_with_other_numbers_of_captions_are_refused_or_cut(rows):
     ("call", "message"),
     [
         (lambda rows: caption_table(rows, "jpn"), "no clip of this split has a caption in 'jpn'"),
-        (lambda rows: shared_counts(rows, ["eng"], "some"), "caption_handling is 'some'"),
+        (lambda rows: count_captions(rows, ["eng"], "some"), "caption_handling is 'some'"),
     ],
 )
 def test_what_cannot_be_asked_is_an_error(rows, call, message):
@@ -152,5 +159,96 @@ def test_what_cannot_be_asked_is_an_error(rows, call, message):
 
 def test_one_recording_has_no_interval(rows):
     same = [{**row, "source": "one"} for row in rows]
-    scores, _ = evaluate_retrieval(embed_split(listener(rows), same), intervals=Intervals(10))
+    scores, _, _ = evaluate_retrieval(embed_split(listener(rows), same), intervals=Intervals(10))
     assert scores["retrieval"]["eng"]["t2a"]["R@1"] == {"value": 1.0, "low": None, "high": None, "chance": 1 / 8}
+
+
+@pytest.mark.parametrize("candidates", [3, 10, 700, 2500])
+def test_the_best_are_those_of_a_stable_sort(candidates):
+    draw = np.random.default_rng(0)
+    queries, texts = draw.integers(-2, 3, (600, 4)), draw.integers(-2, 3, (candidates, 4))  # many ties
+    scores = (queries @ texts.T).astype(np.float32)
+    expected = np.argsort(-scores, axis=1, kind="stable")[:, :10]
+    assert np.array_equal(find_top(scores), expected)
+    lazy = LazySimilarity(queries.astype(np.float32), texts.astype(np.float32), similarity="dot")
+    assert np.array_equal(find_top(lazy), expected)
+
+
+# ---- what the Trainer embeds: small cases that one can check by eye ----
+
+AXES = np.eye(4, dtype=np.float32)
+
+
+def row(name, eng, fra=()):
+    return {"clip_id": name, "captions": {"eng": list(eng), "fra": list(fra)}, "labels": [name]}
+
+
+ROWS = [row("a", ["A", "a"], ["\u00e2"]), row("b", ["B"], ["b\u0302"]), row("c", ["C", "c"])]
+OWN = [0, 0, 0, 1, 1, 2, 2]  # the clip of each caption, in the order eng eng fra | eng fra | eng eng
+
+
+def predicted(nearest, order=(0, 1, 2)):
+    """Audio on three axes; caption k of a clip on the axis of clip `nearest[k]`. Padding points at clip 0."""
+    text = np.zeros((3, 3, 4), dtype=np.float32)
+    text[:, :, 0] = 1
+    places = [(clip, place) for clip, count in ((0, 3), (1, 2), (2, 2)) for place in range(count)]
+    for (clip, place), axis in zip(places, nearest, strict=True):
+        text[clip, place] = AXES[axis]
+    order = np.array(order)
+    return SimpleNamespace(predictions=(AXES[:3][order], text[order]), label_ids=order)
+
+
+def metrics(nearest, languages=("eng", "fra"), positives="clip", **kwargs):
+    return retrieval_metrics(IndexedRows(ROWS), languages, positives)(predicted(nearest, **kwargs))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_a_perfect_model_whichever_process_saw_which_clip(order):
+    found = metrics(OWN, order=order)
+    assert {found[f"{language}_{way}_R@1"] for language in ("eng", "fra") for way in ("t2a", "a2t")} == {1.0}
+    assert (found["eng_t2a_num_queries"], found["eng_a2t_num_queries"], found["fra_t2a_num_queries"]) == (5, 3, 2)
+    assert found["mean_recall"] == 1.0
+    # Of three clips two are always among the first five: chance is 1/3 for R@1 and 1 for the others, and so on.
+    assert 1 / 3 < found["mean_recall_chance"] < 1
+
+
+def test_one_wrong_caption_is_one_fifth_of_the_text_queries():
+    found = metrics([1, 0, 0, 1, 1, 2, 2])
+    assert found["eng_t2a_R@1"] == pytest.approx(4 / 5)
+    # Clip a still has its second caption first; clip b now ties its own caption with a's, which counts against it.
+    assert found["eng_a2t_R@1"] == pytest.approx(2 / 3)
+
+
+def test_languages_are_apart_and_clips_without_one_are_left_out():
+    found = metrics([0, 0, 1, 1, 0, 2, 2])
+    assert (found["eng_t2a_R@1"], found["fra_t2a_R@1"], found["fra_t2a_num_queries"]) == (1, 0, 2)
+
+
+def test_mrv_compares_the_ranks_of_translations():
+    # Clip a's French caption points at clip b, and a tie with clip c counts: ranks 0 and 2, and 0 and 0.
+    assert metrics([0, 0, 1, 1, 1, 2, 2])["MRV"] == pytest.approx(0.5)
+    assert "MRV" not in metrics(OWN, languages=["eng"])
+
+
+def test_a_language_that_nobody_speaks_is_an_error():
+    with pytest.raises(ValueError, match="no clip of this split has a caption in 'jpn'"):
+        metrics(OWN, ["eng", "fra", "jpn"])
+
+
+@pytest.mark.parametrize("indices", [[0, 1, 1], [0, 1, 3]])
+def test_a_missing_or_repeated_clip_is_an_error(indices):
+    prediction = predicted(OWN)
+    prediction.label_ids = np.array(indices)
+    with pytest.raises(ValueError, match="expected each of 3 clips once"):
+        in_row_order(prediction)
+
+
+def test_intervals_draw_whole_recordings():
+    rows = [{**ROWS[0], "source": "one"}, {**ROWS[1], "source": "two"}, {**ROWS[2], "source": "one"}]
+    split = split_from_predictions(predicted([1, 0, 0, 1, 1, 2, 2]), rows, ["eng", "fra"])
+    intervals = Intervals(num_resamples=400)
+    found = evaluate_retrieval(split, intervals=intervals)[0]["retrieval"]["eng"]["t2a"]["R@1"]
+    outcomes = np.array([0.0, 1, 1, 1, 1])  # of the five captions; four are of source one
+    expected = intervals.draw({"R@1": outcomes}, ["one", "one", "two", "one", "one"])["R@1"]
+    assert (found["low"], found["high"]) == expected
+    assert expected[0] == pytest.approx(3 / 4)  # source one drawn twice

@@ -1,24 +1,13 @@
 """Zero-shot classification: class texts, ensembles, folds, and a model that hears the classes."""
 
-from types import SimpleNamespace
-
-import builders
 import numpy as np
 import pytest
 from listeners import Listener
 from recordings import tone_rows
 
-from modeling_supclap.evaluation.embedded_split import embed_split
-from modeling_supclap.evaluation.embedding_models import load_embedding_model
-from modeling_supclap.evaluation.zero_shot import (
-    class_means,
-    class_texts,
-    evaluate_zero_shot,
-    prompts_hash,
-    zero_shot_report,
-)
-
-AXES = np.eye(4, dtype=np.float32)
+from modeling_supclap.evaluation.embed import embed_split
+from modeling_supclap.evaluation.models import load_embedding_model
+from modeling_supclap.evaluation.zero_shot import class_means, class_texts, evaluate_zero_shot
 
 
 @pytest.fixture
@@ -28,7 +17,7 @@ def split(tmp_path):
 
 
 def test_a_model_that_hears_the_classes_is_right(split):
-    scores, arrays = evaluate_zero_shot(split, {"teminal": ["The sound of {}"], "own": ["{}", "I hear {}"]})
+    scores, arrays, _ = evaluate_zero_shot(split, {"teminal": ["The sound of {}"], "own": ["{}", "I hear {}"]})
     assert scores["zero_shot"]["eng"].keys() == {"teminal", "own"}
     for found in scores["zero_shot"]["eng"].values():
         assert found["top1"] == pytest.approx({"value": 1.0, "low": 1.0, "high": 1.0, "chance": 0.25})
@@ -44,7 +33,7 @@ def test_wrong_answers_are_counted_by_class_and_fold(tmp_path):
     rows[5]["labels"] = ["tone_2"]  # which sounds like tone_1
     split = embed_split(load_embedding_model(Listener()), rows)
     folds = {row["clip_id"]: 1 + (index >= 5) for index, row in enumerate(rows)}
-    scores, arrays = evaluate_zero_shot(split, folds=folds)
+    scores, arrays, _ = evaluate_zero_shot(split, folds=folds)
     found = scores["zero_shot"]["eng"]["supclap"]
     assert found["top1"]["value"] == 7 / 8
     assert 0 < found["top1"]["low"] < 7 / 8 < found["top1"]["high"] <= 1
@@ -71,7 +60,7 @@ def test_a_constant_model_is_always_wrong(tmp_path):
             return np.full((len(texts), 41), 41**-0.5)
 
     split = embed_split(load_embedding_model(Constant()), tone_rows(tmp_path))
-    scores, arrays = evaluate_zero_shot(split)
+    scores, arrays, _ = evaluate_zero_shot(split)
     assert scores["zero_shot"]["eng"]["supclap"]["top1"]["value"] == 0
     assert np.trace(arrays["zero_shot/eng/supclap/confusion"]) == 0
 
@@ -118,58 +107,13 @@ def test_a_label_outside_the_classes_is_an_error(split):
         evaluate_zero_shot(split, classes=["tone_0", "tone_1"])
 
 
-class _LetterModel:
-    """Embeds a text on the axis of its class letter, with some of the next axis in every second template."""
+def test_the_hash_of_the_prompts_follows_the_phrases_of_every_language(split):
+    phrases = {f"tone_{number}": {"eng": f"a tone {number}", "fra": f"un ton, tone {number}"} for number in range(4)}
+    other = {**phrases, "tone_3": {"eng": "a tone 3", "fra": "une note, tone 3"}}
 
-    device = "cpu"
-    config = SimpleNamespace(projection_dim=4)
+    def name(phrases, templates):
+        protocol = evaluate_zero_shot(split, {"label": templates}, ["eng", "fra"], phrases=phrases)[2]
+        return protocol["prompts_hash"]
 
-    def modules(self):
-        return []
-
-    def eval(self):
-        return self
-
-    def get_text_features(self, axes, shifted):
-        import torch
-
-        vectors = torch.eye(4)[axes] + 0.5 * shifted[:, None] * torch.eye(4)[(axes + 1) % 4]
-        return SimpleNamespace(pooler_output=torch.nn.functional.normalize(vectors, dim=-1))
-
-
-def _letter_processor(text, language, return_tensors):
-    import torch
-    from transformers import BatchFeature
-
-    axes = ["xyzw".index(prompt.removeprefix("no ")[0]) for prompt in text]
-    return BatchFeature({"axes": torch.tensor(axes), "shifted": torch.tensor([p.startswith("no ") for p in text])})
-
-
-def test_the_report_of_a_recipe():
-    audio = AXES[[0, 1, 2, 2]]
-    scores = zero_shot_report(_LetterModel(), _letter_processor, audio, ["x", "y", "z_b", "y"], ["{}", "no {}"])
-    assert scores["classes"] == ["x", "y", "z_b"]
-    assert scores["top1"] == 0.75
-    assert scores["chance"] == pytest.approx(1 / 3)
-    assert scores["per_class"] == {"x": 1.0, "y": 0.5, "z_b": 1.0}
-    assert scores["confusion"] == [[1, 0, 0], [0, 1, 1], [0, 0, 1]]
-    with pytest.raises(ValueError, match="got 3 labels for 4 clips"):
-        zero_shot_report(_LetterModel(), _letter_processor, audio, ["x", "y", "x"], ["{}"])
-
-
-def test_the_report_takes_a_real_model(model, processor):
-    audio = model.encode_audio([builders.noise(8000, seed) for seed in range(4)], processor, sampling_rate=16000)
-    scores = zero_shot_report(model, processor, audio, ["dog", "rain", "dog", "rain"], ["the {} falls"])
-    text = model.encode_text(["the dog falls", "the rain falls"], processor)
-    right = (audio @ text.T).argmax(axis=1) == [0, 1, 0, 1]
-    assert scores["top1"] == right.mean()
-
-
-def test_the_hash_of_the_prompts_follows_the_phrases_of_every_language():
-    phrases = {"dog": {"eng": "a dog", "fra": "un chien"}, "rain": {"eng": "rain", "fra": "la pluie"}}
-    other = {**phrases, "rain": {"eng": "rain", "fra": "une averse"}}
-    sets = {"label": ["{}"]}
-    found = prompts_hash(["dog", "rain"], sets, ["eng", "fra"], phrases)
-    assert found == prompts_hash(["dog", "rain"], dict(sets), ["eng", "fra"], dict(phrases))
-    assert found != prompts_hash(["dog", "rain"], sets, ["eng", "fra"], other)
-    assert found != prompts_hash(["dog", "rain"], {"label": ["a {}"]}, ["eng", "fra"], phrases)
+    assert name(phrases, ["{}"]) == name(dict(phrases), ["{}"])
+    assert len({name(phrases, ["{}"]), name(other, ["{}"]), name(phrases, ["a {}"])}) == 3

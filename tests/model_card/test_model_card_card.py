@@ -16,6 +16,7 @@ from huggingface_hub import ModelCard
 from recordings import tone_rows
 
 from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel
+from modeling_supclap.evaluation.results import SCHEMA, score
 from modeling_supclap.model_card import citations, is_untouched, model_card, write_card
 from modeling_supclap.model_card.facts import CardFacts
 from modeling_supclap.model_card.provenance import Origin
@@ -24,8 +25,9 @@ from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 TESTS = Path(__file__).parents[1]
 RESULTS = {
-    "arguments": {"dataset": "esc50"},
-    "test": {"retrieval": {"eng": {"t2a": {"R@1": 0.5}, "a2t": {"R@1": 0.4}, "t2a_chance": {"R@1": 0.1}}}},
+    "schema": SCHEMA,
+    "protocol": {"dataset": "esc50", "split": "test"},
+    "scores": {"retrieval": {"eng": {"t2a": {"R@1": score(0.5, None, 0.1)}, "a2t": {"R@1": score(0.4)}}}},
     "versions": {"torch": "9.9"},
 }
 

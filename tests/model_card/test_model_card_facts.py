@@ -10,6 +10,7 @@ import pytest
 from datasets import Dataset
 from recordings import tone_rows
 
+from modeling_supclap.evaluation.results import SCHEMA
 from modeling_supclap.model_card import facts as card_facts
 from modeling_supclap.model_card.facts import code_commit, count_licenses, facts_of_run, public_command, read_results
 from modeling_supclap.training.trainer import SupCLAPTrainer
@@ -66,14 +67,15 @@ def test_of_what_a_recipe_recorded(trainer, tmp_path):
     (folder / "clotho").mkdir(parents=True)
     (folder / "stage_a").mkdir()
     recorded = {"dataset": "esc50", "data_dir": "/home/me/ESC-50", "text_encoder": "/home/me/LaBSE", "lora_rank": None}
-    (folder / "results.json").write_text(json.dumps({"arguments": recorded, "test": {}}))
-    (folder / "clotho" / "results.json").write_text('{"schema": "supclap-evaluation/1"}')
+    own = {"schema": SCHEMA, "protocol": {}, "scores": {}, "training": {"arguments": recorded}}
+    (folder / "results.json").write_text(json.dumps(own))
+    (folder / "clotho" / "results.json").write_text(json.dumps({"schema": SCHEMA}))
     (folder / "stage_a" / "results.json").write_text('{"test": {}}')
     facts = facts_of_run(trainer)
     assert facts.dataset == ["esc50"]
     assert facts.arguments["text_encoder"] == "LaBSE"
     assert not {"data_dir", "lora_rank"} & facts.arguments.keys()
-    assert [sorted(results) for results in facts.results] == [["arguments", "test"], ["schema"]]
+    assert facts.results == [own, {"schema": SCHEMA}]
 
 
 def test_a_folder_without_results(tmp_path):
@@ -97,6 +99,13 @@ def test_licenses_are_counted(make):
             ["/home/me/train.py", "--data_dir=/data/ESC 50", "--output_dir", "/data/run"],
             {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2"},
             "torchrun --nproc_per_node 2 train.py '--data_dir=ESC 50' --output_dir run",
+        ),
+        (["recipes/x.py", "--hub_token", "hf_x", "--seed=1", "--hub-token=hf_y"], {}, "python recipes/x.py --seed=1"),
+        (["recipes/x.py", "--resume_from_checkpoint", "last", "--svr", "none"], {}, "python recipes/x.py --svr none"),
+        (
+            ["recipes/x.py", "--dataset_config", '{"data_dir": "~/ESC", "num": 1}', "--out", "../run"],
+            {},
+            "python recipes/x.py --dataset_config '{\"data_dir\": \"ESC\", \"num\": 1}' --out run",
         ),
         (["/lib/site-packages/ipykernel_launcher.py"], {}, ""),
         (["pytest", "tests"], {}, ""),

@@ -1,106 +1,86 @@
-"""Results of three kinds of file as one list, and as the Hub's model index."""
+"""The scores of a card: what `results.json` holds as tables, and as the Hub's model index."""
 
 import pytest
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
-from modeling_supclap.model_card.results import Score, scores_of, table_of
+from modeling_supclap.evaluation.results import SCHEMA, Score, score
+from modeling_supclap.model_card.results import CardScore, format_card_scores, get_card_scores
 
 
 def metrics(start):
-    return {"R@1": start, "R@5": start + 0.1, "R@10": start + 0.2, "mAP@10": start + 0.3, "median_rank": 3.0}
+    shares = {name: score(start + step, None, 0.05) for name, step in (("R@1", 0), ("R@5", 0.1), ("R@10", 0.2))}
+    return {**shares, "mAP@10": score(start + 0.3, None, 0.05), "mean_rank": score(3.0), "num_queries": 9}
 
 
-TRAINING = {
-    "test": {
-        "clips": 8,
-        "retrieval": {
-            language: {
-                "t2a": metrics(start),
-                "a2t": metrics(start + 0.01),
-                "t2a_chance": metrics(0.0),
-                "a2t_chance": metrics(0.05),
-            }
-            for language, start in (("eng", 0.5), ("fra", 0.4))
-        },
-        "zero_shot": {"top1": 0.625, "top5": 1.0, "chance": 0.1},
-    },
-    "arguments": {"dataset": "esc50"},
+def results(scores, **protocol):
+    protocol = {"dataset": "clotho", "split": "evaluation", "intervals": {"confidence": 0.9}, **protocol}
+    return {"schema": SCHEMA, "protocol": protocol, "scores": scores}
+
+
+LANGUAGES = {
+    language: {"t2a": metrics(start), "a2t": metrics(start + 0.01)} for language, start in (("eng", 0.5), ("fra", 0.4))
 }
-POST_TRAINING = {
-    "scores": {"before": {"temporal_accuracy": 0.3}, "stage_a": {"temporal_accuracy": 0.5}, "stage_b": {"other": 1}}
-}
+RETRIEVAL = results({"retrieval": LANGUAGES | {"mean": LANGUAGES["eng"]}}, dataset="esc50", split="test", classes=50)
+OTHERS = results(
+    {
+        "retrieval": {"eng": {"t2a": {"R@1": score(0.2, (0.15, 0.25), 0.001)}, "a2t": {}}},
+        "zero_shot": {"eng": {"plain": {"top1": score(0.6, (0.5, 0.7), 0.1), "per_class": {"dog": 0.5}}}},
+        "zste": {"eng": {"3A": score(0.55, None, 1 / 3, 0.5)}, "all": {"3A": {"MRV": score(1.0)}}},
+        "multilingual": {"all": {"MRV": score(2.0)}},
+    }
+)
+ACCURACIES = {stage: {"temporal_accuracy": score(value)} for stage, value in (("before", 0.3), ("stage_a", 0.5))}
+STAGES = results({"temporal": {"eng": ACCURACIES}}, dataset="esc50", split="held out", classes=10)
 
 
-def interval(value, low=None, high=None, chance=None):
-    return {"value": value, "low": low, "high": high, "chance": chance}
+def test_each_direction_and_language_once():
+    found = get_card_scores(RETRIEVAL)
+    assert len(found) == 2 * 2 * 4
+    first = Score(("retrieval", "eng", "t2a", "R@1"), 0.5, None, None, 0.05)
+    assert found[0] == CardScore("text to audio", "R@1", first, "esc50", "test", "eng")
+    assert (found[4].task, found[4].score.value) == ("audio to text", pytest.approx(0.51))
 
 
-RECEIPT = {
-    "schema": "supclap-evaluation/1",
-    "protocol": {"dataset": "clotho", "split": "evaluation", "intervals": {"confidence": 0.9}},
-    "scores": {
-        "retrieval": {"eng": {"t2a": {"R@1": interval(0.2, 0.15, 0.25, 0.001), "num_queries": 9}, "a2t": {}}},
-        "zero_shot": {"eng": {"plain": {"top1": interval(0.6, 0.5, 0.7, 0.1), "per_class": {"dog": 0.5}}}},
-        "zste": {"eng": {"3A": interval(0.55, None, None, 0.5)}, "MRV": {"3A": interval(1.0)}},
-        "multilingual": {"MRV": interval(2.0)},
-    },
-}
+def test_every_task():
+    found = {(each.task, each.metric): each for each in get_card_scores(OTHERS)}
+    assert found.keys() == {("text to audio", "R@1"), ("zero-shot, plain", "top1"), ("ZSTE 3A", "accuracy")}
+    recall = found["text to audio", "R@1"]
+    assert (recall.score.low, recall.score.high, recall.score.chance, recall.confidence) == (0.15, 0.25, 0.001, 0.9)
+    assert found["ZSTE 3A", "accuracy"].confidence is None
 
 
-def test_of_the_training_recipe():
-    scores = scores_of(TRAINING)
-    assert len(scores) == 2 * 2 * 4 + 1
-    assert scores[0] == Score("text to audio", "R@1", 0.5, "esc50", "test", "eng", chance=0.0)
-    assert scores[4] == Score("audio to text", "R@1", 0.51, "esc50", "test", "eng", chance=0.05)
-    assert scores[-1] == Score("zero-shot", "top1", 0.625, "esc50", "test", "eng", chance=0.1)
+def test_the_stages_of_a_post_training_on_a_part_of_the_classes():
+    found = get_card_scores(STAGES)
+    assert [each.task for each in found] == ["order of sounds, before", "order of sounds, stage a"]
+    assert {(each.dataset, each.split) for each in found} == {("esc50, 10 of 50 classes", "held out")}
+    result = found[0].as_eval_result()
+    assert (result.dataset_name, result.dataset_type) == ("esc50, 10 of 50 classes", "esc50-10-of-50-classes")
 
 
-def test_of_the_post_training_recipe():
-    assert scores_of(POST_TRAINING, ["esc50"]) == [
-        Score("order of sounds, before", "accuracy", 0.3, "esc50", "held out"),
-        Score("order of sounds, stage a", "accuracy", 0.5, "esc50", "held out"),
-    ]
-
-
-def test_of_an_evaluation_receipt():
-    shared = {"dataset": "clotho", "split": "evaluation", "language": "eng"}
-    assert scores_of(RECEIPT) == [
-        Score("text to audio", "R@1", 0.2, **shared, interval=(0.15, 0.25), confidence=0.9, chance=0.001),
-        Score("zero-shot, plain", "top1", 0.6, **shared, interval=(0.5, 0.7), confidence=0.9, chance=0.1),
-        Score("ZSTE 3A", "accuracy", 0.55, **shared, chance=0.5),
-    ]
-
-
-@pytest.mark.parametrize("results", [{}, {"test": {}}, {"test": {"retrieval": {"eng": {}}}}, {"scores": {}}])
-def test_nothing_of_nothing(results):
-    assert scores_of(results) == []
+@pytest.mark.parametrize("content", [{}, {"schema": "other"}, results({}), results({"retrieval": {"eng": {}}})])
+def test_nothing_of_nothing(content):
+    assert get_card_scores(content) == []
 
 
 def test_tables_have_a_cell_for_every_number():
-    table = table_of([*scores_of(TRAINING), *scores_of(RECEIPT)])
-    assert table.startswith("In percent; [intervals of 90 %], (chance).\n\n| data | task | language | R@1 | R@5 |")
-    assert "| esc50, test | audio to text | fra | 41.0 (5.0) | 51.0 (15.0) | 61.0 (25.0) | 71.0 (35.0) |" in table
+    table = format_card_scores([*get_card_scores(RETRIEVAL), *get_card_scores(OTHERS)])
+    assert table.startswith(
+        "In percent; [intervals of 90 %], (chance), {a model that is blind to order}.\n\n| data | task"
+    )
+    assert "| esc50, test | audio to text | fra | 41.0 (5.0) | 51.0 (5.0) | 61.0 (5.0) | 71.0 (5.0) |" in table
     assert "| clotho, evaluation | text to audio | eng | 20.0 [15.0, 25.0] (0.1) |  |  |  |" in table
     assert "| clotho, evaluation | zero-shot, plain | eng | 60.0 [50.0, 70.0] (10.0) |" in table
-    assert "| clotho, evaluation | ZSTE 3A | eng | 55.0 (50.0) |" in table
+    assert "| clotho, evaluation | ZSTE 3A | eng | 55.0 (33.3) {50.0} |" in table
 
 
 def test_the_model_index_keeps_directions_languages_and_intervals_apart():
-    scores = [*scores_of(TRAINING), *scores_of(RECEIPT), *scores_of(POST_TRAINING)]
-    data = ModelCardData(model_name="tiny", eval_results=[score.as_eval_result() for score in scores])
+    scores = [each for content in (RETRIEVAL, OTHERS, STAGES) for each in get_card_scores(content)]
+    data = ModelCardData(model_name="tiny", eval_results=[each.as_eval_result() for each in scores])
     _, found = model_index_to_eval_results(data.to_dict()["model-index"])
     keys = {(r.dataset_name, r.dataset_config, r.dataset_split, r.metric_type, r.metric_name) for r in found}
     assert len(keys) == len(found) == len(scores)
     (recall,) = [r for r in found if r.dataset_name == "clotho" and r.metric_type == "text_to_audio_r_at_1"]
     assert (recall.metric_value, recall.metric_args) == (0.2, {"interval": [0.15, 0.25], "confidence": 0.9})
     accuracies = [r for r in found if r.task_type == "zero-shot-audio-classification"]
-    assert [(r.metric_type, r.metric_value) for r in accuracies] == [("accuracy", 0.625), ("accuracy", 0.6)]
-
-
-def test_a_training_run_has_intervals_too():
-    test = {
-        "intervals": {"confidence": 0.95},
-        "retrieval": {"eng": {"t2a": {"R@1": 0.5}, "t2a_chance": {"R@1": 0.1}, "t2a_interval": {"R@1": [0.4, 0.6]}}},
-    }
-    assert "50.0 [40.0, 60.0] (10.0)" in table_of(scores_of({"test": test}))
+    assert [(r.metric_type, r.metric_value) for r in accuracies] == [("accuracy", 0.6)]

@@ -1,4 +1,4 @@
-"""The command, as a user gives it: any checkpoint, a receipt, nothing embedded twice, and two receipts compared."""
+"""The command, as a user gives it: any checkpoint, a results, nothing embedded twice, and two results compared."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 import soundfile
 
 from modeling_supclap import datasets_scripts
-from modeling_supclap.evaluation.receipts import Receipt
+from modeling_supclap.evaluation.results import Results
 from modeling_supclap.recipes import evaluate_supclap
 
 ROOT = Path(__file__).parents[2]
@@ -64,34 +64,34 @@ def launch(arguments):
     )
 
 
-def test_one_command_one_receipt_and_a_second_embeds_nothing(folder, monkeypatch, capsys):
+def test_one_command_one_results_and_a_second_embeds_nothing(folder, monkeypatch, capsys):
     run(monkeypatch, *command(folder, "model0"))
     printed = capsys.readouterr().out
     assert "24 clips" in printed
     assert "retrieval fra a2t mAP@10" in printed
-    first = Receipt.load(folder / "out_model0")
+    first = Results.load(folder / "out_model0")
     assert first.content["run"]["cache"]["embedded"] > 0
     assert first.protocol["shared_sources"] == {"with": "train", "count": 0, "examples": []}
     assert first.protocol["dataset_config"]["num_test"] == 24
-    assert first.scores["zste"].keys() == {"eng", "jpn", "MRV"}
+    assert first.scores["zste"].keys() == {"eng", "jpn", "all"}
     outcomes = (folder / "out_model0" / "outcomes.npz").read_bytes()
 
     done = launch(command(folder, "model0"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "; 0 sets of embeddings made, " in done.stdout
-    second = Receipt.load(folder / "out_model0")
+    second = Results.load(folder / "out_model0")
     assert second.content["run"]["cache"]["embedded"] == 0
     assert second.scores == first.scores
     assert (folder / "out_model0" / "outcomes.npz").read_bytes() == outcomes
 
 
-def test_receipts_are_compared(folder, monkeypatch, capsys):
+def test_results_are_compared(folder, monkeypatch, capsys):
     for model in ("model0", "model1", "clap"):
         run(monkeypatch, *command(folder, model))
     capsys.readouterr()
     run(monkeypatch, "--compare", folder / "out_model0", folder / "out_model1")
     table = capsys.readouterr().out
-    assert f"second: {folder / 'model1'}" in table
+    assert f"second: {folder / 'out_model1'}, model model1" in table
     for name in ("retrieval eng t2a R@1", "zero_shot eng supclap top1", "zste jpn 3A"):
         assert name in table
     with pytest.warns(UserWarning, match="differ in audio"):
@@ -99,7 +99,7 @@ def test_receipts_are_compared(folder, monkeypatch, capsys):
     run(monkeypatch, *command(folder, "model1", "--positives", "clip"))
     with pytest.raises(ValueError, match='positives: "captions" and "clip"'):
         run(monkeypatch, "--compare", folder / "out_model0", folder / "out_model1")
-    with pytest.raises(ValueError, match="--compare takes two receipts"):
+    with pytest.raises(ValueError, match="--compare takes two folders"):
         run(monkeypatch, "--compare", folder / "out_model0")
 
 
@@ -127,11 +127,11 @@ def test_all_folds_at_once(folder, esc, monkeypatch):
     output = esc / "out"
     options = ["--model", folder / "model0", "--dataset", "esc50", "--data_dir", esc, "--folds", "1", "2", "3"]
     run(monkeypatch, *options, "--tasks", "zero_shot", "--cache_dir", "none", "--output_dir", output)
-    receipt = Receipt.load(output)
-    found = receipt.scores["zero_shot"]["eng"]["supclap"]
-    assert receipt.protocol["folds"] == [1, 2, 3]
-    assert receipt.protocol["clips"] == 12
-    assert receipt.protocol["without_rows"] == {"missing": 0, "examples": [], "left_out": {}}
+    results = Results.load(output)
+    found = results.scores["zero_shot"]["eng"]["supclap"]
+    assert results.protocol["folds"] == [1, 2, 3]
+    assert results.protocol["clips"] == 12
+    assert results.protocol["without_rows"] == {"missing": 0, "examples": [], "left_out": {}}
     assert found["per_fold"].keys() == {"1", "2", "3"}
     assert found["mean_over_folds"]["value"] == pytest.approx(np.mean(list(found["per_fold"].values())))
     assert found["top1"]["value"] == pytest.approx(found["mean_over_folds"]["value"])
@@ -154,10 +154,10 @@ def test_a_split_that_shares_recordings_with_the_training_split_is_told(folder, 
     options = [*esc50, "--tasks", "zero_shot", "--split", "train+test", "--train_split", "train"]
     with pytest.warns(UserWarning, match="8 of the 12 recordings of 'train\\+test' are in 'train' too"):
         run(monkeypatch, *command(folder, "model0"), *options, "--output_dir", esc / "out")
-    assert Receipt.load(esc / "out").protocol["shared_sources"]["count"] == 8
+    assert Results.load(esc / "out").protocol["shared_sources"]["count"] == 8
 
 
-def test_recordings_that_the_folder_lacks_are_in_the_receipt(folder, tmp_path, monkeypatch):
+def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path, monkeypatch):
     for name in ("a", "b"):
         soundfile.write(tmp_path / f"{name}.wav", builders.noise(16000, hash_of(name)), 16000)
     table = "file_name,caption,split\na.wav,a dog barks,test\nb.wav,rain falls,test\nlost.wav,a bell,test\n"
@@ -165,7 +165,7 @@ def test_recordings_that_the_folder_lacks_are_in_the_receipt(folder, tmp_path, m
     options = ["--dataset", "audio_folder", "--data_dir", tmp_path, "--dataset_config", '{"languages": ["eng"]}']
     options += ["--cache_dir", "none", "--output_dir", tmp_path / "out"]
     run(monkeypatch, "--model", folder / "model0", *options)
-    protocol = Receipt.load(tmp_path / "out").protocol
+    protocol = Results.load(tmp_path / "out").protocol
     assert protocol["without_rows"]["missing"] == 1
     assert protocol["without_rows"]["examples"] == ["lost.wav"]
     assert protocol["origin"] == "audio_folder"

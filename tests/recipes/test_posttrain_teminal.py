@@ -1,6 +1,5 @@
 """The TeminAL recipe, launched as a user launches it, on a small folder in ESC-50's layout."""
 
-import json
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from processes import run_processes
 from transformers import ClapModel
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.evaluation import Results, compare
 from modeling_supclap.recipes import posttrain_teminal
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
@@ -82,17 +82,22 @@ def run(esc_folder, model_folder, tmp_path_factory):
 
 
 def test_both_stages_run_and_are_scored(run):
-    scores = json.loads((run[0] / "results.json").read_text())["scores"]
+    scores = Results.load(run[0]).scores["temporal"]["eng"]
     assert list(scores) == ["before", "stage_a", "stage_b"]
     assert set(scores["stage_a"]) == {"temporal_accuracy", "single_accuracy", "combined_accuracy"}
-    assert all(0 <= value <= 1 for stage in scores.values() for value in stage.values())
+    found = scores["stage_b"]["temporal_accuracy"]
+    assert 0 <= found["low"] <= found["value"] <= found["high"] <= 1
+    assert (found["chance"], found["order_blind"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert scores["stage_b"]["order_accuracy"]["chance"] == 0.5
+    assert "The order of sounds" in (run[0] / "report.html").read_text()
+    assert all(row["difference"] == 0 for row in compare(Results.load(run[0]), Results.load(run[0])))
     assert "audio encoder" in run[1]
 
 
 def test_several_processes_are_one_run(run, tmp_path):
     halves = ["--output_dir", str(tmp_path), "--per_device_train_batch_size", "3", "--use_cpu", "true"]
     run_processes("recipes/posttrain_teminal.py", *run[2], *halves)
-    one, two = (json.loads((folder / "results.json").read_text())["scores"] for folder in (run[0], tmp_path))
+    one, two = (Results.load(folder).scores["temporal"]["eng"] for folder in (run[0], tmp_path))
     assert two["before"] == one["before"]
     steps = [
         sorted(path.relative_to(folder) for path in folder.glob("stage_*/checkpoint-*"))
@@ -104,9 +109,12 @@ def test_several_processes_are_one_run(run, tmp_path):
 def test_the_card_says_what_was_done(run):
     card = ModelCard.load(run[0] / "README.md")
     assert card.data.datasets == ["esc50"]
-    scores = json.loads((run[0] / "results.json").read_text())["scores"]
-    after = [each.metric_value for each in card.data.eval_results if "stage b" in each.metric_name]
-    assert after == [pytest.approx(scores["stage_b"]["temporal_accuracy"], abs=1e-4)]
+    found = Results.load(run[0]).scores["temporal"]["eng"]["stage_b"]
+    after = {each.metric_name: each.metric_value for each in card.data.eval_results if "stage b" in each.metric_name}
+    assert after == {
+        f"order of sounds, stage b {name}": pytest.approx(found[name]["value"], abs=1e-4)
+        for name in ("temporal_accuracy", "order_accuracy")
+    }
     for told in ("stage: a, then b", "sinha2024teminal", "accelerate launch recipes/posttrain_teminal.py"):
         assert told in card.text
 

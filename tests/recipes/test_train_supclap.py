@@ -19,6 +19,7 @@ from processes import run_processes
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
 from modeling_supclap.recipes import train_supclap
 from modeling_supclap.recipes.train_supclap import ModelArguments, arguments_in_use
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
@@ -67,21 +68,38 @@ def test_it_ends_with_a_table(run):
     assert "validation mean_recall" in output
     assert "clips/s" in output
     table = output[output.index("test split, 64 clips") :]
-    for line in ("eng       text to audio", "jpn       audio to text", "  chance", "zero-shot accuracy"):
+    for line in ("retrieval eng t2a R@1", "retrieval jpn a2t R@10", "chance", "zero_shot eng run top1"):
         assert line in table
+    assert ", chance 0." in output
     assert f"training_curves.png are in {folder}" in table
 
 
 def test_results_hold_scores_chance_and_how_they_came_about(run):
-    results = json.loads((run[0] / "results.json").read_text())
-    scores = results["test"]["retrieval"]["jpn"]
-    assert 0 <= scores["t2a"]["R@1"] <= scores["t2a"]["R@5"] <= scores["t2a"]["R@10"] <= 1
-    assert scores["t2a_chance"]["R@1"] == pytest.approx(1 / 64)
-    assert results["test"]["clips"] == 64
-    assert results["steps"] == 8
-    assert results["arguments"]["svr"] == "bi-dynamic"
-    assert results["versions"]["transformers"]
-    assert 0 <= results["test"]["zero_shot"]["top1"] <= results["test"]["zero_shot"]["top5"] <= 1
+    results = Results.load(run[0])
+    found = results.scores["retrieval"]["jpn"]["t2a"]
+    assert 0 <= found["R@1"]["value"] <= found["R@5"]["value"] <= found["R@10"]["value"] <= 1
+    assert found["R@1"]["chance"] == pytest.approx(1 / 64)
+    assert found["R@1"]["low"] <= found["R@1"]["value"] <= found["R@1"]["high"]
+    assert results.protocol["clips"] == 64
+    training = results.content["training"]
+    assert (training["steps"], training["arguments"]["svr"]) == (8, "bi-dynamic")
+    assert results.content["versions"]["transformers"]
+    zero_shot = results.scores["zero_shot"]["eng"]["run"]
+    assert 0 <= zero_shot["top1"]["value"] <= zero_shot["top5"]["value"] <= 1
+
+
+def test_a_run_leaves_what_an_evaluation_leaves(run):
+    assert "<h2>Retrieval</h2>" in (run[0] / "report.html").read_text()
+    rows = load_splits("synthetic", **yaml.safe_load(Path(ROOT, SMOKE).read_text())["dataset_config"])["test"]
+    trained = Results.load(run[0])
+    options = {"positives": trained.protocol["positives"], "languages": trained.protocol["languages"]}
+    evaluated = evaluate(run[0], rows, cache=EmbeddingCache(None), **options)
+    assert evaluated.protocol["dataset_hash"] == trained.protocol["dataset_hash"]
+    assert evaluated.content["model"]["fingerprint"] == trained.content["model"]["fingerprint"]
+    with pytest.warns(UserWarning, match="the results differ in audio"):
+        table = compare(trained, evaluated)
+    assert len(table) == 2 * 2 * 5
+    assert max(abs(row["difference"]) for row in table if not row["score"].endswith("rank")) <= 1 / 64
 
 
 @pytest.mark.parametrize("name", ["training_curves.png", "drift.png"])
@@ -134,8 +152,9 @@ def test_several_processes_are_one_run(tmp_path):
         run_processes("recipes/train_supclap.py", str(tmp_path / "smoke.yaml"), *words, count=count)
     np.testing.assert_allclose(losses(tmp_path / "2"), losses(tmp_path / "1"), rtol=1e-4)
     one, two = (json.loads((tmp_path / count / "results.json").read_text()) for count in "12")
-    assert two["test"]["clips"] == one["test"]["clips"] == 64
-    assert two["best_validation"] == pytest.approx(one["best_validation"], abs=0.01)
+    assert two["protocol"]["clips"] == one["protocol"]["clips"] == 64
+    best = [found["training"]["best_validation"] for found in (one, two)]
+    assert best[1] == pytest.approx(best[0], abs=0.01)
 
 
 def test_an_unknown_key_names_the_valid_one():
@@ -173,7 +192,7 @@ def test_a_folder_needs_nothing_but_its_name(sounds, tmp_path):
     code, output = launch(*words, "--output_dir", str(tmp_path / "run"))
     assert code == 0, output
     assert "audio_folder: 8 train, 1 validation, 1 test clips" in output
-    assert set(json.loads((tmp_path / "run" / "results.json").read_text())["test"]["retrieval"]) == {"eng"}
+    assert set(json.loads((tmp_path / "run" / "results.json").read_text())["scores"]["retrieval"]) == {"eng"}
 
 
 def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, tmp_path):
@@ -187,15 +206,15 @@ def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, 
     assert code == 0, output
     assert "audio_folder has no test split" in output
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert "test" not in results
-    assert results["steps"] == 2
+    assert results["scores"] == {}
+    assert results["training"]["steps"] == 2
     SupCLAPModel.from_pretrained(tmp_path / "run")
 
 
 def test_templates_without_labels_are_refused_before_the_run(sounds):
     splits = load_splits("audio_folder", data_dir=str(sounds), languages=["eng"])
     data_args = train_supclap.DataArguments("audio_folder", zero_shot_templates=["{}"])
-    with pytest.raises(ValueError, match="test clips of audio_folder have none; leave the templates out"):
+    with pytest.raises(ValueError, match="zero_shot_templates need one label a clip"):
         train_supclap.check_splits(splits, data_args, SupCLAPTrainingArguments())
     train_supclap.check_splits(splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments())
 
@@ -226,16 +245,16 @@ def test_a_prepared_set_goes_by_the_name_of_what_it_was_made_from(sounds, tmp_pa
     assert {result.dataset_name for result in card.data.eval_results} == {"audio_folder"}
     assert "id001" not in card.text  # a list that two arguments share
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert (results["origin"], results["arguments"]["dataset"]) == ("audio_folder", "prepared")
+    assert (results["protocol"]["origin"], results["protocol"]["dataset"]) == ("audio_folder", "prepared")
 
 
 @pytest.mark.slow
 def test_the_default_job_reaches_ten_times_chance_in_both_directions(tmp_path):
     code, output = launch("--output_dir", str(tmp_path / "run"), timeout_seconds=1200)
     assert code == 0, output
-    scores = json.loads((tmp_path / "run" / "results.json").read_text())["test"]["retrieval"]["eng"]
+    scores = json.loads((tmp_path / "run" / "results.json").read_text())["scores"]["retrieval"]["eng"]
     for direction in ("t2a", "a2t"):
-        assert scores[direction]["R@1"] >= 10 * scores[f"{direction}_chance"]["R@1"]
+        assert scores[direction]["R@1"]["value"] >= 10 * scores[direction]["R@1"]["chance"]
 
 
 @pytest.mark.slow
@@ -244,16 +263,16 @@ def test_real_recordings_are_learned(tmp_path):
     folder = ["--data_dir", os.environ["SUPCLAP_ESC10"], "--output_dir", str(tmp_path / "run")]
     code, output = launch("recipes/configs/esc10.yaml", *folder, timeout_seconds=1800)
     assert code == 0, output
-    results = json.loads((tmp_path / "run" / "results.json").read_text())["test"]
-    assert results["zero_shot"]["top1"] >= 4 * results["zero_shot"]["chance"]
+    found = Results.load(tmp_path / "run").scores["zero_shot"]["eng"]["run"]["top1"]
+    assert found["value"] >= 4 * found["chance"]
 
 
 def test_the_card_says_what_was_done(run):
     card = ModelCard.load(run[0] / "README.md")
     assert (card.data.license, card.data.language, card.data.datasets) == ("apache-2.0", ["en", "ja"], ["synthetic"])
-    scores = json.loads((run[0] / "results.json").read_text())["test"]["retrieval"]["jpn"]["a2t"]
+    scores = json.loads((run[0] / "results.json").read_text())["scores"]["retrieval"]["jpn"]["a2t"]
     index = {(each.dataset_config, each.metric_name): each.metric_value for each in card.data.eval_results}
-    assert index["jpn", "audio to text R@5"] == pytest.approx(scores["R@5"], abs=1e-4)
+    assert index["jpn", "audio to text R@5"] == pytest.approx(scores["R@5"]["value"], abs=1e-4)
     command = f"accelerate launch recipes/train_supclap.py {SMOKE} --output_dir {run[0].name}"
     for told in (command, "| CC0-1.0 | 64 |", "svr: bi-dynamic", "num_train: 64"):
         assert told in card.text

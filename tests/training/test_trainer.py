@@ -147,6 +147,17 @@ def test_a_checkpoint_is_a_model_and_remembers_its_objective(tmp_path, rows):
     assert SupCLAPProcessor.from_pretrained(folder).feature_extractor.sampling_rate == 16000
 
 
+def test_a_token_is_in_no_file(tmp_path, rows):
+    trainer = build(tmp_path, rows, num_train_epochs=1, hub_token="hf_secret")
+    trainer.train()
+    trainer.save_model()
+    trainer.create_model_card()
+    assert trainer.args.hub_token == "hf_secret"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"training_args.bin", "README.md"} <= {path.name for path in files}
+    assert not [path for path in files if b"hf_secret" in path.read_bytes()]
+
+
 def test_the_saved_model_is_for_inference(tmp_path, rows):
     trainer = build(
         tmp_path / "run",

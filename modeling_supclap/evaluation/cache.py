@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import warnings
@@ -15,7 +16,7 @@ from huggingface_hub import constants
 
 from modeling_supclap.datasets_scripts.atomic_files import whole_file, write_json
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 """Raise it with any change to what is stored under a key."""
 
 Arrays = dict[str, np.ndarray]
@@ -68,31 +69,28 @@ class EmbeddingCache:
         if not keep:
             self.embedded += 1
             return make()
+
         name = digest_of({"cache": CACHE_VERSION, **key})
+        path = None if self.folder is None else self.folder / name[:2] / f"{name}.npz"
         arrays = self._held.pop(name, None)
+        if arrays is None and path is not None and path.is_file():
+            arrays = _load_arrays(path)
+            self.read += arrays is not None
         if arrays is None:
-            arrays = self._stored(name, make)
+            arrays = make()
+            self.embedded += 1
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with whole_file(path) as unfinished:
+                    unfinished.write_bytes(pack_arrays(arrays))
+
         self._held[name] = arrays  # the youngest last
         if len(self._held) > _MOST_HELD:
             del self._held[next(iter(self._held))]
         return arrays
 
-    def _stored(self, name: str, make: Callable[[], Arrays]) -> Arrays:
-        """From the disk, or made and written there."""
-        path = None if self.folder is None else self.folder / name[:2] / f"{name}.npz"
-        found = None if path is None else _load(path)
-        if found is not None:
-            self.read += 1
-            return found
-        arrays = make()
-        self.embedded += 1
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_arrays(path, arrays)
-        return arrays
-
     def file_digest(self, path: str | Path) -> str:
-        """The SHA-256 of a file's bytes; read again only when its size or time of change differs.
+        """The SHA-256 of a file's bytes; read again only when the file system says that it may be another file.
 
         Args:
             path: The file.
@@ -102,13 +100,16 @@ class EmbeddingCache:
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no audio file {path}")
-        status = os.stat(path)
-        known = f"{os.path.abspath(path)}|{status.st_size}|{status.st_mtime_ns}"
-        digests = self._known_digests()
-        if known not in digests:
+        if self._digests is None:
+            self._digests = self._load_digests()
+
+        # Size and time of change alone do not tell two files apart that have exchanged their names.
+        found = os.stat(path)
+        known = f"{os.path.abspath(path)}|{found.st_size}|{found.st_mtime_ns}|{found.st_ino}|{found.st_ctime_ns}"
+        if known not in self._digests:
             with open(path, "rb") as file:
-                digests[known] = hashlib.sha256(file.read()).hexdigest()
-        return digests[known]
+                self._digests[known] = hashlib.file_digest(file, "sha256").hexdigest()
+        return self._digests[known]
 
     def save_digests(self) -> None:
         """Keeps what `file_digest` has found for the next run."""
@@ -117,11 +118,18 @@ class EmbeddingCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "digests.json", self._digests)
 
-    def _known_digests(self) -> dict[str, str]:
-        if self._digests is None:
-            path = None if self.folder is None else self.folder / "digests.json"
-            self._digests = _load_digests(path) if path and path.is_file() else {}
-        return self._digests
+    def _load_digests(self) -> dict[str, str]:
+        path = None if self.folder is None else self.folder / "digests.json"
+        if path is None or not path.is_file():
+            return {}
+        try:
+            digests = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
+                raise ValueError("it is no object of strings")
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{path} cannot be read ({error}); the recordings are read again", stacklevel=3)
+            return {}
+        return digests
 
 
 def digest_of(value: Any) -> str:
@@ -133,31 +141,14 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes an npz whole or not at all.
-
-    Args:
-        path: The file to write; its folder exists.
-        arrays: By name; names may hold slashes.
-    """
-    with whole_file(path) as unfinished, open(unfinished, "wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Arrays by name, which may hold slashes, as the bytes of an npz; the same bytes for the same arrays."""
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
+    return packed.getvalue()
 
 
-def _load_digests(path: Path) -> dict[str, str]:
-    try:
-        digests = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
-            raise ValueError("it is no object of strings")
-    except (OSError, ValueError) as error:
-        warnings.warn(f"{path} cannot be read ({error}); the recordings are read again", stacklevel=4)
-        return {}
-    return digests
-
-
-def _load(path: Path) -> Arrays | None:
-    if not path.is_file():
-        return None
+def _load_arrays(path: Path) -> Arrays | None:
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}

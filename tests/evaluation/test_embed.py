@@ -10,11 +10,16 @@ from listeners import Listener
 from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts.audio import BadAudioError
-from modeling_supclap.evaluation import embedded_split
-from modeling_supclap.evaluation.clip_embeddings import AudioPolicy
-from modeling_supclap.evaluation.embedded_split import dataset_hash, embed_split
-from modeling_supclap.evaluation.embedding_cache import EmbeddingCache
-from modeling_supclap.evaluation.embedding_models import load_embedding_model
+from modeling_supclap.evaluation import embed
+from modeling_supclap.evaluation.cache import EmbeddingCache
+from modeling_supclap.evaluation.embed import (
+    AudioPolicy,
+    ClipEmbeddings,
+    embed_split,
+    hash_dataset,
+    matrix_of,
+)
+from modeling_supclap.evaluation.models import load_embedding_model
 
 
 @pytest.fixture
@@ -69,7 +74,7 @@ def test_texts_of_a_model_that_is_not_cached_are_embedded_once_a_split(rows):
 
 def test_the_windows_change_nothing(rows, monkeypatch):
     whole = embed_split(load_embedding_model(Listener()), rows, AudioPolicy(chunk_seconds=0.3)).clips
-    monkeypatch.setattr(embedded_split, "_WINDOW_CLIPS", 3)
+    monkeypatch.setattr(embed, "_WINDOW_CLIPS", 3)
     listener = Listener()
     parts = embed_split(load_embedding_model(listener), rows, AudioPolicy(chunk_seconds=0.3)).clips
     assert [count for _, count, _ in listener.calls] == [6, 6, 4]
@@ -90,7 +95,7 @@ def test_the_name_of_the_data_follows_their_content_alone(tmp_path, rows):
         assert name([{**rows[0], **change}, *rows[1:]]) != original
     soundfile.write(rows[0]["audio_path"], 0.1 * noise(9000), RATE_HZ)
     assert name(rows) != original
-    assert dataset_hash(rows, {row["clip_id"]: "same" for row in rows}) == dataset_hash(
+    assert hash_dataset(rows, {row["clip_id"]: "same" for row in rows}) == hash_dataset(
         rows[::-1], {row["clip_id"]: "same" for row in rows}
     )
 
@@ -105,12 +110,12 @@ def spoiled(rows, tmp_path):
 
 def test_missing_recordings_are_an_error_or_left_out_and_named(tmp_path, rows):
     bad, cache = spoiled(rows, tmp_path), EmbeddingCache(tmp_path / "cache")
-    with pytest.raises(FileNotFoundError, match=r"clip clip1: .*nothing\.wav; pass missing='skip'"):
+    with pytest.raises(FileNotFoundError, match=r"clip clip1: .*nothing\.wav; --on_bad_audio skip"):
         embed_split(load_embedding_model(Listener()), bad, cache=cache)
     with pytest.raises(BadAudioError, match=r"bad\.wav"):
         embed_split(load_embedding_model(Listener()), bad[2:], cache=cache)
     for listener in (Listener(), Listener()):
-        split = embed_split(load_embedding_model(listener), bad, cache=cache, missing="skip")
+        split = embed_split(load_embedding_model(listener), bad, cache=cache, on_bad_audio="skip")
         assert split.missing == ["clip1", "clip4", "clip6"]
         assert [row["clip_id"] for row in split.rows] == ["clip0", "clip2", "clip3", "clip5", "clip7"]
         good = [row for i, row in enumerate(rows) if i not in (1, 4, 6)]
@@ -125,9 +130,9 @@ def test_missing_recordings_are_an_error_or_left_out_and_named(tmp_path, rows):
 def test_a_split_of_which_nothing_can_be_heard_is_an_error(tmp_path, rows):
     bad = spoiled(rows, tmp_path)
     with pytest.raises(ValueError, match="none of the 1 recordings is there"):
-        embed_split(load_embedding_model(Listener()), [bad[1]], missing="skip")
+        embed_split(load_embedding_model(Listener()), [bad[1]], on_bad_audio="skip")
     with pytest.raises(ValueError, match="none of the 2 recordings can be read"):
-        embed_split(load_embedding_model(Listener()), [bad[4], bad[6]], missing="skip")
+        embed_split(load_embedding_model(Listener()), [bad[4], bad[6]], on_bad_audio="skip")
 
 
 def test_a_recording_shorter_than_the_model_needs_is_bad(rows):
@@ -168,3 +173,84 @@ def test_texts_are_kept_apart_by_model_and_language(tmp_path, rows):
     assert not np.array_equal(*found)
     embed_split(load_embedding_model(listeners[0]), rows, cache=cache).texts(["rain"], "fra")
     assert [language for kind, _, language in listeners[0].calls if kind == "text"] == ["eng", "fra"]
+
+
+# ---- parts of recordings ----
+
+COUNTS = [2, 1, 3]
+
+
+def units(count, seed, width=6):
+    vectors = np.random.default_rng(seed).standard_normal((count, width))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def clips(pooling):
+    onsets = np.concatenate([10.0 * np.arange(count) for count in COUNTS])
+    return ClipEmbeddings(units(6, 0), np.array(COUNTS), onsets, pooling)
+
+
+PARTS = [[0, 1], [2], [3, 4, 5]]
+
+
+def test_the_mean_is_normalised_and_a_lone_chunk_untouched():
+    found = clips("mean").mean
+    for clip, rows in enumerate(PARTS):
+        mean = units(6, 0)[rows].astype(np.float64).mean(axis=0)
+        np.testing.assert_allclose(found[clip], mean / np.linalg.norm(mean), atol=1e-7)
+    assert np.array_equal(found[1], units(6, 0)[2])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "best"])
+def test_similarity_in_both_directions(pooling):
+    texts = units(70, 1)
+    embedded = clips(pooling)
+    chunks = units(6, 0).astype(np.float64)
+    if pooling == "best":
+        expected = np.stack([[max(text @ chunks[row] for row in rows) for rows in PARTS] for text in texts])
+    else:
+        expected = texts @ embedded.mean.T
+    np.testing.assert_allclose(matrix_of(embedded.similarity(texts)), expected, atol=1e-6)
+    np.testing.assert_allclose(matrix_of(embedded.similarity(texts, "a2t")), expected.T, atol=1e-6)
+    np.testing.assert_allclose(matrix_of(embedded.similarity(texts), slice(3, 5)), expected[3:5], atol=1e-6)
+
+
+def test_more_candidates_than_a_tile_holds():
+    texts = units(2500, 2)
+    np.testing.assert_allclose(
+        matrix_of(clips("mean").similarity(texts, "a2t")), clips("mean").mean @ texts.T, atol=1e-6
+    )
+
+
+def test_some_clips_in_another_order():
+    chosen = clips("best").select([2, 0])
+    assert chosen.counts.tolist() == [3, 2]
+    assert np.array_equal(chosen.embeds, units(6, 0)[[3, 4, 5, 0, 1]])
+    assert chosen.onset_seconds.tolist() == [0, 10, 20, 0, 10]
+    assert chosen.pooling == "best"
+
+
+def test_a_policy_takes_the_limit_of_its_model_and_says_what_it_does():
+    listener = load_embedding_model(Listener())
+    assert AudioPolicy(30.0).for_model(listener) == AudioPolicy(30.0)
+    assert AudioPolicy(30.0).sentence() == "the first 30 s of each recording, embedded at once"
+    listener.chunk_seconds = 10.0
+    limited = AudioPolicy().for_model(listener)
+    assert limited == AudioPolicy(None, 10.0, "mean")
+    assert "in chunks of 10 s where it is longer; the normalised mean" in limited.sentence()
+    assert AudioPolicy(chunk_seconds=5.0, pooling="best").for_model(listener).chunk_seconds == 5.0
+    with pytest.raises(ValueError, match=r"chunk_seconds is 11\.0; Listener takes 10\.0 s at once"):
+        AudioPolicy(chunk_seconds=11.0).for_model(listener)
+
+
+@pytest.mark.parametrize("change", [{"pooling": "max"}, {"chunk_seconds": 0.0}, {"max_audio_seconds": float("nan")}])
+def test_a_policy_that_means_nothing_is_refused(change):
+    with pytest.raises(ValueError, match=f"{next(iter(change))} is"):
+        AudioPolicy(**change)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "best"])
+def test_scores_of_single_pairs_are_those_of_the_matrix(pooling):
+    texts, heard = units(5, 1), np.array([2, 0, 0, 1, 2])
+    matrix = matrix_of(clips(pooling).similarity(texts))
+    np.testing.assert_allclose(clips(pooling).pair_cosines(texts, heard), matrix[np.arange(5), heard], atol=1e-6)

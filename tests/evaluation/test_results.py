@@ -1,4 +1,4 @@
-"""Receipts: whole files, comparisons against another statistics package, and the papers' numbers."""
+"""Resultss: whole files, comparisons against another statistics package, and the papers' numbers."""
 
 import json
 
@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from modeling_supclap.evaluation.receipts import (
+from modeling_supclap.evaluation.results import (
     SCHEMA,
     Intervals,
-    Receipt,
+    Results,
     compare,
     flat_scores,
     format_comparison,
     format_scores,
+    get_dataset_name,
     paper_results,
     score,
-    write_results,
+    without_secrets,
 )
+from modeling_supclap.metrics.names import get_metric
 
 PROTOCOL = {
     "dataset_hash": "d",
@@ -30,22 +32,22 @@ PROTOCOL = {
 }
 
 
-def receipt(hits, name="model", ids=None, clusters=None, **protocol):
-    """A receipt of one direction and one ZSTE task, both with these outcomes."""
+def results(hits, name="model", ids=None, clusters=None, **protocol):
+    """A results of one direction and one ZSTE task, both with these outcomes."""
     hits = np.asarray(hits, dtype=np.float64)
     ids = np.array([f"clip{index}" for index in range(len(hits))] if ids is None else ids)
     clusters = ids if clusters is None else np.array(clusters)
     prefix = "retrieval/eng/t2a"
     arrays = {f"{prefix}/{one}": hits for one in ("R@1", "R@5", "R@10", "mAP@10")}
     arrays |= {f"{prefix}/rank": 3 - 3 * hits.astype(int), f"{prefix}/query_id": ids, f"{prefix}/cluster": clusters}
-    arrays |= {"zste/eng/3A/score": hits, "zste/eng/3A/question_id": ids, "zste/eng/3A/cluster": clusters}
+    arrays |= {"zste/eng/3A/score": hits, "zste/eng/3A/query_id": ids, "zste/eng/3A/cluster": clusters}
     content = {
         "schema": SCHEMA,
         "model": {"name": name},
         "protocol": {**PROTOCOL, **protocol},
         "scores": {"retrieval": {"eng": {"t2a": {"R@1": score(hits.mean())}}}, "zste": {"eng": {}}},
     }
-    return Receipt(content, arrays)
+    return Results(content, arrays)
 
 
 def by_name(table):
@@ -57,7 +59,7 @@ B = [1, 1, 0, 1, 1, 0, 1, 1, 0, 0] * 4
 
 
 def test_a_comparison_is_paired():
-    found = by_name(compare(receipt(A), receipt(B)))
+    found = by_name(compare(results(A), results(B)))
     row = found["retrieval eng t2a R@1"]
     assert (row["first"], row["second"], row["difference"]) == (
         pytest.approx(0.3),
@@ -67,23 +69,23 @@ def test_a_comparison_is_paired():
     assert 0 < row["low"] < 0.3 < row["high"]
     # Scipy's exact test of the same null: 12 of 12 differing queries went one way.
     assert row["p_value"] == pytest.approx(stats.binomtest(12, 12).pvalue, abs=1e-9)
-    assert found["retrieval eng t2a rank"]["first"] == pytest.approx(1 + 3 * 0.7)
+    assert found["retrieval eng t2a mean_rank"]["first"] == pytest.approx(1 + 3 * 0.7)
     assert found["zste eng 3A"]["difference"] == pytest.approx(0.3)
-    assert all(row["difference"] == 0 for row in compare(receipt(A), receipt(A)))
+    assert all(row["difference"] == 0 for row in compare(results(A), results(A)))
 
 
 def test_queries_are_paired_by_id_and_not_by_place():
     order = np.random.default_rng(0).permutation(len(B))
     ids = np.array([f"clip{index}" for index in range(len(B))])[order]
-    shuffled = receipt(np.array(B)[order], ids=ids)
-    expected, found = (by_name(compare(receipt(A), other)) for other in (receipt(B), shuffled))
+    shuffled = results(np.array(B)[order], ids=ids)
+    expected, found = (by_name(compare(results(A), other)) for other in (results(B), shuffled))
     assert found["retrieval eng t2a R@1"] == expected["retrieval eng t2a R@1"]
 
 
 def test_queries_of_one_recording_are_drawn_together():
-    apart = by_name(compare(receipt(A), receipt(B)))["zste eng 3A"]
+    apart = by_name(compare(results(A), results(B)))["zste eng 3A"]
     ten = [f"source{index % 10}" for index in range(40)]
-    together = by_name(compare(receipt(A, clusters=ten), receipt(B, clusters=ten)))["zste eng 3A"]
+    together = by_name(compare(results(A, clusters=ten), results(B, clusters=ten)))["zste eng 3A"]
     assert together["p_value"] > apart["p_value"]
     assert together["high"] - together["low"] > apart["high"] - apart["low"]
 
@@ -99,106 +101,154 @@ def test_queries_of_one_recording_are_drawn_together():
 )
 def test_other_data_or_another_protocol_is_refused(change):
     with pytest.raises(ValueError, match=f"not measured alike; {next(iter(change))}"):
-        compare(receipt(A), receipt(B, **change))
+        compare(results(A), results(B, **change))
     with pytest.warns(UserWarning, match="not measured alike"):
-        assert compare(receipt(A), receipt(B, **change), allow_different=True)
+        assert compare(results(A), results(B, **change), allow_different=True)
 
 
 def test_what_models_differ_in_by_nature_is_only_warned_of():
     other = {"audio": {"chunk_seconds": 10.0}, "zste": {"set_hash": "s", "clip_seconds": {"pair": 5.0}}}
-    with pytest.warns(UserWarning, match="the receipts differ in audio"):
-        assert compare(receipt(A), receipt(B, **other))
+    with pytest.warns(UserWarning, match="the results differ in audio"):
+        assert compare(results(A), results(B, **other))
 
 
 def test_other_queries_are_refused_or_left_out():
-    fewer = receipt(B[:30])
+    fewer = results(B[:30])
     with pytest.raises(ValueError, match="asked 40 and 30 queries, 30 alike"):
-        compare(receipt(A), fewer)
-    found = by_name(compare(receipt(A), fewer, allow_different=True))["retrieval eng t2a R@1"]
+        compare(results(A), fewer)
+    found = by_name(compare(results(A), fewer, allow_different=True))["retrieval eng t2a R@1"]
     assert found["queries"] == 30
     assert found["first"] == pytest.approx(np.mean(A[:30]))
 
 
-def test_receipts_without_a_common_score():
-    other = receipt(B)
+def test_results_without_a_common_score():
+    other = results(B)
     other.arrays = {name.replace("eng", "fra"): values for name, values in other.arrays.items()}
     with pytest.raises(ValueError, match="no score in common"):
-        compare(receipt(A), other)
+        compare(results(A), other)
 
 
-def test_a_receipt_comes_back_and_is_the_same_bytes_each_time(tmp_path):
+def test_a_results_comes_back_and_is_the_same_bytes_each_time(tmp_path):
     for name in ("one", "two"):
-        assert receipt(A).save(tmp_path / name) == tmp_path / name / "results.json"
+        assert results(A).save(tmp_path / name) == tmp_path / name / "results.json"
     for file in ("results.json", "outcomes.npz"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     for path in (tmp_path / "one", tmp_path / "one" / "results.json"):
-        loaded = Receipt.load(path)
-        assert loaded.content == receipt(A).content
-        assert loaded.arrays.keys() == receipt(A).arrays.keys()
-        assert all(np.array_equal(loaded.arrays[name], values) for name, values in receipt(A).arrays.items())
+        loaded = Results.load(path)
+        assert loaded.content == results(A).content
+        assert loaded.arrays.keys() == results(A).arrays.keys()
+        assert all(np.array_equal(loaded.arrays[name], values) for name, values in results(A).arrays.items())
     assert {file.name for file in (tmp_path / "one").iterdir()} == {"results.json", "outcomes.npz"}
 
 
-def test_what_is_no_receipt_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no receipt"):
-        Receipt.load(tmp_path)
+def test_what_is_no_results_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there are no results"):
+        Results.load(tmp_path)
     (tmp_path / "results.json").write_text('{"test": {}}')
     with pytest.raises(ValueError, match="its schema is None"):
-        Receipt.load(tmp_path)
-    receipt(A).save(tmp_path)
+        Results.load(tmp_path)
+    results(A).save(tmp_path)
     (tmp_path / "outcomes.npz").unlink()
     with pytest.raises(FileNotFoundError, match="belongs beside"):
-        Receipt.load(tmp_path)
+        Results.load(tmp_path)
 
 
 def test_a_score_that_is_not_a_number_is_not_written(tmp_path):
-    receipt(A).save(tmp_path)
+    results(A).save(tmp_path)
     before = (tmp_path / "results.json").read_bytes()
-    broken = receipt(B)
+    broken = results(B)
     broken.content["scores"]["retrieval"]["eng"]["t2a"]["R@1"]["value"] = float("nan")
     with pytest.raises(ValueError, match="JSON"):
         broken.save(tmp_path)
     assert (tmp_path / "results.json").read_bytes() == before
 
 
-def test_results_replace_what_was_there_whole(tmp_path):
-    path = tmp_path / "results.json"
-    path.write_text("old")
-    with pytest.raises(TypeError):
-        write_results(path, {"bad": object()})
-    assert path.read_text() == "old"
-    write_results(path, {"R@1": 0.5, "name": "é"})
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert content["R@1"] == 0.5
-    assert content["versions"]["torch"].startswith("2.")
-    assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+def test_outcomes_of_another_run_are_not_believed(tmp_path):
+    results(A).save(tmp_path / "one")
+    results(B).save(tmp_path / "two")
+    (tmp_path / "two" / "outcomes.npz").replace(tmp_path / "one" / "outcomes.npz")  # as a kill between both leaves it
+    with pytest.raises(ValueError, match=r"outcomes\.npz and results\.json are of two runs"):
+        Results.load(tmp_path / "one")
+
+
+def test_what_is_asked_twice_counts_twice():
+    ids = ["once", "twice", "twice", "thrice"]
+    found = by_name(compare(results([1, 1, 0, 0], ids=ids), results([1, 0, 1, 1], ids=ids)))["zste eng 3A"]
+    assert (found["first"], found["second"], found["queries"]) == (0.5, 0.75, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"hub_token": "hf_x", "lr": 1}, {"lr": 1}),
+        ({"inner": {"api_key": "x", "pad_token": "<pad>"}}, {"inner": {"pad_token": "<pad>"}}),
+        (["/home/me/ESC-50/", "~/data", "../mine/set", "outputs/run"], ["ESC-50", "data", "set", "outputs/run"]),
+        ("https://me:secret@host:8/v1?key=x", "https://host:8/v1"),
+        ("laion/clap-htsat-fused", "laion/clap-htsat-fused"),
+        ("my_module:load", "my_module:load"),
+    ],
+)
+def test_secrets_and_folders_of_this_machine_are_not_written(tmp_path, given, kept):
+    assert without_secrets(given) == kept
+    found = results(A)
+    found.content["training"] = {"arguments": given}
+    assert json.loads(found.save(tmp_path).read_text())["training"]["arguments"] == kept
+
+
+def test_a_notebook_shows_the_scores_escaped():
+    page = results(A, name="<b>")._repr_html_()
+    assert "<th>retrieval eng t2a R@1</th><td>30.0</td>" in page
+    assert "order-blind" in page
 
 
 def test_tables_are_in_percent_where_scores_are_shares():
     scores = {
         "retrieval": {"eng": {"t2a": {"R@1": score(0.5, (0.4, 0.6), 0.1), "mean_rank": score(7.25), "num_queries": 3}}},
-        "multilingual": {"MRV": score(12.5), "Dis": {"fra": score(0.25)}},
+        "multilingual": {"all": {"MRV": score(12.5)}, "fra": {"Dis": score(0.25)}},
+        "zste": {"eng": {"3A": score(0.5, None, 1 / 3, 1 / 2)}},
     }
     lines = [line.split() for line in format_scores(scores).splitlines()]
     assert lines[1:] == [
-        ["retrieval", "eng", "t2a", "R@1", "50.00", "40.00", "to", "60.00", "10.00"],
-        ["retrieval", "eng", "t2a", "mean_rank", "7.25"],
-        ["multilingual", "MRV", "12.50"],
-        ["multilingual", "Dis", "fra", "0.25"],
+        ["retrieval", "eng", "t2a", "R@1", "50.0", "40.0", "to", "60.0", "10.0"],
+        ["retrieval", "eng", "t2a", "mean_rank", "7.2"],
+        ["multilingual", "all", "MRV", "12.50"],
+        ["multilingual", "fra", "Dis", "0.250"],
+        ["zste", "eng", "3A", "50.0", "33.3", "50.0"],
     ]
-    assert [place for place, _ in flat_scores(scores)][-1] == ("multilingual", "Dis", "fra")
-    compared = format_comparison(compare(receipt(A), receipt(B))).splitlines()
-    assert compared[1].split()[:7] == ["retrieval", "eng", "t2a", "R@1", "30.00", "60.00", "+30.00"]
-    assert "+30.00" not in next(line for line in compared if "rank" in line)
+    assert lines[0][-1] == "order-blind"
+    assert "order-blind" not in format_scores({"retrieval": scores["retrieval"]})
+    assert [found.place for found in flat_scores(scores)][-2] == ("multilingual", "fra", "Dis")
+    compared = format_comparison(compare(results(A), results(B))).splitlines()
+    row = next(line for line in compared if "t2a R@1" in line)
+    assert row.split()[:7] == ["retrieval", "eng", "t2a", "R@1", "30.0", "60.0", "+30.0"]
+    assert "-0.9" in next(line for line in compared if "rank" in line)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name"),
+    [
+        ({"dataset": "esc50", "classes": 50}, "esc50"),
+        ({"dataset": "esc50", "classes": 10}, "esc50, 10 of 50 classes"),
+        ({"dataset": "prepared", "origin": "urbansound8k", "classes": 3}, "urbansound8k, 3 of 10 classes"),
+        ({"dataset": "clotho", "classes": 0}, "clotho"),
+    ],
+)
+def test_a_part_of_the_classes_is_said_to_be_one(protocol, name):
+    assert get_dataset_name(protocol) == name
+
+
+def test_every_metric_of_the_papers_has_a_name():
+    for metric in {entry["metric"] for entry in paper_results()}:
+        assert get_metric(metric).display
 
 
 def test_intervals_are_those_of_the_bootstrap():
     outcomes = {"R@1": np.array(A, dtype=float)}
-    low, high = Intervals(2000).of(outcomes, np.arange(40))["R@1"]
+    low, high = Intervals(2000).draw(outcomes, np.arange(40))["R@1"]
     expected = stats.bootstrap((A,), np.mean, method="percentile", n_resamples=2000, rng=0).confidence_interval
     assert (low, high) == (pytest.approx(expected.low, abs=0.03), pytest.approx(expected.high, abs=0.03))
-    assert Intervals(0).of(outcomes, np.arange(40)) == {"R@1": None}
-    assert Intervals().of(outcomes, ["one"] * 40) == {"R@1": None}
+    assert Intervals(0).draw(outcomes, np.arange(40)) == {"R@1": None}
+    assert Intervals().draw(outcomes, ["one"] * 40) == {"R@1": None}
 
 
 # ---- the papers ----

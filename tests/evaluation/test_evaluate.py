@@ -1,4 +1,4 @@
-"""The three lines of a notebook: one call, one receipt, the same again from the cache."""
+"""The three lines of a notebook: one call, one results, the same again from the cache."""
 
 import builders
 import numpy as np
@@ -23,31 +23,31 @@ def rows(tmp_path):
     return tone_rows(tmp_path)
 
 
-def steady(receipt):
+def steady(results):
     """All of it but what may differ between two equal runs."""
-    return {key: part for key, part in receipt.content.items() if key != "run"}
+    return {key: part for key, part in results.content.items() if key != "run"}
 
 
 def test_a_perfect_listener_and_a_second_run_from_the_cache(tmp_path, rows):
     listeners = [Listener(caption_tones(rows)) for _ in range(2)]
-    receipts = [
+    results = [
         evaluate(one, rows, tasks=TASKS, zste=ZSTE, cache=EmbeddingCache(tmp_path / "cache")) for one in listeners
     ]
-    for place, value in receipts[0].scores["zste"]["eng"].items():
+    for place, value in results[0].scores["zste"]["eng"].items():
         assert value["value"] == 1, place
-    assert receipts[0].scores["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
-    assert receipts[0].scores["zero_shot"]["eng"]["supclap"]["top1"]["value"] == 1
+    assert results[0].scores["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
+    assert results[0].scores["zero_shot"]["eng"]["supclap"]["top1"]["value"] == 1
     assert listeners[1].calls == []
-    assert receipts[1].content["run"]["cache"]["embedded"] == 0
-    assert steady(receipts[0]) == steady(receipts[1])
-    for folder, receipt in zip(("one", "two"), receipts, strict=True):
-        receipt.save(tmp_path / folder)
+    assert results[1].content["run"]["cache"]["embedded"] == 0
+    assert steady(results[0]) == steady(results[1])
+    for folder, found in zip(("one", "two"), results, strict=True):
+        found.save(tmp_path / folder)
     one, two = ((tmp_path / folder / "outcomes.npz").read_bytes() for folder in ("one", "two"))
     assert one == two
 
 
 def test_the_protocol_says_what_was_measured(rows):
-    receipt = evaluate(
+    results = evaluate(
         Listener(caption_tones(rows)),
         rows,
         EvaluationOptions(tasks=TASKS, zste=ZSTE, audio=evaluation.AudioPolicy(max_audio_seconds=0.4)),
@@ -56,7 +56,7 @@ def test_the_protocol_says_what_was_measured(rows):
         data={"dataset": "tones", "split": "test"},
         intervals=evaluation.Intervals(50, seed=3),
     )
-    protocol = receipt.protocol
+    protocol = results.protocol
     assert (protocol["dataset"], protocol["split"], protocol["clips"], protocol["classes"]) == ("tones", "test", 8, 4)
     assert protocol["captions"] == {"eng": 16}
     assert protocol["folds"] == [0, 1]
@@ -66,15 +66,15 @@ def test_the_protocol_says_what_was_measured(rows):
     assert protocol["zero_shot"]["templates"] == {"supclap": ["This is a sound of {}"]}
     assert protocol["zste"]["num_items"] == 8
     assert len(protocol["dataset_hash"]) == 64
-    assert receipt.content["model"]["class"] == "Listener"
-    assert receipt.content["model"]["embedding_dim"] == 41
-    assert receipt.content["versions"].keys() >= {"torch", "transformers", "numpy", "python"}
-    assert receipt.scores["zero_shot"]["eng"]["supclap"]["per_fold"] == {"0": 1.0, "1": 1.0}
-    assert receipt.arrays["clips/audio_path"].tolist() == [row["audio_path"] for row in rows]
-    assert receipt.arrays["embeddings/audio"].shape == (8, 41)
-    assert receipt.arrays["embeddings/text_clip/eng"].tolist() == list(range(8))
-    assert "retrieval eng t2a R@1" in receipt.table()
-    assert not [name for name, values in receipt.arrays.items() if values.dtype == object]
+    assert results.content["model"]["class"] == "Listener"
+    assert results.content["model"]["embedding_dim"] == 41
+    assert results.content["versions"].keys() >= {"torch", "transformers", "numpy", "python"}
+    assert results.scores["zero_shot"]["eng"]["supclap"]["per_fold"] == {"0": 1.0, "1": 1.0}
+    assert results.arrays["clips/audio_path"].tolist() == [row["audio_path"] for row in rows]
+    assert results.arrays["embeddings/audio"].shape == (8, 41)
+    assert results.arrays["embeddings/text_clip/eng"].tolist() == list(range(8))
+    assert "retrieval eng t2a R@1" in results.table()
+    assert not [name for name, values in results.arrays.items() if values.dtype == object]
 
 
 @pytest.mark.parametrize("kind", ["supclap", "clap", "fused"])
@@ -94,22 +94,22 @@ def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
         zste_languages=["eng", "fra"],
         template_sets=evaluation.TEMPLATE_SETS,
     )
-    receipt = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), PHRASES)
-    found = receipt.scores
+    results = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), PHRASES)
+    found = results.scores
     assert found.keys() == {"retrieval", "multilingual", "zero_shot", "zste"}
     assert found["zero_shot"]["eng"].keys() == evaluation.TEMPLATE_SETS.keys()
     assert found["zero_shot"]["jpn"].keys() == {"captions"}
-    assert found["zste"].keys() == {"eng", "fra", "MRV"}
-    assert receipt.protocol["audio"]["chunk_seconds"] == (None if kind == "supclap" else 1)
-    ranks = receipt.arrays["multilingual/ranks"]
-    assert found["multilingual"]["MRV"]["value"] == pytest.approx(ranks.var(axis=1).mean())
-    # Against the embeddings of the receipt itself: whose first caption is nearest to which clip?
-    similarity = receipt.arrays["embeddings/text/eng"] @ receipt.arrays["embeddings/audio"].T
-    first = receipt.arrays["retrieval/eng/t2a/top"][::2, 0]
+    assert found["zste"].keys() == {"eng", "fra", "all"}
+    assert results.protocol["audio"]["chunk_seconds"] == (None if kind == "supclap" else 1)
+    ranks = results.arrays["multilingual/ranks"]
+    assert found["multilingual"]["all"]["MRV"]["value"] == pytest.approx(ranks.var(axis=1).mean())
+    # Against the embeddings of the results itself: whose first caption is nearest to which clip?
+    similarity = results.arrays["embeddings/text/eng"] @ results.arrays["embeddings/audio"].T
+    first = results.arrays["retrieval/eng/t2a/top"][::2, 0]
     assert (similarity.argmax(axis=1) == first).all()
     # The same again, one clip at a time.
     again = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), PHRASES, batch_size=1)
-    np.testing.assert_allclose(again.arrays["embeddings/audio"], receipt.arrays["embeddings/audio"], atol=1e-6)
+    np.testing.assert_allclose(again.arrays["embeddings/audio"], results.arrays["embeddings/audio"], atol=1e-6)
 
 
 def test_embeddings_that_are_not_normalised_are_with_a_warning(rows):

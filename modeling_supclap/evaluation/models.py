@@ -44,17 +44,17 @@ _INCIDENTAL = ("transformers_version", "auto_map", "architectures", "processor_c
 
 @dataclass
 class EmbeddingModel:
-    """A model as the evaluation sees it.
+    """A model as the evaluation sees it. What it gives is of unit norm.
 
     Attributes:
         name: What the user calls it.
         kind: "supclap", "clap" or "custom".
         model: The model itself.
-        audio_encoder: `(waveforms, batch_size)` to embeddings.
-        text_encoder: `(texts, language, batch_size)` to embeddings.
-        sampling_rate_hz: Of the waveforms.
+        encode_audio: `(waveforms, batch_size)`, waveforms (samples,) at `sampling_rate_hz`, to float32 (N, d).
+        encode_text: `(texts, language, batch_size)`, texts of one language, to float32 (N, d).
+        sampling_rate_hz: The rate of the waveforms.
         chunk_seconds: The longest recording that it takes at once; None, any length.
-        min_seconds: The shortest.
+        min_seconds: The shortest recording that it takes.
         fingerprint: Changes with anything that its embeddings depend on; None where that is not known.
         device: Where it runs.
         dtype: Its precision.
@@ -63,33 +63,14 @@ class EmbeddingModel:
     name: str
     kind: str
     model: Any
-    audio_encoder: Callable[[Sequence[np.ndarray], int], Any]
-    text_encoder: Callable[[Sequence[str], str, int], Any]
+    encode_audio: Callable[..., np.ndarray]
+    encode_text: Callable[..., np.ndarray]
     sampling_rate_hz: int
     chunk_seconds: float | None = None
     min_seconds: float = 0.0
     fingerprint: str | None = None
     device: str = "unknown"
     dtype: str = "unknown"
-
-    def encode_audio(self, waveforms: Sequence[np.ndarray], batch_size: int = 32) -> np.ndarray:
-        """Waveforms (samples,) at `sampling_rate_hz` to unit-norm float32 (N, d)."""
-        return unit_norm(self.audio_encoder(waveforms, batch_size), len(waveforms), f"{self.name}: audio embeddings")
-
-    def encode_text(self, texts: Sequence[str], language: str, batch_size: int = 32) -> np.ndarray:
-        """Texts of one language to unit-norm float32 (N, d)."""
-        return unit_norm(self.text_encoder(texts, language, batch_size), len(texts), f"{self.name}: text embeddings")
-
-    def describe(self) -> dict[str, Any]:
-        """What a receipt says of the model."""
-        weights = self.model.parameters() if isinstance(self.model, torch.nn.Module) else None
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "class": type(self.model).__name__,
-            "fingerprint": self.fingerprint,
-            "parameters": None if weights is None else sum(weight.numel() for weight in weights),
-        }
 
 
 def load_embedding_model(
@@ -190,19 +171,6 @@ def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
         if not callable(getattr(module, function_name, None)):
             raise ValueError(f"module {module_name} has no function {function_name!r}")
         return getattr(module, function_name)(), processor
-    kind = _kind_of(name)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if kind == "clap":
-        return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(name)
-    if kind == "supclap":
-        return SupCLAPModel.from_pretrained(name).eval().to(device), processor
-    raise ValueError(
-        f"{name} is a {kind!r} model; give a SupCLAP or CLAP checkpoint, or module:function for any other model"
-    )
-
-
-def _kind_of(name: str) -> str | None:
-    """The model type that a folder or a model of the Hub says it is."""
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
         held = sorted(os.listdir(name))
         inside = [entry for entry in held if os.path.isfile(os.path.join(name, entry, "config.json"))]
@@ -217,30 +185,47 @@ def _kind_of(name: str) -> str | None:
         fields, _ = PreTrainedConfig.get_config_dict(name)
     except OSError as error:
         raise FileNotFoundError(f"there is no folder {name} here, and no such model on the Hub: {error}") from error
-    return fields.get("model_type")
+
+    kind = fields.get("model_type")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind == "clap":
+        return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(name)
+    if kind == "supclap":
+        return SupCLAPModel.from_pretrained(name).eval().to(device), processor
+    raise ValueError(
+        f"{name} is a {kind!r} model; give a SupCLAP or CLAP checkpoint, or module:function for any other model"
+    )
 
 
 def _of_features(model: Any, processor: SupCLAPProcessor, name: str, kind: str) -> EmbeddingModel:
-    """SupCLAP and CLAP: what `encoding` can drive."""
+    """SupCLAP and CLAP: what `encoding` can drive, which normalises."""
     extractor: Any = processor.feature_extractor
     rate_hz = int(extractor.sampling_rate)
 
-    def encode_audio(waveforms: Sequence[np.ndarray], batch_size: int) -> Any:
+    def encode_audio(waveforms: Sequence[np.ndarray], batch_size: int = 32) -> np.ndarray:
         return encoding.encode_audio(model, list(waveforms), processor, sampling_rate=rate_hz, batch_size=batch_size)
 
-    def encode_text(texts: Sequence[str], language: str, batch_size: int) -> Any:
+    def encode_text(texts: Sequence[str], language: str, batch_size: int = 32) -> np.ndarray:
         return encoding.encode_text(model, texts, processor, language=language, batch_size=batch_size)
 
+    # Embeddings depend on the feature extractor and on the vocabulary as on the weights. What the tokenizer's last call
+    # padded and cut to stays in its backend and says nothing of the model.
+    tokenizer: Any = processor.tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    words = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
+    words = {key: part for key, part in words.items() if key not in ("padding", "truncation")}
+    captions = [processor.plain_captions, processor.caption_prefix, tokenizer.model_max_length]
+    settings = [_settings(model.config.to_dict()), _settings(extractor.to_dict()), words, captions]
     return EmbeddingModel(
         name=name,
         kind=kind,
         model=model,
-        audio_encoder=encode_audio,
-        text_encoder=encode_text,
+        encode_audio=encode_audio,
+        encode_text=encode_text,
         sampling_rate_hz=rate_hz,
         chunk_seconds=encoding.max_chunk_seconds(extractor),
         min_seconds=getattr(extractor, "min_samples", 0) / rate_hz,
-        fingerprint=weights_fingerprint(model, json.dumps(_settings(model.config.to_dict())), *_front_end(processor)),
+        fingerprint=weights_fingerprint(model, *map(json.dumps, settings)),
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
     )
@@ -256,40 +241,30 @@ def _settings(config: Any) -> Any:
     return config if isinstance(config, (int, float, str, bool, type(None))) else str(config)
 
 
-def _front_end(processor: SupCLAPProcessor) -> list[str]:
-    """The settings of the feature extractor and the vocabulary, which embeddings depend on as on weights."""
-    tokenizer: Any = processor.tokenizer
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
-    # What the last call was padded and cut to stays in there.
-    vocabulary = json.dumps({key: part for key, part in parts.items() if key not in ("padding", "truncation")})
-    settings = json.dumps(_settings(processor.feature_extractor.to_dict()))
-    captions = json.dumps([processor.plain_captions, processor.caption_prefix])
-    return [settings, vocabulary, captions, str(tokenizer.model_max_length)]
-
-
 def _of_stranger(model: Any, name: str) -> EmbeddingModel:
     audio_takes, text_takes = _argument_names(model.encode_audio), _argument_names(model.encode_text)
     if "sampling_rate" not in audio_takes and getattr(model, "sampling_rate", None) is None:
         warnings.warn(
-            f"{name} neither takes sampling_rate= nor has the attribute; it gets {DEFAULT_RATE_HZ} Hz", stacklevel=4
+            f"{name} neither takes sampling_rate= nor has the attribute; it gets {DEFAULT_RATE_HZ} Hz", stacklevel=3
         )
     rate_hz = int(getattr(model, "sampling_rate", None) or DEFAULT_RATE_HZ)
 
-    def encode_audio(waveforms: Sequence[np.ndarray], batch_size: int) -> Any:
+    def encode_audio(waveforms: Sequence[np.ndarray], batch_size: int = 32) -> np.ndarray:
         offered = {"sampling_rate": rate_hz, "batch_size": batch_size}
-        return model.encode_audio(list(waveforms), **{key: offered[key] for key in offered if key in audio_takes})
+        embeds = model.encode_audio(list(waveforms), **{key: offered[key] for key in offered if key in audio_takes})
+        return unit_norm(embeds, len(waveforms), f"{name}: audio embeddings")
 
-    def encode_text(texts: Sequence[str], language: str, batch_size: int) -> Any:
+    def encode_text(texts: Sequence[str], language: str, batch_size: int = 32) -> np.ndarray:
         offered = {"language": language, "batch_size": batch_size}
-        return model.encode_text(list(texts), **{key: offered[key] for key in offered if key in text_takes})
+        embeds = model.encode_text(list(texts), **{key: offered[key] for key in offered if key in text_takes})
+        return unit_norm(embeds, len(texts), f"{name}: text embeddings")
 
     return EmbeddingModel(
         name=name,
         kind="custom",
         model=model,
-        audio_encoder=encode_audio,
-        text_encoder=encode_text,
+        encode_audio=encode_audio,
+        encode_text=encode_text,
         sampling_rate_hz=rate_hz,
         chunk_seconds=getattr(model, "chunk_seconds", None),
         min_seconds=getattr(model, "min_seconds", 0.0),

@@ -1,10 +1,10 @@
-"""A small receipt with numbers that are easy to recognise."""
+"""A small results with numbers that are easy to recognise."""
 
 import numpy as np
 import soundfile
 
-from modeling_supclap.evaluation.receipts import SCHEMA, Receipt, score
-from modeling_supclap.evaluation.report import DIRECTIONS, RECALLS
+from modeling_supclap.evaluation.results import SCHEMA, Results, score
+from modeling_supclap.metrics.names import RETRIEVAL_METRICS
 
 NUM_CLIPS = 6
 
@@ -27,7 +27,7 @@ def retrieval_arrays(language, ranks):
     }
 
 
-def made_receipt(folder):
+def made_results(folder):
     """Of two languages and all tasks, with recordings in the folder; the last one is gone."""
     paths = [folder / f"{index}.wav" for index in range(NUM_CLIPS)]
     for index, path in enumerate(paths[:-1]):
@@ -54,13 +54,12 @@ def made_receipt(folder):
         },
         "scores": {
             "retrieval": {
-                name: {"t2a": direction_scores(0.4321), "a2t": direction_scores(0.5)} for name in ("eng", "fra")
+                **{name: {"t2a": direction_scores(0.4321), "a2t": direction_scores(0.5)} for name in ("eng", "fra")},
+                "mean": dict.fromkeys(("t2a", "a2t"), dict.fromkeys(RETRIEVAL_METRICS, score(0.46, None, 0.05))),
             },
             "multilingual": {
-                **{name: dict.fromkeys(RECALLS, 0.46) for name in DIRECTIONS},
-                "MRV": score(7.25, (6, 8)),
-                "Gap": {"fra": score(0.125)},
-                "Dis": {"fra": score(0.375, (0.3, 0.4))},
+                "all": {"MRV": score(7.25, (6, 8))},
+                "fra": {"Gap": score(0.125), "Dis": score(0.375, (0.3, 0.4))},
             },
             "zero_shot": {
                 "eng": {
@@ -73,9 +72,9 @@ def made_receipt(folder):
                 }
             },
             "zste": {
-                "eng": {"3A": score(0.61, None, 1 / 3)},
-                "fra": {"3A": score(0.58, None, 1 / 3)},
-                "MRV": {"3A": score(0.5)},
+                "eng": {"3A": score(0.61, None, 1 / 3, 1 / 2)},
+                "fra": {"3A": score(0.58, None, 1 / 3, 1 / 2)},
+                "all": {"3A": {"MRV": score(0.5)}},
             },
         },
         "versions": {"supclap": "0.1.0"},
@@ -94,4 +93,4 @@ def made_receipt(folder):
         "embeddings/audio": np.random.default_rng(0).standard_normal((NUM_CLIPS, 8)).astype(np.float32),
         "embeddings/audio_clip": np.arange(NUM_CLIPS),
     }
-    return Receipt(content, arrays)
+    return Results(content, arrays)

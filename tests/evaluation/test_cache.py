@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from modeling_supclap.evaluation.embedding_cache import EmbeddingCache, digest_of
+from modeling_supclap.evaluation.cache import EmbeddingCache, digest_of
 
 KEY = {"model": "m", "texts": ["rain", "pluie"]}
 
@@ -117,21 +117,33 @@ def test_a_crash_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_are_read_again_only_when_they_change(tmp_path):
+def test_files_are_read_again_only_when_they_change(tmp_path, monkeypatch):
     path = tmp_path / "clip.wav"
     path.write_bytes(b"one")
     cache = EmbeddingCache(tmp_path / "cache")
     assert cache.file_digest(path) == hashlib.sha256(b"one").hexdigest()
     cache.save_digests()
-    stamp = path.stat().st_mtime_ns
-    path.write_bytes(b"two")
-    os.utime(path, ns=(stamp, stamp))
     again = EmbeddingCache(tmp_path / "cache")
-    assert again.file_digest(path) == hashlib.sha256(b"one").hexdigest()  # same size, same time: not looked at
-    os.utime(path, ns=(stamp + 1, stamp + 1))
+    monkeypatch.setattr(hashlib, "file_digest", None)  # it is not opened
+    assert again.file_digest(path) == hashlib.sha256(b"one").hexdigest()
+    monkeypatch.undo()
+    path.write_bytes(b"two")
     assert again.file_digest(path) == hashlib.sha256(b"two").hexdigest()
     with pytest.raises(FileNotFoundError, match="no audio file"):
         again.file_digest(tmp_path / "nothing.wav")
+
+
+def test_files_that_exchange_their_names_are_told_apart(tmp_path):
+    one, two, aside = (tmp_path / name for name in ("one.wav", "two.wav", "aside.wav"))
+    for path, content in ((one, b"bark"), (two, b"rain")):
+        path.write_bytes(content)
+        os.utime(path, ns=(10**18, 10**18))
+    cache = EmbeddingCache(None)
+    before = [cache.file_digest(path) for path in (one, two)]
+    one.rename(aside)
+    two.rename(one)
+    aside.rename(two)
+    assert [cache.file_digest(path) for path in (two, one)] == before
 
 
 def test_the_digest_of_a_value_is_that_of_its_sorted_json():

@@ -1,0 +1,489 @@
+"""A split, embedded once: what is heard of each recording, and the embeddings of its clips and texts.
+
+Both roads end here: `embed_split` embeds rows with any model, `split_from_predictions` takes what the Trainer has
+embedded in all its processes. Everything that is scored afterwards reads the one `EmbeddedSplit`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
+from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
+from modeling_supclap.metrics.recall.ranking import LazySimilarity
+
+from ..encoding import cut_chunks
+from .cache import EmbeddingCache, digest_of
+from .models import EmbeddingModel
+
+Row = Mapping[str, Any]
+
+# Clips that are in memory at a time, and the threads that read the next ones meanwhile.
+_WINDOW_CLIPS = 256
+_READERS = 4
+
+
+@dataclass(frozen=True)
+class AudioPolicy:
+    """What is heard of a recording.
+
+    Attributes:
+        max_audio_seconds: Longer recordings are cut to their beginning; None keeps everything.
+        chunk_seconds: Longer ones are embedded in chunks of this length, the last moved back to end with the recording;
+            None leaves it to the model, which takes any length (SupCLAP) or 10 s at a time (CLAP).
+        pooling: "mean", a recording's embedding is the normalised mean of its chunks'; or "best", a text is compared
+            with each chunk and the highest cosine counts.
+    """
+
+    max_audio_seconds: float | None = None
+    chunk_seconds: float | None = None
+    pooling: str = "mean"
+
+    def __post_init__(self) -> None:
+        if self.pooling not in ("mean", "best"):
+            raise ValueError(f"pooling is {self.pooling!r}; it must be mean or best")
+        for name in ("max_audio_seconds", "chunk_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}; give more than 0 seconds")
+
+    def for_model(self, model: EmbeddingModel) -> AudioPolicy:
+        """The same policy with the model's own limit in it.
+
+        Raises:
+            ValueError: The chunks are longer than the model takes.
+        """
+        limit = model.chunk_seconds
+        if self.chunk_seconds is not None and limit is not None and self.chunk_seconds > limit:
+            raise ValueError(f"chunk_seconds is {self.chunk_seconds}; {model.name} takes {limit} s at once")
+        return replace(self, chunk_seconds=self.chunk_seconds or limit)
+
+    def sentence(self) -> str:
+        """The policy in words."""
+        kept = "all of" if self.max_audio_seconds is None else f"the first {self.max_audio_seconds:g} s of"
+        if self.chunk_seconds is None:
+            return f"{kept} each recording, embedded at once"
+        pooled = "the normalised mean of their embeddings" if self.pooling == "mean" else "the best chunk for each text"
+        return f"{kept} each recording, in chunks of {self.chunk_seconds:g} s where it is longer; {pooled}"
+
+
+@dataclass
+class ClipEmbeddings:
+    """The embeddings of N clips, chunk by chunk.
+
+    Attributes:
+        embeds: Unit norm, (P, d), the chunks of one clip after those of another.
+        counts: How many chunks each clip has, (N,); 0 where it could not be read.
+        onset_seconds: Where each chunk begins, (P,).
+        pooling: See `AudioPolicy`.
+    """
+
+    embeds: np.ndarray
+    counts: np.ndarray
+    onset_seconds: np.ndarray
+    pooling: str = "mean"
+
+    @property
+    def starts(self) -> np.ndarray:
+        """The row of each clip's first chunk, (N,)."""
+        return np.cumsum(self.counts) - self.counts
+
+    def select(self, clips: Sequence[int] | np.ndarray) -> ClipEmbeddings:
+        """Only these clips, in this order."""
+        clips = np.asarray(clips, dtype=np.int64)
+        rows = _chunk_rows(self.starts[clips], self.counts[clips])
+        return ClipEmbeddings(self.embeds[rows], self.counts[clips], self.onset_seconds[rows], self.pooling)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """One vector a clip, (N, d), unit norm: what a clip of one chunk has anyway."""
+        if (self.counts == 1).all():
+            return self.embeds
+
+        # (P, d) -> (N, d)
+        sums = np.add.reduceat(self.embeds.astype(np.float64), self.starts, axis=0)
+        means = (sums / np.linalg.norm(sums, axis=1, keepdims=True)).astype(np.float32)
+        single = self.counts == 1
+        means[single] = self.embeds[self.starts[single]]
+        return means
+
+    def similarity(self, text_embeds: np.ndarray, direction: str = "t2a") -> Any:
+        """How well texts and clips match, as `modeling_supclap.metrics.recall.ranking` takes it.
+
+        Args:
+            text_embeds: Unit norm, (M, d).
+            direction: "t2a" for texts by clips, (M, N), or "a2t" for (N, M).
+        """
+        if self.pooling == "mean" or (self.counts == 1).all():
+            pair = (text_embeds, self.mean) if direction == "t2a" else (self.mean, text_embeds)
+            return LazySimilarity(*pair)
+
+        # (M, P) -> (M, N): of each clip the chunk that answers a text best.
+        best = np.maximum.reduceat(matrix_of(LazySimilarity(text_embeds, self.embeds)), self.starts, axis=1)
+        return best if direction == "t2a" else np.ascontiguousarray(best.T)
+
+    def pair_cosines(self, text_embeds: np.ndarray, clips: np.ndarray) -> np.ndarray:
+        """The score of each text with one clip of its own.
+
+        Args:
+            text_embeds: Unit norm, (M, d).
+            clips: The clip of each text, (M,).
+
+        Returns:
+            (M,) float32.
+        """
+        if self.pooling == "mean" or (self.counts == 1).all():
+            return np.einsum("md,md->m", text_embeds, self.mean[clips])
+        counts = self.counts[clips]
+        chunks = self.embeds[_chunk_rows(self.starts[clips], counts)]
+        cosines = np.einsum("pd,pd->p", np.repeat(text_embeds, counts, axis=0), chunks)
+        return np.maximum.reduceat(cosines, np.cumsum(counts) - counts)
+
+
+def _chunk_rows(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The rows of the chunks of some clips, one clip after the other."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
+
+
+def matrix_of(similarity: Any, rows: slice | None = None) -> np.ndarray:
+    """All scores of some queries, or of all, from what `ClipEmbeddings.similarity` gives."""
+    rows = slice(0, similarity.shape[0]) if rows is None else rows
+    if isinstance(similarity, np.ndarray):
+        return similarity[rows]
+    matrix = np.empty((rows.stop - rows.start, similarity.shape[1]), np.float32)
+    for first, tile in similarity.tiles(rows):
+        matrix[:, first : first + tile.shape[1]] = tile
+    return matrix
+
+
+@dataclass
+class EmbeddedSplit:
+    """The clips of a split that can be heard, and how to embed anything else with the same model.
+
+    Attributes:
+        rows: The clips that are there, without their audio.
+        clips: Their embeddings, in the same order.
+        model: The model that embeds; None where all that is scored has been embedded.
+        dataset: What the rows are of, with their audio.
+        missing: The ids of the clips that are not there.
+        policy: What was heard of each recording.
+        cache: Where embeddings are kept.
+        batch_size: How much goes through the model at once.
+        files: The digest of each recording, by clip id.
+        held: The embedding of each text that was asked for, by language and text, so that nothing is embedded twice.
+    """
+
+    rows: list[Row]
+    clips: ClipEmbeddings
+    model: EmbeddingModel | None = None
+    dataset: Any = None
+    missing: list[str] = field(default_factory=list)
+    policy: AudioPolicy = field(default_factory=AudioPolicy)
+    cache: EmbeddingCache = field(default_factory=lambda: EmbeddingCache(None))
+    batch_size: int = 32
+    files: dict[str, str] = field(default_factory=dict)
+    held: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """The id of each clip, (N,) strings."""
+        return np.array([row["clip_id"] for row in self.rows])
+
+    @cached_property
+    def sources(self) -> np.ndarray:
+        """The recording that each clip was cut from, (N,) strings."""
+        return np.array([str(row.get("source") or row["clip_id"]) for row in self.rows])
+
+    @cached_property
+    def dataset_hash(self) -> str:
+        """The name of the data, see `hash_dataset`."""
+        if not self.files:
+            self.files = hash_recordings(self.dataset, self.cache)
+        return hash_dataset(self.rows, self.files)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {row["clip_id"]: place for place, row in enumerate(without_audio(self.dataset))}
+
+    def read(self, clip_id: str, max_seconds: float | None = None) -> np.ndarray:
+        """The beginning of a clip at the model's rate; see `read_clip`."""
+        assert self.model is not None
+        return read_clip(self.model, self.dataset[self._places[clip_id]], max_seconds)
+
+    def texts(self, texts: Sequence[str], language: str) -> np.ndarray:
+        """Embeds texts of one language, or finds them; equal texts get equal embeddings.
+
+        Args:
+            texts: M of them, repetitions allowed.
+            language: ISO 639-3 code.
+
+        Returns:
+            Unit norm, (M, d).
+        """
+        wanted = sorted({text for text in texts if (language, text) not in self.held})
+        if wanted:
+            model, size = self.model, self.batch_size
+            assert model is not None, f"{wanted[0]!r} was not embedded, and there is no model to embed it"
+            key = {"model": model.fingerprint, "language": language, "texts": wanted}
+            made = self.cache.fetch(
+                key,
+                lambda: {"embeds": model.encode_text(wanted, language, size)},
+                keep=model.fingerprint is not None,
+            )
+            for text, embed in zip(wanted, made["embeds"], strict=True):
+                self.held[language, text] = embed
+        return np.stack([self.held[language, text] for text in texts])
+
+
+def embed_split(
+    model: EmbeddingModel,
+    rows: Any,
+    policy: AudioPolicy | None = None,
+    cache: EmbeddingCache | None = None,
+    on_bad_audio: str = "error",
+    batch_size: int = 32,
+) -> EmbeddedSplit:
+    """Embeds the recordings of a split, or finds them in the cache.
+
+    Args:
+        model: The model that embeds.
+        rows: Rows of the schema.
+        policy: What is heard of each.
+        cache: Where embeddings are kept; None keeps none.
+        on_bad_audio: What to do about recordings that are not there or cannot be read: "error", or "skip" them and name
+            them.
+        batch_size: How many clips go through the model at once.
+
+    Raises:
+        ValueError: The split is empty, two rows have one id, or no recording can be read.
+        FileNotFoundError: A recording is not there, with `on_bad_audio="error"`.
+        BadAudioError: A recording holds no usable sound, with `on_bad_audio="error"`.
+    """
+    if on_bad_audio not in ("error", "skip"):
+        raise ValueError(f"on_bad_audio is {on_bad_audio!r}; it must be error or skip")
+    policy, cache = (policy or AudioPolicy()).for_model(model), cache or EmbeddingCache(None)
+    listed = list(without_audio(rows))
+    if not listed:
+        raise ValueError("the split is empty; there is nothing to evaluate")
+
+    files = hash_recordings(rows, cache, on_bad_audio)
+    there = [place for place, row in enumerate(listed) if row["clip_id"] in files]
+    if not there:
+        raise ValueError(f"none of the {len(listed)} recordings is there, such as {listed[0]['audio_path']}")
+
+    def read(place: int) -> np.ndarray:
+        return read_clip(model, rows[place], policy.max_audio_seconds)
+
+    key = {
+        "max_audio_seconds": policy.max_audio_seconds,
+        "files": [files[listed[place]["clip_id"]] for place in there],
+    }
+    clips = embed_waveforms(model, there, read, policy, cache, key, on_bad_audio, batch_size)
+    heard = np.flatnonzero(clips.counts)
+    if not len(heard):
+        raise ValueError(f"none of the {len(there)} recordings can be read, such as {listed[there[0]]['audio_path']}")
+
+    kept = {there[index] for index in heard}
+    return EmbeddedSplit(
+        rows=[listed[place] for place in sorted(kept)],
+        clips=clips.select(heard),
+        model=model,
+        dataset=rows,
+        missing=[row["clip_id"] for place, row in enumerate(listed) if place not in kept],
+        policy=policy,
+        cache=cache,
+        batch_size=batch_size,
+        files=files,
+    )
+
+
+def split_from_predictions(
+    prediction: Any,
+    rows: Any,
+    languages: Sequence[str],
+    model: EmbeddingModel | None = None,
+    policy: AudioPolicy | None = None,
+) -> EmbeddedSplit:
+    """The split that `trainer.predict` has embedded, whichever process saw which clip.
+
+    Args:
+        prediction: The Trainer's `EvalPrediction` or `PredictionOutput`: audio (N, d) and text (N, K, d) embeddings,
+            and the place of each clip as its label.
+        rows: The split.
+        languages: All that were embedded, in the order of `EvaluationCollator`, which lays out the K captions of a row.
+        model: The model behind them, for whatever else is to be embedded.
+        policy: What was heard of each recording.
+
+    Raises:
+        ValueError: A clip is missing or came twice.
+    """
+    audio_embeds, text_embeds = in_row_order(prediction)
+    listed = list(without_audio(rows))
+    held: dict[tuple[str, str], np.ndarray] = {}
+    for row, embeds in zip(listed, text_embeds, strict=True):
+        for caption, embed in zip(all_captions(row, languages), embeds, strict=False):  # those beyond are padding
+            held.setdefault(caption, embed)
+    clips = ClipEmbeddings(audio_embeds, np.ones(len(listed), np.int64), np.zeros(len(listed)))
+    return EmbeddedSplit(listed, clips, model, rows, policy=policy or AudioPolicy(), held=held)
+
+
+def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Undoes the order in which several processes saw a split.
+
+    Args:
+        prediction: The Trainer's `EvalPrediction` or `PredictionOutput`.
+
+    Returns:
+        The audio and the text embeddings in the order of the rows.
+
+    Raises:
+        ValueError: A clip is missing or came twice.
+    """
+    order = np.argsort(prediction.label_ids)
+    if not np.array_equal(prediction.label_ids[order], np.arange(len(order))):
+        raise ValueError(f"expected each of {len(order)} clips once, got indices {prediction.label_ids[order]}")
+    audio_embeds, text_embeds = prediction.predictions
+    return audio_embeds[order], text_embeds[order]
+
+
+def read_clip(model: EmbeddingModel, row: Row, max_seconds: float | None) -> np.ndarray:
+    """The beginning of a row's recording at the model's rate.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        BadAudioError: It holds no usable sound, or less than the model needs.
+    """
+    waveform = read_row(row, model.sampling_rate_hz, max_seconds)
+    seconds = len(waveform) / model.sampling_rate_hz
+    if seconds < model.min_seconds:
+        raise BadAudioError(f"clip {row['clip_id']} lasts {seconds:.4f} s; {model.name} needs {model.min_seconds} s")
+    return waveform
+
+
+def embed_waveforms(
+    model: EmbeddingModel,
+    items: Sequence[Any],
+    read: Callable[[Any], np.ndarray],
+    policy: AudioPolicy,
+    cache: EmbeddingCache,
+    key: Mapping[str, Any],
+    on_bad_audio: str = "error",
+    batch_size: int = 32,
+) -> ClipEmbeddings:
+    """Embeds whatever sounds, chunk by chunk, a few hundred at a time, or finds it in the cache.
+
+    Args:
+        model: The model that embeds.
+        items: N of them.
+        read: Gives the waveform of an item at the model's rate.
+        policy: What is heard of each.
+        cache: Where embeddings are kept.
+        key: All that the waveforms depend on, beside the model's rate.
+        on_bad_audio: "skip" leaves items without chunks that cannot be read; "error" raises.
+        batch_size: How many waveforms go through the model at once.
+    """
+    rate_hz = model.sampling_rate_hz
+    chunk_samples = None if policy.chunk_seconds is None else round(policy.chunk_seconds * rate_hz)
+
+    def read_chunks(item: Any) -> list[tuple[int, np.ndarray]]:
+        try:
+            return cut_chunks(read(item), chunk_samples)
+        except (BadAudioError, FileNotFoundError):
+            if on_bad_audio == "error":
+                raise
+            return []
+
+    def make() -> dict[str, np.ndarray]:
+        embeds: list[np.ndarray] = []
+        counts: list[int] = []
+        starts: list[int] = []
+        with ThreadPoolExecutor(_READERS) as readers:
+            following = [readers.submit(read_chunks, item) for item in items[:_WINDOW_CLIPS]]
+            for first in range(0, len(items), _WINDOW_CLIPS):
+                # The next window is read while this one is embedded.
+                window = [future.result() for future in following]
+                upcoming = items[first + _WINDOW_CLIPS : first + 2 * _WINDOW_CLIPS]
+                following = [readers.submit(read_chunks, item) for item in upcoming]
+
+                chunks = [chunk for clip in window for chunk in clip]
+                counts += [len(clip) for clip in window]
+                starts += [start for start, _ in chunks]
+                if chunks:
+                    embeds.append(model.encode_audio([waveform for _, waveform in chunks], batch_size))
+        joined = np.concatenate(embeds) if embeds else np.empty((0, 1), np.float32)
+        return {"embeds": joined, "counts": np.array(counts, np.int64), "onset_seconds": np.array(starts) / rate_hz}
+
+    made_of = {
+        "model": model.fingerprint,
+        "sampling_rate_hz": rate_hz,
+        "chunk_seconds": policy.chunk_seconds,
+        "audio": dict(key),
+    }
+    stored = cache.fetch(made_of, make, keep=model.fingerprint is not None)
+    if on_bad_audio == "error" and not stored["counts"].all():
+        item = items[int(np.argmin(stored["counts"]))]
+        read(item)  # raises what is wrong with it
+        raise ValueError(f"{item!r} could not be read when it was embedded, but can be now; delete {cache.folder}")
+    return ClipEmbeddings(**stored, pooling=policy.pooling)
+
+
+def hash_recordings(rows: Any, cache: EmbeddingCache, on_bad_audio: str = "error") -> dict[str, str]:
+    """The SHA-256 of each recording that is there, by clip id: of the audio that a row holds, or of its file.
+
+    Args:
+        rows: Rows of the schema.
+        cache: Remembers the digests of files.
+        on_bad_audio: See `embed_split`.
+
+    Raises:
+        ValueError: Two rows have one id.
+        FileNotFoundError: A recording is not there, with `on_bad_audio="error"`.
+    """
+    digests: dict[str, str] = {}
+    seen: set[str] = set()
+    for number in range(len(rows)):
+        row = rows[number]
+        clip_id, audio = row["clip_id"], row.get("audio")
+        if clip_id in seen:
+            raise ValueError(f"two rows have the clip_id {clip_id!r}; ids must be unique")
+        seen.add(clip_id)
+
+        held = None
+        path = row.get("audio_path")
+        if row.get("samples") is not None:
+            held = row["samples"] + str(row["sampling_rate_hz"]).encode()
+        elif isinstance(audio, Mapping) and "array" not in audio:
+            held, path = audio.get("bytes"), audio.get("path") or path
+        elif audio is not None:
+            held = np.asarray(audio["array"], np.float32).tobytes() + str(audio["sampling_rate"]).encode()
+
+        try:
+            digests[clip_id] = cache.file_digest(path) if held is None else hashlib.sha256(held).hexdigest()
+        except FileNotFoundError as error:
+            if on_bad_audio == "error":
+                told = f"clip {clip_id}: {error}; --on_bad_audio skip goes on without it"
+                raise FileNotFoundError(told) from None
+    cache.save_digests()
+    return digests
+
+
+def hash_dataset(rows: Sequence[Row], files: Mapping[str, str]) -> str:
+    """The name of a set of clips: their ids, captions, labels and recordings, in any order and in any folder.
+
+    Args:
+        rows: Rows of the schema.
+        files: The digest of each recording, from `hash_recordings`.
+    """
+    content = []
+    for row in rows:
+        captions, labels = dict(row.get("captions") or {}), list(row.get("labels") or ())
+        content.append([row["clip_id"], captions, labels, files[row["clip_id"]]])
+    return digest_of(sorted(content, key=lambda entry: entry[0]))

@@ -1,0 +1,468 @@
+"""The results of a model: its scores, the protocol they were measured under, and the outcome of every query.
+
+An evaluation, a training run and a post-training end in the same `Results`. They are a folder of two files:
+`results.json` holds what people and scripts read, `outcomes.npz` what each single query did, so that two results can be
+compared query by query. What a metric is called, and how its value is written, stands in `metrics/names.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from modeling_supclap.datasets_scripts.atomic_files import whole_file, write_json
+from modeling_supclap.datasets_scripts.manifest import installed_versions
+from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test
+from modeling_supclap.metrics.names import MetricName, get_metric
+
+from .cache import pack_arrays
+
+SCHEMA = "supclap-results/2"
+DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
+"""The directions of retrieval and what people call them."""
+
+NUM_CLASSES = {"esc50": 50, "urbansound8k": 10, "vggsound": 309}
+"""Of datasets whose classes the papers name: what was measured on fewer of them is another task."""
+
+_PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy", "supclap")
+_MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
+_SHOULD_AGREE = ("audio", "missing_clips", "intervals")
+_SECRET = re.compile(
+    r"token|.*hub_token|.*(auth|access|api)_?(token|key)|.*(secret|password|credential).*", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """How intervals are drawn: percentile bootstrap over source recordings.
+
+    Attributes:
+        num_resamples: How often; 0 gives no intervals.
+        confidence: The part of draws inside.
+        seed: The seed of the draws.
+    """
+
+    num_resamples: int = 1000
+    confidence: float = 0.95
+    seed: int = 0
+
+    def draw(
+        self, outcomes: Mapping[str, np.ndarray], clusters: Sequence[Any] | np.ndarray
+    ) -> dict[str, tuple[float, float] | None]:
+        """The interval of each mean; None where there are too few recordings to draw from.
+
+        Args:
+            outcomes: By name, (Q,).
+            clusters: The recording that each query is about, (Q,); queries of one are drawn together.
+        """
+        clusters = np.asarray(clusters)
+        if self.num_resamples == 0 or (clusters == clusters[0]).all():
+            return dict.fromkeys(outcomes)
+        return {**bootstrap_intervals(outcomes, clusters.tolist(), **asdict(self))}
+
+
+def score(
+    value: float,
+    interval: tuple[float, float] | None = None,
+    chance: float | None = None,
+    order_blind: float | None = None,
+) -> dict[str, float | None]:
+    """A score as results hold it.
+
+    Args:
+        value: The score, a share in 0..1 where its metric is one.
+        interval: Its lower and upper end.
+        chance: What random answers would score.
+        order_blind: What a model scores that hears every sound and nothing of their order.
+
+    >>> score(0.5, (0.4, 0.6), 0.1)
+    {'value': 0.5, 'low': 0.4, 'high': 0.6, 'chance': 0.1}
+    """
+    low, high = (None, None) if interval is None else (float(interval[0]), float(interval[1]))
+    found = {"value": float(value), "low": low, "high": high, "chance": None if chance is None else float(chance)}
+    return found if order_blind is None else {**found, "order_blind": float(order_blind)}
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of the results, with where it stands in them.
+
+    Attributes:
+        place: Task, language, what lies between, and the metric, such as `("retrieval", "eng", "t2a", "R@1")`.
+        value: The score, a share in 0..1 where its metric is one.
+        low: The lower end of its interval, or None.
+        high: The upper end.
+        chance: What random answers would score, or None.
+        order_blind: What a model scores that hears nothing of the order of sounds, or None.
+    """
+
+    place: tuple[str, ...]
+    value: float
+    low: float | None = None
+    high: float | None = None
+    chance: float | None = None
+    order_blind: float | None = None
+
+    @property
+    def metric(self) -> MetricName:
+        """How the metric is shown."""
+        return get_metric(self.place[-1])
+
+    def cells(self) -> list[str]:
+        """Value, interval, chance and the level of an order-blind model as text; empty where there is none."""
+        form = self.metric.format
+        interval = "" if self.low is None or self.high is None else f"{form(self.low)} to {form(self.high)}"
+        levels = ["" if level is None else form(level) for level in (self.chance, self.order_blind)]
+        return [form(self.value), interval, *levels]
+
+
+@dataclass
+class Results:
+    """What an evaluation, a training run or a post-training leaves.
+
+    Attributes:
+        content: What `results.json` holds: "schema", "model", "protocol", "scores", "versions", "run", the only part in
+            which two equal evaluations differ, and of a training run "training". Scores stand under their task, their
+            language ("mean" and "all" for several), what lies between, and their metric:
+            "retrieval" (language, direction, metric), "multilingual" (language, metric), "zero_shot" (language,
+            template set, metric), "zste" (language, task) and "temporal" (language, stage, metric).
+        arrays: What `outcomes.npz` holds: "clips/..." and "captions/<language>/..." say what was evaluated; beside the
+            place of a score stand the outcome of each query, its "query_id" and its source recording, "cluster".
+    """
+
+    content: dict[str, Any]
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """The scores, by task."""
+        return self.content["scores"]
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """What was measured, and how."""
+        return self.content["protocol"]
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes both files, each whole or not at all, `results.json` last: it names the outcomes that it belongs to.
+
+        Args:
+            folder: Made if need be.
+
+        Returns:
+            The path of `results.json`.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        packed = pack_arrays(self.arrays)
+        content = without_secrets({**self.content, "outcomes_sha256": hashlib.sha256(packed).hexdigest()})
+        json.dumps(content, allow_nan=False)  # what cannot be written is met before anything is replaced
+
+        with whole_file(folder / "outcomes.npz") as unfinished:
+            unfinished.write_bytes(packed)
+        write_json(folder / "results.json", content, indent=2, allow_nan=False)
+        return folder / "results.json"
+
+    @classmethod
+    def load(cls, path: str | Path) -> Results:
+        """Reads results.
+
+        Args:
+            path: Their folder, or their `results.json`.
+
+        Raises:
+            FileNotFoundError: There are none.
+            ValueError: The file is something else, or its outcomes are those of another run.
+        """
+        path = Path(path)
+        path = path / "results.json" if path.is_dir() else path
+        if not path.is_file():
+            raise FileNotFoundError(f"there are no results {path}")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            seen = content.get("schema") if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"{path} holds no results of this version: its schema is {seen!r}, not {SCHEMA!r}")
+
+        outcomes = path.with_name("outcomes.npz")
+        if not outcomes.is_file():
+            raise FileNotFoundError(f"{outcomes} is missing; it belongs beside {path.name}")
+        packed = outcomes.read_bytes()
+        if hashlib.sha256(packed).hexdigest() != content.pop("outcomes_sha256", None):
+            raise ValueError(f"{outcomes} and {path.name} are of two runs, of which one was stopped; evaluate again")
+        with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
+            return cls(content, {name: stored[name] for name in stored.files})
+
+    def records(self) -> list[Score]:
+        """Every score with its place."""
+        return list(flat_scores(self.scores))
+
+    def table(self) -> str:
+        """All scores as text for a terminal, shares in percent, with interval and chance level."""
+        return format_scores(self.scores)
+
+    def _repr_html_(self) -> str:
+        """All scores as a table for a notebook."""
+        rows = []
+        for each in self.records():
+            cells = "".join(f"<td>{escape(cell)}</td>" for cell in each.cells())
+            rows.append(f"<tr><th>{escape(' '.join(each.place))}</th>{cells}</tr>")
+        head = "".join(f"<th>{name}</th>" for name in ("score", "value", "interval", "chance", "order-blind"))
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def flat_scores(scores: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[Score]:
+    """Every score of a tree of them, with its place.
+
+    >>> [found.place for found in flat_scores({"zste": {"eng": {"3A": score(0.5)}}})]
+    [('zste', 'eng', '3A')]
+    """
+    for name, value in scores.items():
+        if isinstance(value, Mapping) and {"value", "low", "high", "chance"} <= value.keys():
+            yield Score((*prefix, name), **value)
+        elif isinstance(value, Mapping):
+            yield from flat_scores(value, (*prefix, name))
+
+
+def format_scores(scores: Mapping[str, Any]) -> str:
+    """A tree of scores as a table for a terminal."""
+    found = list(flat_scores(scores))
+    blind = ["order-blind"] if any(each.order_blind is not None for each in found) else []
+    lines = [["score", "value", "interval", "chance", *blind]]
+    for each in found:
+        lines.append([" ".join(each.place), *each.cells()[: 3 + len(blind)]])
+    return _aligned(lines)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Cells in columns, the first to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    written = []
+    for first, *others in lines:
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        written.append("  ".join(cells).rstrip())
+    return "\n".join(written)
+
+
+def get_dataset_name(protocol: Mapping[str, Any]) -> str:
+    """The dataset that was evaluated; of a part of its classes, such as ESC-10, this too.
+
+    >>> get_dataset_name({"dataset": "esc50", "classes": 10})
+    'esc50, 10 of 50 classes'
+    """
+    name = str(protocol.get("origin") or protocol["dataset"])
+    every, classes = NUM_CLASSES.get(name), protocol.get("classes") or 0
+    return f"{name}, {classes} of {every} classes" if every and 0 < classes < every else name
+
+
+def is_secret(name: str) -> bool:
+    """Whether an argument of this name holds a token, a password or the like.
+
+    >>> is_secret("hub_token"), is_secret("pad_token")
+    (True, False)
+    """
+    return _SECRET.fullmatch(name) is not None
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """A value as others may read it: without tokens and passwords, and of a path on this machine its last part only.
+
+    Args:
+        value: Anything that JSON knows.
+        name: What it is called; what is called a token, a password or the like is left out.
+
+    >>> without_secrets({"hub_token": "hf_x", "data_dir": "/home/me/ESC-50", "model": "laion/clap-htsat-fused"})
+    {'data_dir': 'ESC-50', 'model': 'laion/clap-htsat-fused'}
+    """
+    if isinstance(value, Mapping):
+        kept = {key: each for key, each in value.items() if not is_secret(str(key))}
+        return {key: without_secrets(each, str(key)) for key, each in kept.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_secrets(each, name) for each in value]
+    if not isinstance(value, (str, os.PathLike)):
+        return value
+
+    text = os.fspath(value)
+    if isinstance(text, str) and re.match(r"[a-z][a-z0-9+.-]*://", text):
+        parts = urlsplit(text)
+        return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
+    is_private = os.path.isabs(text) or text.startswith(("~", "../", "..\\")) or text == ".."
+    return os.path.basename(os.path.normpath(text)) if is_private else text
+
+
+def compare(
+    first: Results, second: Results, num_resamples: int = 1000, seed: int = 0, allow_different: bool = False
+) -> list[dict[str, Any]]:
+    """Tests, query by query, whether two results differ.
+
+    Args:
+        first: One result.
+        second: Another, on the same data under the same protocol.
+        num_resamples: Draws of the bootstrap.
+        seed: The seed of the bootstrap.
+        allow_different: Goes on, with a warning, where the protocols differ, on the queries that both have.
+
+    Returns:
+        For each score that both have: "score" (its place), "first" and "second" (means), "difference" (second minus
+        first), its interval "low" and "high", "p_value", and "queries". Ranks start at 1.
+
+    Raises:
+        ValueError: The data or the protocols differ, or no score is in both.
+
+    Warns:
+        UserWarning: What was heard of the recordings differs, as it does between models that take other lengths.
+    """
+    _check_protocols(first, second, allow_different)
+    table = []
+    for prefix in sorted(_queried(first) & _queried(second)):
+        asked = [_number_queries(results.arrays[f"{prefix}/query_id"]) for results in (first, second)]
+        shared = [query for query in asked[0] if query in asked[1]]
+        if len(shared) < max(map(len, asked)) and not allow_different:
+            raise ValueError(
+                f"{prefix}: the results asked {len(asked[0])} and {len(asked[1])} queries, {len(shared)} alike"
+            )
+        if not shared:
+            continue
+
+        places = [[own[query] for query in shared] for own in asked]
+        outcomes = [_get_outcomes(results, prefix) for results in (first, second)]
+        names = [name for name in outcomes[0] if name in outcomes[1]]
+        one, other = ({n: own[n][at] for n in names} for own, at in zip(outcomes, places, strict=True))
+        clusters = first.arrays[f"{prefix}/cluster"][places[0]].tolist()
+        tested: dict[str, Any] = {}
+        if len(set(clusters)) > 1:
+            tested = paired_test(other, one, clusters, num_resamples=num_resamples, seed=seed)
+
+        for name in names:
+            ends = tested.get(name, dict.fromkeys(("low", "high", "p_value")))
+            means = [float(np.mean(own[name])) for own in (one, other)]
+            place = prefix.split("/")
+            table.append(
+                {
+                    "score": " ".join(place if place[-1] == name else [*place, name]),
+                    "first": means[0],
+                    "second": means[1],
+                    "difference": means[1] - means[0],
+                    **{key: ends[key] for key in ("low", "high", "p_value")},
+                    "queries": len(shared),
+                }
+            )
+    if not table:
+        raise ValueError(f"the results have no score in common: {list(first.scores)} and {list(second.scores)}")
+    return table
+
+
+def format_comparison(table: Sequence[Mapping[str, Any]]) -> str:
+    """What `compare` gives as a table for a terminal; shares in percent."""
+    lines = [["score", "first", "second", "difference", "interval", "p"]]
+    for row in table:
+        form = get_metric(row["score"].split()[-1]).format
+        signed = {key: "" if row[key] is None else form(row[key]) for key in ("difference", "low", "high")}
+        signed = {key: text if text.startswith("-") or not text else f"+{text}" for key, text in signed.items()}
+        interval = f"{signed['low']} to {signed['high']}" if signed["low"] else ""
+        p_value = "" if row["p_value"] is None else f"{row['p_value']:.3f}"
+        means = [form(row["first"]), form(row["second"])]
+        lines.append([row["score"], *means, signed["difference"], interval, p_value])
+    return _aligned(lines)
+
+
+def paper_results(**wanted: str | None) -> list[dict[str, Any]]:
+    """The numbers of the papers' tables, in the units of our scores: shares as fractions, MRV, Gap and Dis as printed.
+
+    Args:
+        **wanted: Only entries with these values of "paper", "table", "task", "dataset", "model", "language",
+            "direction" or "metric".
+
+    Returns:
+        Entries of these keys and "value".
+
+    Raises:
+        ValueError: An unknown key.
+
+    >>> [entry["value"] for entry in paper_results(paper="ATRI", table="3", dataset="clotho", metric="MRV")]
+    [347.34, 274.87, 263.15]
+    """
+    stored = json.loads(Path(__file__).with_name("paper_results.json").read_text(encoding="utf-8"))
+    columns = stored["columns"]
+    unknown = [key for key in wanted if key not in columns]
+    if unknown:
+        raise ValueError(f"unknown keys {unknown}; the entries have {columns}")
+    entries = [dict(zip(columns, row, strict=True)) for row in stored["rows"]]
+    return [entry for entry in entries if all(entry[key] == value for key, value in wanted.items())]
+
+
+def package_versions() -> dict[str, str]:
+    """The versions of what made a result; those of packages that are not installed are left out."""
+    return {"python": platform.python_version(), **installed_versions(_PACKAGES)}
+
+
+def _check_protocols(first: Results, second: Results, allow_different: bool) -> None:
+    def asked(results: Results, key: str) -> Any:
+        part = results.protocol.get(key)
+        # How much is heard of a clip follows from how much a model takes at once.
+        return {name: part[name] for name in part if name != "clip_seconds"} if isinstance(part, dict) else part
+
+    tasks = [task for task in ("zero_shot", "zste", "temporal") if task in first.scores and task in second.scores]
+    differing = []
+    for key in (*_MUST_AGREE, *tasks):
+        one, other = asked(first, key), asked(second, key)
+        if one != other:
+            differing.append(f"{key}: {_short(one)} and {_short(other)}")
+    if differing:
+        told = "the results were not measured alike; " + "; ".join(differing)
+        if not allow_different:
+            raise ValueError(f"{told}. Evaluate both on the same data, or allow the difference")
+        warnings.warn(told, stacklevel=3)
+
+    for key in _SHOULD_AGREE:
+        one, other = first.protocol.get(key), second.protocol.get(key)
+        if one != other:
+            warnings.warn(f"the results differ in {key}: {_short(one)} and {_short(other)}", stacklevel=3)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return text if len(text) <= 200 else f"{text[:200]} ..."
+
+
+def _queried(results: Results) -> set[str]:
+    """Places of the outcomes of single queries, such as "retrieval/eng/t2a"."""
+    found = {name.removesuffix("/query_id") for name in results.arrays if name.endswith("/query_id")}
+    return {prefix for prefix in found if not prefix.startswith("multilingual")}
+
+
+def _number_queries(ids: np.ndarray) -> dict[tuple[str, int], int]:
+    """The place of each query by its name, and by how often the name came before: a set may ask one thing twice."""
+    places: dict[tuple[str, int], int] = {}
+    times: dict[str, int] = {}
+    for place, name in enumerate(ids.tolist()):
+        times[name] = times.get(name, -1) + 1
+        places[name, times[name]] = place
+    return places
+
+
+def _get_outcomes(results: Results, prefix: str) -> dict[str, np.ndarray]:
+    """What each query of a place contributes to its scores, by metric."""
+    found: dict[str, np.ndarray] = {}
+    for name, values in results.arrays.items():
+        place, _, last = name.rpartition("/")
+        if place == prefix and last == "rank":
+            found["mean_rank"] = values + 1
+        elif place == prefix and last == "score":  # of a task of ZSTE, whose place ends in its metric
+            found[prefix.rpartition("/")[2]] = values
+        elif place == prefix and last not in ("query_id", "cluster", "top", "predicted", "truth", "confusion"):
+            found[last] = values
+    return found
