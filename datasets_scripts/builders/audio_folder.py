@@ -38,7 +38,6 @@ import difflib
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -89,9 +88,9 @@ class AudioFolderConfig(FolderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unknown = [name for name in self.columns if name not in FIELDS]
+        unknown = self.columns.keys() - set(FIELDS)
         if unknown:
-            raise ValueError(f"columns names {unknown}; it can name {', '.join(FIELDS)}")
+            raise ValueError(f"columns names {sorted(unknown)}; it can name {', '.join(FIELDS)}")
         if min(self.validation_fraction, self.test_fraction) < 0 or self.validation_fraction + self.test_fraction > 1:
             raise ValueError(
                 f"validation_fraction is {self.validation_fraction} and test_fraction {self.test_fraction}; give two "
@@ -114,13 +113,18 @@ class AudioFolderConfig(FolderConfig):
         Raises:
             ValueError: A folder holds several.
         """
-        names = {f"{name}{suffix}" for name in TABLE_NAMES for suffix in TABLE_SUFFIXES}
-        tables = {file: self.folder / file for file in self.files if os.path.basename(file) in names}
+        tables: dict[str, Path] = {}
+        table_of_folder: dict[str, str] = {}
+        for file in self.files:
+            folder, name = os.path.split(file)
+            stem, suffix = os.path.splitext(name)
+            if stem not in TABLE_NAMES or suffix not in TABLE_SUFFIXES:
+                continue
 
-        counts = Counter(map(os.path.dirname, tables))
-        twice = [file for file in tables if counts[os.path.dirname(file)] > 1]
-        if twice:
-            raise ValueError(f"{self.folder} holds several tables in one place: {some(twice)}; keep one")
+            other = table_of_folder.setdefault(folder, file)
+            if other != file:
+                raise ValueError(f"{self.folder} holds several tables in one place: {other}, {file}; keep one")
+            tables[file] = self.folder / file
         return tables
 
     def metadata_files(self) -> list[Path]:
@@ -157,10 +161,9 @@ class AudioFolder(RowBuilder):
         for name, record in records.items():
             path = config.recordings.at(name)
             used.add(path)
-            captions = {language: list(record.captions.get(language, ())) for language in config.languages}
             clip = Clip(
                 record.clip_id or name,
-                captions,
+                {language: list(record.captions.get(language, ())) for language in config.languages},
                 record.source or f"{FILE_SOURCE}{name}",
                 record.license,
                 record.labels,
@@ -281,15 +284,21 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     Raises:
         ValueError: Some have a split and some have none, or there are too few to draw from.
     """
-    given = {name: record.split or _get_split_of_folder(name) for name, record in records.items()}
-    without = [name for name, split in given.items() if not split]
+    given: dict[str, str] = {}
+    without: list[str] = []
+    for name, record in records.items():
+        split = record.split or _get_split_of_folder(name)
+        if split:
+            given[name] = split
+        else:
+            without.append(name)
     if not without:
         return given
-    if len(without) < len(given):
-        other, split = next((name, split) for name, split in given.items() if split)
+    if given:
+        other, split = next(iter(given.items()))
         raise ValueError(
-            f"{len(without)} of {len(given)} recordings have no split: {some(without)}; but {other} is of {split}, by "
-            "its line or by the name of its folder. Give all or none: a column split settles it"
+            f"{len(without)} of {len(records)} recordings have no split: {some(without)}; but {other} is of {split}, "
+            "by its line or by the name of its folder. Give all or none: a column split settles it"
         )
 
     # Drawn among the recordings that are there, so that each split gets its part of them.
@@ -297,10 +306,12 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     there = {source for name, source in sources.items() if config.recordings.at(name) is not None}
     there = there or set(sources.values())
 
-    fractions = {"validation": config.validation_fraction, "test": config.test_fraction}
-    counts = {split: max(1, round(part * len(there))) for split, part in fractions.items() if part}
+    counts: dict[str, int] = {}
+    for split, part in (("validation", config.validation_fraction), ("test", config.test_fraction)):
+        if part:
+            counts[split] = max(1, round(part * len(there)))
     left_to_train = len(there) - sum(counts.values())
-    if left_to_train < 0 or (left_to_train == 0 and sum(fractions.values()) < 1):
+    if left_to_train < 0 or (left_to_train == 0 and config.validation_fraction + config.test_fraction < 1):
         raise ValueError(
             f"{len(there)} recordings are too few to draw {' and '.join(counts)} from; give more, or a column split, "
             "or validation_fraction=0 with test_fraction=0 to train on all of them or test_fraction=1 to test on them"
@@ -338,12 +349,14 @@ def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig)
 
 def _read_captions(line: Line, values: Mapping[str, Any], config: AudioFolderConfig) -> dict[str, dict[str, None]]:
     """The captions of a line by language, from all columns that hold some."""
-    cells = {name: values[name] for name in ("caption", "captions") if config.columns.get(name, name) in line.values}
-    keys = dict.fromkeys(cells)
+    cells: dict[str, tuple[Any, str]] = {}  # by column, with the language that a plain text in it has
+    for name in ("caption", "captions"):
+        if config.columns.get(name, name) in line.values:
+            cells[name] = values[name], config.caption_language
     for column, cell in line.values.items():
-        match = _CAPTION_COLUMN.fullmatch(column) if isinstance(column, str) else None
+        match = _CAPTION_COLUMN.fullmatch(str(column))
         if match and match["key"]:
-            cells[column], keys[column] = cell, match["key"]
+            cells[column] = cell, config.caption_language if match["key"].isdigit() else match["key"]
     if not cells:
         raise ValueError(
             f"{line.where}: no column of captions among {list(line.values)}; call it caption, captions or "
@@ -351,9 +364,8 @@ def _read_captions(line: Line, values: Mapping[str, Any], config: AudioFolderCon
         )
 
     captions: dict[str, dict[str, None]] = {}
-    for column, cell in cells.items():
-        key, where = keys[column], f"{line.where}, {column}"
-        plain = config.caption_language if key is None or key.isdigit() else key
+    for column, (cell, plain) in cells.items():
+        where = f"{line.where}, {column}"
         for language, texts in _read_texts_by_language(_parse(cell), plain, where):
             _check_language(language, config, where)
             captions.setdefault(language, {}).update(dict.fromkeys(written(texts)))
@@ -376,7 +388,7 @@ def _read_texts_by_language(cell: Any, language: str, where: str) -> Iterator[tu
             yield from _read_texts_by_language(texts, str(code), where)
     elif cell is None or isinstance(cell, str):
         yield language, [cell or ""]
-    elif isinstance(cell, Sequence) and all(text is None or isinstance(text, str) for text in cell):
+    elif isinstance(cell, Sequence) and set(map(type, cell)) <= {str, type(None)}:
         yield language, [text or "" for text in cell]
     else:
         raise ValueError(f"{where}: {cell!r} is no caption; give a text, a list of texts, or a mapping of languages")
@@ -411,7 +423,9 @@ def _text(cell: Any) -> str:
 
 def _check_captions(config: AudioFolderConfig, records: Mapping[str, Record]) -> None:
     """Refuses captions that are all in other languages than those asked for: every clip would be left out."""
-    present = {language for record in records.values() for language, texts in record.captions.items() if texts}
+    present: set[str] = set()
+    for record in records.values():
+        present.update(language for language, texts in record.captions.items() if texts)
     if present and not present & set(config.languages):
         raise ValueError(
             f"{config.folder} has captions in {sorted(present)}, and languages is {list(config.languages)}: name one "

@@ -59,8 +59,11 @@ class AudioCaps(RowBuilder):
     def collect(self) -> Collection:
         """The clips of the tables; those that two splits share stay in the later one."""
         collection = Collection()
-        splits = {split: read_captioned(path, collection) for split, path in self.config.tables().items()}
-        paths = find_clips(self.config.recordings, [clip for clips in splits.values() for clip in clips])
+        splits, every = {}, []
+        for split, path in self.config.tables().items():
+            splits[split] = read_captioned(path, collection)
+            every += splits[split]
+        paths = find_clips(self.config.recordings, every)
 
         for split, clips in splits.items():
             for clip in clips:
@@ -86,12 +89,14 @@ def read_captioned(path: Path, collection: Collection) -> list[Captioned]:
     """
     clips: dict[Segment, Captioned] = {}
     seen: set[str] = set()
+
     for line in read_csv(path, COLUMNS):
         segment = line.values["youtube_id"].strip(), start_seconds(line, "start_time")
         clip = clips.setdefault(segment, Captioned(segment, [], []))
         if line.values["audiocap_id"] in seen:
             collection.leave_out("duplicate", clip.clip_id)
             continue
+
         seen.add(line.values["audiocap_id"])
         clip.captions.append(line.values["caption"])
         clip.caption_ids.append(line.values["audiocap_id"].strip())
@@ -109,12 +114,15 @@ def find_clips(recordings: Recordings, clips: Sequence[Captioned]) -> dict[Segme
         The path by segment, of those that are there: under any of `YOUTUBE_NAMINGS`, and only where no file is named
         so, under any of the ids of the clip's captions.
     """
-    segments = list(dict.fromkeys(clip.segment for clip in clips))
-    found = find_segments(recordings, segments)
+    found = find_segments(recordings, list({clip.segment for clip in clips}))
     if found:
         return found
-    by_caption = {clip.segment: recordings.named(clip.caption_ids) for clip in clips}
-    return {segment: path for segment, path in by_caption.items() if path is not None}
+
+    for clip in clips:
+        path = recordings.named(clip.caption_ids)
+        if path is not None:
+            found[clip.segment] = path
+    return found
 
 
 def start_seconds(line: Line, column: str) -> int:

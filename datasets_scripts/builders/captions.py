@@ -15,7 +15,7 @@ from pathlib import Path
 from ..schema import LANGUAGES
 
 _FOLDER = Path(__file__).parents[1] / "phrases"
-_SENTENCES = ("templates", "temporal")  # files of sentences, which hold no phrases of labels
+_SENTENCES = {"templates", "temporal"}  # files of sentences, which hold no phrases of labels
 
 
 def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
@@ -33,7 +33,7 @@ def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
     >>> label_phrases("esc50")["dog"]["fra"]
     'un chien qui aboie'
     """
-    names = sorted(path.stem for path in _FOLDER.glob("*.json") if path.stem not in _SENTENCES)
+    names = sorted({path.stem for path in _FOLDER.glob("*.json")} - _SENTENCES)
     if dataset_name not in names:
         raise ValueError(f"no label phrases for {dataset_name!r}; there are phrases for {names}")
     return json.loads(_read(dataset_name))
@@ -58,14 +58,17 @@ def render_captions(
     >>> render_captions({"deu": "ein bellender Hund"}, ["deu"])["deu"][:2]
     ['Ein bellender Hund', 'Zu hören ist ein bellender Hund.']
     """
-    missing = [language for language in languages if language not in phrase_by_language]
-    if missing:
-        raise ValueError(f"no phrase in {missing}; there are phrases in {list(phrase_by_language)}")
     sentences = _templates()[templates]
-    return {
-        language: [_capitalised(text.format(phrase=phrase_by_language[language])) for text in sentences[language]]
-        for language in languages
-    }
+
+    captions: dict[str, list[str]] = {}
+    for language in languages:
+        if language not in phrase_by_language:
+            raise ValueError(f"no phrase in {language!r}; there are phrases in {list(phrase_by_language)}")
+        captions[language] = []
+        for sentence in sentences[language]:
+            text = sentence.format(phrase=phrase_by_language[language])
+            captions[language].append(text[:1].upper() + text[1:])
+    return captions
 
 
 def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
@@ -85,9 +88,10 @@ def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(languages, str):  # as a YAML file says it of one language
         languages = [languages]
-    unknown = [language for language in languages if language not in LANGUAGES]
+
+    unknown = set(languages) - set(LANGUAGES)
     if unknown:
-        raise ValueError(f"no captions in {unknown}; the languages are {list(LANGUAGES)} (ISO 639-3)")
+        raise ValueError(f"no captions in {sorted(unknown)}; the languages are {list(LANGUAGES)} (ISO 639-3)")
     if not languages or len(set(languages)) < len(languages):
         raise ValueError(f"languages is {list(languages)}; name at least one, each once")
     return tuple(languages)
@@ -100,7 +104,3 @@ def _read(name: str) -> str:
 @cache
 def _templates() -> dict[str, dict[str, list[str]]]:
     return json.loads(_read("templates"))
-
-
-def _capitalised(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -13,6 +13,8 @@ from .metadata import read_csv
 PARTS = {"train": "development", "validation": "validation", "test": "evaluation"}
 """Clotho's name of each split."""
 
+_ORIGINS = {split: (f"clotho_metadata_{part}.csv",) for split, part in PARTS.items()}
+
 
 class ClothoConfig(FolderConfig):
     """`data_dir` holds the caption tables; see `FolderConfig`."""
@@ -23,7 +25,7 @@ class ClothoConfig(FolderConfig):
 
     def origins(self) -> dict[str, Path]:
         """The table of each split that says where the recordings come from, of those that are there."""
-        return self.find({split: (f"clotho_metadata_{part}.csv",) for split, part in PARTS.items()})
+        return self.find(_ORIGINS)
 
     def metadata_files(self) -> list[Path]:
         """The tables of captions and, where there are any, those of origins."""
@@ -75,9 +77,9 @@ def read_origins(path: Path) -> dict[str, tuple[str, str]]:
     Raises:
         ValueError: A column is missing.
     """
-    lines = [line.values for line in read_csv(path, ("file_name", "sound_id", "license"))]
-    return {
-        line["file_name"]: (f"freesound:{line['sound_id'].strip()}", line["license"].strip())
-        for line in lines
-        if line["sound_id"].strip().isdecimal()
-    }
+    origins = {}
+    for line in read_csv(path, ("file_name", "sound_id", "license")):
+        sound_id = line.values["sound_id"].strip()
+        if sound_id.isdecimal():
+            origins[line.values["file_name"]] = (f"freesound:{sound_id}", line.values["license"].strip())
+    return origins

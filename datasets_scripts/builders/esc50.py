@@ -37,8 +37,8 @@ class ESC50(FoldBuilder):
         lines = read_csv(self.config.tables()["clips"], COLUMNS)
 
         # ESC-50's README: the ESC-10 subset is CC BY, the whole CC BY-NC.
-        is_esc10 = all(line.values["esc10"].strip().lower() == "true" for line in lines)
-        license = "CC BY 3.0" if is_esc10 else "CC BY-NC 3.0"
+        in_esc10 = {line.values["esc10"].strip().lower() for line in lines}
+        license = "CC BY 3.0" if in_esc10 == {"true"} else "CC BY-NC 3.0"
 
         clips = []
         for line in lines:

@@ -8,10 +8,10 @@ the generator does, so that rows made by older code, or of tables that have chan
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -95,13 +95,15 @@ class Collection:
         """Leaves clips out of training, and then of validation, whose source is in a split that comes later."""
         later: set[str] = set()
         for split in reversed(SPLITS):
-            self._drop(split, "source in another split", {clip.source for clip in self.clips[split]} & later)
-            later.update(clip.source for clip in self.clips[split])
+            self._drop(split, "source in another split", later)
+            later |= {clip.source for clip in self.clips[split]}
 
     def keep_files_apart(self) -> None:
         """Leaves out clips that were found in the same file: it is the wrong one for all of them but one."""
-        counts = Counter(clip.audio_path for clips in self.clips.values() for clip in clips)
-        shared = {path for path, count in counts.items() if count > 1}
+        seen: set[str] = set()
+        shared: set[str] = set()
+        for clip in itertools.chain(*self.clips.values()):
+            (shared if clip.audio_path in seen else seen).add(clip.audio_path)
         for split in SPLITS:
             self._drop(split, "one file for several clips", shared)
 
@@ -121,7 +123,7 @@ class Collection:
 
 def written(texts: Iterable[str]) -> tuple[str, ...]:
     """The texts that are not blank, without the space around them."""
-    return tuple(text.strip() for text in texts if text.strip())
+    return tuple(filter(None, map(str.strip, texts)))
 
 
 def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -> dict[str, str]:
@@ -256,8 +258,12 @@ class FolderConfig(RowConfig):
 
     def find(self, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
         """The metadata files of these names, by key, of those that are there."""
-        found = {key: metadata.find_metadata(self.folder, self.files, *of_key) for key, of_key in names.items()}
-        return {key: path for key, path in found.items() if path is not None}
+        found = {}
+        for key, of_key in names.items():
+            path = metadata.find_metadata(self.folder, self.files, *of_key)
+            if path is not None:
+                found[key] = path
+        return found
 
     def tables(self) -> dict[str, Path]:
         """The metadata files by the keys of `TABLES`, of those that are there.
@@ -342,13 +348,12 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
 
     def _warn(self, where: str) -> None:
         report = self.report()
-        counts = {"audio missing": len(report["missing"])}
-        for reason, clip_ids in report["left_out"].items():
-            counts[reason] = len(clip_ids)
-
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items() if count)
-        if reasons:
-            logger.warning("%s: clips without a row: %s; the lists are in %s", self.config.DATASET, reasons, where)
+        without = {"audio missing": report["missing"], **report["left_out"]}
+        counts = [f"{len(clip_ids):,} {reason}" for reason, clip_ids in without.items() if clip_ids]
+        if counts:
+            logger.warning(
+                "%s: clips without a row: %s; the lists are in %s", self.config.DATASET, ", ".join(counts), where
+            )
 
     @cached_property
     def _collection(self) -> Collection:
@@ -358,7 +363,8 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
 
         if not any(collection.clips.values()):
             self._refuse_empty(collection)
-        collection.clips = {split: clips[: self.config.limit] for split, clips in collection.clips.items()}
+        for clips in collection.clips.values():
+            del clips[self.config.limit or len(clips) :]
         return collection
 
     def _refuse_empty(self, collection: Collection) -> None:
@@ -382,12 +388,8 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
         # Collected here and not per clip: errors raised while generating reach the user wrapped in one that says
         # nothing.
-        clips_by_split = self._collection.clips
-        return [
-            datasets.SplitGenerator(name=split, gen_kwargs={"split": split})
-            for split, clips in clips_by_split.items()
-            if clips
-        ]
+        splits = [split for split, clips in self._collection.clips.items() if clips]
+        return [datasets.SplitGenerator(name=split, gen_kwargs={"split": split}) for split in splits]
 
     def _generate_examples(self, split: str) -> Iterator[tuple[str, Row]]:
         languages = self.config.languages

@@ -85,16 +85,17 @@ class FoldBuilder(RowBuilder):
             raise ValueError(f"the classes {unknown} are none of {config.DATASET}'s: {', '.join(phrases)}")
 
         splits = split_by_fold(clips, config.test_fold, config.validation_fraction, config.seed)
-        placed = {clip for members in splits.values() for clip in members}
-        collection.leave_out(
-            "source in another split", *(stem_of(clip.file_name) for clip in clips if clip not in placed)
-        )
+        unplaced = set(clips).difference(*splits.values())
+        for clip in clips:
+            if clip in unplaced:
+                collection.leave_out("source in another split", stem_of(clip.file_name))
 
         for split, members in splits.items():
             for clip in members:
                 if clip.left_out:
                     collection.leave_out(clip.left_out, stem_of(clip.file_name))
                     continue
+
                 path = config.recordings.named([stem_of(clip.file_name)])
                 seconds = duration_seconds(path) if clip.seconds is None and path is not None else clip.seconds
                 captions = render_captions(phrases[clip.label], config.languages)
@@ -140,15 +141,17 @@ def split_by_fold(
             "chooses one (in the evaluation recipe, --folds)"
         )
 
-    test = [clip for clip in clips if clip.fold == test_fold]
-    tested = {clip.freesound_id for clip in test}
+    tested = {clip.freesound_id for clip in clips if clip.fold == test_fold}
     rest = [clip for clip in clips if clip.freesound_id not in tested]
     held_out = _draw_validation(rest, validation_fraction, seed)
-    return {
-        "train": [clip for clip in rest if clip.freesound_id not in held_out],
-        "validation": [clip for clip in rest if clip.freesound_id in held_out],
-        "test": test,
-    }
+
+    splits: dict[str, list[FoldClip]] = {"train": [], "validation": [], "test": []}
+    for clip in clips:
+        if clip.fold == test_fold:
+            splits["test"].append(clip)
+        elif clip.freesound_id not in tested:
+            splits["validation" if clip.freesound_id in held_out else "train"].append(clip)
+    return splits
 
 
 def _draw_validation(clips: Sequence[FoldClip], fraction: float, seed: int) -> set[str]:

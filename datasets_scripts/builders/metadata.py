@@ -48,13 +48,12 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
     Raises:
         ValueError: Several sub-folders have one, and the top has not.
     """
-    found = [file for file in files if os.path.basename(file) in names]
-    top = [file for file in found if "/" not in file]
-    if len(found) > 1 and not top:
+    found = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
+    if len(found) > 1 and "/" in found[0]:
         raise ValueError(
             f"{folder} holds several {names[0]}: {some(found)}; give the folder of one of them as data_dir"
         )
-    return folder / (top or found)[0] if found else None
+    return folder / found[0] if found else None
 
 
 def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Line]:
@@ -85,12 +84,12 @@ def _read_lines(path: Path, columns: Sequence[str], header: bool) -> list[Line]:
     reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, restval="", delimiter=delimiter)
 
     names = list(reader.fieldnames or [])
-    missing = [column for column in columns if column not in names]
+    missing = sorted(set(columns) - set(names))
     if missing:
         raise ValueError(f"{path} lacks the columns {missing}; it has {names}")
-    twice = [name for name, count in Counter(names).items() if name and count > 1]
-    if twice:
-        raise ValueError(f"{path} has several columns {twice}, of which only the last would be read; number them")
+    name, count = Counter(filter(None, names)).most_common(1)[0] if any(names) else ("", 0)
+    if count > 1:
+        raise ValueError(f"{path} has several columns {name!r}, of which only the last would be read; number them")
 
     lines = []
     for values in reader:
@@ -142,7 +141,8 @@ def read_table(path: Path) -> list[Line]:
         values = read_json(path)
         if not isinstance(values, list):
             raise ValueError(f"{path} holds no list; give a JSON list of objects, or JSON Lines as .jsonl")
-        entries += [(f"{path}, entry {number}", value) for number, value in enumerate(values)]
+        for number, value in enumerate(values):
+            entries.append((f"{path}, entry {number}", value))
     elif suffix == ".parquet":
         import pyarrow.parquet
 
@@ -150,14 +150,17 @@ def read_table(path: Path) -> list[Line]:
             values = pyarrow.parquet.read_table(path).to_pylist()
         except pyarrow.ArrowException as error:
             raise ValueError(f"{path} is not Parquet: {error}") from error
-        entries += [(f"{path}, row {number}", value) for number, value in enumerate(values)]
+        for number, value in enumerate(values):
+            entries.append((f"{path}, row {number}", value))
     else:
         raise ValueError(f"{path} is no table that can be read; give one of {', '.join(TABLE_SUFFIXES)}")
 
+    lines = []
     for where, value in entries:
         if not isinstance(value, dict):
             raise ValueError(f"{where} is {str(value)[:60]!r}; give a JSON object")
-    return [Line(where, value) for where, value in entries]
+        lines.append(Line(where, value))
+    return lines
 
 
 def fingerprint(paths: Iterable[Path]) -> str:

@@ -4,10 +4,11 @@ import hashlib
 import html
 import logging
 import os
+import re
 import unicodedata
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import soundfile
@@ -21,15 +22,21 @@ _OTHER_SUFFIXES = (".mp4", ".webm", ".mkv", ".wma")  # of names in metadata, bef
 
 _STARTS = ("{start}", "{start:.1f}", "{start:.3f}", "{start:06d}", "{start_ms}")
 _ENDS = ("{end}", "{end:.1f}", "{end:.3f}", "{end:06d}", "{end_ms}")
-YOUTUBE_NAMINGS = tuple(
-    prefix + naming
-    for naming in (
-        *(f"{{id}}_{start}{dash}{end}" for start, end in zip(_STARTS, _ENDS, strict=True) for dash in "_-"),
-        *(f"{{id}}_{start}" for start in _STARTS),
-        "{id}",
-    )
-    for prefix in ("", "Y")
-)
+
+
+def _list_namings() -> list[str]:
+    spans = []
+    for start, end in zip(_STARTS, _ENDS, strict=True):
+        spans += [f"_{start}_{end}", f"_{start}-{end}"]
+    starts = [f"_{start}" for start in _STARTS]
+
+    namings = []
+    for naming in (*spans, *starts, ""):
+        namings += [f"{{id}}{naming}", f"Y{{id}}{naming}"]
+    return namings
+
+
+YOUTUBE_NAMINGS = tuple(_list_namings())
 """The names, without suffix, under which clips of YouTube videos are kept: the most telling first.
 
 The fields are the video, the clip's start and end in seconds, and both in milliseconds. The last two say nothing of
@@ -129,8 +136,9 @@ class Recordings:
         self.folder = Path(folder).expanduser().resolve()
         if not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is not a folder; give the one that holds the audio")
-        names = walk(self.folder) if files is None else files
-        self.files = tuple(name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES)
+        self.files = tuple(
+            file for file in (walk(self.folder) if files is None else files) if file.lower().endswith(SUFFIXES)
+        )
 
     def at(self, name: str) -> Path | None:
         """The recording of a path, relative to the folder or absolute.
@@ -140,11 +148,15 @@ class Recordings:
         """
         if os.path.isabs(name):
             return Path(name) if os.path.isfile(name) else None
-        return self._path(name if name in self._names else self._by_path.get(_format_free(name)))
+        file = name if name in self._names else self._by_path.get(_format_free(name))
+        return None if file is None else self.folder / file
 
     def named(self, stems: Iterable[str]) -> Path | None:
         """The recording with the first of these stems that is there, in whatever sub-folder and format."""
-        return self._path(next((self._by_stem[stem] for stem in stems if stem in self._by_stem), None))
+        for stem in stems:
+            if stem in self._by_stem:
+                return self.folder / self._by_stem[stem]
+        return None
 
     def matching(self, names: Sequence[str]) -> dict[str, Path]:
         """Finds files whose names are awkward, and were changed where a system or a tool could not hold them.
@@ -157,13 +169,19 @@ class Recordings:
             are resolved, or once everything but letters and digits is dropped. A match of the second kind counts only
             where it fits a single file and a single name that have no better one.
         """
-        found = {name: self._by_stem[stem_of(name)] for name in names if stem_of(name) in self._by_stem}
-        for key in (_resolved, _bare):
+        found: dict[str, Path] = {}
+        for name in names:
+            if stem_of(name) in self._by_stem:
+                found[name] = self.folder / self._by_stem[stem_of(name)]
+
+        for key in (_resolve, _strip):
             taken = set(found.values())
-            files = _unique_by_key((file for file in self._by_stem.values() if file not in taken), key)
-            wanted = _unique_by_key((name for name in names if name not in found), key)
-            found.update({name: files[text] for text, name in wanted.items() if text in files})
-        return {name: self.folder / file for name, file in found.items()}
+            free = [file for file in self._by_stem.values() if self.folder / file not in taken]
+            files = _index_unique(free, key)
+            wanted = _index_unique([name for name in names if name not in found], key)
+            for text in wanted.keys() & files.keys():
+                found[wanted[text]] = self.folder / files[text]
+        return found
 
     def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
         """The recordings in sub-folders whose names hold a word, such as "development" or "freesound".
@@ -175,9 +193,13 @@ class Recordings:
         Returns:
             Those; where no sub-folder has the word, the recordings that are in none of the others' sub-folders.
         """
-        folders = [(file, f"{os.path.dirname(file)}/".casefold()) for file in self.files]
-        own = [file for file, folder in folders if word in folder]
-        shared = [file for file, folder in folders if not any(other in folder for other in others)]
+        own, shared = [], []
+        for file in self.files:
+            folder = os.path.dirname(file).casefold()
+            if word in folder:
+                own.append(file)
+            if not any(map(folder.__contains__, others)):
+                shared.append(file)
         return Recordings(self.folder, own or shared)
 
     def fingerprint(self, sizes: bool = False) -> str:
@@ -191,9 +213,6 @@ class Recordings:
             size = f":{(self.folder / file).stat().st_size}" if sizes else ""
             contents.update(f"\n{file}{size}".encode())
         return contents.hexdigest()
-
-    def _path(self, file: str | None) -> Path | None:
-        return None if file is None else self.folder / file
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -210,8 +229,7 @@ class Recordings:
     @property
     def _worst_first(self) -> Iterator[str]:
         """So that in a dictionary the preferred format, and then the first path, wins."""
-        ranks = {suffix: rank for rank, suffix in enumerate(SUFFIXES)}
-        order = sorted(self.files, key=lambda file: ranks[os.path.splitext(file)[1].lower()])
+        order = sorted(self.files, key=lambda file: SUFFIXES.index(os.path.splitext(file)[1].lower()))
         return reversed(order)
 
 
@@ -229,21 +247,17 @@ def find_segments(recordings: Recordings, segments: Sequence[Segment], seconds: 
     counts = Counter(youtube_id for youtube_id, _ in segments)
     found = {}
     for youtube_id, start in segments:
-        affixes = _affixes(start, start + seconds)
-        path = recordings.named(
-            f"{before}{youtube_id}{after}" for before, after in affixes if after or counts[youtube_id] == 1
-        )
+        stems = _list_stems(youtube_id, start, start + seconds)
+        path = recordings.named(stems if counts[youtube_id] == 1 else stems[:-2])
         if path is not None:
             found[youtube_id, start] = path
     return found
 
 
-@lru_cache
-def _affixes(start: int, end: int) -> list[tuple[str, str]]:
-    """What `YOUTUBE_NAMINGS` put before and after the id."""
-    fields = {"id": "/", "start": start, "end": end, "start_ms": 1000 * start, "end_ms": 1000 * end}
-    names = [naming.format(**fields).split("/") for naming in YOUTUBE_NAMINGS]
-    return [(before, after) for before, after in names]
+def _list_stems(youtube_id: str, start: int, end: int) -> list[str]:
+    """The names that a clip may have, by `YOUTUBE_NAMINGS`."""
+    fields = {"id": youtube_id, "start": start, "end": end, "start_ms": 1000 * start, "end_ms": 1000 * end}
+    return [naming.format(**fields) for naming in YOUTUBE_NAMINGS]
 
 
 def duration_seconds(path: Path) -> float | None:
@@ -270,17 +284,20 @@ def _format_free(name: str) -> str:
     return unicodedata.normalize("NFC", _without_suffix(name))
 
 
-def _resolved(name: str) -> str:
+def _resolve(name: str) -> str:
+    """The stem with HTML entities resolved."""
     return unicodedata.normalize("NFC", html.unescape(stem_of(name))).strip()
 
 
-def _bare(name: str) -> str:
-    letters = unicodedata.normalize("NFKD", html.unescape(stem_of(name))).casefold()
-    return "".join(letter for letter in letters if letter.isalnum())
+def _strip(name: str) -> str:
+    """The letters and digits of the stem."""
+    return re.sub(r"[\W_]", "", unicodedata.normalize("NFKD", html.unescape(stem_of(name))).casefold())
 
 
-def _unique_by_key(names: Iterable[str], key: Callable[[str], str]) -> Mapping[str, str]:
-    by_key = defaultdict(list)
+def _index_unique(names: Iterable[str], key: Callable[[str], str]) -> dict[str, str]:
+    """The names by their key, of those that have one of their own."""
+    by_key: dict[str, list[str]] = {}
     for name in names:
-        by_key[key(name)].append(name)
-    return {text: members[0] for text, members in by_key.items() if text and len(members) == 1}
+        by_key.setdefault(key(name), []).append(name)
+    by_key.pop("", None)
+    return {text: members[0] for text, members in by_key.items() if len(members) == 1}

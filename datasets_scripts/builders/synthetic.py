@@ -76,7 +76,10 @@ def _sine(frequency_hz: float | np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 
 def _harmonics(pitch_hz: float | np.ndarray, amplitudes: Sequence[float], seconds: np.ndarray) -> np.ndarray:
-    return np.sum([a * _sine(n * pitch_hz, seconds) for n, a in enumerate(amplitudes, start=1)], axis=0)
+    samples = np.zeros_like(seconds)
+    for number, amplitude in enumerate(amplitudes, start=1):
+        samples += amplitude * _sine(number * pitch_hz, seconds)
+    return samples
 
 
 def _noise(low_hz: float, high_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:

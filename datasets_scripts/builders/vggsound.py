@@ -52,7 +52,7 @@ class VGGSound(RowBuilder):
         segments = [(line.values["youtube_id"], start_seconds(line, "start_seconds")) for line in lines]
         paths = find_segments(self.config.recordings, list(dict.fromkeys(segments)))
 
-        trained = [youtube for line, (youtube, _) in zip(lines, segments, strict=True) if _split(line) == "train"]
+        trained = {line.values["youtube_id"] for line in lines if _split(line) == "train"}
         drawn = draw_sources(trained, {"validation": self.config.num_validation}, self.config.seed)
 
         for line, segment in zip(lines, segments, strict=True):

@@ -75,8 +75,7 @@ class WavCapsConfig(FolderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for given, valid in ((self.parts or (), PARTS), (self.blacklists, BLACKLISTS)):
-            unknown = [name for name in given if name not in valid]
-            if unknown or isinstance(given, str):
+            if isinstance(given, str) or not set(given) <= set(valid):
                 raise ValueError(f"{given!r} is not a list of some of {list(valid)}")
         for name in ("num_test", "num_validation"):
             if getattr(self, name) < 0:
@@ -91,8 +90,8 @@ class WavCapsConfig(FolderConfig):
         wanted = {part: (PARTS[part].table,) for part in self.parts or PARTS}
         tables = self.find(wanted)
 
-        lacking = [PARTS[part].table for part in wanted if part not in tables]
-        if lacking and (self.parts or not tables):
+        if not tables or (self.parts and len(tables) < len(wanted)):
+            lacking = [PARTS[part].table for part in wanted if part not in tables]
             raise FileNotFoundError(f"{self.folder} lacks {', '.join(lacking)}; give {self.LAYOUT}")
         return tables
 
@@ -106,7 +105,7 @@ class WavCapsConfig(FolderConfig):
             return []
 
         found = self.find({name: (name,) for name in self.blacklists})
-        lacking = [name for name in self.blacklists if name not in found]
+        lacking = sorted(set(self.blacklists) - found.keys())
         if lacking:
             raise FileNotFoundError(
                 f"{self.folder} lacks {', '.join(lacking)} of WavCaps' json_files/blacklist/: without them training "
@@ -201,7 +200,8 @@ def read_blacklists(paths: Sequence[Path]) -> set[str]:
     sources: set[str] = set()
     for blacklist in map(read_json, paths):
         for part in PARTS.values():
-            sources.update(_source(part, name) for name in blacklist.get(part.blacklisted, ()))
+            for name in blacklist.get(part.blacklisted, ()):
+                sources.add(_source(part, name))
     return sources
 
 

@@ -110,7 +110,7 @@ def test_captions_by_eye():
 
 
 def test_a_language_without_phrase_is_named():
-    with pytest.raises(ValueError, match=r"no phrase in \['fra'\]; there are phrases in \['eng'\]"):
+    with pytest.raises(ValueError, match=r"no phrase in 'fra'; there are phrases in \['eng'\]"):
         render_captions({"eng": "a dog barking"}, ["eng", "fra"])
 
 
