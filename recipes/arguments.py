@@ -21,6 +21,8 @@ from modeling_supclap.datasets_scripts import find_builder, load_splits
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options
 from modeling_supclap.datasets_scripts.prepared import dataset_origin
 
+CONFIGS = Path(__file__).parent / "configs"
+
 
 @dataclass
 class DatasetArguments:
@@ -136,8 +138,12 @@ def _take_builder_options(group: DatasetArguments, words: list[str], keys: Itera
 
 def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) -> dict[str, Any]:
     """The values of a YAML file, each of the type that its key has on the command line."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no configuration file {path}")
+    if not path.is_file():  # one that comes with the package goes by its name, or by its place in a checkout
+        shipped = CONFIGS / path.as_posix().removeprefix("recipes/configs/")
+        if not shipped.is_file():
+            names = ", ".join(sorted(each.relative_to(CONFIGS).as_posix() for each in CONFIGS.rglob("*.yaml")))
+            raise FileNotFoundError(f"there is no configuration file {path}; those of the package are {names}")
+        path = shipped
     values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; it should hold `key: value` lines")

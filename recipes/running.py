@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from datasets import disable_progress_bars
 from datasets.exceptions import DatasetsError
 from transformers import Trainer
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import logging as transformers_logging
 
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
+from modeling_supclap.training.checkpoints import last_checkpoint
 from modeling_supclap.training.distributed import is_first_process, leave_process_group
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -21,16 +23,19 @@ USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError)
 """What data and arguments raise; their messages say it all, where of anything else the traceback is wanted."""
 
 
-def run_command(main: Callable[[], None]) -> None:
-    """Runs a recipe's `main` as the script: ends the process with 0, with 1 after an error, with 130 after Ctrl-C.
+def run_command(main: Callable[[], int | None]) -> None:
+    """Runs a recipe's `main` as the script: an error ends the process with 1, Ctrl-C with 130.
 
     Args:
-        main: The recipe, which reads the command line itself.
+        main: The recipe, which reads the command line itself; it may return an exit status.
     """
+    if not sys.stderr.isatty():  # a log file takes lines, not bars
+        disable_progress_bars()
+        transformers_logging.disable_progress_bar()
+
     name, code = Path(sys.argv[0]).name, 1
     try:
-        main()
-        code = 0
+        code = main() or 0
     except KeyboardInterrupt as stopped:
         print(f"\n{name}: stopped{f'; {stopped}' if stopped.args else ''}", file=sys.stderr)
         code = 130
@@ -56,13 +61,18 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt:
-        if not Path(folder).is_dir() or get_last_checkpoint(folder) is None:
+        if last_checkpoint(folder, resumes=True) is None:
             raise KeyboardInterrupt("no checkpoint was saved yet, so the same command begins anew") from None
         raise KeyboardInterrupt("go on with the same command and --resume_from_checkpoint last") from None
     except MissingDecoderError:
-        raise
+        raise  # no fault of the recording
     except BadAudioError as error:
         raise BadAudioError(f"{_plain(error)}; --on_bad_audio skip leaves such recordings out") from error
+    finally:
+        for callback in trainer.callback_handler.callbacks:
+            bar = getattr(callback, "training_bar", None)
+            if bar is not None:
+                bar.close()  # so that a message is the last line
 
 
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments) -> None:

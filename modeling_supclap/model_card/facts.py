@@ -146,6 +146,10 @@ def public_command(arguments: Sequence[str]) -> str:
     >>> public_command(["recipes/train_supclap.py", "--data_dir", "/home/me/ESC-10", "--hub_token", "hf_x"])
     'python recipes/train_supclap.py --data_dir ESC-10'
     """
+    command = os.environ.get("SUPCLAP_COMMAND")
+    if command:
+        return f"{command} {shlex.join(_public_word(word) for word in arguments[1:])}".rstrip()
+
     script = Path(arguments[0]) if arguments else Path()
     if script.suffix != ".py" or "site-packages" in script.parts:
         return ""

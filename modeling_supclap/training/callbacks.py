@@ -23,23 +23,49 @@ class SupCLAPProgressCallback(ProgressCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Shows the last loss on the bar."""
         if self.training_bar is not None and logs and "loss" in logs:
-            self.training_bar.set_postfix_str(
-                f"loss {logs['loss']:.3f}, {logs['clips_per_second']:.0f} clips/s", refresh=False
-            )
+            self.training_bar.set_postfix_str(_format_log(logs), refresh=False)
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
-        """Prints the validation recall above the bar."""
+        """Prints the validation score above the bar."""
         super().on_evaluate(args, state, control, **kwargs)
-        key = f"eval_{(args.metric_for_best_model or 'mean_recall').removeprefix('eval_')}"
-        if self.training_bar is not None and metrics and key in metrics:
-            best = max(metrics[key], state.best_metric or 0.0)
-            chance = f", chance {metrics[f'{key}_chance']:.3f}" if f"{key}_chance" in metrics else ""
-            self.training_bar.write(
-                f"epoch {state.epoch:g}: validation {key.removeprefix('eval_')} {metrics[key]:.3f} "
-                f"(best {best:.3f}{chance})"
-            )
+        line = _format_evaluation(args, state, metrics or {})
+        if self.training_bar is not None and line:
+            self.training_bar.write(line)
+
+
+class LineCallback(TrainerCallback):
+    """One line a log and one an evaluation, for a log file, where a bar would be hundreds of lines."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Prints the last loss."""
+        if state.is_world_process_zero and logs and "loss" in logs:
+            print(f"step {state.global_step} of {state.max_steps}: {_format_log(logs)}", flush=True)
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
+        """Prints the validation score."""
+        line = _format_evaluation(args, state, metrics or {})
+        if state.is_world_process_zero and line:
+            print(line, flush=True)
+
+
+def _format_log(logs: Mapping[str, Any]) -> str:
+    return f"loss {logs['loss']:.3f}, {logs['clips_per_second']:.0f} clips/s"
+
+
+def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> str:
+    """The score that chooses the best checkpoint, or nothing where the evaluation did not give it."""
+    name = (args.metric_for_best_model or "mean_recall").removeprefix("eval_")
+    if f"eval_{name}" not in metrics:
+        return ""
+
+    value = metrics[f"eval_{name}"]
+    best = max(value, state.best_metric or 0.0)
+    chance = f", chance {metrics[f'eval_{name}_chance']:.3f}" if f"eval_{name}_chance" in metrics else ""
+    return f"epoch {state.epoch:g}: validation {name} {value:.3f} (best {best:.3f}{chance})"
 
 
 class Averages:

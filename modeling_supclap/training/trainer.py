@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..evaluation import retrieval_metrics, temporal_metrics
 from ..model_card import write_card_of_run
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from .callbacks import Averages, DriftCallback, EpochCallback, SupCLAPProgressCallback, ThroughputCallback
+from .callbacks import Averages, DriftCallback, EpochCallback, LineCallback, SupCLAPProgressCallback, ThroughputCallback
 from .checkpoints import last_checkpoint, refuse_another_run, write_run_file
 from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, usable_rows
 from .contrastive_module import ContrastiveModule
@@ -108,7 +109,7 @@ class SupCLAPTrainer(Trainer):
             self.add_callback(DriftCallback(self.module.objective, self._logs))
         self.add_callback(ThroughputCallback(self._logs))
         if self.pop_callback(ProgressCallback) is not None:
-            self.add_callback(SupCLAPProgressCallback())
+            self.add_callback(SupCLAPProgressCallback() if sys.stderr.isatty() else LineCallback())
 
     def _collators(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> tuple[TrainingCollator, Any]:
         """Makes what turns rows into batches, in training and in evaluation."""

@@ -23,6 +23,7 @@ from modeling_supclap.training.callbacks import (
     Averages,
     DriftCallback,
     EpochCallback,
+    LineCallback,
     SupCLAPProgressCallback,
     ThroughputCallback,
 )
@@ -87,6 +88,21 @@ def test_progress_is_one_bar_and_a_line_an_evaluation():
     callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
     assert callback.training_bar.lines == [
         "epoch 2: validation mean_recall 0.250 (best 0.250)",
+        "epoch 2: validation mean_recall 0.250 (best 0.500)",
+    ]
+
+
+def test_without_a_terminal_there_is_a_line_a_log_and_a_line_an_evaluation(capsys):
+    args = SimpleNamespace(metric_for_best_model="mean_recall")
+    state = SimpleNamespace(is_world_process_zero=True, epoch=2.0, best_metric=0.5, global_step=10, max_steps=200)
+    callback = LineCallback()
+    callback.on_log(args, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
+    callback.on_log(args, state, None, logs={"eval_mean_recall": 0.25})
+    callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
+    state.is_world_process_zero = False
+    callback.on_log(args, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 10 of 200: loss 1.235, 99 clips/s",
         "epoch 2: validation mean_recall 0.250 (best 0.500)",
     ]
 

@@ -1,0 +1,78 @@
+"""The command `supclap`: the recipes under one name, as `pip install` leaves them.
+
+    supclap train --dataset audio_folder --data_dir my_sounds --languages eng
+    supclap train esc10.yaml --data_dir ESC-10
+    supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir ESC-10
+
+`supclap NAME --help` lists the keys of a recipe. What trains is launched by accelerate, with what `accelerate config`
+or its environment variables say of processes and GPUs. A configuration of the package goes by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+TRAINING = {"train": "recipes.train_supclap", "posttrain": "recipes.posttrain_teminal"}
+COMMANDS = {
+    **TRAINING,
+    "evaluate": "recipes.evaluate_supclap",
+    "convert": "recipes.convert_checkpoint",
+    "export": "recipes.export_onnx",
+    "prepare": "datasets_scripts.prepare",
+    "translate": "recipes.translate_captions",
+}
+"""The module behind each name; those of `TRAINING` run under `accelerate launch`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the recipe that the first word names.
+
+    Args:
+        arguments: The words of the command line, by default those of the process.
+
+    Returns:
+        The exit status: 0 where all went well, 2 where there is no such recipe.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words.pop(0) if words else "--help"
+    if name not in COMMANDS:
+        is_help = name in ("-h", "--help")
+        print(f"usage: supclap {{{','.join(COMMANDS)}}} ...\n\n{__doc__}", file=sys.stdout if is_help else sys.stderr)
+        if not is_help:
+            print(f"supclap: error: there is no command {name!r}", file=sys.stderr)
+        return 0 if is_help else 2
+
+    os.environ["SUPCLAP_COMMAND"] = f"supclap {name}"  # for the model card, which says how to reproduce a run
+    if name in TRAINING and "--help" not in words:
+        return _launch(COMMANDS[name], words)
+
+    from modeling_supclap.recipes.running import run_command  # takes seconds that a mistyped name need not wait for
+
+    sys.argv = [f"supclap {name}", *words]
+    recipe = importlib.import_module(f"modeling_supclap.{COMMANDS[name]}")
+    run_command(recipe.main)
+    return 0
+
+
+def _launch(module: str, words: Sequence[str]) -> int:
+    """Runs a recipe under `accelerate launch`, which adds no traceback of its own when it ends with an error."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
+    recipe = importlib.util.find_spec(f"modeling_supclap.{module}")
+    assert recipe is not None
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the recipe, which says how to go on
+    try:
+        # By its path, not by its name: what lies in the current folder cannot stand in the way of what it imports.
+        launch_command(launch_command_parser().parse_args(["--quiet", str(recipe.origin), *words]))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""The command `supclap`, from a wheel in an environment of its own, in a folder whose names are like ours."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from modeling_supclap.recipes import command
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_help_names_the_commands(capsys):
+    assert command.main([]) == command.main(["--help"]) == 0
+    assert "train,posttrain,evaluate" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_named(capsys):
+    assert command.main(["trian"]) == 2
+    assert "there is no command 'trian'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_each_command_has_its_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main([name, "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: ")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Python with the tested packages, and this one from its wheel; gives the folder of its commands."""
+    folder = tmp_path_factory.mktemp("fresh")
+    source = folder / "source"  # a copy, so that the build leaves nothing in the checkout
+    ignored = shutil.ignore_patterns(".*", "outputs", "build", "dist", "*.egg-info", "__pycache__", "tests")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    build = "import setuptools.build_meta as backend; backend.build_wheel('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True, timeout=240)
+    (wheel,) = folder.glob("supclap-*.whl")
+
+    venv.create(folder / "venv", with_pip=False)
+    (site_packages,) = (folder / "venv").glob("lib/python*/site-packages")
+    (site_packages / "tested.pth").write_text(str(Path(torch.__file__).parents[1]))  # whose own .pth files are not read
+    target = ["--target", str(site_packages), "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *target], check=True, timeout=240)
+    shutil.rmtree(source)
+    return site_packages, folder / "venv" / "bin" / "python"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with modules of a user's own, all of which raise when imported."""
+    for name in ("metrics.py", "recipes/__init__.py", "datasets_scripts/__init__.py", "datasets.py", "evaluate.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"raise RuntimeError('{name} is not ours')")
+    return tmp_path
+
+
+def run(environment, project, *words, **options):
+    _, python = environment
+    main = "import sys; sys.path.remove(''); from modeling_supclap.recipes.command import main; sys.exit(main())"
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.Popen(
+        [python, "-c", main, *words], cwd=project, env={**variables, "OMP_NUM_THREADS": "1"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, **options
+    )  # fmt: skip
+
+
+def finish(process):
+    printed, _ = process.communicate(timeout=280)
+    return process.returncode, printed
+
+
+@pytest.mark.process
+def test_a_wheel_trains_and_evaluates_beside_a_project_of_ones_own(environment, project):
+    code, printed = finish(run(environment, project, "train", "smoke.yaml", "--output_dir", "out"))
+    assert code == 0, printed
+    results = json.loads((project / "out" / "results.json").read_text())
+    assert results["steps"] == 8
+    assert "supclap train smoke.yaml --output_dir out" in ModelCard.load(project / "out" / "README.md").text
+
+    words = [
+        "--model",
+        "out",
+        "--num_train",
+        "8",
+        "--num_validation",
+        "8",
+        "--num_test",
+        "16",
+        "--output_dir",
+        "scores",
+    ]
+    code, printed = finish(run(environment, project, "evaluate", *words, "--cache_dir", "none"))
+    assert code == 0, printed
+    assert (project / "scores" / "report.html").stat().st_size > 10_000
+
+    installed = {path.name for path in environment[0].iterdir()}
+    assert not installed & {"metrics", "recipes", "datasets_scripts", "tests", "benchmarks"}
+
+
+@pytest.mark.process
+def test_an_error_ends_with_its_message(environment, project):
+    code, printed = finish(run(environment, project, "train", "smoke.yaml", "--svr_alhpa", "2"))
+    assert code == 1
+    assert printed.splitlines()[-1].startswith(
+        "train_supclap.py: error: unknown key 'svr_alhpa': did you mean svr_alpha"
+    )
+    assert "Traceback" not in printed
+
+
+@pytest.mark.process
+def test_ctrl_c_says_how_to_go_on(environment, project):
+    process = run(environment, project, "train", "smoke.yaml", "--output_dir", "out", "--num_train_epochs", "500")
+    deadline = time.monotonic() + 200
+    while not (project / "out" / "checkpoint-2").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    code, printed = finish(process)
+    assert code != 0
+    assert "go on with the same command and --resume_from_checkpoint last" in printed.splitlines()[-1]
+    assert "Traceback" not in printed
