@@ -17,7 +17,17 @@ from transformers.initialization import no_init_weights
 from ..configuration_supclap import CEDConfig
 from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_ced import CEDModel
-from .tensors import Tensors, check_constant, count_heads, count_layers, fill_exactly, rename_all, set_aside, shape_of
+from .tensors import (
+    Tensors,
+    below,
+    check_constant,
+    count_heads,
+    count_layers,
+    fill_exactly,
+    rename_all,
+    set_aside,
+    shape_of,
+)
 
 FRONT_END = "16 kHz, 512 samples and 64 HTK mel bands from 0 to 8000 Hz are CED's"
 ASIDE = {r"outputlayer\.": "tagging head", r"front_end\.": "front end, which agrees"}
@@ -55,7 +65,7 @@ def ced_from_tensors(
 
 
 def front_end_constants() -> dict[str, torch.Tensor]:
-    """The constants of the published front end, as the authors' files hold them."""
+    """The constants of the published front end, as the authors' files hold them below `front_end`."""
     front_end = CEDFeatureExtractor()
     filters = torchaudio.functional.melscale_fbanks(
         n_freqs=front_end.n_fft // 2 + 1,
@@ -65,7 +75,7 @@ def front_end_constants() -> dict[str, torch.Tensor]:
         sample_rate=front_end.sampling_rate,
     )
     window = torch.hann_window(front_end.win_size)
-    return {"front_end.0.spectrogram.window": window, "front_end.0.mel_scale.fb": filters}
+    return {"0.spectrogram.window": window, "0.mel_scale.fb": filters}
 
 
 def check_front_end(tensors: Tensors, origin: str) -> None:
@@ -79,18 +89,23 @@ def check_front_end(tensors: Tensors, origin: str) -> None:
         ValueError: The window or the filter bank is missing or differs, or there are further constants.
     """
     expected = front_end_constants()
-    seen = {name: value for name, value in tensors.items() if name.startswith("front_end.")}
+    seen = below(tensors, "front_end.")
     if seen.keys() - expected.keys():
         raise ValueError(f"{origin} has the front end {sorted(seen)}; CED's is {sorted(expected)}")
+
     if seen:
         for name, value in expected.items():
-            check_constant(seen.get(name), value, name, origin, FRONT_END)
+            check_constant(seen.get(name), value, f"front_end.{name}", origin, FRONT_END)
 
 
 def _config_from_file(config: Mapping[str, Any], origin: str) -> CEDConfig:
     if config.get("model_type") not in ("ced", "dasheng"):
         raise ValueError(f"{origin} has a config.json of {config.get('model_type')!r} beside weights of CED")
-    return CEDConfig(**{name: value for name, value in config.items() if name not in ("model_type", "auto_map")})
+
+    fields = dict(config)
+    fields.pop("model_type")
+    fields.pop("auto_map", None)
+    return CEDConfig(**fields)
 
 
 def _config_from_shapes(encoder: Tensors, origin: str) -> CEDConfig:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import pathlib
 import pickle
+import re
 import zipfile
 from _codecs import encode
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from safetensors.torch import load_file
 
 from ..strict_loading import damaged, is_hub_id
 from .provenance import known_license
+from .tensors import below
 
 # What a folder's weights are called, in the order of preference; an index lists the parts of one that was split.
 WEIGHT_FILES = (
@@ -40,9 +42,15 @@ ALLOWED: list[Any] = [
     torch.nn.Embedding,
     encode,
     np.dtype,
-    *(type(np.dtype(kind)) for kind in ("float16", "float32", "float64", "int32", "int64", "bool")),
-    *((_NUMPY_SCALAR, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
-    *((pathlib.PosixPath, f"pathlib{module}.PosixPath") for module in ("", "._local")),
+    np.dtypes.Float32DType,
+    np.dtypes.Float64DType,
+    np.dtypes.Int32DType,
+    np.dtypes.Int64DType,
+    np.dtypes.BoolDType,
+    (_NUMPY_SCALAR, "numpy.core.multiarray.scalar"),  # before numpy 2
+    (_NUMPY_SCALAR, "numpy._core.multiarray.scalar"),
+    (pathlib.PosixPath, "pathlib.PosixPath"),
+    (pathlib.PosixPath, "pathlib._local.PosixPath"),  # Python 3.13
 ]
 
 
@@ -111,9 +119,11 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
         tensors.update(part)
         not_read += others
 
-    if all(each.startswith("module.") for each in tensors):  # as distributed training names them
-        tensors = {each.removeprefix("module."): value for each, value in tensors.items()}
-    config_file, card = (files[0].parent / other for other in ("config.json", "README.md"))
+    # Distributed training puts this before every name.
+    unwrapped = below(tensors, "module.")
+    if len(unwrapped) == len(tensors):
+        tensors = unwrapped
+    config_file, card = files[0].parent / "config.json", files[0].parent / "README.md"
     # A single file may lie beside a README of something else.
     stated = ModelCard.load(card).data.get("license") if path.is_dir() and card.is_file() else None
     return Checkpoint(
@@ -144,9 +154,13 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
     """
     if not isinstance(loaded, Mapping):
         raise ValueError(f"{name} holds a {type(loaded).__name__}; a checkpoint is a mapping of names to tensors")
-    container = next((key for key in ("state_dict", "model") if isinstance(loaded.get(key), Mapping)), None)
-    tensors = dict(loaded if container is None else loaded[container])
-    others = [] if container is None else [str(key) for key in loaded if key != container]
+
+    tensors, others = dict(loaded), []
+    for container in ("state_dict", "model"):
+        if isinstance(loaded.get(container), Mapping):
+            tensors, others = dict(loaded[container]), list(map(str, loaded))
+            others.remove(container)
+            break
 
     if "embed_tokens" in others:
         others.remove("embed_tokens")
@@ -154,14 +168,16 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
         if not torch.equal(tensors.setdefault("embed_tokens.weight", weight), weight):
             raise ValueError(f"{name} has two embeddings that differ: embed_tokens and embed_tokens.weight")
 
-    if strangers := [str(key) for key, value in tensors.items() if not isinstance(value, torch.Tensor)]:
-        raise ValueError(
-            f"{name} holds {len(strangers)} entries that are no tensors, the first {strangers[0]!r}, and neither "
-            "'state_dict' nor 'model'; give a file of tensors"
-        )
+    for key, value in tensors.items():
+        if not isinstance(value, torch.Tensor):
+            raise ValueError(
+                f"{name} holds {key!r}, a {type(value).__name__}, where only tensors should be, and neither "
+                "'state_dict' nor 'model'; give a file of tensors"
+            )
+        tensors[key] = value.detach()
     if not tensors:
         raise ValueError(f"{name} holds no tensors")
-    return {key: value.detach() for key, value in tensors.items()}, others
+    return tensors, others
 
 
 def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
@@ -177,7 +193,7 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
         folder = Path(
             snapshot_download(repository, revision=revision, allow_patterns=[*SMALL_FILES, "model*.safetensors"])
         )
-        if not any((folder / each).is_file() for each in WEIGHT_FILES[:2]):
+        if not list(folder.glob("model*.safetensors")):
             snapshot_download(repository, revision=revision, allow_patterns=["pytorch_model*.bin"])
         return folder, repository, folder.name
     except (OSError, HfHubHTTPError) as error:
@@ -186,12 +202,13 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
     """The files of a folder's one checkpoint."""
-    for path in (folder / name for name in WEIGHT_FILES):
+    for name in WEIGHT_FILES:
+        path = folder / name
         if path.is_file() and path.suffix == ".json":
             parts = sorted(set(_read_json(path, "weight_map").values()))
             if lacking := [part for part in parts if not (folder / part).is_file()]:
                 raise ValueError(f"{folder} lacks {len(lacking)} of the files in {path.name}, among them {lacking[:3]}")
-            return tuple(folder / part for part in parts)
+            return tuple(map(folder.joinpath, parts))
         if path.is_file():
             return (path,)
 
@@ -257,6 +274,6 @@ def _find_reason(path: Path, error: Exception) -> str:
         if foreign:
             return f"holds more than tensors: {', '.join(sorted(set(foreign)))}"
 
-    general = ("Weights only load failed", "Please file an issue", "Check the documentation")
-    told = [line for line in str(error).splitlines() if line.strip() and not line.startswith(general)]
-    return f"holds more than tensors: {told[0].rstrip('.') if told else 'something that torch does not name'}"
+    # Behind its general advice torch says in one line what it met.
+    told = re.search(r"^(?!Weights only load failed|Please file|Check the doc)\S.*?(?=\.?$)", str(error), re.MULTILINE)
+    return f"holds more than tensors: {told[0] if told else 'something that torch does not name'}"

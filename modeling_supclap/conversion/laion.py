@@ -25,6 +25,8 @@ from .tensors import (
     rename_first,
     set_aside,
     shape_of,
+    under,
+    without,
 )
 
 # What HTSAT calls differently from a ClapAudioModel; the first that fits is taken.
@@ -82,10 +84,8 @@ def clap_from_laion(tensors: Tensors, origin: str) -> tuple[ClapModel, dict[str,
     # The epsilon of roberta-base, which LAION trained on; transformers' default is another.
     text_config = {**bert_fields(text, origin), "layer_norm_eps": 1e-5}
 
-    rest = {name: value for name, value in kept.items() if not name.startswith((HTSAT, ROBERTA))}
-    whole = rename_all(rest, lambda name: rename_first(name, NAMES), origin)
-    whole |= {f"audio_model.{name}": value for name, value in audio.items()}
-    whole |= {f"text_model.{name}": value for name, value in text.items()}
+    whole = rename_all(without(kept, HTSAT, ROBERTA), lambda name: rename_first(name, NAMES), origin)
+    whole |= under("audio_model.", audio) | under("text_model.", text)
     # Of the constants that transformers keeps beside the weights, LAION's files have no copy.
     positions = text_config["max_position_embeddings"]
     whole["text_model.embeddings.position_ids"] = torch.arange(positions).unsqueeze(0)
@@ -137,7 +137,7 @@ def htsat_from_tensors(tensors: Tensors, origin: str) -> tuple[dict[str, torch.T
             encoder[name.replace(".qkv.", f".{part}.")] = rows
 
     config = _htsat_fields(encoder, origin)
-    return {f"audio_encoder.{name}": value for name, value in encoder.items()}, aside, config
+    return under("audio_encoder.", encoder), aside, config
 
 
 def _htsat_fields(encoder: Tensors, origin: str) -> dict[str, Any]:

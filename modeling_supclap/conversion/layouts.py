@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from transformers import (
@@ -80,8 +81,11 @@ class Layout:
         for mark in self.marks:
             if not any(re.match(mark, name) for name in tensors):
                 return False
-        patches = [value.shape for name, value in tensors.items() if name.endswith("patch_embed.proj.weight")]
-        return self.patch_mels is None or any(len(shape) == 4 and shape[2] == self.patch_mels for shape in patches)
+
+        for name, value in tensors.items():
+            if self.patch_mels is not None and name.endswith("patch_embed.proj.weight"):
+                return value.ndim == 4 and value.shape[2] == self.patch_mels
+        return True
 
 
 @dataclass(frozen=True)
@@ -124,17 +128,19 @@ def recognise(tensors: Tensors, origin: str, kind: str = "auto") -> Layout:
     if kind not in ("auto", *KINDS):
         raise ValueError(f"there is no kind {kind!r}; give auto or one of {', '.join(KINDS)}")
 
-    found = next((layout for layout in LAYOUTS if layout.fits(tensors)), None)
-    if found is None:
-        names = ", ".join(sorted(tensors)[:8])
-        known = "\n  ".join(layout.name for layout in LAYOUTS)
-        raise ValueError(
-            f"{origin} is of no layout that is known here. The first of its {len(tensors)} tensors are {names}.\n"
-            f"Known are:\n  {known}"
-        )
-    if kind not in ("auto", found.kind):
-        raise ValueError(f"{origin} is laid out as {found.name}, which is of kind {found.kind!r} and not {kind!r}")
-    return found
+    for layout in LAYOUTS:
+        if not layout.fits(tensors):
+            continue
+        if kind not in ("auto", layout.kind):
+            raise ValueError(f"{origin} is laid out as {layout.name}, of kind {layout.kind!r} and not {kind!r}")
+        return layout
+
+    names = ", ".join(sorted(tensors)[:8])
+    known = "\n  ".join(layout.name for layout in LAYOUTS)
+    raise ValueError(
+        f"{origin} is of no layout that is known here. The first of its {len(tensors)} tensors are {names}.\n"
+        f"Known are:\n  {known}"
+    )
 
 
 def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "whole") -> Conversion:
@@ -212,8 +218,7 @@ def _convert_ced(checkpoint: Checkpoint) -> Converted:
 def _load_ced_feature_extractor(checkpoint: Checkpoint, model: CEDModel) -> CEDFeatureExtractor:
     """The one beside the weights, or the published one; either way the one that the configuration describes."""
     least = model.config.patch_frames
-    files = [checkpoint.folder / name for name in ("preprocessor_config.json", "processor_config.json")]
-    if any(file.is_file() for file in files):
+    if list(checkpoint.folder.glob("*processor_config.json")):
         extractor = CEDFeatureExtractor.from_pretrained(checkpoint.folder, min_frames=least)
     else:
         extractor = CEDFeatureExtractor(min_frames=least)
@@ -235,13 +240,8 @@ def _convert_sonar(checkpoint: Checkpoint) -> Converted:
     return model, None, aside
 
 
-def _convert_ml_clap(checkpoint: Checkpoint) -> Converted:
-    model, aside = supclap_from_ml_clap(checkpoint.tensors, checkpoint.origin)
-    return model, CEDFeatureExtractor.from_config(model.config.audio_config), aside
-
-
-def _convert_glap(checkpoint: Checkpoint) -> Converted:
-    model, aside = supclap_from_ml_clap(checkpoint.tensors, checkpoint.origin, GLAP_TEMPERATURE)
+def _convert_ml_clap(checkpoint: Checkpoint, temperature: float | None = None) -> Converted:
+    model, aside = supclap_from_ml_clap(checkpoint.tensors, checkpoint.origin, temperature)
     return model, CEDFeatureExtractor.from_config(model.config.audio_config), aside
 
 
@@ -263,8 +263,11 @@ def _convert_clap_hub(checkpoint: Checkpoint) -> Converted:
         clap: Any = ClapModel(ClapConfig.from_dict(dict(checkpoint.config)))
 
     # Numbers of positions and types, which transformers did not always write.
-    constants = {name: value.clone() for name, value in clap.state_dict().items() if name.endswith("_ids")}
-    fill_exactly(clap, {**constants, **checkpoint.tensors}, checkpoint.origin)
+    tensors = dict(checkpoint.tensors)
+    for name, value in clap.state_dict().items():
+        if name.endswith("_ids"):
+            tensors.setdefault(name, value.clone())
+    fill_exactly(clap, tensors, checkpoint.origin)
     feature_extractor = AutoFeatureExtractor.from_pretrained(checkpoint.folder)
     return supclap_from_clap(clap.eval()), feature_extractor, {"scale from text to audio": 1}
 
@@ -292,7 +295,7 @@ LAYOUTS = (
         kind="glap",
         marks=JOINT_MARKS,
         patch_mels=64,
-        convert=_convert_glap,
+        convert=partial(_convert_ml_clap, temperature=GLAP_TEMPERATURE),
         licenses={"text_model": SONAR_LICENSE},
         remark="the temperature is not in GLAP's files; it is set to 0.01, by which its authors score",
         tokenizer=SONAR_TOKENIZER,

@@ -12,7 +12,7 @@ from ..configuration_supclap import SupCLAPConfig
 from ..modeling_supclap import SupCLAPModel
 from .ced import ced_from_tensors
 from .sonar import sonar_from_tensors
-from .tensors import Tensors, below, fill_exactly, rename_all, rename_first, shape_of
+from .tensors import Tensors, below, fill_exactly, rename_all, rename_first, shape_of, under, without
 
 AUDIO = "audio_encoder.model."
 TEXT = "text_encoder.model."
@@ -43,7 +43,7 @@ def supclap_from_ml_clap(
     """
     audio, aside = ced_from_tensors(below(tensors, AUDIO), f"{origin}, its audio encoder")
     text, _ = sonar_from_tensors(below(tensors, TEXT), f"{origin}, its text encoder")
-    rest = {name: value for name, value in tensors.items() if not name.startswith((AUDIO, TEXT))}
+    rest = without(tensors, AUDIO, TEXT)
     if temperature is None:
         stated = rest.pop("temperature", None)
         if stated is None or stated.numel() != 1 or not 0 < float(stated) < float("inf"):
@@ -62,7 +62,6 @@ def supclap_from_ml_clap(
     # The towers are filled already; what is left must be exactly what joins them.
     whole = rename_all(rest, lambda name: rename_first(name, NAMES), origin)
     whole["logit_scale"] = -torch.tensor([temperature], dtype=torch.float64).log()
-    for part, tower in (("audio_model", audio), ("text_model", text)):
-        whole |= {f"{part}.{name}": value for name, value in tower.state_dict().items()}
+    whole |= under("audio_model.", audio.state_dict()) | under("text_model.", text.state_dict())
     fill_exactly(model, whole, origin)
     return model.eval(), aside

@@ -7,6 +7,7 @@ CNN14 with BERT, of which the first token is read. Both have residual projection
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import torch
 from tokenizers import processors
@@ -28,6 +29,8 @@ from .tensors import (
     rename_first,
     set_aside,
     shape_of,
+    under,
+    without,
 )
 
 AUDIO = "audio_encoder.base."
@@ -43,7 +46,14 @@ TEXT_ASIDE = {
     r"embeddings\.position_ids$": "numbers of the positions",
     r"pooler\.": "pooler, which is not read",
 }
-CNN14_NAMES = tuple((rf"^conv_block{number}\.", f"conv_blocks.{number - 1}.") for number in range(1, 7))
+CNN14_NAMES = (
+    (r"^conv_block1\.", "conv_blocks.0."),
+    (r"^conv_block2\.", "conv_blocks.1."),
+    (r"^conv_block3\.", "conv_blocks.2."),
+    (r"^conv_block4\.", "conv_blocks.3."),
+    (r"^conv_block5\.", "conv_blocks.4."),
+    (r"^conv_block6\.", "conv_blocks.5."),
+)
 NAMES = (
     (r"^audio_encoder\.projection\.", "audio_projection."),
     (r"^caption_encoder\.projection\.", "text_projection."),
@@ -70,15 +80,14 @@ def supclap_from_msclap(tensors: Tensors, origin: str) -> tuple[SupCLAPModel, MS
     audio, audio_config, extractor, audio_aside = _audio_tower(tensors, origin)
     text, text_aside = set_aside(below(tensors, TEXT), TEXT_ASIDE)
     is_decoder = "wte.weight" in text
-    rest = {name: value for name, value in tensors.items() if not name.startswith((AUDIO, TEXT))}
+    rest = without(tensors, AUDIO, TEXT)
     scale = rest.pop("logit_scale", None)
     if scale is None or scale.numel() != 1:
         raise ValueError(f"{origin} must have a 'logit_scale' of one number, has {scale}")
 
     whole = rename_all(rest, lambda name: rename_first(name, NAMES), origin)
     whole["logit_scale"] = scale.reshape(1)
-    whole |= {f"audio_model.{name}": value for name, value in audio.items()}
-    whole |= {f"text_model.{name}": value for name, value in text.items()}
+    whole |= under("audio_model.", audio) | under("text_model.", text)
     config = SupCLAPConfig(
         audio_config=audio_config,
         text_config=_gpt2_config(text, origin) if is_decoder else BertConfig(**bert_fields(text, origin)),
@@ -92,10 +101,7 @@ def supclap_from_msclap(tensors: Tensors, origin: str) -> tuple[SupCLAPModel, MS
         model = SupCLAPModel(config)
     fill_exactly(model, whole, origin)
 
-    counts = dict(audio_aside)
-    for reason, count in text_aside.items():
-        counts[reason] = counts.get(reason, 0) + count
-    return model.eval(), extractor, counts
+    return model.eval(), extractor, dict(Counter(audio_aside) + Counter(text_aside))
 
 
 def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -132,14 +138,12 @@ def _audio_tower(
         extractor, prefix = MSCLAPFeatureExtractor(filter_rate_hz=None, max_length_s=5), AUDIO
         kept, aside = set_aside(below(tensors, AUDIO), CNN14_ASIDE)
         audio = rename_all(kept, lambda name: rename_first(name, CNN14_NAMES), origin)
-        config = CNN14Config(
-            hidden_size=shape_of(audio, "fc1.weight", 2, origin)[0],
-            channels=[
-                shape_of(audio, f"conv_blocks.{index}.conv1.weight", 4, origin)[0]
-                for index in range(count_layers(audio, "conv_blocks."))
-            ],
-            n_mels=shape_of(audio, "bn0.weight", 1, origin)[0],
-        )
+        channels = []
+        for index in range(count_layers(audio, "conv_blocks.")):
+            channels.append(shape_of(audio, f"conv_blocks.{index}.conv1.weight", 4, origin)[0])
+        width = shape_of(audio, "fc1.weight", 2, origin)[0]
+        n_mels = shape_of(audio, "bn0.weight", 1, origin)[0]
+        config = CNN14Config(hidden_size=width, channels=channels, n_mels=n_mels)
 
     expected = torch.from_numpy(extractor.mel_filters_slaney).float()
     advice = "44.1 kHz, 1024 samples and 64 Slaney mel bands from 50 to 14,000 Hz are MS-CLAP's"

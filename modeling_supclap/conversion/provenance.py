@@ -58,7 +58,10 @@ class Part:
 
 def known_license(repository: str) -> str:
     """The license that the card of a public repository is known to state; empty where it is not known."""
-    return next((each for pattern, each in KNOWN_LICENSES.items() if re.fullmatch(pattern, repository)), "")
+    for pattern, license in KNOWN_LICENSES.items():
+        if re.fullmatch(pattern, repository):
+            return license
+    return ""
 
 
 def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
@@ -75,9 +78,11 @@ def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
         return []
 
     entries = json.loads(path.read_text(encoding="utf-8"))
-    required = {"part", "source"}
-    if not isinstance(entries, list) or not all(isinstance(each, dict) and required <= each.keys() for each in entries):
-        raise ValueError(f"{path} must be a list of mappings with part, source, sha256, layout, license and tensors")
+    for entry in entries if isinstance(entries, list) else [None]:
+        if not isinstance(entry, dict) or not {"part", "source"} <= entry.keys():
+            raise ValueError(
+                f"{path} must be a list of mappings with part, source, sha256, layout, license and tensors"
+            )
     return entries
 
 
@@ -88,4 +93,4 @@ def write_provenance(folder: str | Path, parts: Iterable[Any]) -> None:
         folder: That of the model; it must exist.
         parts: Dataclasses with at least `part` and `source`: `Part` or `model_card.Origin`.
     """
-    write_json(Path(folder) / PROVENANCE_FILE, [asdict(part) for part in parts], indent=2, ensure_ascii=True)
+    write_json(Path(folder) / PROVENANCE_FILE, list(map(asdict, parts)), indent=2, ensure_ascii=True)

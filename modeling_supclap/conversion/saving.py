@@ -120,21 +120,25 @@ def verify_saved(conversion: Conversion, folder: str | Path) -> dict[str, torch.
     model: Any = conversion.model
     name = type(model).__name__
     expected = _embed_probe(model, conversion.feature_extractor)
-    if broken := [part for part, value in expected.items() if not value.isfinite().all()]:
-        raise ValueError(f"embeddings of {broken} are not finite; the weights of the checkpoint are damaged")
+    for part, value in expected.items():
+        if not value.isfinite().all():
+            raise ValueError(f"the {part} embedding is not finite; the weights of the checkpoint are damaged")
 
     # BERT's configuration does not say whether its pooler was left out.
     options = {"add_pooling_layer": False} if getattr(model, "pooler", "none known") is None else {}
     loaded, report = type(model).from_pretrained(folder, output_loading_info=True, **options)
-    if faults := {fault: sorted(map(str, names))[:3] for fault, names in report.items() if names}:
-        raise ValueError(f"{name} does not load from the written folder: {faults}")
-    left, right = model.state_dict(), loaded.state_dict()
-    if left.keys() != right.keys() or not all(torch.equal(left[key], right[key]) for key in left):
-        raise ValueError(f"the {name} in the written folder has other weights than were converted")
+    for fault, names in report.items():
+        if names:
+            raise ValueError(f"{name} does not load from the written folder: {fault} {sorted(map(str, names))[:3]}")
 
+    written = loaded.state_dict()
+    for key, value in model.state_dict().items():
+        if not torch.equal(written[key], value):
+            raise ValueError(f"the {name} in the written folder has other weights than were converted, such as {key}")
     seen = _embed_probe(loaded.eval(), conversion.feature_extractor)
-    if unequal := [part for part, value in expected.items() if not torch.allclose(seen[part], value, 1e-4, 1e-5)]:
-        raise ValueError(f"the {name} in the written folder embeds otherwise: {unequal}")
+    for part, value in expected.items():
+        if not torch.allclose(seen[part], value, 1e-4, 1e-5):
+            raise ValueError(f"the {name} in the written folder has another {part} embedding")
     return expected
 
 

@@ -75,12 +75,13 @@ def sonar_from_tensors(
 
 def _config_from_shapes(encoder: Tensors, origin: str) -> M2M100Config:
     vocabulary, width = shape_of(encoder, EMBEDDING, 2, origin)
-    fields = {name: value for name, value in SONAR_TEXT_CONFIG.items() if name != "model_type"}
-    fields |= {
+    fields = {
+        **SONAR_TEXT_CONFIG,
         "vocab_size": vocabulary,
         "d_model": width,
         "encoder_layers": count_layers(encoder, "layers."),
         "encoder_ffn_dim": shape_of(encoder, "layers.0.fc1.weight", 2, origin)[0],
         "encoder_attention_heads": count_heads(width, HEAD_DIM, origin),
     }
+    fields.pop("model_type")
     return M2M100Config(**fields)

@@ -23,6 +23,7 @@ def fill_exactly(model: nn.Module, tensors: Tensors, origin: str) -> None:
         ValueError: Names or shapes differ; the model is then as it was.
     """
     own = model.state_dict()
+
     reshaped = []
     for name in sorted(own.keys() & tensors.keys()):
         if tensors[name].shape != own[name].shape:
@@ -45,7 +46,11 @@ def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> 
         target: The model that it should fill.
         faults: Names of tensors by what is wrong with them, such as "lacks".
     """
-    told = [f"{fault} {len(names)} ({', '.join(names[:3])})" for fault, names in faults.items() if names]
+    told = []
+    for fault, names in faults.items():
+        if names:
+            told.append(f"{fault} {len(names)} ({', '.join(names[:3])})")
+
     if told:
         raise ValueError(f"{origin} does not fit {target}: it {', it '.join(told)}")
 
@@ -58,9 +63,11 @@ def rename_all(tensors: Tensors, rename: Callable[[str], str], origin: str) -> d
     """
     renamed: dict[str, torch.Tensor] = {}
     for name in sorted(tensors):
-        if rename(name) in renamed:
-            raise ValueError(f"{origin} mixes two layouts: it has {rename(name)} under two names, one of them {name}")
-        renamed[rename(name)] = tensors[name]
+        new = rename(name)
+        if new in renamed:
+            raise ValueError(f"{origin} mixes two layouts: it has {new} under two names, one of them {name}")
+        renamed[new] = tensors[name]
+
     return renamed
 
 
@@ -71,6 +78,16 @@ def rename_first(name: str, rules: Sequence[tuple[str, str]]) -> str:
         if count:
             return renamed
     return name
+
+
+def without(tensors: Tensors, *prefixes: str) -> dict[str, torch.Tensor]:
+    """The tensors below none of these prefixes."""
+    return {name: value for name, value in tensors.items() if not name.startswith(prefixes)}
+
+
+def under(prefix: str, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The tensors with a prefix before each name."""
+    return {prefix + name: value for name, value in tensors.items()}
 
 
 def below(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
@@ -91,18 +108,24 @@ def set_aside(tensors: Tensors, reasons: Mapping[str, str]) -> tuple[dict[str, t
     kept: dict[str, torch.Tensor] = {}
     counts: dict[str, int] = {}
     for name, value in tensors.items():
-        reason = next((why for pattern, why in reasons.items() if re.match(pattern, name)), None)
-        if reason is None:
-            kept[name] = value
+        for pattern, reason in reasons.items():
+            if re.match(pattern, name):
+                counts[reason] = counts.get(reason, 0) + 1
+                break
         else:
-            counts[reason] = counts.get(reason, 0) + 1
+            kept[name] = value
+
     return kept, counts
 
 
 def count_layers(tensors: Tensors, prefix: str) -> int:
     """How many of the numbered layers below a prefix there are: the highest number and one."""
-    numbers = [int(found[1]) for name in tensors if (found := re.match(re.escape(prefix) + r"(\d+)\.", name))]
-    return max(numbers, default=-1) + 1
+    count = 0
+    for name in tensors:
+        if found := re.match(re.escape(prefix) + r"(\d+)\.", name):
+            count = max(count, int(found[1]) + 1)
+
+    return count
 
 
 def count_heads(width: int, head_dim: int, origin: str) -> int:

@@ -82,7 +82,8 @@ def test_a_dasheng_folder_of_the_hub(tmp_path):
 
 def test_the_front_end_agrees_with_another_library():
     for name, value in published.front_end().items():
-        torch.testing.assert_close(front_end_constants()[name], value, atol=1e-5, rtol=0)
+        own = front_end_constants()[name.removeprefix("front_end.")]
+        torch.testing.assert_close(own, value, atol=1e-5, rtol=0)
 
 
 def edit(name: str, value: torch.Tensor | None):
@@ -105,7 +106,7 @@ def other_filters(**kwargs) -> torch.Tensor:
         (edit(FILTERS, torch.zeros(201, 64)), r"mel_scale.fb has shape \(201, 64\)"),
         (edit(WINDOW, torch.hann_window(512, periodic=False)), "spectrogram.window differs"),
         (edit(WINDOW, None), "spectrogram.window has shape None"),
-        (edit("front_end.1.gain", torch.ones(1)), "has the front end .*front_end.1.gain"),
+        (edit("front_end.1.gain", torch.ones(1)), "has the front end .*1.gain"),
         (edit("blocks.1.norm1.bias", None), r"does not fit CEDModel: it lacks 1 \(blocks.1.norm1.bias\)"),
         (edit("init_bn.1.running_var", None), r"it lacks 1 \(init_bn.running_var\)"),
         (edit("cls_token", torch.ones(1, 1, 64)), r"it has no place for 1 \(cls_token\)"),

@@ -98,7 +98,7 @@ def test_an_unknown_layout_is_told_what_is_known():
 def test_a_kind_is_kept_to():
     given = checkpoint(published.ced_original(ENCODER, HEAD))
     assert convert_checkpoint(given, "ced").layout.name == "CED"
-    with pytest.raises(ValueError, match="is laid out as CED, which is of kind 'ced' and not 'sonar'"):
+    with pytest.raises(ValueError, match="is laid out as CED, of kind 'ced' and not 'sonar'"):
         convert_checkpoint(given, "sonar")
     with pytest.raises(ValueError, match="there is no kind 'clap'; give auto or one of ml-clap, glap"):
         convert_checkpoint(given, "clap")

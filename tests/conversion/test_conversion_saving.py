@@ -156,9 +156,7 @@ def test_a_lost_weight_is_found(tmp_path, conversion):
     tensors = conversion.model.state_dict()
     del tensors["logit_scale"]
     conversion.model.save_pretrained(tmp_path / "out", state_dict=tensors)
-    with pytest.raises(
-        ValueError, match=r"does not load from the written folder: \{'missing_keys': \['logit_scale'\]\}"
-    ):
+    with pytest.raises(ValueError, match=r"does not load from the written folder: missing_keys \['logit_scale'\]"):
         verify_saved(conversion, tmp_path / "out")
 
 
@@ -167,7 +165,7 @@ def test_damaged_weights_are_found(tmp_path, conversion, value):
     with torch.no_grad():
         conversion.model.audio_model.norm.bias[0] = value
     with pytest.raises(
-        ValueError, match=r"embeddings of \['audio'\] are not finite; the weights of the checkpoint are damaged"
+        ValueError, match="the audio embedding is not finite; the weights of the checkpoint are damaged"
     ):
         save_conversion(conversion, tmp_path / "out", verify=True)
     assert list(tmp_path.iterdir()) == []
@@ -189,7 +187,7 @@ def test_another_configuration_is_found(tmp_path, conversion):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     config["projection_hidden_act"] = "gelu"
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"in the written folder embeds otherwise: \['audio', 'text'\]"):
+    with pytest.raises(ValueError, match="in the written folder has another audio embedding"):
         verify_saved(conversion, tmp_path / "out")
 
 

@@ -136,7 +136,7 @@ def test_refusals_write_nothing(tmp_path):
         published.ced_original(published.random(published.ced_encoder()), published.random(published.ced_head())),
         tmp_path / "x.pt",
     )
-    with pytest.raises(ValueError, match="which is of kind 'ced' and not 'laion'"):
+    with pytest.raises(ValueError, match="of kind 'ced' and not 'laion'"):
         convert(tmp_path / "x.pt", tmp_path / "out", "--kind", "laion")
     torch.save({"a": torch.ones(1)}, tmp_path / "y.pt")
     with pytest.raises(ValueError, match=r"is of no layout that is known here"):
