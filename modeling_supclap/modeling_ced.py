@@ -334,12 +334,17 @@ class CEDModel(CEDPreTrainedModel):
 
     def _split(self, frames: torch.Tensor) -> torch.Tensor:
         """Frames (B, T, mels) to chunks (B, chunks, frames of a chunk, mels)."""
-        length, n_frames = self.config.target_length, frames.shape[1]
-        if n_frames <= length:
-            return frames.unsqueeze(1)
-        n_chunks = -(-n_frames // length) if self.config.pad_last else n_frames // length
-        frames = nn.functional.pad(frames, (0, 0, 0, n_chunks * length - n_frames))
-        return frames.unflatten(1, (n_chunks, length))
+        length = self.config.target_length
+        # A traced graph keeps an incomplete chunk, to which the mask of tokens gives no weight.
+        if not self.config.pad_last and frames.shape[1] > length and not torch.compiler.is_compiling():
+            frames = frames[:, : frames.shape[1] // length * length]
+
+        # Arithmetic and no branch: while a graph is traced T is a symbol, and the graph serves every T.
+        n_frames = frames.shape[1]
+        n_chunks = (n_frames + length - 1) // length
+        chunk_frames = torch.sym_min(n_frames, length)
+        frames = nn.functional.pad(frames, (0, 0, 0, n_chunks * chunk_frames - n_frames))
+        return frames.reshape(frames.shape[0], n_chunks, chunk_frames, frames.shape[2])
 
     def _token_mask(self, n_frames: torch.Tensor, n_chunks: int, chunk_frames: int) -> torch.Tensor:
         """Which tokens of each chunk are a clip's own, (B, chunks, tokens of a chunk)."""

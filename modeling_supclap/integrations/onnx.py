@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,68 +35,29 @@ from ..processing_supclap import SupCLAPProcessor
 TOLERANCE = 1e-4
 # protobuf holds no file above 2 GB; larger weights lie beside the graph, in audio.onnx.data.
 _LARGEST_FILE_BYTES = 1_500_000_000
+# The inputs and the method of the model for each graph.
+_GRAPHS = {
+    "audio": (("input_features", "audio_attention_mask"), "get_audio_features"),
+    "text": (("input_ids", "attention_mask"), "get_text_features"),
+}
 
 
-class AudioGraph(nn.Module):
-    """CED, its projection and the normalisation, with no step that depends on the data.
-
-    Where `CEDModel.forward` checks its input and computes only those chunks that hold sound, this checks nothing,
-    computes all chunks of the batch and gives those without sound no weight.
-
-    Args:
-        model: in float32 and evaluation mode, with eager attention.
-
-    Raises:
-        ValueError: the audio tower is not CED.
-    """
-
-    def __init__(self, model: SupCLAPModel) -> None:
-        super().__init__()
-        if not isinstance(model.audio_model, CEDModel):
-            raise ValueError(
-                f"the audio tower is a {type(model.audio_model).__name__}; only CED can be exported, whose graph takes "
-                "any length"
-            )
-        self.tower = model.audio_model
-        self.projection = model.audio_projection
-
-    def forward(self, input_features: Tensor, audio_attention_mask: Tensor) -> Tensor:
-        """(B, mels, T) and (B, T) to unit vectors (B, projection_dim)."""
-        tower, length = self.tower, self.tower.config.target_length
-        frames = tower._normalise(input_features, audio_attention_mask)
-        batch, n_frames = frames.shape[:2]
-        # Arithmetic on symbols, valid for every T: one chunk of T frames, or several of the greatest length.
-        n_chunks = (n_frames + length - 1) // length
-        chunk_frames = torch.sym_min(n_frames, length)
-        rest = n_chunks * chunk_frames - n_frames
-        chunks = nn.functional.pad(frames, (0, 0, 0, rest)).reshape(batch * n_chunks, chunk_frames, -1)
-        token_mask = tower._token_mask(audio_attention_mask.sum(dim=1), n_chunks, chunk_frames)
-        bias = torch.zeros((), dtype=frames.dtype, device=frames.device).masked_fill(
-            ~token_mask.reshape(batch * n_chunks, 1, 1, -1), torch.finfo(frames.dtype).min
-        )
-        tokens = tower._embed(chunks)
-        for block in tower.blocks:
-            tokens = block(tokens, bias)
-        hidden = tower.norm(tokens).reshape(batch, -1, tokens.shape[-1])
-        weights = token_mask.reshape(batch, -1, 1).to(hidden.dtype)
-        pooled = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
-        return nn.functional.normalize(self.projection(pooled), dim=-1)
-
-
-class TextGraph(nn.Module):
-    """The text tower, its pooling, its projection and the normalisation.
+class Graph(nn.Module):
+    """One tower, its pooling, its projection and the normalisation.
 
     Args:
-        model: in float32 and evaluation mode.
+        model: In float32 and evaluation mode, with eager attention.
+        name: "audio" or "text".
     """
 
-    def __init__(self, model: SupCLAPModel) -> None:
+    def __init__(self, model: SupCLAPModel, name: str) -> None:
         super().__init__()
         self.model = model
+        self.embed = getattr(model, _GRAPHS[name][1])
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(B, N) twice to unit vectors (B, projection_dim)."""
-        return self.model.get_text_features(input_ids, attention_mask, return_dict=True).pooler_output
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        """(B, mels, T) or (B, N) with their mask to unit vectors (B, projection_dim)."""
+        return self.embed(values, mask, return_dict=True).pooler_output
 
 
 @dataclass
@@ -104,10 +65,10 @@ class Parity:
     """The largest difference between a graph and the model over one batch.
 
     Args:
-        graph: `audio` or `text`.
-        batch: its number of rows.
-        length: its frames or tokens.
-        difference: largest absolute difference of an embedding's entry.
+        graph: "audio" or "text".
+        batch: The number of rows.
+        length: The number of frames or tokens.
+        difference: The largest absolute difference of an embedding's entry.
     """
 
     graph: str
@@ -120,9 +81,9 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
     """Writes both graphs and what goes with them, after checking them against the model.
 
     Args:
-        model: with CED as its audio tower; any dtype, it is exported in float32.
-        processor: of the model.
-        folder: gets `audio.onnx`, `text.onnx` (with a `.onnx.data` beside a graph above 1.5 GB), the processor's files
+        model: With CED as its audio tower; any dtype, it is exported in float32.
+        processor: The model's.
+        folder: Gets `audio.onnx`, `text.onnx` (with a `.onnx.data` beside a graph above 1.5 GB), the processor's files
             and `onnx.json`: names of inputs and outputs, scale and bias of the logits, the parity found. Nothing is
             written when a check fails.
 
@@ -131,20 +92,28 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing.
-        ValueError: the audio tower is not CED, or a graph differs from the model by more than 1e-4.
+        ValueError: The audio tower is not CED, or a graph differs from the model by more than 1e-4.
     """
     _require_extra()
+    if not isinstance(model.audio_model, CEDModel):
+        kind = type(model.audio_model).__name__
+        raise ValueError(f"the audio tower is a {kind}; only CED can be exported, whose graph takes any length")
     exact = deepcopy(model).float().cpu().eval()
     exact.set_attn_implementation("eager")
+
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that the finished files only need renaming.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        for name, graph, inputs in _graphs(exact, processor):
-            _export(graph, inputs, Path(scratch) / f"{name}.onnx", f"{name}_embeds")
+        # Two rows whose lengths differ; one recording is longer than a chunk.
+        _export(Graph(exact, "audio"), _audio_inputs(processor, [1.0, 12.0]), Path(scratch) / "audio.onnx")
+        texts = ["a dog barks while the rain falls", "rain"]
+        _export(Graph(exact, "text"), _text_inputs(processor, texts), Path(scratch) / "text.onnx")
+
         found = check_parity(exact, processor, scratch)
         processor.save_pretrained(scratch)
         _describe(exact, processor, found, Path(scratch) / "onnx.json")
+
         target.mkdir(exist_ok=True)
         for path in sorted(Path(scratch).iterdir()):
             os.replace(path, target / path.name)
@@ -160,24 +129,29 @@ def check_parity(
     to more than the tokenizer's limit.
 
     Args:
-        model: what the graphs were made of, in float32.
-        processor: of the model.
-        folder: holds `audio.onnx` and `text.onnx`.
-        tolerance: largest absolute difference of an entry of a unit vector.
+        model: What the graphs were made of, in float32.
+        processor: The model's.
+        folder: Holds `audio.onnx` and `text.onnx`.
+        tolerance: The largest absolute difference of an entry of a unit vector.
 
     Raises:
-        ValueError: a graph differs by more than the tolerance; the message names the worst batch.
+        ValueError: A graph differs by more than the tolerance; the message names the worst batch.
     """
-    sessions = {name: _session(Path(folder) / f"{name}.onnx") for name in ("audio", "text")}
+    import onnxruntime
+
     found = []
-    for name, inputs in _parity_batches(model, processor):
-        features = model.get_audio_features if name == "audio" else model.get_text_features
-        with torch.no_grad():
-            expected = features(**inputs).pooler_output.numpy()
-        given = {key: value.numpy() for key, value in inputs.items()}
-        (embeds,) = sessions[name].run(None, given)
-        rows, length = next(iter(inputs.values())).shape[0], next(iter(inputs.values())).shape[-1]
-        found.append(Parity(name, rows, length, float(np.abs(embeds - expected).max())))
+    for name, batches in (("audio", _recordings(model, processor)), ("text", _texts(processor))):
+        session = onnxruntime.InferenceSession(Path(folder) / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        graph = Graph(model, name)
+        for inputs in batches:
+            with torch.no_grad():
+                expected = graph(*inputs.values()).numpy()
+
+            feed = {key: value.numpy() for key, value in inputs.items()}
+            (embeds,) = session.run(None, feed)
+            rows, length = inputs[_GRAPHS[name][0][1]].shape
+            found.append(Parity(name, rows, length, float(np.abs(embeds - expected).max())))
+
     worst = max(found, key=lambda each: np.nan_to_num(each.difference, nan=np.inf))
     if not worst.difference <= tolerance:
         raise ValueError(
@@ -187,85 +161,82 @@ def check_parity(
     return found
 
 
-def _graphs(model: SupCLAPModel, processor: SupCLAPProcessor) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]]]:
-    """Each graph with example inputs of two rows whose lengths differ."""
-    yield "audio", AudioGraph(model), _audio_inputs(processor, [1.0, 12.0])
-    yield "text", TextGraph(model), _text_inputs(processor, ["a dog barks while the rain falls", "rain"])
-
-
-def _parity_batches(model: SupCLAPModel, processor: SupCLAPProcessor) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def _recordings(model: SupCLAPModel, processor: SupCLAPProcessor) -> Iterator[dict[str, Tensor]]:
     config: Any = model.config.audio_config
-    chunk = config.target_length * config.hop_size / processor.feature_extractor.sampling_rate
-    least = processor.feature_extractor.min_samples / processor.feature_extractor.sampling_rate
+    rate_hz = processor.feature_extractor.sampling_rate
+    chunk = config.target_length * config.hop_size / rate_hz
+    least = processor.feature_extractor.min_samples / rate_hz
     for seconds in ([least], [5.0], [chunk - 0.01], [chunk + 0.01], [least, 1.0, 5.0], [3 * chunk, chunk, 1.0, 15.0]):
-        yield "audio", _audio_inputs(processor, seconds)
-    words = "rain"
+        yield _audio_inputs(processor, seconds)
+
+
+def _texts(processor: SupCLAPProcessor) -> Iterator[dict[str, Tensor]]:
     for counts in ([1], [9], [1, 4, 30], [700, 2], [12] * 5):
-        yield "text", _text_inputs(processor, [" ".join([words] * count) for count in counts])
+        yield _text_inputs(processor, [" ".join(["rain"] * count) for count in counts])
 
 
 def _audio_inputs(processor: SupCLAPProcessor, seconds: Sequence[float]) -> dict[str, Tensor]:
     rate_hz = processor.feature_extractor.sampling_rate
     draw = np.random.default_rng(0)
-    clips = [0.1 * draw.standard_normal(round(each * rate_hz)).astype(np.float32) for each in seconds]
-    batch = processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt")
-    return {name: batch[name] for name in ("input_features", "audio_attention_mask")}
+    clips = []
+    for length in seconds:
+        clips.append(0.1 * draw.standard_normal(round(length * rate_hz)).astype(np.float32))
+    return dict(processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
 
 def _text_inputs(processor: SupCLAPProcessor, texts: list[str]) -> dict[str, Tensor]:
     batch = processor(text=texts, return_tensors="pt")
-    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+    return {name: batch[name] for name in _GRAPHS["text"][0]}
 
 
-def _export(graph: nn.Module, inputs: Mapping[str, Tensor], path: Path, output: str) -> None:
+def _export(graph: Graph, inputs: Mapping[str, Tensor], path: Path) -> None:
+    """Writes one graph, whose rows and frames (or tokens) may be any number."""
     free = torch.export.Dim.DYNAMIC
-    shapes = {name: {0: free, tensor.ndim - 1: free} for name, tensor in inputs.items()}
-    weights = sum(weight.numel() * weight.element_size() for weight in graph.parameters())
+    shapes = tuple({0: free, tensor.ndim - 1: free} for tensor in inputs.values())
+    tower = graph.model.audio_model if path.stem == "audio" else graph.model.text_model
+
     with torch.no_grad(), _quiet():
         program = torch.onnx.export(
             graph.eval(),
-            kwargs=dict(inputs),
+            tuple(inputs.values()),
             input_names=list(inputs),
-            output_names=[output],
+            output_names=[f"{path.stem}_embeds"],
             dynamic_shapes=shapes,
             dynamo=True,
             verbose=False,
         )
         assert program is not None
-        program.save(path, external_data=weights > _LARGEST_FILE_BYTES)
+        program.save(path, external_data=tower.get_memory_footprint() > _LARGEST_FILE_BYTES)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hides what the exporter says of packages that this needs not, such as torchvision."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    before = {}
+    for name in ("torch.onnx", "onnxscript", "onnx_ir"):
+        logger = logging.getLogger(name)
+        before[logger] = logger.level
+        logger.setLevel(logging.ERROR)
+
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level in before.items():
             logger.setLevel(level)
 
 
-def _session(path: Path) -> Any:
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-
 def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, found: Sequence[Parity], path: Path) -> None:
-    facts = {
-        "audio.onnx": {"inputs": ["input_features", "audio_attention_mask"], "output": "audio_embeds"},
-        "text.onnx": {"inputs": ["input_ids", "attention_mask"], "output": "text_embeds"},
+    facts: dict[str, Any] = {}
+    for name, (inputs, _) in _GRAPHS.items():
+        facts[f"{name}.onnx"] = {"inputs": list(inputs), "output": f"{name}_embeds"}
+    facts |= {
         "projection_dim": model.config.projection_dim,
         "sampling_rate_hz": processor.feature_extractor.sampling_rate,
         "logit_scale": model.logit_scale.exp().item(),
         "logit_bias": None if model.logit_bias is None else model.logit_bias.item(),
-        "parity": [vars(each) for each in found],
+        "parity": list(map(asdict, found)),
     }
     path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
