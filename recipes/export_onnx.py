@@ -63,11 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", help="A SupCLAP model with CED as its audio tower (id or folder).")
     parser.add_argument("--out", type=Path, required=True, help="Folder to write, other than the model's.")
     args = parser.parse_args(arguments)
+
     if (args.out / "config.json").is_file():
         raise ValueError(f"{args.out} holds a model, whose README.md would be written over; give a folder of its own")
+
     model, processor = SupCLAPModel.from_pretrained(args.model), SupCLAPProcessor.from_pretrained(args.model)
     found = export_onnx(model, processor, args.out)
     write_usage(args.out, model, processor, found)
+
     for each in found:
         print(f"{each.graph:<6}{each.batch:>3} x {each.length:<6} largest difference {each.difference:.1e}")
     print(f"all within {TOLERANCE:.0e} of the model; audio.onnx and text.onnx are in {args.out}")

@@ -35,11 +35,11 @@ class SupCLAPEncoder(AbsEncoder):
     """mteb's encoder protocol around a model; clips are heard from beginning to end, at the model's own rate.
 
     Args:
-        model_name: folder or Hub id of a SupCLAP model.
-        revision: of the Hub repository.
-        device: where to run; None is a GPU where there is one.
+        model_name: Folder or Hub id of a SupCLAP model.
+        revision: A revision of the Hub repository.
+        device: Where to run; None is a GPU where there is one.
         language: ISO 639-3 code of texts whose task says nothing, or several things; None is the tokenizer's setting.
-        **kwargs: as `SupCLAPModel.from_pretrained`.
+        **kwargs: As for `SupCLAPModel.from_pretrained`.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class SupCLAPEncoder(AbsEncoder):
         """Wraps a model that is loaded already.
 
         Args:
-            model: embeds.
-            processor: of the model.
-            name: what mteb calls it, `organisation/name`; None takes it from where the model was loaded.
-            device: where to run; None leaves the model where it is.
-            language: as the class.
+            model: The model.
+            processor: The model's.
+            name: What mteb calls it, `organisation/name`; None takes it from where the model was loaded.
+            device: Where to run; None leaves the model where it is.
+            language: As for the class.
         """
         encoder = cls.__new__(cls)
         where = device or str(model.device)
@@ -109,51 +109,56 @@ class SupCLAPEncoder(AbsEncoder):
         """Embeds what mteb's data loader gives.
 
         Args:
-            inputs: a data loader whose batches have a column `text`, a column `audio`, or both.
-            task_metadata: of the task; its languages say which one the texts are in.
-            hf_split: not used.
-            hf_subset: part of the task, usually one of its languages.
-            prompt_type: not used: the model knows no instructions.
-            batch_size: inputs that go through the model at once.
-            show_progress_bar: shows one.
-            **kwargs: further options of mteb; not used.
+            inputs: A data loader whose batches have a column `text`, a column `audio`, or both.
+            task_metadata: What mteb knows of the task; its languages say which one the texts are in.
+            hf_split: Not used.
+            hf_subset: The part of the task, usually one of its languages.
+            prompt_type: Not used: the model knows no instructions.
+            batch_size: Inputs that go through the model at once.
+            show_progress_bar: Whether to show one.
+            **kwargs: Further options of mteb, which are not used.
 
         Returns:
             (N, projection_dim) float32, unit norm; of rows with text and sound the normalised sum of both.
 
         Raises:
-            ValueError: there is neither text nor sound.
+            ValueError: There is neither text nor sound.
         """
         columns = set(inputs.dataset.features)
         if not columns & {"text", "audio"}:
             raise ValueError(f"the columns are {sorted(columns)}; this model embeds 'text' and 'audio'")
+
         if "audio" in columns:
             extractor = self.processor.feature_extractor
             # A benchmark has clips that are too short to encode; silence makes them long enough.
             inputs.collate_fn = AudioCollator(
                 target_sampling_rate=extractor.sampling_rate, min_samples=getattr(extractor, "min_samples", None)
             )
+
         texts: list[str] = []
         audio: list[np.ndarray] = []
         for batch in inputs:
             texts += batch["text"] if "text" in columns else []
             if "audio" in columns:  # batch by batch: the sound of a whole task does not fit in memory
                 audio.append(self.model.encode_audio(batch["audio"], self.processor, batch_size=batch_size))
+
         parts = [np.concatenate(audio)] if audio else []
         if texts:
             spoken = self._language(task_metadata, hf_subset)
             options = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
             parts.append(self.model.encode_text(texts, self.processor, language=spoken, **options))
+
         total = np.sum(parts, axis=0)
         return total if len(parts) == 1 else total / np.linalg.norm(total, axis=-1, keepdims=True).clip(1e-12)
 
     def _language(self, task_metadata: Any, hf_subset: str) -> str | None:
         """The language of a task's texts in the tokenizer's terms, if there is one and the tokenizer has it."""
         known = task_metadata.hf_subsets_to_langscripts.get(hf_subset) or []
-        codes = {code.replace("-", "_") for code in known} - {"zxx_Zxxx"}
-        if len(codes) != 1:
+        spoken = set(known) - {"zxx-Zxxx"}  # no language at all
+        if len(spoken) != 1:
             return self.language
-        code = codes.pop()
+
+        code = spoken.pop().replace("-", "_")
         has_it = self.processor.tokenizer.convert_tokens_to_ids(code) != self.processor.tokenizer.unk_token_id
         return code if has_it else self.language
 
@@ -162,13 +167,16 @@ def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, name: str, revis
     """What mteb writes beside the scores. Names are `organisation/name` there: a folder is `local/name`."""
     if not is_hub_id(name) or "/" not in name:
         name = f"local/{Path(name).name or 'supclap'}"
-    languages = [language.flores.replace("_", "-") for language in LANGUAGE_TABLE.values()]
+    languages = None
+    if hasattr(processor.tokenizer, "src_lang"):
+        languages = [language.flores.replace("_", "-") for language in LANGUAGE_TABLE.values()]
+
     facts = {
         "loader": SupCLAPEncoder,
         "name": name,
         "revision": revision or "unknown",
         "n_parameters": model.num_parameters(),
-        "n_embedding_parameters": sum(weight.numel() for weight in model.get_input_embeddings().parameters()),
+        "n_embedding_parameters": sum(map(torch.numel, model.get_input_embeddings().parameters())),
         "embed_dim": model.config.projection_dim,
         "max_tokens": processor._max_tokens(),
         "similarity_fn_name": ScoringFunction.COSINE,
@@ -176,6 +184,6 @@ def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, name: str, revis
         "modalities": ["audio", "text"],
         "use_instructions": False,
         "open_weights": True,
-        "languages": languages if hasattr(processor.tokenizer, "src_lang") else None,
+        "languages": languages,
     }
     return ModelMeta.create_empty(overwrites=facts)

@@ -50,8 +50,8 @@ class SupCLAPModule(InputModule):
     `model.encode_audio` hears all.
 
     Args:
-        model: embeds.
-        processor: of the model.
+        model: The model.
+        processor: The model's.
         language: ISO 639-3 code of texts that say nothing else; None is the tokenizer's own setting.
 
     Example:
@@ -113,40 +113,50 @@ class SupCLAPModule(InputModule):
         """Makes model inputs of a batch of texts or of a batch of recordings.
 
         Args:
-            inputs: texts or recordings, see the class.
-            prompt: put before each text; recordings go without.
+            inputs: Texts or recordings, see the class.
+            prompt: Stands before each text; recordings go without.
             language: ISO 639-3 code of texts that say nothing else; None is the module's.
-            sampling_rate: of waveforms that say nothing else, in hertz; None is the model's own.
-            **kwargs: what `encode` has for other modules; not used.
+            sampling_rate: The rate of waveforms that say nothing else, in hertz; None is the model's own.
+            **kwargs: What `encode` has for other modules, which is not used.
 
         Returns:
             The processor's fields as tensors: `input_features` and their mask, or `input_ids` and theirs.
 
         Raises:
-            ValueError: texts and recordings mix, an input is neither, or one of them is unusable.
+            ValueError: Texts and recordings mix, an input is neither, or one of them is unusable.
         """
-        texts = [_as_text(one) for one in inputs]
+        texts = list(map(_as_text, inputs))
         if None not in texts:
             return self._tokenize(inputs, prompt or "", language or self.language)
-        if any(text is not None for text in texts):
+        if texts.count(None) < len(texts):
             raise ValueError("this batch mixes texts and recordings; encode them in two calls")
+
         rate_hz = int(self.processor.feature_extractor.sampling_rate)
-        clips = [_waveform(one, sampling_rate or rate_hz, rate_hz, f"clip {i}") for i, one in enumerate(inputs)]
+        clips = []
+        for index, clip in enumerate(inputs):
+            if isinstance(clip, Mapping) and set(clip) == {"audio"}:
+                clip = clip["audio"]
+            clips.append(read_waveform(clip, sampling_rate or rate_hz, rate_hz, f"clip {index}"))
         return dict(self.processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
     def _tokenize(self, inputs: Sequence[Any], prompt: str, language: str | None) -> dict[str, torch.Tensor]:
-        own: Any = [one.get("language", language) if isinstance(one, Mapping) else language for one in inputs]
-        if None in own and any(own):
+        texts: list[str] = []
+        languages: list[Any] = []
+        for one in inputs:
+            texts.append(f"{prompt}{_as_text(one)}")
+            languages.append(one.get("language", language) if isinstance(one, Mapping) else language)
+
+        is_spoken = any(languages)
+        if is_spoken and None in languages:
             raise ValueError("some texts of this batch have a language and some have none; pass language= for those")
-        texts = [f"{prompt}{_as_text(one)}" for one in inputs]
-        return dict(self.processor(text=texts, language=own if any(own) else None, return_tensors="pt"))
+        return dict(self.processor(text=texts, language=languages if is_spoken else None, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Embeds what `preprocess` made.
 
         Args:
-            features: its result, on the model's device.
-            **kwargs: what `preprocess` has used already.
+            features: Its result, on the model's device.
+            **kwargs: What `preprocess` has used already.
 
         Returns:
             The features with `sentence_embedding` (B, projection_dim), unit norm, at least float32.
@@ -166,8 +176,8 @@ class SupCLAPModule(InputModule):
         """Loads any SupCLAP model, whether or not sentence-transformers has saved it.
 
         Args:
-            model_name_or_path: its folder or Hub id.
-            *args: not used.
+            model_name_or_path: Its folder or Hub id.
+            *args: Not used.
             **kwargs: `revision`, `token`, `cache_folder`, `local_files_only`, `model_kwargs` and
                 `processor_kwargs`, as in sentence-transformers; `language` for the texts.
         """
@@ -194,10 +204,3 @@ def _as_text(one: Any) -> str | None:
     from sentence_transformers.base.modality import is_audio_url_or_path
 
     return None if is_audio_url_or_path(one) else one
-
-
-def _waveform(clip: Any, from_hz: float, to_hz: int, name: str) -> Any:
-    """A recording as mono float32 at the model's rate."""
-    if isinstance(clip, Mapping) and set(clip) == {"audio"}:
-        clip = clip["audio"]
-    return read_waveform(clip, from_hz, to_hz, name)
