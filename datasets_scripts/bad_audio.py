@@ -81,8 +81,11 @@ def find_bad_audio(rows: Sequence[Any], workers: int = 1) -> list[BadClip]:
     if _are_samples(rows):
         return []
 
-    problems = enumerate(map_in_order(_problem, rows, workers))
-    return [BadClip(place, rows[place]["clip_id"], problem) for place, problem in problems if problem]
+    bad = []
+    for place, problem in enumerate(map_in_order(_problem, rows, workers)):
+        if problem:
+            bad.append(BadClip(place, rows[place]["clip_id"], problem))
+    return bad
 
 
 def usable_rows(rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path | None = None) -> Any:
@@ -119,9 +122,8 @@ def usable_rows(rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path
         for clip in bad:
             logger.warning("clip %r: %s", clip.clip_id, clip.reason)
 
-    left_out = {clip.place for clip in bad}
-    kept = [place for place in range(len(rows)) if place not in left_out]
-    return rows.select(kept) if hasattr(rows, "select") else [rows[place] for place in kept]
+    kept = np.delete(np.arange(len(rows)), [clip.place for clip in bad]).tolist()
+    return _select(rows, kept)
 
 
 def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int = 1) -> Iterator[R]:
@@ -210,12 +212,10 @@ def _problem(row: Mapping[str, Any]) -> str | None:
 def _remembered(rows: Any, workers: int, memo: Path) -> list[BadClip]:
     """As `find_bad_audio`, but reads only the recordings that the memo does not know in their present state."""
     known: dict[str, str | None] = json.loads(memo.read_text(encoding="utf-8")) if memo.is_file() else {}
-    states = [_state(row) for row in rows]
-
+    states = list(map(_state, rows))
     new = [place for place, state in enumerate(states) if state not in known]
     if new:
-        unread = rows.select(new) if hasattr(rows, "select") else [rows[place] for place in new]
-        for place, problem in zip(new, map_in_order(_problem, unread, workers), strict=True):
+        for place, problem in zip(new, map_in_order(_problem, _select(rows, new), workers), strict=True):
             known[states[place]] = problem
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_json(memo, known)
@@ -226,6 +226,10 @@ def _remembered(rows: Any, workers: int, memo: Path) -> list[BadClip]:
         if problem:
             bad.append(BadClip(place, rows[place]["clip_id"], problem))
     return bad
+
+
+def _select(rows: Any, places: Sequence[int]) -> Any:
+    return rows.select(places) if hasattr(rows, "select") else [rows[place] for place in places]
 
 
 def _state(row: Mapping[str, Any]) -> str:

@@ -49,36 +49,37 @@ def make_manifest(
     Returns:
         Plain JSON.
     """
-    splits, every, bad = {}, [], {}
+    splits, bad = {}, {}
+    licenses: Counter[str] = Counter()
+    files, size, digest = 0, 0, hashlib.sha256()  # one hash for all recordings: of their paths and their own hashes
     for split, of_split in notes.items():
-        good = [note for note in of_split if "reason" not in note]
-        every += good
         bad[split] = [note for note in of_split if "reason" in note]
-
         captions: Counter[str] = Counter()
-        for note in good:
-            captions.update(note["captions"])
-        seconds = round(sum(note["seconds"] for note in good), 6)
-        splits[split] = {
-            "clips": len(good), "seconds": seconds, "captions": dict(captions), "shards": list(shards[split])
-        }  # fmt: skip
+        seconds = 0.0
+        for note in of_split:
+            if "reason" not in note:
+                captions.update(note["captions"])
+                seconds += note["seconds"]
+                licenses[note["license"]] += 1
+                files += 1
+                size += note["source_bytes"]
+                digest.update(f"{note['audio_path']}\0{note['source_sha256']}\n".encode())
 
-    # One hash for all recordings: of their paths and their own hashes.
-    digest = hashlib.sha256()
-    for note in every:
-        digest.update(f"{note['audio_path']}\0{note['source_sha256']}\n".encode())
-    audio = {"files": len(every), "bytes": sum(note["source_bytes"] for note in every), "sha256": digest.hexdigest()}
+        clips = len(of_split) - len(bad[split])
+        about = {"clips": clips, "seconds": round(seconds, 6), "captions": dict(captions)}
+        splits[split] = {**about, "shards": list(shards[split])}
 
+    audio = {"files": files, "bytes": size, "sha256": digest.hexdigest()}
     return {
         "format": FORMAT,
         **request,
         "languages": list(types["captions"]),
         "features": types.to_dict(),
         "splits": splits,
-        "licenses": dict(sorted(Counter(note["license"] for note in every).items())),
+        "licenses": dict(sorted(licenses.items())),
         "source_files": {"audio": audio, "metadata": _metadata_files(data_dir, ignored_folder)},
         "missing": sorted(report.get("missing", [])),
-        "left_out": {reason: list(clips) for reason, clips in sorted(report.get("left_out", {}).items())},
+        "left_out": dict(sorted(report.get("left_out", {}).items())),
         "bad_audio": bad,
         "versions": versions(),
     }
@@ -134,8 +135,11 @@ def summary_table(manifest: Mapping[str, Any]) -> str:
         captions, bad = about["captions"], len(manifest["bad_audio"][split])
         numbers = f"{about['clips']:>8}{about['seconds'] / 3600:>9.2f}{sum(captions.values()):>10}{bad:>9}"
         lines.append(f"{split:<12}{numbers}  {' '.join(captions)}")
-    absent = {"missing recordings": manifest["missing"], **manifest["left_out"]}
-    return "\n".join([*lines, "; ".join(f"{reason}: {len(clips)}" for reason, clips in absent.items())])
+
+    absent = []
+    for reason, clips in {"missing recordings": manifest["missing"], **manifest["left_out"]}.items():
+        absent.append(f"{reason}: {len(clips)}")
+    return "\n".join([*lines, "; ".join(absent)])
 
 
 def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
@@ -144,36 +148,39 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData
 
-    splits = manifest["splits"].values()
-    licenses = sorted({_hub_license(name) for name in manifest["licenses"]})
+    info = datasets.DatasetInfo(
+        features=datasets.Features.from_dict(manifest["features"]),
+        splits=datasets.splits.SplitDict(), download_size=0, dataset_size=0,
+    )  # fmt: skip
+    files, spoken = [], set()
+    for split, about in manifest["splits"].items():
+        files.append({"split": split, "path": f"data/{split}-*"})
+        spoken.update(about["captions"])
+        payload = 0
+        for shard in about["shards"]:
+            payload += shard["payload_bytes"]
+            info.download_size += shard["bytes"]
+        info.dataset_size += payload
+        info.splits[split] = datasets.SplitInfo(split, num_bytes=payload, num_examples=about["clips"])
+
+    licenses = sorted(set(map(_hub_license, manifest["licenses"])))
     data = DatasetCardData(
         pretty_name=f"{manifest['dataset']}, prepared",
         license=licenses[0] if len(licenses) == 1 else licenses,
-        language=[name for name in manifest["languages"] if any(name in about["captions"] for about in splits)],
+        language=[language for language in manifest["languages"] if language in spoken],
         task_categories=["audio-classification", "feature-extraction"],
     )
-    files = [{"split": split, "path": f"data/{split}-*"} for split in manifest["splits"]]
     MetadataConfigs({"default": {"data_files": files}}).to_dataset_card_data(data)
-    DatasetInfosDict({"default": _dataset_info(manifest)}).to_dataset_card_data(data)
+    DatasetInfosDict({"default": info}).to_dataset_card_data(data)
     text = f"---\n{data.to_yaml()}\n---\n\n{_card_body(manifest)}"
     write_text(path, str(DatasetCard(text)), one_writer=True)
 
 
-def _dataset_info(manifest: Mapping[str, Any]) -> datasets.DatasetInfo:
-    splits, shards = {}, []
-    for split, about in manifest["splits"].items():
-        payload = sum(shard["payload_bytes"] for shard in about["shards"])
-        splits[split] = datasets.SplitInfo(split, num_bytes=payload, num_examples=about["clips"])
-        shards += about["shards"]
-    info = datasets.DatasetInfo(features=datasets.Features.from_dict(manifest["features"]))
-    info.splits = datasets.splits.SplitDict(splits)
-    info.download_size = sum(shard["bytes"] for shard in shards)
-    info.dataset_size = sum(shard["payload_bytes"] for shard in shards)
-    return info
-
-
 def _card_body(manifest: Mapping[str, Any]) -> str:
-    licenses = "\n".join(f"- {name or 'not stated'}: {count} clips" for name, count in manifest["licenses"].items())
+    licenses = []
+    for name, count in manifest["licenses"].items():
+        licenses.append(f"- {name or 'not stated'}: {count} clips\n")
+
     return (
         f"# {manifest['dataset']}, prepared\n\n"
         f"Audio: {STORAGES[manifest['storage']].meaning}. `manifest.json` says what the set was made from, what is "
@@ -181,7 +188,7 @@ def _card_body(manifest: Mapping[str, Any]) -> str:
         f"```\n{summary_table(manifest)}\n```\n\n"
         "```python\nfrom modeling_supclap.datasets_scripts import load_splits\n\n"
         'splits = load_splits("prepared", data_dir="this folder, or its id on the Hub")\n```\n\n'
-        f"Licences of the recordings:\n\n{licenses}\n"
+        f"Licences of the recordings:\n\n{''.join(licenses)}"
     )
 
 
@@ -204,7 +211,7 @@ def _metadata_files(data_dir: str | None, ignored_folder: Path) -> list[dict[str
     found = []
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
-        hidden = any(part.startswith(".") for part in name.parts)
+        hidden = "/." in f"/{name.as_posix()}"
         ours = ignored_folder.resolve() in path.parents
         if path.suffix.lower() in _METADATA_SUFFIXES and path.is_file() and not hidden and not ours:
             found.append({"path": name.as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)})

@@ -130,7 +130,7 @@ def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str 
     """The folder that the paths of a set are relative to: `data_dir` if it holds all recordings, else what does."""
     parents: set[str] = set()
     for rows in splits.values():
-        parents.update(os.path.dirname(path) for path in rows["audio_path"] if os.path.isabs(path))
+        parents.update(map(os.path.dirname, filter(os.path.isabs, rows["audio_path"])))
 
     data_dir = request.options.get("data_dir")
     try:
@@ -504,10 +504,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     fields = [] if named is None else add_builder_options(parser, find_builder(named).BUILDER_CONFIG_CLASS)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        options = [option for action in parser._actions for option in action.option_strings]
         close = []
         for word in unknown:
-            close += difflib.get_close_matches(word.split("=")[0], options, n=1)
+            close += difflib.get_close_matches(word.split("=")[0], parser._option_string_actions, n=1)
         hint = f" (did you mean {', '.join(close)}?)" if close else ""
         parser.error(
             f"unrecognized arguments: {' '.join(unknown)}{hint}; {named or 'DATASET'} --help lists the options"

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import datasets
 import fsspec
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
 from datasets.builder import Key
 
@@ -143,8 +144,11 @@ class PreparedSet:
 
     def shard_paths(self, split: str) -> list[str]:
         """The files of a split, or their addresses."""
-        paths = [f"{self.place}/{shard['file']}" for shard in self.manifest["splits"][split]["shards"]]
-        missing = [path for path in paths if self.is_local and not os.path.isfile(path)]
+        paths, missing = [], []
+        for shard in self.manifest["splits"][split]["shards"]:
+            paths.append(f"{self.place}/{shard['file']}")
+            if self.is_local and not os.path.isfile(paths[-1]):
+                missing.append(paths[-1])
         if missing:
             raise FileNotFoundError(f"{len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}")
         return paths
@@ -221,9 +225,7 @@ def load_prepared(
         prepared = PreparedSet(data_dir, audio_dir, revision)
         return {split: RowStream(prepared, split) for split in prepared.manifest["splits"]}
 
-    config: dict[str, Any] = {"data_dir": str(data_dir), "audio_dir": audio_dir, "revision": revision}
-    given = {name: value for name, value in config.items() if value is not None}
-    builder = Prepared(cache_dir=cache_dir, **given)
+    builder = Prepared(cache_dir=cache_dir, data_dir=str(data_dir), audio_dir=audio_dir, revision=revision)
     builder.download_and_prepare()
     return builder.as_dataset()
 
@@ -278,8 +280,10 @@ class Prepared(datasets.ArrowBasedBuilder):
         """What the set lacks, as its manifest has it: "missing", and "left_out" by reason."""
         manifest = self.config.prepared.manifest
         left_out = dict(manifest["left_out"])
-        bad = [entry["clip_id"] for entries in manifest["bad_audio"].values() for entry in entries]
-        return {"missing": manifest["missing"], "left_out": {**left_out, "bad audio": bad} if bad else left_out}
+        for of_split in manifest["bad_audio"].values():
+            for note in of_split:
+                left_out.setdefault("bad audio", []).append(note["clip_id"])
+        return {"missing": manifest["missing"], "left_out": left_out}
 
     def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
         prepared = self.config.prepared
@@ -313,5 +317,5 @@ def with_absolute_paths(table: pyarrow.Table, root: str | None) -> pyarrow.Table
     if root is None:
         return table
     place = table.column_names.index("audio_path")
-    paths = [os.path.join(root, path) for path in table.column(place).to_pylist()]
-    return table.set_column(place, "audio_path", pyarrow.array(paths, pyarrow.string()))
+    paths = pyarrow.compute.binary_join_element_wise(root, table.column(place), os.sep)
+    return table.set_column(place, "audio_path", paths)

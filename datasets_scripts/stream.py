@@ -150,18 +150,19 @@ class RowStream(IterableDataset):
 
     def __iter__(self) -> Iterator[Row]:
         epoch, given, batch_size = self._state.tolist()
+        batches = given // batch_size
+
         info = get_worker_info()
         workers = 1 if info is None else info.num_workers
-        batches = given // batch_size
         # `DataLoader` takes batches from its workers in turn, and begins with the first of them when it is resumed.
         worker = 0 if info is None else (info.id + batches) % workers
         skipped = given if info is None else batch_size * len(range(worker, batches, workers))
 
         reader = _Reader(self._lanes(epoch), self._root, self._shuffled_group(epoch))
-        own = 0
+        own, last = 0, self.rows_per_epoch
         for place, (lane, row) in enumerate(reader.places()):
             turn, process = divmod(place, self._num_processes)
-            if turn == self.rows_per_epoch:
+            if turn == last:
                 break
             if process != self._process or turn % workers != worker:
                 continue
@@ -183,9 +184,12 @@ class RowStream(IterableDataset):
         """The row groups of an epoch, in the order of each lane."""
         if self._seed is None:
             return [self.row_groups]
+
+        lanes: list[list[RowGroup]] = [[] for _ in range(min(LANES, len(self.row_groups)))]
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self.row_groups))
-        shuffled = [self.row_groups[number] for number in order]
-        return [shuffled[lane::LANES] for lane in range(min(LANES, len(shuffled)))]
+        for place, number in enumerate(order):
+            lanes[place % LANES].append(self.row_groups[number])
+        return lanes
 
     def _shuffled_group(self, epoch: int) -> Callable[[RowGroup], np.ndarray]:
         """The order of the rows within a row group."""
@@ -205,16 +209,21 @@ class _Reader:
 
     def __init__(self, lanes: list[list[RowGroup]], root: str | None, order: Callable[[RowGroup], np.ndarray]) -> None:
         self.lanes, self.root, self.order = lanes, root, order
-        self.starts = [np.cumsum([0, *(group.rows for group in lane)]).tolist() for lane in lanes]
+        self.starts: list[list[int]] = []
+        for lane in lanes:
+            self.starts.append([0])
+            for group in lane:
+                self.starts[-1].append(self.starts[-1][-1] + group.rows)
         self.tables: dict[int, tuple[RowGroup, pyarrow.Table, np.ndarray]] = {}
 
     def places(self) -> Iterator[tuple[int, int]]:
         """Lane and place in the lane of each row of the epoch, in the order of the epoch."""
-        lengths = [starts[-1] for starts in self.starts]
-        for row in range(max(lengths, default=0)):
-            for lane, length in enumerate(lengths):
-                if row < length:
-                    yield lane, row
+        row, alive = 0, list(enumerate(self.starts))
+        while alive:
+            alive = [(lane, starts) for lane, starts in alive if row < starts[-1]]
+            for lane, _ in alive:
+                yield lane, row
+            row += 1
 
     def read(self, lane: int, row: int) -> Row:
         """The row at a place of a lane."""
@@ -222,6 +231,7 @@ class _Reader:
         group = self.lanes[lane][place]
         if lane not in self.tables or self.tables[lane][0] != group:
             self.tables.pop(lane, None)  # before the next is read: never two of a lane in memory
+
             with fsspec.open(group.path, "rb") as file:
                 table = pyarrow.parquet.ParquetFile(file).read_row_group(group.number)
             self.tables[lane] = group, with_absolute_paths(table, self.root), self.order(group)

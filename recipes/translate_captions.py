@@ -17,7 +17,7 @@ import csv
 import json
 import os
 import re
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -110,35 +110,40 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
         raise ValueError(f"give either dataset or captions, got {args.dataset!r} and {args.captions!r}")
     captions = from_builder(args) if args.captions is None else read_caption_file(Path(args.captions))
 
-    blank = [caption for caption in captions if not clean(caption.text)]
+    blank, twice, seen = [], [], set()
+    for clip_id, index, text in captions:
+        name = f"{clip_id!r} caption {index}"
+        if not clean(text):
+            blank.append(name)
+        if name in seen:
+            twice.append(name)
+        seen.add(name)
+
     if blank:
-        raise ValueError(f"{len(blank)} captions are blank or damaged: {listing(map(name_of, blank))}")
-    counts = Counter(caption[:2] for caption in captions)
-    twice = [caption for caption in captions if counts[caption[:2]] > 1]
+        raise ValueError(f"{len(blank)} captions are blank or damaged: {listing(blank)}")
     if twice:
-        raise ValueError(f"{len(twice)} captions have their place more than once: {listing(map(name_of, twice))}")
+        raise ValueError(f"{len(twice)} captions are there more than once: {listing(twice)}")
     return captions
-
-
-def name_of(caption: Caption) -> str:
-    """A caption as messages name it."""
-    return f"{caption.clip_id!r} caption {caption.caption_index}"
 
 
 def from_builder(args: CaptionArguments) -> list[Caption]:
     """The captions of a dataset, whose languages must not be there yet."""
     splits = args.load_splits()
-    unknown = [name for name in args.splits if name not in splits]
+    unknown = sorted(set(args.splits) - set(splits))
     if unknown:
         raise ValueError(f"there are no splits {unknown}; there are {list(splits)}")
-    chosen = [rows for name, rows in splits.items() if not args.splits or name in args.splits]
-    for language in args.languages:
-        if any(language in rows.features["captions"] and read_captions(rows, language) for rows in chosen):
-            raise ValueError(
-                f"{args.dataset} has captions in {language!r} of its own; choose other languages, or load it without: "
-                f'dataset_config {{"languages": ["{args.source_language}"]}}'
-            )
-    return [caption for rows in chosen for caption in read_captions(rows, args.source_language)]
+
+    captions = []
+    for name in args.splits or splits:
+        rows = splits[name]
+        for language in args.languages:
+            if language in rows.features["captions"] and read_captions(rows, language):
+                raise ValueError(
+                    f"{args.dataset} has captions in {language!r} of its own; choose other languages, or load it "
+                    f'without: dataset_config {{"languages": ["{args.source_language}"]}}'
+                )
+        captions += read_captions(rows, args.source_language)
+    return captions
 
 
 def read_caption_file(path: Path) -> list[Caption]:
@@ -152,7 +157,7 @@ def read_caption_file(path: Path) -> list[Caption]:
         entries = pq.read_table(path).to_pylist()
     elif path.suffix == ".jsonl":
         with path.open(encoding="utf-8") as file:
-            entries = [json.loads(line) for line in file if line.strip()]
+            entries = list(map(json.loads, filter(str.strip, file)))
     elif path.suffix == ".csv":
         with path.open(newline="", encoding="utf-8-sig") as file:
             entries = list(csv.DictReader(file))
@@ -213,6 +218,11 @@ def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, c
         raise ValueError(f"threshold is {check.threshold}; a cosine lies between -1 and 1")
 
 
+def by_language(texts: Mapping[Key, str], language: str) -> dict[tuple[str, int], str]:
+    """The texts of one language, by clip and place."""
+    return {key[:2]: text for key, text in texts.items() if key[2] == language}
+
+
 def main() -> None:
     """Parse, load, translate, translate back, compare, report."""
     caption_args, args, check = parse_arguments((CaptionArguments, TranslatorArguments, QualityArguments))
@@ -229,7 +239,12 @@ def main() -> None:
         back_translator.check(language, english)
 
     def complete(path: Path, items: list[Item], by: Translator, made_with: TranslatorArguments) -> dict[Key, str]:
-        settings = {name: getattr(made_with, name) for name in ("prompt", "num_beams", "dtype", "request_options")}
+        settings = {
+            "prompt": made_with.prompt,
+            "num_beams": made_with.num_beams,
+            "dtype": made_with.dtype,
+            "request_options": made_with.request_options,
+        }
         return complete_translations(path, items, by, args.batch_size, settings, args.fill_gaps)
 
     items = []
@@ -246,8 +261,7 @@ def main() -> None:
     sources = {caption[:2]: caption.text for caption in captions}
     report = {}
     for language in languages:
-        there = {key[:2]: text for key, text in texts.items() if key[2] == language}
-        back = {key[:2]: text for key, text in backs.items() if key[2] == language}
+        there, back = by_language(texts, language), by_language(backs, language)
         report[language] = report_translations(sources, there, back, encoder, check.threshold, check.num_worst)
 
     # A key may stand in the address of an endpoint.

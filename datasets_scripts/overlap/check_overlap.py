@@ -83,17 +83,16 @@ def compare(
         prints.append([])
         for split, rows in splits.items():
             named = without_audio(rows)
-            for clip_id, source in zip(named["clip_id"], named["source"], strict=True):
-                clips[-1].append(Clip(split, clip_id, source))
-
-            needed = rows.select_columns([column for column in _NEEDED if column in rows.column_names])
+            clips[-1] += map(Clip, [split] * len(rows), named["clip_id"], named["source"])
+            needed = rows.select_columns(list(filter(_NEEDED.__contains__, rows.column_names)))
             computed = map_in_order(_fingerprint, needed, workers)
             prints[-1] += tqdm(computed, f"{name} {split}", len(rows), unit="clip", disable=quiet)
 
-    not_compared = []
-    for of_set, of_prints in zip(clips, prints, strict=True):
-        pairs = zip(of_set, of_prints, strict=True)
-        not_compared.append([clip._asdict() for clip, found in pairs if found is None])
+    not_compared: list[list[dict[str, str]]] = [[], []]
+    for side in (0, 1):
+        for clip, found in zip(clips[side], prints[side], strict=True):
+            if found is None:
+                not_compared[side].append(clip._asdict())
 
     return {
         "sets": [{"name": first, "clips": len(clips[0])}, {"name": second, "clips": len(clips[1])}],
@@ -106,12 +105,17 @@ def compare(
 
 def overlap_table(report: Mapping[str, Any], most: int = 20) -> str:
     """A report for a terminal: the counts, and the first pairs of either kind."""
-    names = [f"{entry['name']} ({entry['clips']} clips)" for entry in report["sets"]]
+    first, second = report["sets"]
     sources, copies = report["shared_sources"], report["copies"]
-    lines = [f"{names[0]} and {names[1]}", f"shared sources: {len(sources)}", f"copies by sound: {len(copies)}"]
-    short = [len(clips) for clips in report["not_compared"]]
+    lines = [
+        f"{first['name']} ({first['clips']} clips) and {second['name']} ({second['clips']} clips)",
+        f"shared sources: {len(sources)}",
+        f"copies by sound: {len(copies)}",
+    ]
+    short = list(map(len, report["not_compared"]))
     if any(short):
         lines.append(f"not compared by sound, too short or unreadable: {short[0]} and {short[1]}")
+
     for source, of_both in list(sources.items())[:most]:
         lines.append(f"  {source}: {_names(of_both[0])} | {_names(of_both[1])}")
     if copies:
@@ -120,8 +124,11 @@ def overlap_table(report: Mapping[str, Any], most: int = 20) -> str:
         numbers = f"{pair['score']:7.1f}{100 * pair['bit_error_rate']:11.1f}%{pair['offset_seconds']:10.2f}"
         both = f"{_names([pair['first']])} | {_names([pair['second']])}"
         lines.append(f"{numbers}{pair['overlap_seconds']:11.2f}  {both}")
+
     hidden = max(0, len(sources) - most) + max(0, len(copies) - most)
-    return "\n".join([*lines, *([f"... and {hidden} more; --json FILE writes all"] if hidden else [])])
+    if hidden:
+        lines.append(f"... and {hidden} more; --json FILE writes all")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache_dir", help="where `datasets` keeps the rows")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     arguments = parser.parse_args(argv)
+
     try:
         report = compare(arguments.first, arguments.second, arguments.workers, arguments.cache_dir, arguments.quiet)
         if arguments.json:
@@ -144,6 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError) as error:
         print(f"check_overlap.py: error: {error}", file=sys.stderr)
         return 2
+
     print(overlap_table(report))
     return 1 if arguments.fail_on_overlap and (report["shared_sources"] or report["copies"]) else 0
 
@@ -153,6 +162,7 @@ def _load(name: str, cache_dir: str | None) -> dict[str, datasets.Dataset]:
     folder, colon, split = name.rpartition(":")
     if not colon or Path(name).is_dir() or "/" in split or "\\" in split:
         return dict(load_prepared(name, cache_dir=cache_dir))
+
     splits = load_prepared(folder, cache_dir=cache_dir)
     if split not in splits:
         raise ValueError(f"{folder} has no split {split!r}; its splits are {', '.join(splits)}")
@@ -187,15 +197,25 @@ def _copies(
     for query, clip in zip(tqdm(prints[1], "comparing", unit="clip", disable=quiet), clips[1], strict=True):
         for match in [] if query is None else index.search(query):
             other = clips[0][match.clip]
-            numbers = {name: round(value, 4) for name, value in match._asdict().items() if name != "clip"}
-            pair = {"first": other._asdict(), "second": clip._asdict(), "same_source": other.source == clip.source}
-            found.append({**pair, **numbers})
+            found.append(
+                {
+                    "first": other._asdict(),
+                    "second": clip._asdict(),
+                    "same_source": other.source == clip.source,
+                    "score": round(match.score, 4),
+                    "bit_error_rate": round(match.bit_error_rate, 4),
+                    "offset_seconds": round(match.offset_seconds, 4),
+                    "overlap_seconds": round(match.overlap_seconds, 4),
+                }
+            )
     return sorted(found, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
 
 
 def _names(clips: Sequence[Mapping[str, str]], most: int = 3) -> str:
     shown = [f"{clip['split']}/{clip['clip_id']}" for clip in clips[:most]]
-    return ", ".join([*shown, *([f"and {len(clips) - most} more"] if len(clips) > most else [])])
+    if len(clips) > most:
+        shown.append(f"and {len(clips) - most} more")
+    return ", ".join(shown)
 
 
 if __name__ == "__main__":

@@ -75,10 +75,14 @@ def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
     """
     if len(waveform) < WINDOW_SAMPLES + MIN_FRAMES * HOP_SAMPLES:
         return None
+
+    # (samples,) -> (frames, window), a view -> (frames, 33), a block at a time
     noisy = waveform + _noise(waveform)
     frames = np.lib.stride_tricks.sliding_window_view(noisy, WINDOW_SAMPLES)[::HOP_SAMPLES]
-    blocks = [_band_energies(frames[start : start + 512]) for start in range(0, len(frames), 512)]
-    energies = np.concatenate(blocks)
+    blocks = np.split(frames, range(512, len(frames), 512))
+    energies = np.concatenate(list(map(_band_energies, blocks)))
+
+    # (frames, 33) -> (frames - 1, 32) bits -> (frames - 1,) words
     signs = np.diff(np.diff(energies, axis=1), axis=0) < 0
     levels_db = 10 * np.log10(energies[1:].sum(axis=1) + np.finfo(np.float32).tiny)
     words = np.packbits(signs, axis=1).view(">u4")[:, 0].astype(np.uint32)
@@ -106,11 +110,13 @@ def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -
     start, stop = max(0, offset_frames), min(len(clip.words), len(query.words) + offset_frames)
     if stop - start < MIN_FRAMES:
         return 0.0, 0.5
+
     here, there = slice(start, stop), slice(start - offset_frames, stop - offset_frames)
     loud = (clip.levels_db[here] > -LOUD_DB) | (query.levels_db[there] > -LOUD_DB)
     count = int(loud.sum())
     if count < MIN_FRAMES:
         return 0.0, 0.5
+
     wrong = np.bitwise_count(clip.words[here][loud] ^ query.words[there][loud]).sum() / (_BITS * count)
     return float((1 - 2 * wrong) * np.sqrt(_BITS * count) / 3), float(wrong)
 
@@ -127,9 +133,10 @@ class FingerprintIndex:
 
     def __init__(self, fingerprints: Sequence[Fingerprint | None]) -> None:
         self._fingerprints = fingerprints
-        lengths = [0 if each is None else len(each.words) for each in fingerprints]
-        words = [each.words for each in fingerprints if each is not None]
-        all_words = np.concatenate(words) if words else np.zeros(0, dtype=np.uint32)
+        words = [np.zeros(0, dtype=np.uint32) if each is None else each.words for each in fingerprints]
+        lengths = list(map(len, words))
+        all_words = np.concatenate([np.zeros(0, dtype=np.uint32), *words])
+
         order = np.argsort(all_words, kind="stable")
         self._words = all_words[order]
         self._starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -156,15 +163,19 @@ class FingerprintIndex:
 
     def _alignments(self, query: Fingerprint) -> Iterator[tuple[int, int]]:
         """(clip, offset in frames) of the alignments with the most equal words."""
+        # (loud frames,) -> (loud frames, 33): each word, and all that differ from it in one bit
         frames = np.flatnonzero(query.levels_db > -LOUD_DB)
         flips = np.concatenate([[0], 1 << np.arange(_BITS)]).astype(np.uint32)
         wanted = (query.words[frames][:, None] ^ flips).ravel()
-        first, last = (np.searchsorted(self._words, wanted, side) for side in ("left", "right"))
-        counts = last - first
+
+        # Where each lies among the sorted words, and from there the clip and the offset of every hit.
+        first = np.searchsorted(self._words, wanted, "left")
+        counts = np.searchsorted(self._words, wanted, "right") - first
         hits = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         places = self._positions[hits].astype(np.int64) if len(hits) else _NOTHING
         clips = np.searchsorted(self._starts, places, "right") - 1
         offsets = places - self._starts[clips] - np.repeat(np.repeat(frames, len(flips)), counts)
+
         found, votes = np.unique(np.stack([clips, offsets], axis=1), axis=0, return_counts=True)
         for place in np.argsort(-votes, kind="stable")[:_MOST_ALIGNMENTS]:
             yield int(found[place, 0]), int(found[place, 1])

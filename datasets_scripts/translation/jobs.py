@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
-from unicodedata import category, normalize
+from unicodedata import normalize
 
 from tqdm import tqdm
 
@@ -19,7 +20,6 @@ from .table import listing, read_translations, source_hash, write_translations
 Pair = tuple[str, str]  # source and target language
 Answers = dict[tuple[Pair, str], str]
 Key = tuple[str, int, str]  # clip, caption, language
-KEY_FIELDS = ("clip_id", "caption_index", "language")
 
 
 class Item(NamedTuple):
@@ -53,9 +53,8 @@ def clean(text: str) -> str:
     >>> clean("  Un chien aboie "), clean("..."), clean("\N{REPLACEMENT CHARACTER} barks")
     ('Un chien aboie', '', '')
     """
-    line = " ".join(normalize("NFC", text).split())
-    line = "".join(letter for letter in line if category(letter) != "Cc")
-    damaged = any(letter == "\N{REPLACEMENT CHARACTER}" or category(letter) == "Cs" for letter in line)
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f]", "", " ".join(normalize("NFC", text).split()))
+    damaged = re.search("[\ud800-\udfff\N{REPLACEMENT CHARACTER}]", line)
     return line if any(map(str.isalnum, line)) and not damaged else ""
 
 
@@ -70,6 +69,7 @@ class FinishedBatches:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
         self.answers: Answers = {}
+
         content = path.read_bytes() if path.exists() else b""
         lines = content[: content.rfind(b"\n") + 1].splitlines()
         if not lines:
@@ -77,12 +77,14 @@ class FinishedBatches:
             path.write_bytes(b"")
             self._write({"settings": settings})
             return
+
         with path.open("r+b") as file:
             file.truncate(content.rfind(b"\n") + 1)
         try:
             before, *batches = map(json.loads, lines)
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}); remove it to begin again") from error
+
         if before != {"settings": settings}:
             raise ValueError(f"{path} was begun with {before}, not {settings}; remove it or choose another output")
         for batch in batches:
@@ -102,7 +104,8 @@ class FinishedBatches:
 
     def _remember(self, batch: Mapping[str, Any]) -> None:
         source, target = batch["pair"]
-        self.answers.update({((source, target), text): answer for text, answer in batch["translations"].items()})
+        for text, answer in batch["translations"].items():
+            self.answers[(source, target), text] = answer
 
 
 def translate_texts(
@@ -122,9 +125,11 @@ def translate_texts(
     Returns:
         Translations by the pair of languages and the text, "" where there is none.
     """
-    batches = make_batches(items, finished.answers, batch_size)
     pool = ThreadPoolExecutor(translator.workers)
-    futures = {pool.submit(translator.translate, batch, *pair): (pair, batch) for pair, batch in batches}
+    futures = {}
+    for pair, batch in make_batches(items, finished.answers, batch_size):
+        futures[pool.submit(translator.translate, batch, *pair)] = pair, batch
+
     try:
         for future in tqdm(as_completed(futures), total=len(futures), desc="translating", unit="batch"):
             finished.append(*futures.pop(future), future.result())
@@ -141,12 +146,15 @@ def make_batches(items: Sequence[Item], done: Answers, batch_size: int) -> list[
     texts_of: dict[Pair, set[str]] = {}
     for item in items:
         texts_of.setdefault((item.source, item.target), set()).add(item.text)
+
     batches = []
     for pair, texts in texts_of.items():
         ordered = sorted(texts, key=lambda text: (-len(text), text))
-        cut = [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
-        batches += [(pair, [text for text in batch if (pair, text) not in done]) for batch in cut]
-    return [(pair, batch) for pair, batch in batches if batch]
+        for start in range(0, len(ordered), batch_size):
+            batch = [text for text in ordered[start : start + batch_size] if (pair, text) not in done]
+            if batch:
+                batches.append((pair, batch))
+    return batches
 
 
 def complete_translations(
@@ -178,45 +186,46 @@ def complete_translations(
         ValueError: The file is not valid, holds translations by other models, or was begun with other settings.
     """
     with only_writer(path):
-        return _complete(path, items, translator, batch_size, settings or {}, fill_gaps)
+        lines: dict[Key, dict[str, Any]] = {}
+        models: set[str | None] = set()
+        for line in read_translations(path).to_pylist() if path.exists() else []:
+            lines[line["clip_id"], line["caption_index"], line["language"]] = line
+            models.add(line["model"])
 
+        others = sorted(filter(None, models - {translator.name}))
+        if others and not fill_gaps:
+            raise ValueError(
+                f"{path} holds translations by {listing(others)}, not {translator.name}: choose another output, or "
+                "fill_gaps to keep them and translate what is missing"
+            )
 
-def _complete(
-    path: Path,
-    items: Sequence[Item],
-    translator: Translator,
-    batch_size: int,
-    settings: Mapping[str, Any],
-    fill_gaps: bool,
-) -> dict[Key, str]:
-    lines = read_translations(path).to_pylist() if path.exists() else []
-    line_of = {(line["clip_id"], line["caption_index"], line["language"]): line for line in lines}
-    others = sorted({line["model"] for line in lines} - {None, translator.name})
-    if others and not fill_gaps:
-        raise ValueError(
-            f"{path} holds translations by {listing(others)}, not {translator.name}: choose another output, or "
-            "fill_gaps to keep them and translate what is missing"
-        )
-    hash_of = {item.key: source_hash(item.text) for item in items}
-    todo = [item for item in items if not is_current(line_of.get(item.key), hash_of[item.key])]
-    part = path.with_name(path.name + ".part.jsonl")
-    if todo:
-        finished = FinishedBatches(part, {"model": translator.name, **settings})
-        answers = translate_texts(todo, translator, finished, batch_size)
-        for item in todo:
-            line_of.pop(item.key, None)
-            text = answers[(item.source, item.target), item.text]
-            if text:
-                made = {"text": text, "model": translator.name, "source_hash": hash_of[item.key]}
-                line_of[item.key] = {**dict(zip(KEY_FIELDS, item.key, strict=True)), **made}
-        write_translations(path, line_of.values())
-    part.unlink(missing_ok=True)
-    return {item.key: line_of[item.key]["text"] for item in items if item.key in line_of}
+        # A line without a hash was made by hand: it is taken to translate the caption as it is now.
+        todo = []
+        for item in items:
+            line = lines.get(item.key)
+            if line is None or line["source_hash"] not in (None, source_hash(item.text)):
+                todo.append(item)
 
+        part = path.with_name(path.name + ".part.jsonl")
+        if todo:
+            finished = FinishedBatches(part, {"model": translator.name, **(settings or {})})
+            answers = translate_texts(todo, translator, finished, batch_size)
+            for item in todo:
+                lines.pop(item.key, None)
+                text = answers[(item.source, item.target), item.text]
+                if text:
+                    lines[item.key] = {
+                        "clip_id": item.clip_id,
+                        "caption_index": item.caption_index,
+                        "language": item.language,
+                        "text": text,
+                        "model": translator.name,
+                        "source_hash": source_hash(item.text),
+                    }
+            write_translations(path, lines.values())
 
-def is_current(line: Mapping[str, Any] | None, digest: str) -> bool:
-    """Whether a line of a file translates the caption as it is now; one that does not say is taken to."""
-    return line is not None and line["source_hash"] in (None, digest)
+        part.unlink(missing_ok=True)
+        return {item.key: lines[item.key]["text"] for item in items if item.key in lines}
 
 
 def sample(items: Sequence[Item], count: int | None) -> list[Item]:
@@ -224,4 +233,8 @@ def sample(items: Sequence[Item], count: int | None) -> list[Item]:
     by_language: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda item: source_hash(str(item.key))):
         by_language.setdefault(item.language, []).append(item)
-    return [item for members in by_language.values() for item in members[:count]]
+
+    chosen = []
+    for members in by_language.values():
+        chosen += members[:count]
+    return chosen

@@ -9,18 +9,18 @@
 
 import logging
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Features, IterableDataset, IterableDatasetDict, List, Value
 
-from .table import KEY, Paths, languages_of, listing, read_translations, source_hash
+from .table import Paths, languages_of, listing, read_translations, source_hash
 
 Rows = TypeVar("Rows", Dataset, DatasetDict, IterableDataset, IterableDatasetDict)
+Captions = Mapping[str, list[str] | None]
 logger = logging.getLogger(__name__)
 
 
@@ -65,7 +65,7 @@ def join_translations(
     if isinstance(rows, IterableDataset):
         return join.iterable(rows)
     if isinstance(rows, IterableDatasetDict):
-        return IterableDatasetDict({name: join.iterable(split) for name, split in rows.items()})
+        return IterableDatasetDict(zip(rows, map(join.iterable, rows.values()), strict=True))
     if isinstance(rows, Dataset):
         return join.splits({"": rows})[""]
     return DatasetDict(join.splits(rows))
@@ -76,7 +76,7 @@ def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Ca
 
     Args:
         rows: A dataset or its splits.
-        language: ISO 639-3 code.
+        language: The ISO 639-3 code.
 
     Returns:
         The captions in the order of the rows.
@@ -84,233 +84,189 @@ def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Ca
     Raises:
         ValueError: The rows have no captions in that language, or a clip id is there twice.
     """
-    splits = rows.values() if isinstance(rows, DatasetDict) else [rows]
-    sources = [_read_source(split, language) for split in splits]
-    return [source.caption(slot) for source in sources for slot in range(len(source.texts))]
+    found = []
+    for split in rows.values() if isinstance(rows, DatasetDict) else [rows]:
+        _require_language(split.features["captions"], language)
+        for clip_id, captions in _read_rows(split):
+            for index, text in enumerate(captions[language] or []):
+                found.append(Caption(clip_id, index, text))
+    return found
 
 
-class _Source(NamedTuple):
-    """What translations are made from: the captions of a dataset end to end, those of clip i from `starts[i]` on."""
+def _read_rows(rows: Dataset) -> list[tuple[str, Captions]]:
+    """Clip id and captions of every row."""
+    columns = rows.with_format("arrow").select_columns(["clip_id", "captions"])[:]
+    clip_ids = columns["clip_id"].to_pylist()
 
-    clip_ids: pa.Array
-    captions: pa.StructArray
-    starts: np.ndarray
-    texts: list[str]
+    twice = [repr(clip_id) for clip_id, count in Counter(clip_ids).items() if count > 1]
+    if twice:
+        raise ValueError(f"{len(twice)} clip ids are in the dataset more than once: {listing(twice)}")
+    return list(zip(clip_ids, columns["captions"].to_pylist(), strict=True))
 
-    def caption(self, slot: int) -> Caption:
-        """The caption at a place among all of the dataset's."""
-        clip = int(np.searchsorted(self.starts, slot, side="right")) - 1
-        return Caption(self.clip_ids[clip].as_py(), int(slot - self.starts[clip]), self.texts[slot])
 
-    def names(self, slots: Sequence[int], wanted: np.ndarray) -> list[str]:
-        """Those of the captions that are wanted, for a message."""
-        captions = [self.caption(slot) for slot in slots if wanted[slot]]
-        return [f"{caption.clip_id!r} caption {caption.caption_index}" for caption in captions]
+def _require_language(captions: Mapping[str, Any], language: str) -> None:
+    if language not in captions:
+        raise ValueError(f"the rows have no captions in {language!r}; they have {list(captions)}")
 
 
 class _Problems:
     """What a file and a dataset disagree about, gathered so that one message tells it all."""
 
     def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def add(self, what: str, names: Sequence[str]) -> None:
-        """Notes what is wrong with the named clips or captions, if any."""
-        if names:
-            self.found.append(f"{len(names)} {what}: {listing(names)}")
+        self.errors: dict[str, list[str]] = {}
+        self.gaps: dict[str, list[str]] = {}
 
     def report(self, strict: bool) -> None:
         """Raises or warns, if there is anything to tell."""
-        message = "; ".join(self.found)
-        if message and strict:
+        if self.errors:
+            raise ValueError(self._told(self.errors))
+        if self.gaps and strict:
             raise ValueError(
-                f"{message}. Complete the file, join every split that "
-                "it is for, or pass strict=False, which leaves such clips without the language"
+                f"{self._told(self.gaps)}. Complete the file, join every split that it is for, or pass strict=False, "
+                "which leaves such clips without the language"
             )
-        if message:
-            logger.warning("%s. Such clips stay without the language", message)
+        if self.gaps:
+            logger.warning("%s. Such clips stay without the language", self._told(self.gaps))
+
+    def _told(self, found: Mapping[str, list[str]]) -> str:
+        told = []
+        for what, names in found.items():
+            told.append(f"{len(names)} {what}: {listing(names)}")
+        return "; ".join(told)
 
 
-@dataclass
 class _Join:
-    """Translations, ready to be put beside captions; the fields are the arguments of `join_translations`."""
+    """Translations, ready to be put beside captions; the arguments are those of `join_translations`."""
 
-    table: pa.Table
-    languages: list[str]
-    strict: bool
-    source_language: str
+    def __init__(self, table: pa.Table, languages: list[str], strict: bool, source_language: str) -> None:
+        if source_language in languages:
+            raise ValueError(f"the file translates into {source_language!r}, the language it is made from")
+        self.languages, self.strict, self.source_language = languages, strict, source_language
 
-    def __post_init__(self) -> None:
-        if self.source_language in self.languages:
-            raise ValueError(f"the file translates into {self.source_language!r}, the language it is made from")
+        # Text and hash of its caption, by clip, language and place.
+        self.lines: dict[str, dict[str, dict[int, tuple[str, str | None]]]] = {}
+        names = ("clip_id", "language", "caption_index", "text", "source_hash")
+        for clip_id, language, place, text, digest in zip(*(table[name].to_pylist() for name in names), strict=True):
+            self.lines.setdefault(clip_id, {}).setdefault(language, {})[place] = text, digest
+
+    def captions(self, clip_id: str, captions: Captions, problems: _Problems) -> dict[str, list[str]]:
+        """The captions of a clip: its own, and where the file translates all of them, those of the file."""
+        joined = {language: texts or [] for language, texts in captions.items()}
+        sources = joined[self.source_language]
+        for language in self.languages:
+            lines = self.lines.get(clip_id, {}).get(language, {})
+            own = joined.get(language)
+
+            texts = []
+            for place, source in enumerate(sources):
+                text, digest = lines.get(place, (None, None))
+                if text is not None and digest in (None, source_hash(source)):
+                    texts.append(text)
+                elif not own:
+                    what = "are missing" if text is None else "are of captions that have changed since"
+                    gaps = problems.gaps.setdefault(f"translations into {language} {what}", [])
+                    gaps.append(f"{clip_id!r} caption {place}")
+
+            for place in lines:
+                if place >= len(sources):
+                    what = f"translations into {language} are of captions that the clip does not have (from 0)"
+                    problems.errors.setdefault(what, []).append(f"{clip_id!r} caption {place} of {len(sources)}")
+            if own and texts:
+                what = (
+                    f"clips have captions in {language} of their own beside those of the file; load the dataset "
+                    "without that language, or name the languages to join"
+                )
+                problems.errors.setdefault(what, []).append(repr(clip_id))
+
+            if not own:
+                joined[language] = texts if len(texts) == len(sources) else []
+        return joined
 
     def splits(self, splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
         """Joins map-style datasets, for which the file is made as a whole."""
-        sources = {name: _read_source(split, self.source_language) for name, split in splits.items()}
         problems = _Problems()
-        known = pa.concat_arrays([source.clip_ids for source in sources.values()])
-        unknown = self.table.filter(pc.invert(pc.is_in(self.table["clip_id"], value_set=known)))["clip_id"]
-        problems.add("clips of the file are not in the dataset", _unknown(pc.unique(unknown).to_pylist(), known))
-        joined = {name: self._dataset(split, sources[name], problems) for name, split in splits.items()}
+        rows_of = {}
+        for name, split in splits.items():
+            _require_language(split.features["captions"], self.source_language)
+            rows_of[name] = _read_rows(split)
+
+        known: set[str] = set()
+        for rows in rows_of.values():
+            known.update(clip_id for clip_id, _ in rows)
+        unknown = _unknown(sorted(self.lines.keys() - known), known)
+        if unknown:
+            problems.gaps["clips of the file are not in the dataset"] = unknown
+
+        joined = {}
+        for name, split in splits.items():
+            captions = [self.captions(clip_id, own, problems) for clip_id, own in rows_of[name]]
+            joined[name] = self._with_captions(split, captions)
         problems.report(self.strict)
         return joined
 
+    def _with_captions(self, rows: Dataset, captions: list[Any]) -> Dataset:
+        """The same rows with other captions, without touching any other column."""
+        feature = self._features(rows.features)["captions"]
+        chosen = None
+        if rows._indices is not None:
+            # To add a column to a selection, datasets would write the selection anew, audio and all. So the column is
+            # added to what was selected from, empty where nothing was, and selected again.
+            chosen = rows._indices.column(0).to_pylist()
+            selected, captions = captions, [None] * len(rows.data)
+            for place, of_clip in zip(chosen, selected, strict=True):
+                captions[place] = of_clip
+
+        column = pa.array(captions, Features({"captions": feature}).arrow_schema.field("captions").type)
+        whole = Dataset(rows.data, info=rows.info.copy(), split=rows.split, fingerprint=rows._fingerprint)
+        joined = whole.remove_columns("captions").add_column("captions", column, feature=feature)
+        joined = joined.select_columns(list(rows.features))
+        joined = joined if chosen is None else joined.select(chosen)
+
+        form = rows.format
+        return joined.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
+
     def iterable(self, rows: IterableDataset) -> IterableDataset:
         """Joins an iterable dataset, row by row as it is read."""
-        table = self.table.sort_by([(column, "ascending") for column in KEY]).combine_chunks()
-        ids = table["clip_id"].combine_chunks().dictionary_encode()
-        first = np.flatnonzero(np.diff(ids.indices.to_numpy(), prepend=-1)).tolist()
-        spans = dict(zip(ids.dictionary.to_pylist(), zip(first, [*first[1:], len(table)], strict=True), strict=True))
-        options: dict[str, Any] = {
-            "input_columns": ["clip_id", "captions"],
-            "fn_kwargs": {"join": replace(self, table=table), "spans": spans},
-        }
+        options = {"input_columns": ["clip_id", "captions"], "fn_kwargs": {"join": self}}
         if rows.features is None:
             return rows.map(_join_row, **options)
+
         # A feature that decodes, such as Audio, would decode on its way through `map`.
         features = self._features(rows.features)
-        decoding = {name: feature for name, feature in features.items() if getattr(feature, "decode", False)}
-        passing = {name: replace(feature, decode=False) for name, feature in decoding.items()}
-        for name, feature in passing.items():
-            rows = rows.cast_column(name, feature)
-        joined = rows.map(_join_row, features=Features({**features, **passing}), **options)
+        passing, decoding = dict(features), {}
+        for name, feature in features.items():
+            if getattr(feature, "decode", False):
+                decoding[name] = feature
+                passing[name] = replace(feature, decode=False)
+                rows = rows.cast_column(name, passing[name])
+
+        joined = rows.map(_join_row, features=Features(passing), **options)
         for name, feature in decoding.items():
             joined = joined.cast_column(name, feature)
         return joined
 
-    def captions(self, source: _Source, problems: _Problems) -> pa.StructArray:
-        """The captions of all clips: their own, and those of the table."""
-        lists = {name: pc.struct_field(source.captions, name) for name in source.captions.type.names}
-        for language in self.languages:
-            lists[language] = _lists(language, source, self.table, lists.get(language), problems)
-        return pa.StructArray.from_arrays(list(lists.values()), names=list(lists))
-
-    def _dataset(self, rows: Dataset, source: _Source, problems: _Problems) -> Dataset:
-        captions, chosen = self.captions(source, problems), None
-        if rows._indices is not None:
-            # To add a column to a selection, datasets would write the selection anew, audio and all. So the column is
-            # added to what was selected from, empty where nothing was, and selected again.
-            chosen = rows._indices.column(0).to_numpy()
-            inverse = np.full(len(rows.data), -1)
-            inverse[chosen] = np.arange(len(chosen))
-            captions = captions.take(pa.array(inverse, mask=inverse < 0))
-        whole = Dataset(rows.data, info=rows.info.copy(), split=rows.split, fingerprint=rows._fingerprint)
-        feature = self._features(rows.features)["captions"]
-        joined = whole.remove_columns("captions").add_column("captions", captions, feature=feature)
-        joined = joined.select_columns(list(rows.features))
-        joined = joined if chosen is None else joined.select(chosen)
-        form = rows.format
-        return joined.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
-
     def _features(self, features: Features) -> Features:
-        joined = {language: List(Value("string")) for language in self.languages}
+        joined = dict.fromkeys(self.languages, List(Value("string")))
         return Features({**features, "captions": {**features["captions"], **joined}})
 
 
-def _join_row(
-    clip_id: str, captions: Mapping[str, Any], join: _Join, spans: Mapping[str, tuple[int, int]]
-) -> dict[str, Any]:
-    start, stop = spans.get(clip_id, (0, 0))
-    source = _source_of(pa.array([clip_id]), pa.array([dict(captions)]), join.source_language)
+def _join_row(clip_id: str, captions: Captions, join: _Join) -> dict[str, Any]:
+    _require_language(captions, join.source_language)
     problems = _Problems()
-    joined = replace(join, table=join.table.slice(start, stop - start)).captions(source, problems)
-    if join.strict:
+    joined = join.captions(clip_id, captions, problems)
+    if join.strict or problems.errors:
         problems.report(strict=True)
-    return {"captions": joined[0].as_py()}
+    return {"captions": joined}
 
 
-def _read_source(rows: Dataset, language: str) -> _Source:
-    table = rows.with_format("arrow").select_columns(["clip_id", "captions"])[:].combine_chunks()
-    clip_ids, captions = (_whole(table[name]) for name in ("clip_id", "captions"))
-    counts = pc.value_counts(clip_ids)
-    twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
-    if twice:
-        raise ValueError(f"{len(twice)} clip ids are in the dataset more than once: {listing(map(repr, twice))}")
-    return _source_of(clip_ids, captions, language)
-
-
-def _source_of(clip_ids: pa.Array, captions: pa.StructArray, language: str) -> _Source:
-    if language not in captions.type.names:
-        raise ValueError(f"the rows have no captions in {language!r}; they have {captions.type.names}")
-    texts = pc.struct_field(captions, language)
-    starts = np.concatenate([[0], np.cumsum(_lengths(texts))])
-    return _Source(clip_ids.cast(pa.string()), captions, starts, pc.list_flatten(texts).to_pylist())
-
-
-def _find(language: str, source: _Source, table: pa.Table) -> tuple[np.ndarray, list[int], list[int]]:
-    """Line of `table` that translates each caption, -1 where none does; the captions without, and with a stale one."""
-    lines = np.flatnonzero(pc.equal(table["language"], language).to_numpy())
-    clips = pc.index_in(table["clip_id"].take(pa.array(lines)), value_set=source.clip_ids)
-    here = pc.is_valid(clips).to_numpy()
-    lines, clips = lines[here], clips.drop_null().to_numpy()
-    places = table["caption_index"].to_numpy()[lines]
-    counts = np.diff(source.starts)[clips]
-    _refuse_beyond(language, source, clips, places, counts)
-    slots = source.starts[clips] + places
-    line_of = np.full(len(source.texts), -1)
-    line_of[slots] = lines
-    absent = np.flatnonzero(line_of < 0).tolist()
-    hashes = table["source_hash"].take(pa.array(lines)).to_pylist()
-    pairs = zip(slots.tolist(), hashes, strict=True)
-    stale = [slot for slot, digest in pairs if digest is not None and digest != source_hash(source.texts[slot])]
-    line_of[stale] = -1
-    return line_of, absent, stale
-
-
-def _refuse_beyond(language: str, source: _Source, clips: np.ndarray, places: np.ndarray, counts: np.ndarray) -> None:
-    beyond = np.flatnonzero(places >= counts)
-    names = [f"{source.clip_ids[clips[i]].as_py()!r} caption {places[i]} of {counts[i]}" for i in beyond[:5]]
-    if len(names):
-        raise ValueError(
-            f"{len(beyond)} translations into {language} are of captions that the clip does not have (indices count "
-            f"from 0): {listing(names, len(beyond))}"
-        )
-
-
-def _lists(
-    language: str, source: _Source, table: pa.Table, own: pa.ListArray | None, problems: _Problems
-) -> pa.ListArray:
-    """The captions of each clip in a language: its own, or the file's where that translates all of them, or none."""
-    line_of, absent, stale = _find(language, source, table)
-    counts = np.diff(source.starts)
-    clip_of = np.repeat(np.arange(len(counts)), counts)
-    has_own = np.zeros(len(counts), bool) if own is None else _lengths(own) > 0
-    _refuse_both(language, source, np.unique(clip_of[(line_of >= 0) & has_own[clip_of]]))
-    for what, slots in (("are missing", absent), ("are of captions that have changed since", stale)):
-        problems.add(f"translations into {language} {what}", source.names(slots, ~has_own[clip_of]))
-    complete = np.ones(len(counts), bool)
-    complete[clip_of[line_of < 0]] = False
-    offsets = np.concatenate([[0], np.cumsum(np.where(complete, counts, 0))])
-    texts = _whole(table["text"].take(pa.array(line_of[complete[clip_of]])))
-    joined = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), texts)
-    if own is None or not has_own.any():
-        return joined
-    chosen = np.arange(len(counts)) + np.where(has_own, 0, len(counts))
-    return pa.concat_arrays([own.cast(joined.type), joined]).take(pa.array(chosen))
-
-
-def _refuse_both(language: str, source: _Source, clips: np.ndarray) -> None:
-    if len(clips):
-        names = [repr(source.clip_ids[clip].as_py()) for clip in clips[:5]]
-        raise ValueError(
-            f"{len(clips)} clips have captions in {language} of their own beside those of the file: "
-            f"{listing(names, len(clips))}. Load the dataset without that language, or name the languages to join"
-        )
-
-
-def _unknown(clip_ids: list[str], known: pa.Array) -> list[str]:
+def _unknown(clip_ids: list[str], known: Iterable[str]) -> list[str]:
     """Names of clips that are not known, with a word on those that only look alike."""
-    normal = set(pc.utf8_normalize(known, "NFC").to_pylist()) if clip_ids else set()
-    alike = {one: " (there in another Unicode normal form)" for one in clip_ids if _nfc(one) in normal}
-    return [f"{one!r}{alike.get(one, '')}" for one in sorted(clip_ids)]
-
-
-def _lengths(lists: pa.ListArray) -> np.ndarray:
-    return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-
-
-def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    names = []
+    normal = set(map(_nfc, known)) if clip_ids else set()
+    for clip_id in clip_ids:
+        alike = " (there in another Unicode normal form)" if _nfc(clip_id) in normal else ""
+        names.append(f"{clip_id!r}{alike}")
+    return names
 
 
 def _nfc(text: str) -> str:

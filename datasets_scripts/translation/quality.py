@@ -29,10 +29,8 @@ def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
     model = SentenceTransformer(name, device=device)
 
     def encode(texts: Sequence[str]) -> np.ndarray:
-        distinct = list(dict.fromkeys(texts))
-        rows = {text: row for row, text in enumerate(distinct)}
-        embeddings = model.encode(distinct, batch_size=64, normalize_embeddings=True, show_progress_bar=False)
-        return embeddings[[rows[text] for text in texts]]
+        distinct, rows = np.unique(np.asarray(texts, dtype=object), return_inverse=True)
+        return model.encode(distinct.tolist(), batch_size=64, normalize_embeddings=True, show_progress_bar=False)[rows]
 
     return encode
 
@@ -67,8 +65,8 @@ def report_translations(
     keys = sorted(back_translations)
     cosines = np.zeros(0)
     if keys and encoder is not None:
-        before = encoder([sources[key] for key in keys])
-        after = encoder([back_translations[key] for key in keys])
+        before = encoder(list(map(sources.__getitem__, keys)))
+        after = encoder(list(map(back_translations.__getitem__, keys)))
         cosines = (before.astype(np.float64) * after).sum(1)
 
     worst = []
@@ -85,11 +83,15 @@ def report_translations(
             }
         )
 
-    ratios = [len(text) / len(sources[key]) for key, text in translations.items()]
+    ratios, identical = [], 0
+    for key, text in translations.items():
+        ratios.append(len(text) / len(sources[key]))
+        identical += text == sources[key]
+
     return {
         "captions": len(sources),
         "missing": len(sources) - len(translations),
-        "identical": sum(text == sources[key] for key, text in translations.items()),
+        "identical": identical,
         "length_ratio": _mean(ratios),
         "back_translated": len(cosines),
         "cosine": _mean(cosines),

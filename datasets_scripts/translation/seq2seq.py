@@ -92,28 +92,37 @@ class Seq2SeqTranslator:
         """
         template, options = self._languages(source, target)
         _, tokenizer, model = self._load(source, target)
-        # Not str.format: captions may hold braces.
-        tokens = tokenizer([template.replace("{text}", text) for text in texts])["input_ids"]
         limit = getattr(model.config, "max_position_embeddings", None) or float("inf")
-        for text, one in zip(texts, tokens, strict=True):
-            if len(one) > limit:
-                logger.warning("%s reads %d tokens, not the %d of %r", self.name, limit, len(one), text)
-        translations = iter(self._generate([one for one in tokens if len(one) <= limit], options, tokenizer, model))
-        return [next(translations) if len(one) <= limit else "" for one in tokens]
+
+        readable: dict[int, list[int]] = {}
+        for place, text in enumerate(texts):
+            tokens = tokenizer(template.replace("{text}", text))[
+                "input_ids"
+            ]  # not str.format: captions may hold braces
+            if len(tokens) > limit:
+                logger.warning("%s reads %d tokens, not the %d of %r", self.name, limit, len(tokens), text)
+            else:
+                readable[place] = tokens
+
+        translations = [""] * len(texts)
+        if readable:
+            generated = self._generate(list(readable.values()), options, tokenizer, model)
+            for place, translation in zip(readable, generated, strict=True):
+                translations[place] = translation.strip()
+        return translations
 
     def _generate(self, tokens: list[list[int]], options: dict[str, int], tokenizer: Any, model: Any) -> list[str]:
-        if not tokens:
-            return []
         inputs = tokenizer.pad({"input_ids": tokens}, return_tensors="pt").to(self.device)
         # A model that repeats itself would go on to its own limit, for the whole batch.
         most, limit = 2 * max(map(len, tokens)) + 16, getattr(model.config, "max_position_embeddings", None)
         most = most if limit is None else min(most, limit - 1)
         options = {**options, "num_beams": self.num_beams, "do_sample": False, "max_new_tokens": most}
+
         with torch.inference_mode():
             output = model.generate(**inputs, **options)
         # The decoder's start and the language code, which not every tokenizer takes for special.
         output = output[:, 2 if "forced_bos_token_id" in options else 1 :]
-        return [text.strip() for text in tokenizer.batch_decode(output, skip_special_tokens=True)]
+        return tokenizer.batch_decode(output, skip_special_tokens=True)
 
     def _model_name(self, source: str, target: str) -> str:
         if "{" not in self.name:
@@ -140,6 +149,7 @@ class Seq2SeqTranslator:
         if self.prompt is not None:
             names = {"source": get_language_name(source), "target": get_language_name(target)}
             return re.sub(r"\{(source|target)\}", lambda field: names[field[1]], self.prompt), {}
+
         vocabulary = tokenizer.get_vocab()
         if hasattr(tokenizer, "src_lang"):
             # NLLB's codes are tokens; a piece such as "en" is none.
@@ -147,12 +157,14 @@ class Seq2SeqTranslator:
             codes = getattr(tokenizer, "lang_code_to_id", None) or tokens
             tokenizer.src_lang = self._code(codes, source)
             return "{text}", {"forced_bos_token_id": codes[self._code(codes, target)]}
+
         short = get_iso_639_1(target) if target in LANGUAGE_TABLE else target
-        known = [token for token in (f"<2{short}>", f">>{target}<<", f">>{short}<<") if token in vocabulary]
-        if known:
-            return f"{known[0]} {{text}}", {}
+        for token in (f"<2{short}>", f">>{target}<<", f">>{short}<<"):
+            if token in vocabulary:
+                return f"{token} {{text}}", {}
         if model.config.model_type == "marian" and not any(token.startswith(">>") for token in vocabulary):
             return "{text}", {}
+
         raise ValueError(
             f"nothing tells how {self.name} is told to translate into {target!r}; give a prompt such as "
             "'translate {source} to {target}: {text}'"

@@ -63,16 +63,19 @@ def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa
             is no ISO 639-3 code; a key is there twice; one of `languages` is not there. The message counts what is
             wrong and names the first few.
     """
-    paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
+    paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
         raise ValueError("there is no path; give at least one Parquet file of translations")
-    table = pa.concat_tables([_read_file(one) for one in paths]).combine_chunks()
+
+    table = pa.concat_tables(map(_read_file, map(Path, paths))).combine_chunks()
     named = ", ".join(map(str, paths))
     _check(table, named)
+
     if languages is not None:
-        absent = [language for language in languages if language not in languages_of(table)]
+        present = languages_of(table)
+        absent = [language for language in languages if language not in present]
         if absent:
-            raise ValueError(f"{named} has no translations into {absent}; it has {languages_of(table)}")
+            raise ValueError(f"{named} has no translations into {absent}; it has {present}")
         table = table.filter(pc.is_in(table["language"], value_set=pa.array(list(languages), pa.string())))
     return table
 
@@ -88,11 +91,12 @@ def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> 
         ValueError: As `read_translations`.
     """
     target = Path(path)
-    table = pa.Table.from_pylist([dict(line) for line in lines], schema=SCHEMA)
+    table = pa.Table.from_pylist(list(lines), schema=SCHEMA)
     _check(table, str(target))
+
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(target, one_writer=True) as unfinished:
-        pq.write_table(table.sort_by([(column, "ascending") for column in KEY]), unfinished)
+        pq.write_table(table.sort_by(list(zip(KEY, ["ascending"] * 3, strict=True))), unfinished)
 
 
 def _read_file(path: Path) -> pa.Table:
@@ -103,24 +107,28 @@ def _read_file(path: Path) -> pa.Table:
         table.validate(full=True)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is not a Parquet file of text: {error}") from error
-    needed = [name for name in SCHEMA.names if name not in ("model", "source_hash")]
-    lacking = [name for name in needed if name not in table.column_names]
-    if lacking:
-        raise ValueError(f"{path} lacks the columns {lacking}; it has {table.column_names}")
+
+    lacking = []
     for field in SCHEMA:
         if field.name not in table.column_names:
+            if field.name not in ("model", "source_hash"):
+                lacking.append(field.name)
             table = table.append_column(field, pa.nulls(len(table), field.type))
+    if lacking:
+        raise ValueError(f"{path} lacks the columns {lacking}; it has {sorted(set(table.column_names) - set(lacking))}")
+
     try:
         table = table.select(SCHEMA.names).cast(SCHEMA)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ValueError(f"{path} has a column of another type than\n{SCHEMA}\n{error}") from error
+
     return table.set_column(SCHEMA.get_field_index("text"), "text", pc.utf8_normalize(table["text"], "NFC"))
 
 
 def _check(table: pa.Table, named: str) -> None:
     """Refuses lines that cannot be right whatever the dataset."""
     text, language = table["text"], table["language"]
-    gone = [pc.is_null(table[column]) for column in (*KEY, "text")]
+    gone = map(pc.is_null, table.select([*KEY, "text"]).columns)
     wrong = {
         "have no clip id, caption index, language or text": functools.reduce(pc.or_, gone),
         "are blank": pc.invert(pc.match_substring_regex(text, r"[\pL\pN]")),
@@ -132,18 +140,21 @@ def _check(table: pa.Table, named: str) -> None:
             pc.match_substring_regex(language, "^[a-z]{3}$")
         ),
     }
-    found = [(what, table.filter(pc.fill_null(mask, False))) for what, mask in wrong.items()]
+    found = {}
+    for what, mask in wrong.items():
+        found[what] = table.filter(pc.fill_null(mask, False))
     counts = table.group_by(list(KEY)).aggregate([([], "count_all")])
-    found.append(("are there more than once", counts.filter(pc.greater(counts["count_all"], 1))))
-    problems = [f"{len(lines)} translations {what}: {_keys(lines)}" for what, lines in found if len(lines)]
+    found["are there more than once"] = counts.filter(pc.greater(counts["count_all"], 1))
+
+    problems = []
+    for what, lines in found.items():
+        names = []
+        for line in lines.slice(0, _SHOWN).to_pylist():
+            names.append(f"{line['clip_id']!r} caption {line['caption_index']} in {line['language']!r}")
+        if names:
+            problems.append(f"{len(lines)} translations {what}: {listing(names, len(lines))}")
     if problems:
         raise ValueError(f"{named}: {'; '.join(problems)}")
-
-
-def _keys(lines: pa.Table) -> str:
-    shown = lines.slice(0, _SHOWN).select(list(KEY)).to_pylist()
-    names = [f"{line['clip_id']!r} caption {line['caption_index']} in {line['language']!r}" for line in shown]
-    return listing(names, len(lines))
 
 
 def listing(names: Iterable[str], count: int | None = None) -> str:

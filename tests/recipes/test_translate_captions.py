@@ -179,7 +179,7 @@ def test_captions_are_read_from_files_of_three_kinds(tmp_path, recipe, suffix):
     [
         (
             [Caption("a", 0, "Rain"), Caption("a", 0, "Wind")],
-            "2 captions have their place more than once: 'a' caption 0",
+            "1 captions are there more than once: 'a' caption 0",
         ),
         ([Caption("a", 0, "Rain"), Caption("b", 1, " ")], "1 captions are blank or damaged: 'b' caption 1"),
         ([Caption("a", 0, "\ufffd")], "are blank or damaged"),
