@@ -5,7 +5,7 @@ caller gives. Every draw is a hash of the seed and of what it is for, so it is t
 of workers, for any order of the rows and in every version of numpy.
 
 [T] is "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised Post-Training with Text-Audio
-Pairs" (TeminAL and ZSTE). The sentences are in `translations/temporal.json`, where `{first}` sounds first.
+Pairs" (TeminAL and ZSTE). The sentences are in `phrases/temporal.json`, where `{first}` sounds first.
 """
 
 import hashlib
@@ -65,18 +65,20 @@ def describe(
     """
     if relation not in RELATIONS:
         raise ValueError(f"unknown relation {relation!r}; the relations are {', '.join(RELATIONS)}")
-    sounds = [sound for sound in (phrases_first, phrases_second) if sound is not None]
+
+    sounds = [phrases_first] if phrases_second is None else [phrases_first, phrases_second]
     if len(sounds) != (1 if relation == "single" else 2):
         raise ValueError(f"got {len(sounds)} sounds for {relation!r}; 'single' takes one, the others take two")
-    languages = check_languages(languages)
-    missing = [language for language in languages if not all(language in sound for sound in sounds)]
-    if missing:
-        raise ValueError(f"no phrase in {missing}; there are phrases in {[list(sound) for sound in sounds]}")
     if exchange:
         sounds.reverse()
-    return {
-        language: write_sentence(relation, language, [sound[language] for sound in sounds]) for language in languages
-    }
+
+    captions: dict[str, list[str]] = {}
+    for language in check_languages(languages):
+        spoken = [sound.get(language, "") for sound in sounds]
+        if not all(spoken):
+            raise ValueError(f"no phrase in {language!r}; there are phrases in {list(map(list, sounds))}")
+        captions[language] = write_sentence(relation, language, spoken)
+    return captions
 
 
 def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = None) -> str:
@@ -106,9 +108,11 @@ def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = No
 
 def write_sentence(sentence: str, language: str, sounds: Sequence[str]) -> list[str]:
     """Every phrasing of a sentence of `temporal.json`, with the one or two phrases in it and a capital in front."""
-    named = dict(zip(("first", "second"), sounds, strict=False))
-    texts = [text.format(**named) for text in _sentences()[sentence][language]]
-    return [text[:1].upper() + text[1:] for text in texts]
+    texts = []
+    for phrasing in _sentences()[sentence][language]:
+        text = phrasing.format(first=sounds[0], second=sounds[-1])
+        texts.append(text[:1].upper() + text[1:])
+    return texts
 
 
 @cache
@@ -157,8 +161,8 @@ def render(
     Args:
         item: What to render.
         read_waveform: Gives the (samples,) floats of a row at `sampling_rate_hz`.
-        sampling_rate_hz: Of what `read_waveform` gives.
-        options: Of joins; default, the clips follow each other without fade, gap or change of level.
+        sampling_rate_hz: The rate of what `read_waveform` gives.
+        options: How clips that follow each other are joined; by default without fade, gap or change of level.
 
     Returns:
         (samples,) float32, peak at most 0.99. A combined item is one clip after the other, like a forward one
@@ -168,7 +172,7 @@ def render(
         ValueError: What `concatenate` and `overlay` raise, with the item's clips named.
     """
     try:
-        return compose(item.role, [read_waveform(row) for row in item.rows], sampling_rate_hz, options)
+        return compose(item.role, list(map(read_waveform, item.rows)), sampling_rate_hz, options)
     except ValueError as error:
         raise ValueError(f"cannot render {item.clip_id}: {error}") from error
 
@@ -180,11 +184,11 @@ class TemporalItems:
 
     Args:
         rows: Rows of the schema with one label each; give the training part only (`split_by_source`).
-        seed: Of all draws.
+        seed: The seed of all draws.
         phrases: `phrases[label][language]`, as from `captions.label_phrases`; without, labels serve in English.
         languages: The caption languages, the anchor first.
-        labels: The classes to use; default, all that the rows have.
-        pairs_per_epoch: How many pairs an epoch has; default, all. The epochs go round all pairs in a random order
+        labels: The classes to use; by default all that the rows have.
+        pairs_per_epoch: How many pairs an epoch has; by default all. The epochs go round all pairs in a random order
             of the seed's own, so none comes twice before all have come.
         use_after: Says every other time "c_j after c_i" for "c_i before c_j", drawn for each item.
 
@@ -207,10 +211,13 @@ class TemporalItems:
         self._recordings = recordings_by_label(rows)
         self.languages = check_languages(languages)
         self.labels = _check_labels(sorted(self._recordings) if labels is None else labels, self._recordings)
-        self._phrases = {
-            label: {language: label_phrase(label, language, phrases) for language in self.languages}
-            for label in self.labels
-        }
+
+        self._phrases: dict[str, dict[str, str]] = {}
+        for label in self.labels:
+            self._phrases[label] = {}
+            for language in self.languages:
+                self._phrases[label][language] = label_phrase(label, language, phrases)
+
         self.pairs = shuffled(itertools.permutations(self.labels, 2), seed, "pairs")
         self._length = len(self.pairs) if pairs_per_epoch is None else pairs_per_epoch
         if not 0 < self._length <= len(self.pairs):
@@ -224,8 +231,8 @@ class TemporalItems:
         """The items of TeminAL B that a pair gives.
 
         Args:
-            epoch: From 0.
-            index: Of the pair in the epoch.
+            epoch: The epoch, from 0.
+            index: The place of the pair in the epoch.
 
         Returns:
             The forward item `a_i + a_j`, "c_i before c_j"; the reversed one `a_j + a_i`, "c_j before c_i"; the
@@ -235,22 +242,20 @@ class TemporalItems:
             IndexError: The epoch has no such pair.
         """
         rows = self._draw_rows("triple", epoch, index)
-        forward, backward = (
-            drawn(("before", "after") if self._use_after else ("before",), self._seed, "relation", epoch, index, role)
-            for role in ("forward", "reversed")
-        )
-        return (
-            self._pair_item("forward", forward, rows),
-            self._pair_item("reversed", backward, rows),
-            self._pair_item("overlaid", "while", rows),
-        )
+        relations = ("before", "after") if self._use_after else ("before",)
+
+        items = []
+        for role in ("forward", "reversed"):
+            relation = drawn(relations, self._seed, "relation", epoch, index, role)
+            items.append(self._pair_item(role, relation, rows))
+        return items[0], items[1], self._pair_item("overlaid", "while", rows)
 
     def stage_a(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem]:
         """The items of TeminAL A that a pair gives.
 
         Args:
-            epoch: From 0.
-            index: Of the pair in the epoch.
+            epoch: The epoch, from 0.
+            index: The place of the pair in the epoch.
 
         Returns:
             A single item, one of the pair's two recordings, and the combined item of both [T B.2]. Their `labels` are
@@ -261,6 +266,7 @@ class TemporalItems:
         """
         rows = self._draw_rows("stage_a", epoch, index)
         combined = self._pair_item("combined", "combined", rows)
+
         row = rows[drawn((0, 1), self._seed, "single", epoch, index)]
         (label,) = row["labels"]
         captions = describe("single", self._phrases[label], None, self.languages)
@@ -273,6 +279,7 @@ class TemporalItems:
         labels = self.pairs[(epoch * len(self) + index) % len(self.pairs)]
         key = (self._seed, stage, epoch, index)
         first = drawn(self._recordings[labels[0]], *key, "first")
+
         # Clips of two classes may be cut from one recording.
         others = [other for other in self._recordings[labels[1]] if other.source != first.source]
         if not others:
@@ -280,11 +287,11 @@ class TemporalItems:
         return self.rows[first.row_index], self.rows[drawn(others, *key, "second").row_index]
 
     def _pair_item(self, role: str, relation: str, rows: tuple[Row, Row]) -> TemporalItem:
-        is_reversed = role == "reversed"
-        first, second = (self._phrases[row["labels"][0]] for row in rows)
-        captions = describe(relation, first, second, self.languages, exchange=is_reversed)
-        rows = rows[::-1] if is_reversed else rows
-        labels = tuple(row["labels"][0] for row in rows)
+        first, second = self._phrases[rows[0]["labels"][0]], self._phrases[rows[1]["labels"][0]]
+        captions = describe(relation, first, second, self.languages, exchange=role == "reversed")
+
+        rows = rows[::-1] if role == "reversed" else rows
+        labels = (rows[0]["labels"][0], rows[1]["labels"][0])
         return TemporalItem(role, rows, labels, captions, f"{role}:{rows[0]['clip_id']}+{rows[1]['clip_id']}")
 
 
@@ -298,22 +305,25 @@ class Recording(NamedTuple):
 
 def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
     """The rows by class, in the order of their ids, so that draws do not depend on the order of the rows."""
-    by_label: dict[str, list[Recording]] = {}
-    seen = set()
+    recordings: dict[str, tuple[str, Recording]] = {}
     for index, row in enumerate(without_audio(rows)):
-        if len(row["labels"]) != 1:
-            raise ValueError(f"clip {row['clip_id']!r} has the labels {list(row['labels'])}; give it exactly one")
-        if row["clip_id"] in seen:
-            raise ValueError(f"two rows have the clip_id {row['clip_id']!r}; ids must be unique")
-        seen.add(row["clip_id"])
-        by_label.setdefault(row["labels"][0], []).append(Recording(row["clip_id"], row["source"], index))
-    return {label: sorted(recordings) for label, recordings in sorted(by_label.items())}
+        clip_id, labels = row["clip_id"], list(row["labels"])
+        if len(labels) != 1:
+            raise ValueError(f"clip {clip_id!r} has the labels {labels}; give it exactly one")
+        if clip_id in recordings:
+            raise ValueError(f"two rows have the clip_id {clip_id!r}; ids must be unique")
+        recordings[clip_id] = labels[0], Recording(clip_id, row["source"], index)
+
+    by_label: dict[str, list[Recording]] = {}
+    for label, recording in sorted(recordings.values()):
+        by_label.setdefault(label, []).append(recording)
+    return by_label
 
 
 def _check_labels(labels: Sequence[str], recordings: Mapping[str, Sequence[Recording]]) -> tuple[str, ...]:
-    silent = [label for label in labels if label not in recordings]
+    silent = set(labels) - recordings.keys()
     if silent:
-        raise ValueError(f"the classes {silent} have no recordings; there are recordings of {list(recordings)}")
+        raise ValueError(f"the classes {sorted(silent)} have no recordings; there are recordings of {list(recordings)}")
     if len(set(labels)) < len(labels):
         raise ValueError(f"labels is {list(labels)}; name each class once, as no class is paired with itself")
     if len(labels) < 2:
@@ -328,7 +338,7 @@ def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int 
         rows: Rows of the schema with one label each.
         train_fraction: The part of the sources of each class to train on, rounded, but at least one source, and never
             all of them where there are two or more; 0.7 is TeminAL's [T B.5].
-        seed: Of the draw.
+        seed: The seed of the draw.
 
     Returns:
         The indices of the training rows and of the test rows, ascending; no source is in both. A source with clips of
@@ -343,18 +353,23 @@ def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int 
     """
     if not 0 < train_fraction < 1:
         raise ValueError(f"train_fraction is {train_fraction}; give more than 0 and less than 1")
-    by_label = recordings_by_label(rows)
-    class_of_source: dict[str, str] = {}
-    for label, recordings in by_label.items():
-        for recording in recordings:
-            class_of_source.setdefault(recording.source, label)
+    source_of_row: dict[int, str] = {}
+    seen: set[str] = set()
     train_sources: set[str] = set()
-    for label in by_label:
-        sources = shuffled((s for s, owner in class_of_source.items() if owner == label), seed, "split", label)
-        train_sources.update(sources[: max(1, min(round(train_fraction * len(sources)), len(sources) - 1))])
-    every = sorted((recording.row_index, recording.source) for group in by_label.values() for recording in group)
-    train = [index for index, source in every if source in train_sources]
-    return train, [index for index, source in every if source not in train_sources]
+    for label, recordings in recordings_by_label(rows).items():
+        for recording in recordings:
+            source_of_row[recording.row_index] = recording.source
+
+        own = {recording.source for recording in recordings} - seen
+        seen |= own
+        count = max(1, min(round(train_fraction * len(own)), len(own) - 1))
+        train_sources.update(shuffled(own, seed, "split", label)[:count])
+
+    train: list[int] = []
+    test: list[int] = []
+    for index, source in sorted(source_of_row.items()):
+        (train if source in train_sources else test).append(index)
+    return train, test
 
 
 def digest(value: Any) -> bytes:

@@ -49,8 +49,8 @@ def compose(
     Args:
         role: One of `ROLES`, or "concatenated".
         waveforms: One for "single", two for everything else, in the order of sounding; each (samples,) float.
-        sampling_rate_hz: Of all.
-        options: Of joins.
+        sampling_rate_hz: The rate of all.
+        options: How clips that follow each other are joined; by default without fade, gap or change of level.
 
     Returns:
         (samples,) float32, peak at most 0.99.
@@ -65,8 +65,9 @@ def compose(
         raise ValueError(f"unknown role {role!r}; the roles are {', '.join(ROLES)} and concatenated")
     if len(waveforms) != (1 if role == "single" else 2):
         raise ValueError(f"got {len(waveforms)} waveforms for {role!r}; 'single' takes one, the others take two")
+
     if role == "single":
-        return _limited(_checked(waveforms[0]))
+        return _limit(_as_float(waveforms[0]).copy())
     first, second = waveforms
     if role == "overlaid":
         return overlay(first, second, sampling_rate_hz)
@@ -83,7 +84,7 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
 
     Args:
         waveform: (samples,) float, full scale 1.
-        sampling_rate_hz: Of the waveform.
+        sampling_rate_hz: The rate of the waveform.
 
     Returns:
         The level, full scale 1; 0 for digital silence.
@@ -95,11 +96,22 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     >>> active_rms(half_silent, 16000)
     0.5
     """
-    power = np.square(_checked(waveform))
-    starts = np.arange(0, power.size, max(1, _num_samples(FRAME_SECONDS, sampling_rate_hz)))
-    energies, lengths = np.add.reduceat(power, starts), np.diff(starts, append=power.size)
-    active = energies >= lengths * (energies.sum() / power.size * 10 ** (GATE_DB / 10))
-    return math.sqrt(energies[active].sum() / lengths[active].sum())
+    waveform = _as_float(waveform)
+    frame = max(1, _num_samples(FRAME_SECONDS, sampling_rate_hz))
+    num_whole = len(waveform) // frame
+
+    # (samples,) -> (frames, samples of a frame) -> (frames,), and the shorter frame that may be left at the end
+    frames = waveform[: num_whole * frame].reshape(num_whole, frame)
+    rest = waveform[num_whole * frame :]
+    energies = np.append(np.einsum("nf,nf->n", frames, frames), np.dot(rest, rest)).astype(np.float64)
+    lengths = np.append(np.full(num_whole, frame), len(rest))
+
+    if not np.isfinite(energies.sum()):
+        raise ValueError("a waveform holds NaN or infinite samples; leave the clip out")
+
+    threshold = energies.sum() / len(waveform) * 10 ** (GATE_DB / 10)
+    is_active = (energies >= lengths * threshold) & (lengths > 0)
+    return math.sqrt(energies[is_active].sum() / lengths[is_active].sum())
 
 
 def concatenate(
@@ -115,7 +127,7 @@ def concatenate(
     Args:
         first: (samples,) float, full scale 1.
         second: The same, at the same rate.
-        sampling_rate_hz: Of both.
+        sampling_rate_hz: The rate of both.
         crossfade_seconds: How long the end of the first and the beginning of the second overlap, at equal power: the
             squares of the two gains, a cosine and a sine, sum to 1.
         gap_seconds: Digital silence between the two.
@@ -132,16 +144,25 @@ def concatenate(
     [0.5, 0.5, 0.0, 0.25]
     """
     RenderOptions(crossfade_seconds, gap_seconds, match_loudness)  # checks them
-    first, second = _checked(first), _checked(second)
-    fade, gap = (_num_samples(seconds, sampling_rate_hz) for seconds in (crossfade_seconds, gap_seconds))
+    first, second = _as_float(first), _as_float(second)
+    fade, gap = _num_samples(crossfade_seconds, sampling_rate_hz), _num_samples(gap_seconds, sampling_rate_hz)
     if fade > min(first.size, second.size):
         shortest_seconds = min(first.size, second.size) / sampling_rate_hz
         raise ValueError(f"the crossfade of {crossfade_seconds} s is longer than a clip of {shortest_seconds} s")
-    if match_loudness:
-        first, second = _equally_loud(first, second, sampling_rate_hz)
-    kept, angle = first.size - fade, np.linspace(0, np.pi / 2, fade, dtype=np.float32)
-    crossfade = first[kept:] * np.cos(angle) + second[:fade] * np.sin(angle)
-    return _limited(np.concatenate([first[:kept], crossfade, np.zeros(gap, np.float32), second[fade:]]))
+
+    first_gain, second_gain = _equal_gains(first, second, sampling_rate_hz) if match_loudness else (1.0, 1.0)
+    start = first.size + gap - fade  # of the second
+    joined = np.empty(start + second.size, np.float32)
+    np.multiply(first, first_gain, out=joined[: first.size])
+    joined[first.size : start] = 0
+    np.multiply(second[fade:], second_gain, out=joined[start + fade :])
+
+    if fade:
+        angle = np.linspace(0, np.pi / 2, fade, dtype=np.float32)
+        overlap = joined[start : first.size]
+        overlap *= np.cos(angle)
+        overlap += second[:fade] * np.float32(second_gain) * np.sin(angle)
+    return _limit(joined)
 
 
 def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
@@ -150,7 +171,7 @@ def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.
     Args:
         first: (samples,) float, full scale 1.
         second: The same, at the same rate.
-        sampling_rate_hz: Of both.
+        sampling_rate_hz: The rate of both.
 
     Returns:
         (samples,) float32, as long as the longer one; the shorter begins with it. Both are brought to the geometric
@@ -163,22 +184,23 @@ def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.
     >>> overlay(np.array([0.2, -0.2]), np.array([0.2, 0.2, 0.2]), sampling_rate_hz=50).round(3)
     array([0.4, 0. , 0.2], dtype=float32)
     """
-    first, second = _equally_loud(_checked(first), _checked(second), sampling_rate_hz)
-    mixed = np.zeros(max(first.size, second.size), np.float32)
-    mixed[: first.size] += first
-    mixed[: second.size] += second
-    return _limited(mixed)
+    first, second = _as_float(first), _as_float(second)
+    gains = _equal_gains(first, second, sampling_rate_hz)
+
+    parts = sorted(zip((first, second), gains, strict=True), key=lambda part: part[0].size, reverse=True)
+    (longer, gain), (shorter, other_gain) = parts
+    mixed = longer * np.float32(gain)
+    mixed[: shorter.size] += shorter * np.float32(other_gain)
+    return _limit(mixed)
 
 
-def _checked(waveform: np.ndarray) -> np.ndarray:
+def _as_float(waveform: np.ndarray) -> np.ndarray:
     waveform = np.asarray(waveform)
     if waveform.ndim != 1 or not waveform.size or not np.issubdtype(waveform.dtype, np.floating):
         raise ValueError(
             f"got a waveform of shape {waveform.shape} and type {waveform.dtype}; "
             "give at least one sample of mono sound, as floats with full scale 1"
         )
-    if not np.isfinite(waveform).all():
-        raise ValueError("a waveform holds NaN or infinite samples; leave the clip out")
     return waveform.astype(np.float32, copy=False)
 
 
@@ -188,13 +210,19 @@ def _num_samples(seconds: float, sampling_rate_hz: int) -> int:
     return round(seconds * sampling_rate_hz)
 
 
-def _equally_loud(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> tuple[np.ndarray, np.ndarray]:
+def _equal_gains(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> tuple[float, float]:
+    """What brings two clips to the geometric mean of their levels."""
     level, other = active_rms(first, sampling_rate_hz), active_rms(second, sampling_rate_hz)
-    if not min(level, other) > 0:
+    if level == 0 or other == 0:
         raise ValueError(f"the clips have levels {level:.3g} and {other:.3g}; silence cannot be made equally loud")
-    return first * math.sqrt(other / level), second * math.sqrt(level / other)
+    return math.sqrt(other / level), math.sqrt(level / other)
 
 
-def _limited(waveform: np.ndarray) -> np.ndarray:
+def _limit(waveform: np.ndarray) -> np.ndarray:
+    """Scales a whole down in place where its peak exceeds `PEAK`: the one look at all samples, so NaN shows here."""
     peak = max(waveform.max(), -waveform.min())
-    return waveform * (PEAK / peak) if peak > PEAK else waveform
+    if not np.isfinite(peak):
+        raise ValueError("a waveform holds NaN or infinite samples; leave the clip out")
+    if peak > PEAK:
+        waveform *= PEAK / peak
+    return waveform

@@ -4,11 +4,12 @@ Nothing is rendered and nothing is scored here: `mixing.compose` makes the clips
 draws are `temporal`'s, so a seed gives the same set and the same questions everywhere; `set_hash` names the set.
 
 [T] is "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised Post-Training with Text-Audio
-Pairs" (TeminAL and ZSTE). The prompts are in `translations/temporal.json`.
+Pairs" (TeminAL and ZSTE). The prompts are in `phrases/temporal.json`.
 """
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..builders.captions import check_languages
@@ -41,8 +42,8 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
 
     Args:
         rows: Rows of the schema with one label each; give the test part only.
-        seed: Of the draw.
-        num_items: Clips of each family.
+        seed: The seed of the draw.
+        num_items: How many clips of each family to draw.
 
     Returns:
         Plain records of "id", "family", "clip_ids" and "labels" (both in the order of sounding). First the family
@@ -56,14 +57,19 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
     if num_items < 1:
         raise ValueError(f"num_items is {num_items}; give at least 1")
     items = TemporalItems(rows, seed)
-    triples = [items.triple(*divmod(number, len(items))) for number in range(num_items)]
-    singles = itertools.islice(_singles_in_turn(rows, seed), num_items)
-    pairs = [([row["clip_id"] for row in forward.rows], list(forward.labels)) for forward, _, _ in triples]
-    return [
-        *(_record("single", [clip_id], [label]) for clip_id, label in singles),
-        *(_record("concatenated", *pair) for pair in pairs),
-        *(_record("overlaid", *pair) for pair in pairs),
-    ]
+
+    records = []
+    for clip_id, label in itertools.islice(_singles_in_turn(rows, seed), num_items):
+        records.append(_record("single", [clip_id], [label]))
+
+    pairs = []
+    for number in range(num_items):
+        forward, _, _ = items.triple(*divmod(number, len(items)))
+        pairs.append((list(map(itemgetter("clip_id"), forward.rows)), list(forward.labels)))
+    for family in ("concatenated", "overlaid"):
+        for clip_ids, labels in pairs:
+            records.append(_record(family, clip_ids, labels))
+    return records
 
 
 def set_hash(records: Sequence[Mapping[str, Any]]) -> str:
@@ -116,7 +122,7 @@ def zste_prompts(
         phrases: `phrases[label][language]`; without, labels serve in English.
         language: ISO 639-3 code. The candidates and their order are the same in all languages.
         num_candidates: Of tasks 4 and 5B.
-        seed: Of the draw of the others and of the order.
+        seed: The seed of the draw of the others and of the order.
 
     Returns:
         The prompts and which of them are right: one index for 1A, 3 and 4, two for 2 and 5.
@@ -135,13 +141,14 @@ def zste_prompts(
     candidates, right = _questions(task, record["labels"], labels, num_candidates, key)
     if task[0] not in "12":
         candidates = shuffled(candidates, *key)
-    texts = [
-        write_sentence(sentence, language, [label_phrase(label, language, phrases) for label in named])[0]
-        for sentence, *named in candidates
-    ]
+
+    texts: list[str] = []
+    for sentence, *named in candidates:
+        sounds = [label_phrase(label, language, phrases) for label in named]
+        texts.append(write_sentence(sentence, language, sounds)[0])
     if len(set(texts)) < len(texts):
         raise ValueError(f"two of the candidates of task {task} read the same in {language!r}; give distinct phrases")
-    return Prompts(texts, [candidates.index(candidate) for candidate in right])
+    return Prompts(texts, list(map(candidates.index, right)))
 
 
 def _check_question(task: str, record: Mapping[str, Any], labels: Sequence[str], language: str) -> None:
@@ -151,9 +158,9 @@ def _check_question(task: str, record: Mapping[str, Any], labels: Sequence[str],
         raise ValueError(f"task {task} asks about {ZSTE_FAMILIES[task]!r} clips; record {record['id']!r} is another")
     if len(set(labels)) < len(labels):
         raise ValueError(f"labels is {list(labels)}; name each class once")
-    unknown = [label for label in record["labels"] if label not in labels]
+    unknown = set(record["labels"]) - set(labels)
     if unknown:
-        raise ValueError(f"record {record['id']!r} has the classes {unknown}, which are not among the labels")
+        raise ValueError(f"record {record['id']!r} has the classes {sorted(unknown)}, which are not among the labels")
     check_languages([language])
 
 
@@ -162,7 +169,9 @@ def _questions(
 ) -> tuple[list[Candidate], list[Candidate]]:
     """The candidates of a task and the right ones of them, in the order of sounding."""
     if task[0] in "12":
-        return [("zste_label", label) for label in labels], [("zste_label", label) for label in present]
+        every: list[Candidate] = [("zste_label", label) for label in labels]
+        return every, [("zste_label", label) for label in present]
+
     first, second = present
     if task == "5A":
         wrong: list[Candidate] = [("zste_first", second), ("zste_second", first)]
@@ -184,30 +193,32 @@ def _filled_up(
     key: tuple[Any, ...],
 ) -> list[Candidate]:
     """Adds wrong candidates of the same sentences: with one class that sounds; when these are used up, with none."""
-    sentences = sorted({sentence for sentence, *_ in candidates})
+    sentences = sorted(set(map(itemgetter(0), candidates)))
     most = len(candidates) + len(sentences) * (len(labels) * (len(labels) - 1) - 2)
     if not len(candidates) <= num_candidates <= most:
         raise ValueError(
             f"num_candidates is {num_candidates}; give {len(candidates)} to {most}, which {len(labels)} labels make"
         )
-    absent = [label for label in labels if label not in present]
-    one_sounds = [pair for near, far in itertools.product(present, absent) for pair in ((near, far), (far, near))]
-    others: list[Candidate] = []
-    for kind, pairs in (("one", one_sounds), ("none", itertools.permutations(absent, 2))):
-        if len(candidates) + len(others) < num_candidates:
-            others += shuffled(((sentence, *pair) for pair in pairs for sentence in sentences), *key, kind)
-    return candidates + others[: num_candidates - len(candidates)]
+
+    absent = set(labels) - set(present)
+    one_sounds = [*itertools.product(present, absent), *itertools.product(absent, present)]
+    filled = list(candidates)
+    for kind, pairs in (("one", one_sounds), ("none", list(itertools.permutations(absent, 2)))):
+        if len(filled) < num_candidates:
+            others = [(sentence, *pair) for sentence, pair in itertools.product(sentences, pairs)]
+            filled += shuffled(others, *key, kind)
+    return filled[:num_candidates]
 
 
 def _singles_in_turn(rows: Sequence[Row], seed: int) -> Iterator[tuple[str, str]]:
     """Every clip with its class, the classes taking turns."""
     by_label = recordings_by_label(rows)
-    queues = [
-        shuffled([(recording.clip_id, label) for recording in by_label[label]], seed, "single")
-        for label in shuffled(by_label, seed, "classes")
-    ]
+    queues = []
+    for label in shuffled(by_label, seed, "classes"):
+        clips = [(recording.clip_id, label) for recording in by_label[label]]
+        queues.append(shuffled(clips, seed, "single"))
     for turn in itertools.zip_longest(*queues):
-        yield from (clip for clip in turn if clip is not None)
+        yield from filter(None, turn)
 
 
 def _record(family: str, clip_ids: list[str], labels: list[str]) -> dict[str, Any]:
