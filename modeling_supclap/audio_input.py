@@ -79,7 +79,9 @@ class Recording(NamedTuple):
 
         if rate_hz is None:
             raise ValueError(f"{self.name} is an array whose rate is not known; pass sampling_rate=, in hertz")
+
         waveform = as_waveform(source, rate_hz, target_hz, self.name)
+
         return waveform if stop is None else waveform[start - first * target_hz : stop - first * target_hz]
 
 
@@ -101,6 +103,7 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
     rates = one_for_each("sampling_rate", sampling_rate, len(clips), (int, float, np.number))
 
     recordings = []
+
     for index, (clip, rate_hz) in enumerate(zip(clips, rates, strict=True)):
         name = str(clip) if isinstance(clip, (str, os.PathLike)) else f"clip {index}"
         if _is_open_file(clip):
@@ -112,6 +115,7 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
         elif isinstance(clip, Mapping):
             clip, rate_hz = _inside(clip, name)
         recordings.append(Recording(clip, rate_hz, name))
+
     return recordings, is_one
 
 
@@ -146,12 +150,15 @@ def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
     """
     if value is None or isinstance(value, kind):
         return [value] * count
+
     values = list(value)
     if len(values) != count:
         raise ValueError(f"got {len(values)} values of {name} for {count} inputs; give one, or one for each")
+
     for index, single in enumerate(values):
         if not isinstance(single, kind):
             raise ValueError(f"{name}[{index}] is {single!r}; give one for each input")
+
     return values
 
 
@@ -174,6 +181,7 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
     clips = list(audio)
     if clips and isinstance(clips[0], (int, float, np.number)):
         return [np.asarray(clips)], True
+
     return clips, False
 
 
@@ -214,6 +222,7 @@ def _read_file(file: Any, name: str, **span: float) -> tuple[np.ndarray, int]:
         audio = importlib.import_module("modeling_supclap.datasets_scripts.audio")
     except ImportError:
         return _read_with_soundfile(file, name, **span)
+
     return audio.read_audio(file, name=name if isinstance(file, bytes) else None, **span)
 
 
@@ -227,6 +236,7 @@ def _read_with_soundfile(
 
     if not isinstance(file, bytes) and not os.path.isfile(file):
         raise FileNotFoundError(f"there is no audio file {name}")
+
     try:
         with soundfile.SoundFile(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
             opened.seek(round(offset_seconds * opened.samplerate))

@@ -50,11 +50,13 @@ class OwnTypeMixin:
             fields, rest = parent.get_config_dict(name, **kwargs)
         except OSError as error:
             raise OSError(f"no configuration can be read from {str(name)!r}, as folder or Hub id: {error}") from error
+
         # A whole model's file has the part that is asked for under this key, from where transformers takes it.
         found = (fields.get(cls.base_config_key) or fields).get("model_type")
         if found != cls.model_type:
             seen = f"is of a model of type {found!r}" if fields else "is no checkpoint: it holds no config.json"
             raise ValueError(f"{name} {seen}; give a {cls.model_type!r} checkpoint{cls.advice()}")
+
         return fields, rest
 
     @classmethod
@@ -298,12 +300,15 @@ def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedCon
     """
     if isinstance(config, PreTrainedConfig):
         return config
+
     # auto_map would name the code of the repository that the tower comes from; it is built by ours.
     fields = {name: value for name, value in config.items() if name != "auto_map"}
     model_type = fields.pop("model_type", None)
     if model_type is None:
         raise ValueError(f"a tower's configuration needs its 'model_type'; got only the fields {sorted(fields)}")
+
     for own in (CEDConfig, CNN14Config):
         if model_type == own.model_type:
             return own(**fields)
+
     return AutoConfig.for_model(model_type, **fields)

@@ -133,6 +133,7 @@ def encode_audio(
         """The chunks of a block; none of a recording that is to be skipped."""
         if index in bad:
             return []
+
         recording = recordings[index]
         try:
             waveform = recording.read(target_hz, start, stop)
@@ -142,29 +143,38 @@ def encode_audio(
                 raise
             bad[index] = error
             return []
+
         return [_Part(index, start + first, part) for first, part in cut_chunks(waveform, chunk_samples)]
 
     if num_workers is None:
         num_workers = min(8, os.cpu_count() or 1) if any(recording.is_file for recording in recordings) else 0
+
     places: list[tuple[int, int, int]] = []  # of each embedding: its recording, its first sample, and where it ends
     embeds = []
+
     with _inference(model):
         most_samples = round(batch_size * _SECONDS_PER_CLIP * target_hz)
         for batch in _batches(_read_ahead(blocks(), num_workers), _positive(batch_size), most_samples):
-            places += [(part.clip, part.start, part.start + len(part.waveform)) for part in batch]
-            embeds.append(_embed_audio(model, processor, [part.waveform for part in batch]))
+            waveforms = []
+            for part in batch:
+                waveforms.append(part.waveform)
+                places.append((part.clip, part.start, part.start + len(part.waveform)))
+            embeds.append(_embed_audio(model, processor, waveforms))
 
     for index, error in bad.items():
         logger.warning("%s is skipped: %s", recordings[index].name, error)
+
     to_numpy = convert_to_numpy and not convert_to_tensor
     rows = _joined(embeds, model)
-    _check_embeds(rows, [recordings[clip].name for clip, _, _ in places])
+    _check_embeds(rows, lambda row: recordings[places[row][0]].name)
 
     chunks = _sort_chunks(rows, places, len(recordings), target_hz, set(bad))
     if return_chunks:
         converted = [chunk._replace(embeds=_converted(chunk.embeds, to_numpy)) for chunk in chunks]
         return converted[0] if is_one else converted
+
     means = torch.stack([_mean(chunk.embeds) for chunk in chunks]) if chunks else rows
+
     return _converted(means[0] if is_one else means, to_numpy)
 
 
@@ -203,23 +213,27 @@ def encode_text(
         model.to(device)
 
     listed = as_list(texts)
+
     for index, text in enumerate(listed):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"text {index} is {text!r}; give a string with words")
+
     pairs = list(zip(listed, one_for_each("language", language, len(listed), str), strict=True))
 
     # Each text once: rounding differs with the batch mates, and equal texts must tie exactly.
     wanted = sorted(set(pairs), key=lambda pair: (-len(pair[0]), pair[0], str(pair[1])))
     embeds = []
+
     with _inference(model):
         starts = range(0, len(wanted), _positive(batch_size))
         for start in logging.tqdm(starts, disable=not show_progress_bar, unit="texts"):
             embeds.append(_embed_text(model, processor, wanted[start : start + batch_size]))
 
-    place = {pair: row for row, pair in enumerate(wanted)}
+    place = dict(zip(wanted, range(len(wanted)), strict=True))
     joined = _joined(embeds, model)
-    _check_embeds(joined, [repr(text) for text, _ in wanted])
+    _check_embeds(joined, lambda row: repr(wanted[row][0]))
     ordered = joined[torch.tensor([place[pair] for pair in pairs], dtype=torch.long, device=joined.device)]
+
     return _converted(ordered[0] if isinstance(texts, str) else ordered, convert_to_numpy and not convert_to_tensor)
 
 
@@ -329,6 +343,7 @@ def _load_processor(model: Any) -> SupCLAPProcessor:
     revision = getattr(model.config, "_commit_hash", None)
     if revision and not os.path.isdir(name):
         options["revision"] = revision
+
     try:
         return SupCLAPProcessor.from_pretrained(name, **options)
     except Exception as error:
@@ -347,6 +362,7 @@ def _chunk_samples(extractor: Any, chunk_seconds: float | None) -> int:
     samples = round(chunk_seconds * extractor.sampling_rate)
     if samples < getattr(extractor, "min_samples", 1):
         raise ValueError(f"chunk_seconds is {chunk_seconds}, too short for this model; give a second or more")
+
     return samples
 
 
@@ -363,8 +379,10 @@ def _blocks(
     total = math.ceil(seconds * target_hz - 1e-3)  # but for rounding
     block = max(longest // chunk_samples, 1) * chunk_samples
     end = total // chunk_samples * chunk_samples
+
     for start in range(0, end, block):
         yield start, min(start + block, end)
+
     if end < total:
         yield total - chunk_samples, total
 
@@ -378,13 +396,13 @@ def _check_length(waveform: np.ndarray, extractor: Any, name: str) -> None:
         )
 
 
-def _check_embeds(embeds: torch.Tensor, names: Sequence[str]) -> None:
+def _check_embeds(embeds: torch.Tensor, get_name: Callable[[int], str]) -> None:
     norms = embeds.norm(dim=-1)
     is_unit = (norms - 1).abs() < 0.5  # not so for NaN
     if not is_unit.all():
         index = int(is_unit.logical_not().nonzero()[0])
         raise ValueError(
-            f"{names[index]} has an embedding of norm {norms[index].item()}, which has no direction: the model's "
+            f"{get_name(index)} has an embedding of norm {norms[index].item()}, which has no direction: the model's "
             "weights are damaged, or its projection gives zero"
         )
 
@@ -404,6 +422,7 @@ def _read_ahead(blocks: Iterable[Callable[[], list[_Part]]], num_workers: int) -
 
     waiting: deque[Future[list[_Part]]] = deque()
     pool = ThreadPoolExecutor(num_workers)
+
     try:
         for block in blocks:
             waiting.append(pool.submit(block))
@@ -424,6 +443,7 @@ def _batches(parts: Iterable[_Part], batch_size: int, most_samples: int) -> Iter
             yield batch
             batch = []
         batch.append(part)
+
     if batch:
         yield batch
 
@@ -431,22 +451,26 @@ def _batches(parts: Iterable[_Part], batch_size: int, most_samples: int) -> Iter
 @contextmanager
 def _inference(model: Any) -> Iterator[None]:
     """Evaluation mode without gradients; every module is then left in the mode that it was in."""
-    modes = {module: module.training for module in model.modules()}
+    modes = []
+    for module in model.modules():
+        modes.append((module, module.training))
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, mode in modes.items():
+        for module, mode in modes:
             module.training = mode
 
 
 def _embed_audio(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> torch.Tensor:
     inputs = processor(audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
     # In the type of the layer that sees the spectrogram first: CED's stays float32 in half precision.
-    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
-    first = next(norms, None)
-    dtype = model.dtype if first is None or first.weight is None else first.weight.dtype
+    dtype = model.dtype
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            dtype = dtype if module.weight is None else module.weight.dtype
+            break
     return _float32(model.get_audio_features(**inputs.to(model.device, dtype=dtype)))
 
 
@@ -479,9 +503,11 @@ def _sort_chunks(
 
     samples = np.array([(start, stop) for _, start, stop in places], dtype=np.float64).reshape(-1, 2) / rate_hz
     chunks = []
+
     for own in rows:
         span = slice(own[0], own[-1] + 1) if own else slice(0)
         chunks.append(AudioChunks(embeds[span], samples[span, 0], samples[span, 1]))
+
     return chunks
 
 

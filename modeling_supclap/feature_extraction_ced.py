@@ -133,10 +133,13 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         # (B, feature_size, T) and (B, T), T the frames of the longest clip
         n_frames = torch.tensor([spectrogram.shape[1] for spectrogram in spectrograms])
         features = torch.full((len(spectrograms), self.feature_size, int(n_frames.max())), SILENCE_DB)
+
         for row, spectrogram in zip(features, spectrograms, strict=True):
             row[:, : spectrogram.shape[1]] = spectrogram
+
         mask = torch.arange(features.shape[2]) < n_frames.unsqueeze(1)
         batch = {"input_features": features.numpy(), "audio_attention_mask": mask.long().numpy()}
+
         return BatchFeature(batch, tensor_type=return_tensors)
 
     def _log_mel(self, waveform: np.ndarray) -> torch.Tensor:
@@ -147,19 +150,23 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         """
         if self.center:
             waveform = np.pad(waveform, self.n_fft // 2, mode="reflect")
+
         window, bands = _front_end(
             self.n_fft, self.win_size, self.f_min, self.f_max, self.feature_size, self.sampling_rate
         )
 
         # (samples,) -> (T, n_fft) -> (T, n_fft / 2 + 1), complex
         spectrum = torch.fft.rfft(torch.from_numpy(waveform).unfold(0, self.n_fft, self.hop_size) * window)
+
         # The squares of real and imaginary parts in turn, (n_fft + 2, T); each pair shares a weight.
         squares = torch.view_as_real(spectrum).flatten(1).square_().T
         mel = torch.empty(self.feature_size, squares.shape[1])
+
         for first, low, weights in bands:
             torch.mm(weights, squares[low : low + weights.shape[1]], out=mel[first : first + len(weights)])
 
         decibels = mel.clamp_(min=POWER_FLOOR).log10_().mul_(10)
+
         return decibels.clamp_(min=decibels.max() - self.top_db)
 
 
@@ -177,10 +184,12 @@ def _front_end(
     bank = torchaudio.functional.melscale_fbanks(n_fft // 2 + 1, f_min, top_hz, n_mels, rate_hz)
     weights = bank.repeat_interleave(2, dim=0).T
     groups = []
+
     for first in range(0, n_mels, BANDS_TOGETHER):
         group = weights[first : first + BANDS_TOGETHER]
         used = group.any(dim=0).nonzero().flatten().tolist() or [0]
         groups.append((first, used[0], group[:, used[0] : used[-1] + 1].contiguous()))
+
     return window, groups
 
 
@@ -207,11 +216,13 @@ def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the
     samples = _as_array(clip, name)
     if not samples.size:
         raise ValueError(f"{name} is empty: it has shape {samples.shape}")
+
     waveform = _mono(_as_float(samples, name), name)
     if not np.isfinite(waveform).all():
         raise ValueError(f"{name} holds NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
     if (peak := np.abs(waveform).max()) > MAX_AMPLITUDE:
         raise ValueError(f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768")
+
     return resample(waveform, _check_rate(from_hz), to_hz)
 
 
@@ -264,6 +275,7 @@ def _as_clips(audio: Audio) -> list[Audio]:
         raise ValueError(f"audio must be arrays or lists of numbers, got {type(audio).__name__}; load files first")
     if not clips:
         raise ValueError("there is no clip to extract from; give at least one")
+
     return clips
 
 

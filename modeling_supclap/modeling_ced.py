@@ -84,6 +84,7 @@ class CEDAttention(nn.Module):
         mixed, weights = attend(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
+
         return self.proj_drop(self.proj(mixed.reshape(batch, tokens, width))), weights
 
 
@@ -273,6 +274,7 @@ class CEDModel(CEDPreTrainedModel):
         frames = self._normalise(input_features, audio_attention_mask)
         chunks = self._split(frames)
         token_mask = self._token_mask(n_frames, *chunks.shape[1:3])
+
         # (B, chunks); None where all are computed. While a graph is traced that is always so: its shapes are fixed.
         one_chunk = audio_attention_mask is None or chunks.shape[1] == 1
         live = None if one_chunk or torch.compiler.is_compiling() else token_mask.any(dim=-1)
@@ -283,13 +285,16 @@ class CEDModel(CEDPreTrainedModel):
             attention_mask = create_bidirectional_mask(
                 config=self.config, inputs_embeds=tokens, attention_mask=_take(token_mask, live)
             )
+
         for block in self.blocks:
             tokens = block(tokens, attention_mask, **kwargs)
+
         hidden = _put_back(self.norm(tokens), live, chunks.shape[:2])
 
         weights = token_mask.unsqueeze(-1).to(hidden.dtype)
         hidden = (hidden * weights).flatten(1, 2)
         pooled = hidden.sum(dim=1) / weights.sum(dim=(1, 2))
+
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
 
     def _check_input(self, features: torch.Tensor, mask: torch.Tensor | None) -> None:
@@ -300,12 +305,14 @@ class CEDModel(CEDPreTrainedModel):
             )
         if mask is None:
             return
+
         # Sizes by `shape`: `torch.export` takes the length of a tensor for a constant.
         if mask.shape != (features.shape[0], features.shape[2]):
             raise ValueError(
                 f"audio_attention_mask must have one number a frame, {(len(features), features.shape[2])}, "
                 f"got {tuple(mask.shape)}"
             )
+
         # Values are not known while a graph is traced (torch.compile, torch.export), and are not checked there.
         if not torch.compiler.is_compiling() and (mask[:, 1:] > mask[:, :-1]).any():
             raise ValueError("audio_attention_mask must be ones followed by zeros; pad clips on the right")
@@ -323,6 +330,7 @@ class CEDModel(CEDPreTrainedModel):
                 f"clip {int(n_frames.argmin())} has {shortest} frames, fewer than the {self.config.patch_frames} of "
                 "one patch; give longer clips"
             )
+
         return n_frames.to(features.device)
 
     def _normalise(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -344,6 +352,7 @@ class CEDModel(CEDPreTrainedModel):
         n_chunks = (n_frames + length - 1) // length
         chunk_frames = torch.sym_min(n_frames, length)
         frames = nn.functional.pad(frames, (0, 0, 0, n_chunks * chunk_frames - n_frames))
+
         return frames.reshape(frames.shape[0], n_chunks, chunk_frames, frames.shape[2])
 
     def _token_mask(self, n_frames: torch.Tensor, n_chunks: int, chunk_frames: int) -> torch.Tensor:
@@ -355,6 +364,7 @@ class CEDModel(CEDPreTrainedModel):
         starts = torch.arange(n_chunks, device=n_frames.device) * length
         own_columns = (ends.unsqueeze(1) - starts).clamp(0, chunk_frames) // patch
         columns = torch.arange(chunk_frames // patch, device=n_frames.device) < own_columns.unsqueeze(-1)
+
         return columns.repeat(1, 1, self.config.n_mels // self.config.patch_mels)
 
     def _embed(self, chunks: torch.Tensor) -> torch.Tensor:

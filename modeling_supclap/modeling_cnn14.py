@@ -77,10 +77,12 @@ class CNN14Model(CNN14PreTrainedModel):
         self.bn0 = CEDBatchNorm(config.n_mels)
         self.conv_blocks = nn.ModuleList()
         channels_in = 1
+
         for index, channels in enumerate(config.channels, start=1):
             pool = 1 if index == len(config.channels) else 2
             self.conv_blocks.append(CNN14Block(channels_in, channels, pool, config.dropout))
             channels_in = channels
+
         self.fc1 = nn.Linear(channels_in, config.hidden_size)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.post_init()
@@ -115,6 +117,7 @@ class CNN14Model(CNN14PreTrainedModel):
         # (B, 1, T, mels) -> (B, mels, T), normalised -> (B, 1, T, mels)
         hidden = self.bn0(input_features.squeeze(1).transpose(1, 2))
         hidden = hidden.transpose(1, 2).unsqueeze(1).to(self.fc1.weight.dtype)
+
         for block in self.conv_blocks:
             hidden = block(hidden)
 
@@ -122,4 +125,5 @@ class CNN14Model(CNN14PreTrainedModel):
         hidden = hidden.mean(dim=3).transpose(1, 2)
         pooled = hidden.amax(dim=1) + hidden.mean(dim=1)
         pooled = self.dropout(self.fc1(self.dropout(pooled)).relu())
+
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)

@@ -167,6 +167,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         projection_class = PROJECTIONS[config.projection_type]
         self.audio_projection = projection_class(self.audio_model.config.hidden_size, config)
         self.text_projection = projection_class(self.text_model.config.hidden_size, config)
+
         # One element and not 0-d: FSDP shards no scalar parameters.
         self.logit_scale = nn.Parameter(torch.empty(1))
         self.logit_bias = None if config.logit_bias is None else nn.Parameter(torch.empty(1))
@@ -258,9 +259,11 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             kwargs["audio_attention_mask"] = audio_attention_mask
         if self._audio_takes_longer:
             kwargs["is_longer"] = is_longer
+
         # CED and CNN14 normalise in float32 whatever they compute in.
         if self.audio_model.config.model_type not in ("ced", "cnn14"):
             input_features = input_features.to(self.audio_model.dtype)
+
         outputs = self.audio_model(input_features=input_features, return_dict=True, **kwargs)
         return _with_embeds(outputs, self.audio_projection(outputs.pooler_output))
 
@@ -333,13 +336,16 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         """
         if input_ids is None:
             raise ValueError("input_ids is missing; to embed clips alone call get_audio_features")
+
         audio = self.get_audio_features(input_features, audio_attention_mask, is_longer, return_dict=True, **kwargs)
         text = self.get_text_features(input_ids, attention_mask, token_type_ids, return_dict=True, **kwargs)
+
         # The towers may be on two devices, by a device_map.
         audio_embeds, text_embeds = audio.pooler_output, text.pooler_output.to(audio.pooler_output.device)
         logits = self.logit_scale.exp().to(audio_embeds.device) * audio_embeds @ text_embeds.T
         if self.logit_bias is not None:
             logits = logits + self.logit_bias.to(logits.device)
+
         return SupCLAPOutput(
             loss=_info_nce(logits) if return_loss else None,
             logits_per_audio=logits,

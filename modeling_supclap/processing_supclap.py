@@ -140,6 +140,7 @@ class SupCLAPProcessor(ProcessorMixin):
         """
         if audio is None and text is None:
             raise ValueError("there is nothing to process; give audio, text or both")
+
         options = self._options(kwargs)
         return_tensors = options["text_kwargs"].pop("return_tensors", None)
         data: dict[str, Any] = {}
@@ -147,6 +148,7 @@ class SupCLAPProcessor(ProcessorMixin):
             data.update(self._extract(audio, **{"sampling_rate": sampling_rate, **options["audio_kwargs"]}))
         if text is not None:
             data.update(self._tokenize(text, language, **options["text_kwargs"]))
+
         return BatchFeature(data, tensor_type=return_tensors)
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -155,9 +157,11 @@ class SupCLAPProcessor(ProcessorMixin):
         known = {"common_kwargs", *parts, *parts["text_kwargs"].__annotations__}
         if unknown := sorted(kwargs.keys() - known):
             raise TypeError(f"the processor has no option {unknown[0]!r}; it has those of a tokenizer")
+
         own = self.tokenizer.init_kwargs
         if "truncation_strategy" in own:  # read off tokenizer.json, which holds what the last call before it was cut to
             own = {name: value for name, value in own.items() if name not in ("max_length", "stride")}
+
         return self._merge_kwargs(self.valid_processor_kwargs, tokenizer_init_kwargs=own, **kwargs)
 
     def _extract(self, audio: Any, **kwargs: Any) -> dict[str, Any]:
@@ -166,11 +170,14 @@ class SupCLAPProcessor(ProcessorMixin):
             del kwargs["padding"]
         if "is_longer" not in self.feature_extractor.model_input_names:
             return self.feature_extractor(audio, **kwargs)
+
         clips = [audio] if np.ndim(audio[0]) == 0 else audio
         rate_hz, most = self.feature_extractor.sampling_rate, self.feature_extractor.nb_max_samples
+
         # Mono by ours: CLAP's extractor takes the channels of a clip for its spectrum, and fills the memory.
         mono = [as_waveform(clip, rate_hz, rate_hz, f"clip {index}")[:most] for index, clip in enumerate(clips)]
         features = self.feature_extractor(mono, **kwargs)
+
         # CLAP's extractor calls one clip of a batch long, drawn at random, where none is.
         return {**features, "is_longer": [[False]] * len(clips)}
 
@@ -180,13 +187,16 @@ class SupCLAPProcessor(ProcessorMixin):
         """Token ids and masks as lists, each caption under its own language token."""
         if kwargs.get("max_length") is None and (kwargs["truncation"] or kwargs["padding"] == "max_length"):
             kwargs["max_length"] = self._max_tokens()
+
         given = as_list(text)
         if self.plain_captions:
             given = [_plain(caption) if isinstance(caption, str) else caption for caption in given]
+
         captions = [self.caption_prefix + caption for caption in _check_captions(given)]
         encoding = dict(self.tokenizer(captions, **kwargs))
         if language is None:
             return encoding
+
         languages = [language] * len(captions) if isinstance(language, str) else list(language)
         if len(languages) != len(captions):
             raise ValueError(f"got {len(languages)} languages for {len(captions)} captions; give one, or one for each")
@@ -196,6 +206,7 @@ class SupCLAPProcessor(ProcessorMixin):
             placed = self.tokenizer.convert_tokens_to_ids(self.tokenizer.src_lang)
             for ids, name in zip(encoding["input_ids"], languages, strict=True):
                 ids[ids.index(placed)] = _language_id(name, codes)
+
         return encoding
 
     def _max_tokens(self) -> int:
@@ -256,6 +267,7 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
             f"the tokenizer of {name} has language tokens but is a {type(tokenizer).__name__}, which cannot place "
             "them: its tokenizer_config.json is missing or names another class than NllbTokenizer"
         )
+
     is_nllb = isinstance(tokenizer, NllbTokenizer)
     if is_nllb and tokenizer.convert_tokens_to_ids(tokenizer.src_lang) == tokenizer.unk_token_id:
         raise ValueError(
@@ -285,11 +297,13 @@ def _check_captions(captions: list[str]) -> list[str]:
     """Captions without blanks at their ends, where tokenizers of one model disagree; or an error that names one."""
     if not captions:
         raise ValueError("there is no caption; got an empty list")
+
     for index, caption in enumerate(captions):
         if not isinstance(caption, str):
             raise ValueError(f"caption {index} must be a string, got {type(caption).__name__}: {caption!r}")
         if not caption.strip():
             raise ValueError(f"caption {index} is blank: {caption!r}; leave the clip out or give it words")
+
     return [caption.strip() for caption in captions]
 
 
@@ -312,4 +326,5 @@ def _language_id(language: str, codes: dict[str, int]) -> int:
             f"the tokenizer has no language {language!r}; it has {', '.join(ours) or 'none of ours'} and "
             f"{len(codes) - len(ours)} more, which are given by their full codes such as por_Latn"
         )
+
     return codes[code]

@@ -108,9 +108,12 @@ class StrictLoadingMixin:
         asked = kwargs.pop("output_loading_info", False)
         with naming_damaged_files(pretrained_model_name_or_path):
             loaded = parent.from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+
         if asked:
             return loaded
+
         model, report = loaded
+
         # Without a name the caller brings a state_dict and a configuration, and asks for the rest to be drawn.
         if pretrained_model_name_or_path is not None and (missing := sorted(report["missing_keys"])):
             seen = sorted(report["unexpected_keys"])
@@ -119,4 +122,5 @@ class StrictLoadingMixin:
                 f"{missing[:3]}; it has {len(seen)} that the model has not{f', such as {seen[:3]}' if seen else ''}. "
                 "Give a checkpoint of this model alone; other layouts are converted by recipes/convert_checkpoint.py"
             )
+
         return model

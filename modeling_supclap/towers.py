@@ -130,6 +130,7 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
         raise ValueError(f"{kind!r} cannot be a tower; give the checkpoint or configuration of one encoder")
     if kind in TEXT_TOWERS:
         return
+
     advice = "give an encoder, for example BERT, XLM-R, LaBSE or SONAR"
     if config.is_encoder_decoder:
         raise ValueError(f"{kind!r} is an encoder with a decoder and cannot be a tower; {advice}")
@@ -138,6 +139,7 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
             f"{kind!r} is a decoder, whose tokens do not see those after them; {advice}, or read its last token with "
             "text_pooling='last'"
         )
+
     model_class: Any = AUDIO_TOWERS.get(kind) or MODEL_MAPPING.get(type(config), None)
     if isinstance(model_class, type) and not takes(model_class, "input_ids"):
         raise ValueError(f"{kind!r} cannot be a tower for text: {model_class.__name__} takes no input_ids; {advice}")
@@ -217,11 +219,14 @@ def check_source(name: Any) -> None:
         return
     if not os.path.isdir(path) and not is_hub_id(path):
         raise OSError(f"there is no folder {path}; give a model's folder or a Hub id such as name/model")
+
     adapter = os.path.join(path, "adapter_config.json")
     if not os.path.isfile(adapter):
         return
+
     with open(adapter, encoding="utf-8") as file:
         settings = json.load(file)
+
     base, whole = settings.get("base_model_name_or_path"), settings.get("modules_to_save")
     advice = (
         f"Load the base model, then PeftModel.from_pretrained(base, {path!r}).merge_and_unload() is the whole model"
@@ -263,10 +268,12 @@ def _load_config(name: str, kind: str) -> PreTrainedConfig:
             f"the {kind} tower {name!r} cannot be loaded; give a folder that is there or a Hub id such as "
             f"{EXAMPLES[kind]}. {error}"
         ) from error
+
     if "model_type" not in fields:
         if os.path.isfile(os.path.join(name, "adapter_config.json")):
             raise ValueError(f"{name} holds a LoRA adapter and no encoder; merge it into its base model and save that")
         raise ValueError(f"{name} is no checkpoint: it holds no config.json with a model_type")
+
     return config_from_dict(fields)
 
 
@@ -276,10 +283,12 @@ def _load(tower_class: Any, name: str, config: PreTrainedConfig, **kwargs: Any) 
         tower, report = tower_class.from_pretrained(
             name, config=config, dtype=torch.float32, output_loading_info=True, **kwargs
         )
+
     if missing := sorted(report["missing_keys"]):
         only_pooler = all(key.startswith("pooler.") for key in missing)
         advice = POOLINGS_OF_ALL if only_pooler else "give a checkpoint of this encoder alone"
         raise ValueError(
             f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; {advice}"
         )
+
     return tower

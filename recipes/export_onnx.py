@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     for each in found:
         print(f"{each.graph:<6}{each.batch:>3} x {each.length:<6} largest difference {each.difference:.1e}")
+
     print(f"all within {TOLERANCE:.0e} of the model; audio.onnx and text.onnx are in {args.out}")
 
 
