@@ -1,0 +1,164 @@
+"""The command that embeds a corpus: equal to `encode_audio`, taken up after a kill, the same in several processes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import builders
+import datasets
+import numpy as np
+import processes
+import pytest
+import soundfile
+from prepared_sets import make_folder, sound
+
+from modeling_supclap import SupCLAPModel
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.recipes import embed_corpus
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "embed_corpus.py"
+BAD = {"deep/er/junk.wav": "not audio", "empty.flac": "is empty", "short.wav": "shorter than", "silent.wav": "silent"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model, a CLAP, and 14 recordings of several lengths and rates, four of which cannot be used."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for name, model, processor in (
+        ("model", builders.supclap_model(), builders.bert_processor()),
+        ("clap", builders.clap_model(), builders.clap_processor()),
+    ):
+        model.save_pretrained(folder / name)
+        processor.save_pretrained(folder / name)
+
+    sounds = folder / "sounds"
+    (sounds / "deep" / "er").mkdir(parents=True)
+    for number in range(10):
+        path = sounds / ("deep" if number % 2 else "") / f"{number:02}.wav"
+        soundfile.write(path, sound(number, seconds=0.5 + 0.4 * number), 22_050)
+    (sounds / "deep" / "er" / "junk.wav").write_bytes(b"junk")
+    (sounds / "empty.flac").write_bytes(b"")
+    soundfile.write(sounds / "short.wav", sound(0)[:50], 22_050)
+    soundfile.write(sounds / "silent.wav", np.zeros(22_050), 22_050)
+    (sounds / "notes.txt").write_text("not a recording")
+    return folder
+
+
+def words(folder, output, *more):
+    return [
+        "--model", folder / "model", "--folder", folder / "sounds", "--output", output, "--chunk_seconds", 1.5,
+        "--clips_per_file", 4, "--batch_size", 3, "--num_workers", 0, "--device", "cpu", *more,
+    ]  # fmt: skip
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["embed_corpus.py", *map(str, arguments)])
+    embed_corpus.main()
+
+
+def rows_of(output):
+    return datasets.load_dataset(
+        "parquet", data_files=str(output / "data" / "*"), split="train", cache_dir=str(output.parent / "cache")
+    ).with_format("numpy")
+
+
+def bytes_of(output):
+    return {path.name: path.read_bytes() for path in sorted(output.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        run(patch, *words(folder, folder / "whole"))
+    return folder / "whole"
+
+
+def test_chunks_are_those_of_encode_audio(folder, whole):
+    rows = rows_of(whole)
+    names = sorted(str(path.relative_to(folder / "sounds")) for path in folder.glob("sounds/**/[0-9]*.wav"))
+    model = SupCLAPModel.from_pretrained(folder / "model")
+    paths = [str(folder / "sounds" / name) for name in names]
+    expected = model.encode_audio(paths, chunk_seconds=1.5, return_chunks=True)
+    for name, chunks in zip(names, expected, strict=True):
+        found = rows.select(np.flatnonzero(np.asarray(rows["clip_id"][:]) == name))
+        np.testing.assert_allclose(found["start_seconds"][:], chunks.onset_seconds)
+        np.testing.assert_allclose(found["end_seconds"][:], chunks.offset_seconds)
+        np.testing.assert_allclose(found["embedding"][:], chunks.embeds, atol=1e-5)
+    assert rows.features["embedding"].length == model.config.projection_dim
+
+
+def test_what_cannot_be_used_is_listed_and_nothing_tells_the_place(folder, whole):
+    text = (whole / "manifest.json").read_text(encoding="utf-8")
+    manifest = json.loads(text)
+    reasons = {bad["clip_id"]: bad["reason"] for bad in manifest["bad_audio"]}
+    assert reasons.keys() == BAD.keys()
+    for name, message in BAD.items():
+        assert message in reasons[name]
+    assert str(folder) not in text
+    assert (manifest["clips"], manifest["chunks"]) == (14, len(rows_of(whole)))
+
+
+def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, monkeypatch):
+    before = bytes_of(whole)
+    monkeypatch.setattr(embed_corpus, "write_file", None)
+    run(monkeypatch, *words(folder, whole))
+    assert bytes_of(whole) == before
+    with pytest.raises(FileExistsError, match="was begun with another chunk_samples"):
+        run(monkeypatch, *words(folder, whole), "--chunk_seconds", 2)
+    with pytest.raises(FileExistsError, match="is not empty and holds no embeddings"):
+        run(monkeypatch, *words(folder, folder / "sounds"))
+
+
+def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp_path, monkeypatch):
+    output, arguments = tmp_path / "out", list(map(str, words(folder, tmp_path / "out", "--num_workers", 1)))
+    with subprocess.Popen(
+        [sys.executable, str(RECIPE), *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    ) as process:
+        deadline = time.monotonic() + 120
+        while process.poll() is None and not list(output.glob("data/*.parquet")) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.kill()
+    done = {path: path.stat().st_mtime_ns for path in output.glob("data/*.parquet")}
+    assert done
+
+    run(monkeypatch, *arguments)
+    assert bytes_of(output) == bytes_of(whole)
+    assert all(path.stat().st_mtime_ns == written for path, written in done.items())
+
+
+def test_several_processes_write_the_same_files(folder, whole, tmp_path):
+    printed = processes.run_processes(str(RECIPE), *map(str, words(folder, tmp_path / "out", "--num_workers", 1)))
+    assert printed.count("10 of 14 recordings in") == 1
+    assert bytes_of(tmp_path / "out") == bytes_of(whole)
+
+
+def test_a_dataset_and_a_clap_will_do(folder, tmp_path, monkeypatch):
+    esc = make_folder(tmp_path / "ESC", clips=12, bad=False)
+    what = ["--dataset", "esc50", "--data_dir", esc, "--test_fold", 4]
+    what += ["--dataset_config", json.dumps({"cache_dir": str(tmp_path / "cache")})]
+    how = ["--model", folder / "clap", "--output", tmp_path / "out", "--num_workers", 0, "--device", "cpu"]
+    run(monkeypatch, *what, *how, "--splits", "test", "train")
+    rows = rows_of(tmp_path / "out")
+    splits = load_splits("esc50", str(tmp_path / "cache"), data_dir=str(esc), test_fold=4)
+    assert list(zip(rows["split"], rows["clip_id"], strict=True)) == [
+        (split, clip_id) for split in ("test", "train") for clip_id in splits[split]["clip_id"]
+    ]
+    np.testing.assert_allclose(np.linalg.norm(rows["embedding"][:], axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ([], ValueError, "give either dataset or folder"),
+        (["--folder", "nowhere"], FileNotFoundError, "there is no folder nowhere"),
+        (["--folder", ROOT / "docs"], FileNotFoundError, "holds no recording"),
+        (["--folder", "x", "--batch_size", 0], ValueError, "batch_size is 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(monkeypatch, arguments, error, message):
+    with pytest.raises(error, match=message):
+        run(monkeypatch, *arguments)
