@@ -30,10 +30,10 @@ def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict
         `Gap` and `Dis`, both 0 for a perfect model. Independent random directions give sqrt(2/N) and sqrt(2), nearly.
 
     Raises:
-        ValueError: the shapes differ or are not (N, d), or an embedding is zero or holds NaN or inf.
+        ValueError: The shapes differ or are not (N, d), or an embedding is zero or holds NaN or inf.
 
     Warns:
-        UserWarning: the embeddings are not of unit norm, to within 0.01; they are normalised.
+        UserWarning: The embeddings are not of unit norm, to within 0.01; they are normalised.
 
     >>> gap_and_distance([[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]])  # a permutation: one centre
     {'Gap': 0.0, 'Dis': 1.4142135623730951}
@@ -44,6 +44,7 @@ def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict
             f"other_embeds has shape {other.shape}, english_embeds {english.shape}; both must be (N, d), "
             "row i of one the translation of row i of the other"
         )
+
     other_norms, english_norms = _norms(other, "other_embeds"), _norms(english, "english_embeds")
     displacement, distance = np.zeros(other.shape[1]), 0.0
     for start in range(0, len(other), _BLOCK_ROWS):
@@ -51,6 +52,7 @@ def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict
         difference = english[rows] / english_norms[rows] - other[rows] / other_norms[rows]
         displacement += difference.sum(axis=0)
         distance += np.linalg.norm(difference, axis=1).sum()
+
     return {"Gap": float(np.linalg.norm(displacement)) / len(other), "Dis": float(distance) / len(other)}
 
 
@@ -67,6 +69,7 @@ def _norms(embeds: NDArray[Any], name: str) -> NDArray[np.float64]:
     bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
     if len(bad):
         raise ValueError(f"{name}[{bad[0]}] has norm {norms[bad[0], 0]}; an embedding must be finite and not zero")
+
     furthest = norms[np.argmax(np.abs(norms - 1)), 0]
     if abs(furthest - 1) > _NORM_TOLERANCE:
         warnings.warn(

@@ -55,8 +55,9 @@ class EmbeddingGap(evaluate.Metric):
         )
 
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
-        if any(column is None or len(column) == 0 for column in batch.values()):
-            raise ValueError("predictions and references must both be given and hold at least one sentence")
+        for column in batch.values():
+            if column is None or len(column) == 0:
+                raise ValueError("predictions and references must both be given and hold at least one sentence")
         return super()._infer_feature_from_batch(batch)
 
     def _compute(

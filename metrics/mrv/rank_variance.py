@@ -25,7 +25,8 @@ def mean_rank_variance(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -
         candidates, (1 - 1/K) (C^2 - 1)/12 on average.
 
     Raises:
-        ValueError: no queries, rows of different length, fewer than two languages, a NaN, infinite or negative rank.
+        ValueError: There are no queries, rows of different length, fewer than two languages, or a NaN, infinite or
+            negative rank.
 
     >>> mean_rank_variance([[0, 2], [5, 5]])
     0.5
@@ -43,13 +44,14 @@ def _as_table(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -> NDArray
         raise ValueError("got no queries; give one row of ranks for each")
     if np.ndim(ranks[0]) != 1:
         raise ValueError(f"ranks[0] is {ranks[0]!r}; give one row of ranks, one for each language, for each query")
-    num_languages = [len(row) for row in ranks]
-    for query, found in enumerate(num_languages):
-        if found != num_languages[0]:
+
+    num_languages = len(ranks[0])
+    for query, row in enumerate(ranks):
+        if len(row) != num_languages:
             raise ValueError(
-                f"query {query} has ranks in {found} languages, query 0 in {num_languages[0]}; "
+                f"query {query} has ranks in {len(row)} languages, query 0 in {num_languages}; "
                 "leave out queries that are not in every language"
             )
-    if num_languages[0] < 2:
-        raise ValueError(f"got ranks in {num_languages[0]} language; a variance over languages needs two or more")
+    if num_languages < 2:
+        raise ValueError(f"got ranks in {num_languages} language; a variance over languages needs two or more")
     return np.asarray(ranks, np.float64)

@@ -2,7 +2,6 @@
 
 from .ranking import (
     LazySimilarity,
-    average_precision_at,
     best_ranks,
     chance_scores,
     ranks_from_embeddings,
@@ -13,7 +12,6 @@ from .ranking import (
 
 __all__ = [
     "LazySimilarity",
-    "average_precision_at",
     "best_ranks",
     "chance_scores",
     "ranks_from_embeddings",

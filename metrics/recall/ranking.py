@@ -23,7 +23,6 @@ from .similarity import TILE_CANDIDATES, TILE_QUERIES, LazySimilarity, Matrix, S
 
 __all__ = [
     "LazySimilarity",
-    "average_precision_at",
     "best_ranks",
     "chance_scores",
     "ranks_from_embeddings",
@@ -43,13 +42,13 @@ def best_ranks(similarity: ArrayLike | LazySimilarity, relevant: RelevantColumns
 
     Args:
         similarity: (Q, C) scores, higher is closer; or a `LazySimilarity`.
-        relevant: for each query the columns of its relevant candidates, at least one.
+        relevant: The columns of each query's relevant candidates, at least one.
 
     Returns:
         (Q,) int64.
 
     Raises:
-        ValueError: a score is NaN or infinite, or `relevant` does not fit the scores.
+        ValueError: A score is NaN or infinite, or `relevant` does not fit the scores.
 
     >>> best_ranks([[0.9, 0.2, 0.4], [0.9, 0.2, 0.4]], [[0], [1, 2]])
     array([0, 1])
@@ -69,8 +68,8 @@ def ranks_from_embeddings(
     Args:
         queries: (Q, d) embeddings, unit norm.
         candidates: (C, d) embeddings, unit norm.
-        relevant: for each query the rows of its relevant candidates.
-        chunk: queries scored at a time; the memory beyond the embeddings is about 10 000 scores for each.
+        relevant: The rows of each query's relevant candidates.
+        chunk: How many queries are scored at a time; the memory beyond the embeddings is about 10 000 scores for each.
         similarity: "cosine", for which embeddings that are not of unit norm to within 0.01 are normalised with a
             warning, or "dot", which takes them as they are.
 
@@ -78,43 +77,15 @@ def ranks_from_embeddings(
         (Q,) int64, 0-based.
 
     Raises:
-        ValueError: an embedding holds NaN or inf or is zero, or the shapes or `relevant` do not fit.
+        ValueError: An embedding holds NaN or inf or is zero, or the shapes or `relevant` do not fit.
 
     Warns:
-        UserWarning: the embeddings are not of unit norm; they are normalised.
+        UserWarning: The embeddings are not of unit norm; they are normalised.
 
     >>> ranks_from_embeddings([[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.0, 1.0]], [[0], [0]])
     array([0, 1])
     """
     return best_ranks(LazySimilarity(queries, candidates, chunk, similarity), relevant)
-
-
-def average_precision_at(
-    similarity: ArrayLike | LazySimilarity, relevant: RelevantColumns, k: int = MAP_CUTOFF
-) -> float:
-    """Mean average precision of the first k answers (mAP@k), a fraction.
-
-    mAP@k = mean over queries of 1/m * sum of the precision at the rank of each relevant candidate ranked k or better
-
-    with m relevant candidates; for m = 1 it is the mean of 1/rank, cut at k. The division is by m itself, as in
-    ML-CLAP's published evaluation (arXiv 2406.07012), so the best possible value is min(m, k)/m.
-
-    Args:
-        similarity: (Q, C) scores, higher is closer; or a `LazySimilarity`.
-        relevant: for each query the columns of its relevant candidates, at least one.
-        k: how many answers are looked at.
-
-    Returns:
-        A fraction; what random scores get is in `chance_scores`.
-
-    Raises:
-        ValueError: as `retrieval_scores`.
-
-    >>> average_precision_at([[0.9, 0.8, 0.7, 0.6]], [[0, 2]])  # (1/1 + 2/3) / 2
-    0.8333333333333333
-    """
-    (cutoff,) = _check_cutoffs([k])
-    return float(_average_precisions(*_count_outranking(similarity, relevant, depth=cutoff), cutoff).mean())
 
 
 def retrieval_outcomes(
@@ -127,16 +98,16 @@ def retrieval_outcomes(
 
     Args:
         scores: (Q, C) scores, higher is closer; or a `LazySimilarity`.
-        relevant: for each query the columns of its relevant candidates, at least one.
-        k: the cutoffs of R@k.
-        map_cutoff: the cutoff of mAP; DCASE 2025 takes 16.
+        relevant: The columns of each query's relevant candidates, at least one.
+        k: The cutoffs of R@k.
+        map_cutoff: The cutoff of mAP; DCASE 2025 takes 16.
 
     Returns:
         (Q,) each: `R@k` for each k, 0 or 1; `mAP@10`, the query's average precision in 0..1; `rank`, that of its best
         relevant candidate, from 0. The means of the first two are those of `retrieval_scores`.
 
     Raises:
-        ValueError: as `retrieval_scores`.
+        ValueError: As in `retrieval_scores`.
 
     >>> outcomes = retrieval_outcomes([[0.9, 0.2, 0.4], [0.9, 0.2, 0.4]], [[0], [1, 2]], k=[1, 2])
     >>> {name: values.tolist() for name, values in outcomes.items()}
@@ -145,11 +116,11 @@ def retrieval_outcomes(
     cutoffs, (last,) = _check_cutoffs(k), _check_cutoffs([map_cutoff])
     counts, sizes = _count_outranking(scores, relevant, depth=last)
     ranks = counts[:, 0]
-    return {
-        **{f"R@{cutoff}": (ranks < cutoff).astype(np.float64) for cutoff in cutoffs},
-        f"mAP@{last}": _average_precisions(counts, sizes, last),
-        "rank": ranks.copy(),
-    }
+
+    outcomes: dict[str, NDArray[Any]] = {}
+    for cutoff in cutoffs:
+        outcomes[f"R@{cutoff}"] = (ranks < cutoff).astype(np.float64)
+    return {**outcomes, f"mAP@{last}": _average_precisions(counts, sizes, last), "rank": ranks.copy()}
 
 
 def retrieval_scores(
@@ -166,9 +137,9 @@ def retrieval_scores(
 
     Args:
         similarity: (Q, C) scores, higher is closer; or a `LazySimilarity`.
-        relevant: for each query the columns of its relevant candidates, at least one.
-        k: the cutoffs of R@k.
-        map_cutoff: the cutoff of mAP; DCASE 2025 takes 16.
+        relevant: The columns of each query's relevant candidates, at least one.
+        k: The cutoffs of R@k.
+        map_cutoff: The cutoff of mAP; DCASE 2025 takes 16.
 
     Returns:
         `R@k` for each k and `mAP@10`, fractions in 0..1; `median_rank` (the floor of the 0-based median, plus 1) and
@@ -176,19 +147,21 @@ def retrieval_scores(
         relevant candidates), 1 and 1; what a random one gives is in `chance_scores`.
 
     Raises:
-        ValueError: a score is NaN or infinite, `relevant` does not fit the scores, or a cutoff is not positive.
+        ValueError: A score is NaN or infinite, `relevant` does not fit the scores, or a cutoff is not positive.
 
     >>> retrieval_scores([[0.9, 0.2, 0.4], [0.9, 0.2, 0.4]], [[0], [1, 2]], k=[1, 2])
     {'R@1': 0.5, 'R@2': 1.0, 'mAP@10': 0.7916666666666666, 'median_rank': 1, 'mean_rank': 1.5, 'num_queries': 2}
     """
     outcomes = retrieval_outcomes(similarity, relevant, k, map_cutoff)
     ranks = outcomes.pop("rank")
-    return {
-        **{name: float(outcome.mean()) for name, outcome in outcomes.items()},
-        "median_rank": int(np.median(ranks)) + 1,
-        "mean_rank": float(ranks.mean()) + 1.0,
-        "num_queries": len(ranks),
-    }
+
+    scores: dict[str, float] = {}
+    for name, outcome in outcomes.items():
+        scores[name] = float(outcome.mean())
+    scores["median_rank"] = int(np.median(ranks)) + 1
+    scores["mean_rank"] = float(ranks.mean()) + 1.0
+    scores["num_queries"] = len(ranks)
+    return scores
 
 
 def chance_scores(
@@ -208,10 +181,10 @@ def chance_scores(
     the precision there is (1 + (r - 1) p)/r on average; and the sum is divided by m.
 
     Args:
-        relevant: for each query the columns of its relevant candidates.
-        num_candidates: n.
-        k: the cutoffs of R@k.
-        map_cutoff: the cutoff of mAP.
+        relevant: The columns of each query's relevant candidates.
+        num_candidates: The number of candidates, n.
+        k: The cutoffs of R@k.
+        map_cutoff: The cutoff of mAP.
 
     Returns:
         `R@k` for each k and `mAP@10`, fractions.
@@ -224,37 +197,52 @@ def chance_scores(
     """
     cutoffs, (last,) = _check_cutoffs(k), _check_cutoffs([map_cutoff])
     sizes, repeats = np.unique(Relevant.parse(relevant, len(relevant), num_candidates).sizes, return_counts=True)
-    weights = repeats / repeats.sum()
-    chance = {f"R@{cutoff}": [_chance_recall(m, num_candidates, cutoff) for m in sizes] for cutoff in cutoffs}
-    chance[f"mAP@{last}"] = [_chance_average_precision(m, num_candidates, last) for m in sizes]
-    return {name: float(weights @ np.array(values)) for name, values in chance.items()}
+
+    chance = dict.fromkeys([*(f"R@{cutoff}" for cutoff in cutoffs), f"mAP@{last}"], 0.0)
+    for m, share in zip(sizes, repeats / repeats.sum(), strict=True):
+        for cutoff in cutoffs:
+            chance[f"R@{cutoff}"] += float(share) * _chance_recall(m, num_candidates, cutoff)
+        chance[f"mAP@{last}"] += float(share) * _chance_average_precision(m, num_candidates, last)
+    return chance
 
 
 def _count_outranking(
     similarity: ArrayLike | LazySimilarity, relevant: RelevantColumns, depth: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`counts` of the module's docstring, (Q, depth or less), -1 beyond a query's relevant ones; their number, (Q,)."""
+    """`counts` of the module's docstring, (Q, depth or less), and the number of relevant candidates, (Q,).
+
+    A count is -1 beyond a query's relevant candidates. But for the first, it may be too low where the rank is beyond
+    `depth` all the same.
+    """
     # Asking for the method and not the class: `evaluate` loads a second copy of this module.
     source: Any = similarity if hasattr(similarity, "scored") else Matrix(similarity)
     parsed = Relevant.parse(relevant, *source.shape)
     counts = np.empty((source.shape[0], min(depth, int(parsed.sizes.max()))), np.int64)
+
     for start in range(0, len(counts), source.chunk):
         rows = slice(start, min(start + source.chunk, len(counts)))
-        counts[rows] = _count_rows(source, rows, parsed.padded(rows, counts.shape[1]), counts.shape[1])
+        columns = parsed.padded(rows, counts.shape[1])  # (n, M)
+        counts[rows] = _count_rows(source, rows, columns, counts.shape[1], depth)
     return counts, parsed.sizes
 
 
-def _count_rows(source: Source, rows: slice, columns: NDArray[np.int64], depth: int) -> NDArray[np.int64]:
-    scores, tiles = source.scored(rows, columns)
-    best = -np.sort(-scores, axis=1)[:, :depth]
-    counts = np.zeros(best.shape, np.int64)
+def _count_rows(source: Source, rows: slice, columns: NDArray[np.int64], width: int, depth: int) -> NDArray[np.int64]:
+    scores, tiles = source.scored(rows, columns)  # (n, M), and (n, 1024) at a time
+    best = -np.sort(-scores, axis=1)[:, :width]
     ahead = np.zeros((len(best), TILE_CANDIDATES), bool)
-    for first, tile in tiles:
-        row, item = np.nonzero((columns >= first) & (columns < first + tile.shape[1]))
-        tile[row, columns[row, item] - first] = -np.inf  # so that only irrelevant candidates are counted
+
+    # Every candidate is counted that scores as high, the relevant ones too, which are therefore taken off beforehand.
+    counts = np.empty(best.shape, np.int64)
+    for i in range(width):
+        counts[:, i] = -(scores >= best[:, i : i + 1]).sum(axis=1)
+
+    for _, tile in tiles:
         held = ahead[:, : tile.shape[1]]
         ahead[:, tile.shape[1] :] = False
-        for i in range(depth):
+        for i in range(width):
+            # A rank that is beyond the cutoff already need not be known further, nor those after it.
+            if i and not (counts[:, i] + i < depth).any():
+                break
             np.greater_equal(tile, best[:, i : i + 1], out=held)
             counts[:, i] += _row_sums(ahead)
     return np.where(np.isneginf(best), -1, counts)
@@ -286,7 +274,7 @@ def _chance_average_precision(m: int, n: int, k: int) -> float:
 
 
 def _check_cutoffs(k: int | Sequence[int]) -> list[int]:
-    cutoffs = list(np.atleast_1d(np.asarray(k)))
-    if not cutoffs or any(not isinstance(cutoff, np.integer) or cutoff < 1 for cutoff in cutoffs):
+    cutoffs = np.atleast_1d(np.asarray(k))
+    if cutoffs.dtype.kind not in "iu" or not cutoffs.size or cutoffs.min() < 1:
         raise ValueError(f"k is {k!r}; give one or more positive whole numbers, such as [1, 5, 10]")
-    return [int(cutoff) for cutoff in cutoffs]
+    return cutoffs.tolist()

@@ -28,8 +28,7 @@ Args:
     references: per query the list of the columns of its relevant candidates.
     k: cutoffs of R@k, (1, 5, 10) unless told.
     map_cutoff: cutoff of mAP, 10 unless told.
-    similarity: the whole matrix (queries, candidates), or a LazySimilarity of embeddings; it does not pass through
-        Arrow, which costs about 50 bytes a score.
+    similarity: the whole matrix (queries, candidates), or a LazySimilarity of embeddings.
     query_embeds, candidate_embeds: instead of it the embeddings, of unit norm, of which the matrix is never made.
 Returns:
     R@k and mAP@10 as fractions, median_rank and mean_rank (1-based), num_queries.
@@ -68,9 +67,25 @@ class Recall(evaluate.Metric):
             reference_urls=["https://arxiv.org/abs/2406.07012"],
         )
 
+    def compute(
+        self,
+        *,
+        predictions: Sequence[Any] | None = None,
+        references: Sequence[Sequence[int]] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, float] | None:
+        """Scores what is given at once as it is; only what was added in batches, or by several processes, is stored."""
+        if predictions is not None and references is not None and self.writer is None and self.num_process == 1:
+            # What is neither an array nor plain Python, such as a tensor on a GPU, `evaluate` knows how to read.
+            plain = isinstance(predictions, np.ndarray | list | range) and len(predictions) > 0
+            if plain and isinstance(predictions[0], np.ndarray | np.generic | list | tuple | int):
+                return self._compute(predictions, references, **kwargs)
+        return super().compute(predictions=predictions, references=references, **kwargs)
+
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
-        if any(column is None or len(column) == 0 for column in batch.values()):
-            raise ValueError("predictions and references must both be given and hold at least one query")
+        for column in batch.values():
+            if column is None or len(column) == 0:
+                raise ValueError("predictions and references must both be given and hold at least one query")
         return super()._infer_feature_from_batch(batch)
 
     def _compute(
@@ -85,17 +100,16 @@ class Recall(evaluate.Metric):
         **kwargs: Any,  # what `evaluate.combine` hands to all its metrics
     ) -> dict[str, float]:
         if query_embeds is not None or candidate_embeds is not None:
-            similarity = _from_embeddings(similarity, query_embeds, candidate_embeds)
+            if similarity is not None or query_embeds is None or candidate_embeds is None:
+                raise ValueError(
+                    "give both query_embeds and candidate_embeds, or similarity, or rows of scores as predictions"
+                )
+            similarity = LazySimilarity(query_embeds, candidate_embeds)
+
         if similarity is None:
             return retrieval_scores(predictions, references, k, map_cutoff)
         relevant = _in_row_order(predictions, references, np.shape(similarity)[0])
         return retrieval_scores(similarity, relevant, k, map_cutoff)
-
-
-def _from_embeddings(similarity: Any, query_embeds: Any, candidate_embeds: Any) -> LazySimilarity:
-    if similarity is not None or query_embeds is None or candidate_embeds is None:
-        raise ValueError("give both query_embeds and candidate_embeds, or similarity, or rows of scores as predictions")
-    return LazySimilarity(query_embeds, candidate_embeds)
 
 
 def _in_row_order(
@@ -106,5 +120,4 @@ def _in_row_order(
             f"with `similarity`, predictions are its row numbers, each of 0..{num_queries - 1} once; "
             f"got {len(query_ids)}, the first {query_ids[0]}"
         )
-    by_row = dict(zip(query_ids, references, strict=True))
-    return [by_row[row] for row in range(num_queries)]
+    return [references[place] for place in np.argsort(np.asarray(query_ids))]

@@ -47,16 +47,16 @@ class LazySimilarity:
     Args:
         queries: (Q, d) embeddings, unit norm.
         candidates: (C, d) embeddings, unit norm.
-        chunk: queries scored at a time; the memory beyond the embeddings is about 10 000 scores for each.
+        chunk: How many queries are scored at a time; the memory beyond the embeddings is about 10 000 scores for each.
         similarity: "cosine", for which embeddings that are not of unit norm to within 0.01 are normalised, tile by
             tile, with a warning; or "dot", which takes them as they are.
 
     Raises:
-        ValueError: an embedding holds NaN or inf, or is zero where a cosine is asked for; an array is empty or not
+        ValueError: An embedding holds NaN or inf, or is zero where a cosine is asked for; an array is empty or not
             (rows, d), or the d differ.
 
     Warns:
-        UserWarning: the embeddings are not of unit norm; they are normalised.
+        UserWarning: The embeddings are not of unit norm; they are normalised.
 
     >>> lazy = LazySimilarity([[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.0, 1.0]])
     >>> [(first, tile.tolist()) for first, tile in lazy.tiles(slice(0, 2))]
@@ -80,6 +80,7 @@ class LazySimilarity:
             raise ValueError(f"chunk is {chunk}; it must be 1 or more queries")
         if similarity not in ("cosine", "dot"):
             raise ValueError(f"similarity is {similarity!r}; give 'cosine' or 'dot'")
+
         self.shape = (len(self.queries), len(self.candidates))
         self.chunk = chunk
         self._dtype = np.result_type(self.queries, self.candidates, np.float32)
@@ -88,7 +89,7 @@ class LazySimilarity:
         self._candidate_scales = self._scales(self.candidates, "candidates", similarity)
 
     def tiles(self, rows: slice) -> Tiles:
-        """Yield (first column, scores) over all candidates; the scores are the receiver's until the next tile."""
+        """Yields (first column, scores) over all candidates; the scores stand until the next tile."""
         yield from self._tiles(self._units(self.queries, self._query_scales, rows))
 
     def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
@@ -96,6 +97,7 @@ class LazySimilarity:
         queries = self._units(self.queries, self._query_scales, rows)
         if self.shape[1] > _HELD_CANDIDATES:
             return self._at(queries, columns), self._tiles(queries)
+
         block = np.empty((len(queries), -(-self.shape[1] // self._width) * self._width), self._dtype)
         for start in range(0, self.shape[1], self._width):
             columns_held = slice(start, start + self._width)
@@ -106,12 +108,14 @@ class LazySimilarity:
         # Through the same product as the tiles: from a dot product of its own a score differs in the last bit.
         wanted, where = np.unique(columns, return_inverse=True)
         where = where.reshape(columns.shape)
+
         scores = np.empty(columns.shape, self._dtype)
         out = np.empty((len(queries), self._width), self._dtype)
         for start in range(0, len(wanted), self._width):
             tile = self._product(queries, wanted[start : start + self._width], out)
             row, item = np.nonzero((where >= start) & (where < start + self._width))
             scores[row, item] = tile[row, where[row, item] - start]
+
         return np.where(columns >= 0, scores, -np.inf)
 
     def _tiles(self, queries: NDArray[Any]) -> Tiles:
@@ -139,11 +143,13 @@ class LazySimilarity:
             raise ValueError(f"{name}[{bad[0]}] has NaN, inf or huge values ({len(bad)} such rows); it must be finite")
         if similarity == "dot":
             return None
+
         if not norms.all():
             raise ValueError(f"{name}[{np.argmin(norms)}] is zero and has no cosine; leave it out")
         furthest = norms[np.argmax(np.abs(norms - 1)), 0]
         if abs(furthest - 1) <= _NORM_TOLERANCE:
             return None
+
         warnings.warn(
             f"{name} has rows of norm {furthest:.4g} where 1 is expected; the scores are cosines, after normalising "
             "them (similarity='dot' takes embeddings as they are)",
@@ -175,7 +181,7 @@ class Matrix:
                 suspect = not np.isfinite(tile.sum())
             if suspect:
                 self._check_finite(tile, rows.start, first)
-            yield first, tile.copy()
+            yield first, tile
 
     def _check_finite(self, tile: NDArray[Any], first_row: int, first_column: int) -> None:
         infinite = np.argwhere(~np.isfinite(tile))
@@ -191,14 +197,14 @@ def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
     """The values as a matrix of floats, not copied where they are one.
 
     Args:
-        values: rows of numbers.
-        name: for the errors.
+        values: Rows of numbers.
+        name: The name of the values in errors.
 
     Returns:
         Two-dimensional, not empty; of float64 where the values are integers.
 
     Raises:
-        ValueError: rows of different length, no rows, or what is no real number.
+        ValueError: Rows differ in length, there are none, or a value is no real number.
     """
     try:
         matrix = np.asarray(values)

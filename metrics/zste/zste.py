@@ -63,8 +63,9 @@ class ZSTE(evaluate.Metric):
         )
 
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
-        if any(column is None or len(column) == 0 for column in batch.values()):
-            raise ValueError("predictions, references and tasks must all be given and hold at least one question")
+        for column in batch.values():
+            if column is None or len(column) == 0:
+                raise ValueError("predictions, references and tasks must all be given and hold at least one question")
         return super()._infer_feature_from_batch(batch)
 
     def _compute(

@@ -63,10 +63,9 @@ def test_qrels_agree_with_trec_eval():
     rng = np.random.default_rng(0)
     similarity, queries = distinct_scores(rng, 20, 15), [f"q{i:02d}" for i in range(20)]
     judged = {q: {f"d{c}": int(rng.integers(0, 3)) for c in rng.permutation(15)[:6]} | {"d0": 1} for q in queries}
-    text = "".join(f"{q} 0 {c} {r}\n" for q, row in judged.items() for c, r in row.items())
     run = {q: {f"d{c}": float(s) for c, s in enumerate(row)} for q, row in zip(queries, similarity, strict=True)}
     answers = pytrec_eval.RelevanceEvaluator(judged, {"map_cut.16"}).evaluate(run)
-    relevant = relevant_from_qrels(text, queries, [f"d{c}" for c in range(15)])
+    relevant = relevant_from_qrels(judged, queries, [f"d{c}" for c in range(15)])
     outcomes = retrieval_outcomes(similarity, relevant, map_cutoff=16)
     assert outcomes["mAP@16"] == pytest.approx([answers[q]["map_cut_16"] for q in queries], abs=1e-9)
 

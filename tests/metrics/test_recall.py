@@ -19,7 +19,6 @@ from sklearn.metrics import coverage_error, label_ranking_average_precision_scor
 
 from modeling_supclap.metrics.recall import (
     LazySimilarity,
-    average_precision_at,
     best_ranks,
     chance_scores,
     ranks_from_embeddings,
@@ -77,7 +76,6 @@ CASES = [
 def test_scores_equal_naive_loops(similarity, relevant):
     expected = naive_scores(similarity.tolist(), relevant, (1, 3, 10))
     assert retrieval_scores(similarity, relevant, k=(1, 3, 10)) == pytest.approx(expected, abs=1e-12)
-    assert average_precision_at(similarity, relevant) == pytest.approx(expected["mAP@10"], abs=1e-12)
     ranks = [naive_ranks(row, set(right))[0] - 1 for row, right in zip(similarity.tolist(), relevant, strict=True)]
     assert best_ranks(similarity, relevant).tolist() == ranks
 
@@ -136,9 +134,8 @@ def test_agrees_with_scikit_learn():
     truth = rng.random((50, 30)) < 0.2
     truth[:, 0] = True
     relevant = [np.flatnonzero(row).tolist() for row in truth]
-    assert average_precision_at(scores, relevant, k=30) == pytest.approx(
-        label_ranking_average_precision_score(truth, scores), abs=1e-12
-    )
+    precision = retrieval_scores(scores, relevant, map_cutoff=30)["mAP@30"]
+    assert precision == pytest.approx(label_ranking_average_precision_score(truth, scores), abs=1e-12)
 
 
 def test_ties_agree_with_scikit_learn_coverage():
@@ -162,7 +159,7 @@ def test_a_perfect_model():
     assert list(scores) == ["R@1", "R@5", "R@10", "mAP@10", "median_rank", "mean_rank"]
     assert set(scores.values()) == {1}
     many = np.arange(40.0)[None, ::-1]
-    assert average_precision_at(many, [range(20)]) == pytest.approx(10 / 20)
+    assert retrieval_scores(many, [range(20)])["mAP@10"] == pytest.approx(10 / 20)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (4, 1), (5, 3), (6, 6), (9, 2), (13, 2), (12, 3)])
