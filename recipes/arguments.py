@@ -8,7 +8,7 @@ import difflib
 import json
 import sys
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -125,7 +125,7 @@ def _dataset_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _take_builder_options(group: DatasetArguments, words: list[str], keys: Iterable[str]) -> None:
+def _take_builder_options(group: DatasetArguments, words: list[str], keys: Collection[str]) -> None:
     """Puts the options of the dataset's builder into the group; refuses words that are none."""
     parser = _Parser([], allow_abbrev=False, add_help=False)
     names = add_builder_options(parser, find_builder(group.dataset).BUILDER_CONFIG_CLASS)
@@ -141,18 +141,19 @@ def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) ->
     if not path.is_file():  # one that comes with the package goes by its name, or by its place in a checkout
         shipped = CONFIGS / path.as_posix().removeprefix("recipes/configs/")
         if not shipped.is_file():
-            names = ", ".join(sorted(each.relative_to(CONFIGS).as_posix() for each in CONFIGS.rglob("*.yaml")))
-            raise FileNotFoundError(f"there is no configuration file {path}; those of the package are {names}")
+            names = sorted(map(str, CONFIGS.rglob("*.yaml")))
+            raise FileNotFoundError(f"there is no configuration file {path}; those of the package: {', '.join(names)}")
         path = shipped
+
     values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; it should hold `key: value` lines")
-    _reject_unknown([key for key in values if key not in hints], hints)
 
-    actions = {action.dest: action for action in reversed(parser._actions)}  # reversed: --no_x stands after --x
     for key, value in values.items():
+        if key not in hints:
+            _reject_unknown([key], hints)
         try:
-            values[key] = _typed(value, actions[key], str(hints[key]))
+            values[key] = _typed(value, parser._option_string_actions[f"--{key}"], str(hints[key]))
         except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
             kind = hints[key].__name__ if isinstance(hints[key], type) else hints[key]
             raise ValueError(f"{path}: {key} is {value!r}; it should be of type {kind}") from error
@@ -170,17 +171,21 @@ def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
             raise TypeError
         return value
 
-    items = value if isinstance(value, list) else [value]
-    if not callable(action.type) or any(item is None or isinstance(item, (dict, list)) for item in items):
-        raise TypeError
-    typed = [action.type(str(item)) for item in items]
+    typed = []
+    for item in value if isinstance(value, list) else [value]:
+        if item is None or isinstance(item, (dict, list)) or not callable(action.type):
+            raise TypeError
+        typed.append(action.type(str(item)))
     return typed if action.nargs == "+" else typed[0]
 
 
-def _reject_unknown(words: Sequence[str], valid: Iterable[str]) -> None:
-    valid = sorted(valid)
-    keys = [word.lstrip("-").split("=")[0] for word in words if word.startswith("-")] or words
-    for key in keys:
-        close = difflib.get_close_matches(key, valid, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"valid keys are {', '.join(valid)}"
-        raise ValueError(f"unknown key {key!r}: {hint}")
+def _reject_unknown(words: Sequence[str], valid: Collection[str]) -> None:
+    """Refuses the first key among words that no option took, which may hold values too."""
+    if not words:
+        return
+    named = [word for word in words if word.startswith("-")] or words
+    key = named[0].lstrip("-").split("=")[0]
+
+    close = difflib.get_close_matches(key, list(valid), n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"valid keys are {', '.join(sorted(valid))}"
+    raise ValueError(f"unknown key {key!r}: {hint}")

@@ -26,22 +26,27 @@ class TrainedPartArguments:
         default=None, metadata={"help": "Train adapters of this rank in the last blocks, in place of the blocks."}
     )
 
+    train_temperature: bool = field(
+        default=True, metadata={"help": "Whether the temperature, and SigLIP's bias, train or stay as they start."}
+    )
+
     def choose_parameters(self, model: SupCLAPModel) -> None:
         """Freezes what does not train, and adds the adapters."""
-        chosen = (self.train_last_layers, self.audio_layers, self.text_layers, self.lora_rank)
-        if all(value is None for value in chosen):
-            return
-
         last = 1 if self.train_last_layers is None else self.train_last_layers
-        layers = {
-            "audio_layers": last if self.audio_layers is None else self.audio_layers,
-            "text_layers": last if self.text_layers is None else self.text_layers,
-        }
-        if self.lora_rank is None:
-            train_last_layers(model, **layers)
-        else:
-            add_lora(model, rank=self.lora_rank, **layers)
-        say(trainable_table(model))
+        audio_layers = last if self.audio_layers is None else self.audio_layers
+        text_layers = last if self.text_layers is None else self.text_layers
+
+        if self.lora_rank is not None:
+            add_lora(model, rank=self.lora_rank, audio_layers=audio_layers, text_layers=text_layers)
+        elif (self.train_last_layers, self.audio_layers, self.text_layers) != (None, None, None):
+            train_last_layers(model, audio_layers, text_layers)
+
+        if not self.train_temperature:
+            for parameter in (model.logit_scale, model.logit_bias):
+                if parameter is not None:
+                    parameter.requires_grad_(False)
+        if not all(parameter.requires_grad for parameter in model.parameters()):
+            say(trainable_table(model))
 
     def finished(self, model: SupCLAPModel) -> SupCLAPModel:
         """The stock model that is to be saved, with the adapters merged into its weights."""

@@ -68,7 +68,14 @@ class ModelArguments:
     projection_dim: int = field(default=1024, metadata={"help": "Width of the shared space."})
     temperature: float = field(default=0.07, metadata={"help": "Initial temperature of the softmax."})
     logit_bias: float | None = field(default=None, metadata={"help": "Initial bias of SigLIP's logits, usually -10."})
-    text_pooling: str = field(default="mean", metadata={"help": "mean, cls or pooler."})
+    text_pooling: str = field(default="mean", metadata={"help": "mean, cls, last or pooler."})
+    random_weights: list[str] = field(
+        default_factory=list, metadata={"help": "Encoders to begin anew in their own shape: audio, text, or both."}
+    )
+
+    def __post_init__(self) -> None:
+        if not set(self.random_weights) <= {"audio", "text"}:
+            raise ValueError(f"random_weights is {self.random_weights}; it names audio, text, or both")
 
 
 def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> None:
@@ -79,25 +86,33 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
     if "validation" not in splits and args.eval_strategy != "no":
         raise ValueError(
             f"{name} has no validation split to choose the best checkpoint by, only {there}: hold some out by "
-            "--dataset_config, such as '{\"num_validation\": 500}' or '{\"validation_fraction\": 0.1}', where the "
-            "builder has that key, or keep the last checkpoint: --eval_strategy no --load_best_model_at_end false"
+            "--validation_fraction or --num_validation, where the builder has it, or keep the last checkpoint: "
+            "--eval_strategy no --load_best_model_at_end false"
         )
+
     for split, rows in splits.items():
-        chosen = (args.languages, args.caption_scheme) if split == "train" else (args.eval_languages, "random")
-        require_captions(without_audio(rows), *chosen, split)
-    if data_args.zero_shot_templates and any(len(row["labels"]) != 1 for row in without_audio(splits.get("test", []))):
-        raise ValueError(
-            f"zero_shot_templates need one label a clip, and test clips of {name} have none or several; leave the "
-            "templates out"
-        )
+        if split == "train":
+            require_captions(without_audio(rows), args.languages, args.caption_scheme, split)
+        else:
+            require_captions(without_audio(rows), args.eval_languages, "random", split)
+
+    for row in without_audio(splits.get("test", [])) if data_args.zero_shot_templates else ():
+        if len(row["labels"]) != 1:
+            raise ValueError(
+                f"zero_shot_templates need one label a clip, and clip {row['clip_id']!r} of {name}'s test split has "
+                f"{len(row['labels'])}; leave the templates out"
+            )
 
 
 def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
     """The model's arguments that had an effect: a model or encoder that is loaded has a shape of its own."""
     if args.model is not None:
         return {"model": args.model}
-    unused = set() if args.audio_encoder == "scratch" else {"audio_config", "text_config", "vocab_size"}
-    return {name: value for name, value in vars(args).items() if name not in unused}
+    used = dict(vars(args))
+    if args.audio_encoder != "scratch":
+        for name in ("audio_config", "text_config", "vocab_size"):
+            del used[name]
+    return used
 
 
 def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> SupCLAPProcessor:
@@ -105,32 +120,48 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
     if "scratch" not in (args.audio_encoder, args.text_encoder):
         return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder)
 
+    captions: set[str] = set()
+    for row in without_audio(rows):
+        captions.update(text for _, text in all_captions(row, languages))
+
     # A byte-level BPE: no text is unknown to it. Sorted, so that training it twice gives the same tokens.
-    captions = sorted({text for row in without_audio(rows) for _, text in all_captions(row, languages)})
-    tokenizer = RobertaTokenizer().train_new_from_iterator(captions, args.vocab_size, show_progress=False)
+    tokenizer = RobertaTokenizer().train_new_from_iterator(sorted(captions), args.vocab_size, show_progress=False)
     return SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
 
 
 def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPModel:
     """The model of two encoders, each loaded or from scratch."""
-    scratch = [name for name in ("audio_encoder", "text_encoder") if getattr(args, name) == "scratch"]
-    if len(scratch) == 1:
-        raise ValueError(f"{scratch[0]} is scratch but the other encoder is not; train both from scratch or neither")
-    shared = {name: getattr(args, name) for name in ("projection_dim", "temperature", "logit_bias", "text_pooling")}
-    if not scratch:
-        return SupCLAPModel.from_encoders(args.audio_encoder, args.text_encoder, **shared)
+    shared: dict[str, Any] = {
+        "projection_dim": args.projection_dim,
+        "temperature": args.temperature,
+        "logit_bias": args.logit_bias,
+        "text_pooling": args.text_pooling,
+    }
+    if (args.audio_encoder == "scratch") != (args.text_encoder == "scratch"):
+        raise ValueError(
+            f"audio_encoder is {args.audio_encoder} and text_encoder is {args.text_encoder}; train both from scratch "
+            "or neither"
+        )
+    if args.audio_encoder == "scratch":
+        audio_config = CEDConfig(**as_mapping(args.audio_config))
+        vocabulary = {"vocab_size": len(processor.tokenizer), "pad_token_id": processor.tokenizer.pad_token_id}
+        text_config = BertConfig(**vocabulary, **as_mapping(args.text_config))
+        return SupCLAPModel(SupCLAPConfig(audio_config=audio_config, text_config=text_config, **shared))
 
-    audio_config = CEDConfig(**as_mapping(args.audio_config))
-    vocabulary = {"vocab_size": len(processor.tokenizer), "pad_token_id": processor.tokenizer.pad_token_id}
-    text_config = BertConfig(**vocabulary, **as_mapping(args.text_config))
-    return SupCLAPModel(SupCLAPConfig(audio_config=audio_config, text_config=text_config, **shared))
+    model = SupCLAPModel.from_encoders(args.audio_encoder, args.text_encoder, **shared)
+    for name in args.random_weights:
+        tower = model.get_submodule(f"{name}_model")
+        tower.load_state_dict(SupCLAPModel(model.config).get_submodule(f"{name}_model").state_dict())
+        getattr(model.config, f"{name}_config")._name_or_path = ""  # its weights come from nowhere now
+    return model
 
 
 def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_audio_seconds: float) -> None:
     """Gives an audio encoder from scratch the spectral mean and variance of a sample of the training clips."""
-    sample = range(0, len(rows), max(1, len(rows) // 256))
     rate_hz = processor.feature_extractor.sampling_rate
-    clips = [read_row(rows[index], rate_hz, max_audio_seconds) for index in sample]
+    clips = []
+    for index in range(0, len(rows), max(1, len(rows) // 256)):
+        clips.append(read_row(rows[index], rate_hz, max_audio_seconds))
     encoder.fit_normalisation(**processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
 
@@ -151,17 +182,52 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
     model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
     policy = evaluation.AudioPolicy(trainer.evaluation_collator.max_audio_seconds)
     split = evaluation.split_from_predictions(trainer.predict(rows), rows, languages, model, policy)
+
     # A training set may have a caption in one language and none in another; where it has not, results compare.
-    numbers = [{len(row["captions"].get(language) or ()) for language in languages} for row in split.rows]
+    parallel = True
+    for row in split.rows:
+        counts = [len(row["captions"].get(language) or ()) for language in languages]
+        parallel = parallel and len(set(counts)) == 1
+
     options = evaluation.EvaluationOptions(
         tasks=["retrieval", "zero_shot"] if templates else ["retrieval"],
         languages=languages,
         positives=args.positives,
-        caption_handling="all" if all(len(each) == 1 for each in numbers) else "each",
+        caption_handling="all" if parallel else "each",
         template_sets={"run": templates},
         intervals=evaluation.Intervals(seed=args.seed),
     )
     return evaluation.score_split(split, options)
+
+
+def make_model(
+    model_args: ModelArguments, args: SupCLAPTrainingArguments, rows: Any
+) -> tuple[SupCLAPModel, SupCLAPProcessor]:
+    """The model that the arguments describe and its processor.
+
+    Args:
+        model_args: What it starts from.
+        args: Of the run.
+        rows: The training split, whose captions a tokenizer from scratch is trained on.
+    """
+    if model_args.model is not None:
+        return load_start(model_args.model)
+    if args.resume_from_checkpoint is None:
+        processor = build_processor(model_args, rows, args.languages)
+    else:  # its own, since another choice of recordings would train another tokenizer
+        processor = SupCLAPProcessor.from_pretrained(args.resume_from_checkpoint)
+    return build_model(model_args, processor), processor
+
+
+def draw(log_history: list[dict[str, Any]], output: Path, language: str) -> str:
+    """Draws what a run logged; gives what there is to name in its last line."""
+    logged = set().union(*log_history)
+    if "drift_cosine" in logged:
+        plot_drift(log_history, output / "drift.png")
+    if logged.isdisjoint(("loss", "eval_mean_recall")):  # a run may end before its first log
+        return "model and results.json"
+    plot_training_curves(log_history, output / "training_curves.png", language)
+    return "model, results.json and training_curves.png"
 
 
 def main() -> None:
@@ -181,14 +247,7 @@ def main() -> None:
     if "test" in splits:
         splits["test"] = usable_rows(splits["test"], args)  # the trainer does this with its own splits
 
-    if model_args.model is not None:
-        model, processor = load_start(model_args.model)
-    else:
-        if args.resume_from_checkpoint is None:
-            processor = build_processor(model_args, splits["train"], args.languages)
-        else:  # its own, since another choice of recordings would train another tokenizer
-            processor = SupCLAPProcessor.from_pretrained(args.resume_from_checkpoint)
-        model = build_model(model_args, processor)
+    model, processor = make_model(model_args, args, splits["train"])
     part_args.choose_parameters(model)
     trainer = SupCLAPTrainer(
         model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor
@@ -199,7 +258,8 @@ def main() -> None:
     splits["train"] = trainer.train_rows
     if "validation" in splits:
         splits["validation"] = trainer.eval_rows
-    say(f"{data_args.dataset}: " + ", ".join(f"{len(rows)} {name}" for name, rows in splits.items()) + " clips")
+    counts = [f"{len(rows)} {name}" for name, rows in splits.items()]
+    say(f"{data_args.dataset}: {', '.join(counts)} clips")
     sizes = f"{model.audio_model.num_parameters():,} audio and {model.text_model.num_parameters():,} text"
     say(f"model: {sizes} parameters")
 
@@ -215,16 +275,23 @@ def main() -> None:
         return
 
     output = Path(args.output_dir or ".")
-    options = {name: value for name, value in data_args.builder_options.items() if name != "data_dir"}
+    options = data_args.builder_options
+    options.pop("data_dir", None)
     results.protocol.update({"dataset": data_args.dataset, "origin": origin, "split": "test"})
     results.protocol["dataset_config"] = options
-    log_history = trainer.state.log_history
-    last_logs = {key: value for entry in log_history for key, value in entry.items() if isinstance(value, (int, float))}
+
+    last_logs: dict[str, Any] = {}
+    for entry in trainer.state.log_history:
+        for key, value in entry.items():
+            if isinstance(value, (int, float)):
+                last_logs[key] = value
+
+    seconds = time.perf_counter() - started
     results.content["training"] = {
         "best_validation": {args.metric_for_best_model: trainer.state.best_metric},
         "best_step": trainer.state.best_global_step,
         "steps": trainer.state.global_step,
-        "seconds": time.perf_counter() - started,
+        "seconds": seconds,
         "last_logs": last_logs,
         "arguments": {**vars(data_args), **arguments_in_use(model_args), **vars(part_args), **args.to_dict()},
     }
@@ -235,16 +302,9 @@ def main() -> None:
     else:
         print(f"{data_args.dataset} has no test split: results.json holds no test scores")
 
-    logged = {key for entry in log_history for key in entry}
-    drawn = not logged.isdisjoint(("loss", "eval_mean_recall"))
-    if drawn:  # a run may end before its first log
-        plot_training_curves(log_history, output / "training_curves.png", args.eval_languages[0])
-    if "drift_cosine" in logged:
-        plot_drift(log_history, output / "drift.png")
+    files = draw(trainer.state.log_history, output, args.eval_languages[0])
     trainer.create_model_card(finetuned_from=model_args.model)
-    files = "results.json and training_curves.png" if drawn else "and results.json"
-    seconds = results.content["training"]["seconds"]
-    print(f"model{',' if drawn else ''} {files} are in {output} ({seconds:.0f} s in all)")
+    print(f"{files} are in {output} ({seconds:.0f} s in all)")
 
 
 if __name__ == "__main__":

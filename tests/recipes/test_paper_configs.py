@@ -15,7 +15,7 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.translation.join import read_captions
 from modeling_supclap.datasets_scripts.translation.table import SCHEMA, source_hash, write_translations
-from modeling_supclap.recipes import train_supclap
+from modeling_supclap.recipes import models, train_supclap
 
 CONFIGS = train_supclap.DEFAULT_CONFIG.parent
 
@@ -73,7 +73,7 @@ def results_of(folder, config):
     printed = yaml.safe_load((CONFIGS / config).read_text())
     for name in ("learning_rate", "loss", "svr", "languages", "per_device_train_batch_size", "lr_scheduler_type"):
         if name in printed:
-            assert results["arguments"][name] == printed[name], name
+            assert results["training"]["arguments"][name] == printed[name], name
     return results
 
 
@@ -82,21 +82,46 @@ def test_supclap_on_audiocaps(monkeypatch, towers, data_dir):
     encoders = ("--audio_encoder", towers / "ced", "--text_encoder", towers / "sonar")
     run(monkeypatch, "supclap_audiocaps.yaml", *encoders, "--data_dir", data_dir, "--output_dir", out)
     results = results_of(out, "supclap_audiocaps.yaml")
-    assert results["arguments"]["svr"] == "bi-dynamic"
-    assert results["arguments"]["svr_beta"] == 0.01
-    assert results["test"]["retrieval"]["eng"]["t2a"]["num_queries"] == 20
+    assert results["training"]["arguments"]["svr"] == "bi-dynamic"
+    assert results["training"]["arguments"]["svr_beta"] == 0.01
+    assert results["protocol"]["clips"] == 4
+    assert "t2a" in results["scores"]["retrieval"]["eng"]
+
+
+def test_table_9_begins_towers_anew_in_their_shape(towers):
+    names = {"audio_encoder": str(towers / "ced"), "text_encoder": str(towers / "sonar")}
+    processor = train_supclap.build_processor(train_supclap.ModelArguments(**names), [], ["eng"])
+    torch.manual_seed(1)
+    anew = train_supclap.ModelArguments(**names, projection_dim=8, random_weights=["text"])
+    model = train_supclap.build_model(anew, processor)
+    loaded = SonarTextModel.from_pretrained(towers / "sonar").state_dict()
+    begun = model.text_model.state_dict()
+    assert loaded.keys() == begun.keys()
+    name = next(name for name in loaded if name.endswith("fc1.weight"))
+    assert not torch.equal(loaded[name], begun[name])
+    heard = CEDModel.from_pretrained(towers / "ced").state_dict()
+    torch.testing.assert_close(dict(model.audio_model.state_dict()), dict(heard), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="random_weights is"):
+        train_supclap.ModelArguments(random_weights=["both"])
+
+
+def test_a_fixed_temperature_stays():
+    model = builders.supclap_model()
+    models.TrainedPartArguments(train_temperature=False).choose_parameters(model)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {"logit_scale"}
 
 
 @pytest.mark.parametrize("loss", ["kcl", "cacl", "infonce"])
 def test_atri_on_audiocaps(monkeypatch, towers, data_dir, loss):
     table = translations(data_dir, towers / "audiocaps.parquet")
     out = towers / loss
-    start = ("--model", towers / "ml-clap", "--dataset_config", json.dumps({"translations": str(table)}))
+    start = ("--model", towers / "ml-clap", "--translations", table)
     chosen = () if loss == "kcl" else ("--loss", loss)
     run(monkeypatch, "atri_kcl_audiocaps.yaml", *start, *chosen, "--data_dir", data_dir, "--output_dir", out)
     results = json.loads((out / "results.json").read_text())
-    assert results["arguments"]["loss"] == loss
-    assert results["test"]["retrieval"].keys() == set(LANGUAGES)
+    assert results["training"]["arguments"]["loss"] == loss
+    assert set(LANGUAGES) <= results["scores"]["retrieval"].keys()
     if loss == "kcl":
         results_of(out, "atri_kcl_audiocaps.yaml")
 
