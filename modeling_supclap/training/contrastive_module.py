@@ -14,16 +14,19 @@ from ..modeling_supclap import SupCLAPModel
 from .distributed import gather
 from .grad_cache import embed_in_chunks, refuse_batch_statistics
 
+_WORTH_A_CALL = {"attention_mask": 128, "audio_attention_mask": 1000}
+"""The tokens, and frames, of a chunk below which less padding does not pay for one more call; on GPUs eight times."""
+
 
 @dataclass
 class ContrastiveOutput(ModelOutput):
     """What a training step returns.
 
     Args:
-        loss: the objective on the global batch, `()`; absent when the module is in evaluation mode.
-        audio_embeds: unit norm, `(B, d)`, or `(B, R, d)` with R clips a row.
-        text_embeds: unit norm, `(B, K, d)`, K texts a clip.
-        logs: detached scalars of the objective, by name.
+        loss: The objective on the global batch, `()`; absent when the module is in evaluation mode.
+        audio_embeds: Unit norm, `(B, d)`, or `(B, R, d)` with R clips a row.
+        text_embeds: Unit norm, `(B, K, d)`, K texts a clip.
+        logs: Detached scalars of the objective, by name.
     """
 
     loss: torch.Tensor | None = None
@@ -38,10 +41,14 @@ class ContrastiveModule(nn.Module):
     Its checkpoints hold `model.*` and `objective.*`; `SupCLAPModel.from_pretrained` reads the first and leaves out the
     second, which inference does not need.
 
+    Texts, and clips of several lengths, are embedded in chunks sorted by length, see `grad_cache.py`. Where a row has
+    several texts or clips, the step keeps the activations that one text and one clip a row would have, and makes the
+    others again in the backward pass: eight languages take no more memory than one.
+
     Args:
-        model: what embeds.
-        objective: what turns embeddings into a loss, see `objectives.py`.
-        chunk_size: clips, and texts, to hold the activations of, see `grad_cache.py`; None holds the whole batch's.
+        model: What embeds.
+        objective: What turns embeddings into a loss, see `objectives.py`.
+        chunk_size: The clips, and texts, to hold the activations of; None holds those of one clip and text a row.
     """
 
     accepts_loss_kwargs = False
@@ -51,8 +58,7 @@ class ContrastiveModule(nn.Module):
         self.model = model
         self.objective = objective
         self.chunk_size = chunk_size
-        if chunk_size is not None:
-            refuse_batch_statistics(model)
+        refuse_batch_statistics(model)
 
     def forward(
         self,
@@ -67,20 +73,22 @@ class ContrastiveModule(nn.Module):
         clip_index: torch.Tensor | None = None,
     ) -> ContrastiveOutput:
         """Embeds B rows of R clips and K texts each; in training also gathers all processes' and computes the loss."""
-        audio = {
-            "input_features": input_features,
-            "audio_attention_mask": audio_attention_mask,
-            "is_longer": is_longer,
-        }
-        audio_embeds = self._embed(self.model.get_audio_features, audio)
+        count = len(input_ids)
         texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        flat = {name: tensor.flatten(0, 1) for name, tensor in texts.items() if tensor is not None}
-        text_embeds = self._embed(self.model.get_text_features, flat, mask="attention_mask")
-        text_embeds = text_embeds.unflatten(0, input_ids.shape[:2])
-        if len(audio_embeds) > len(text_embeds):
-            audio_embeds = audio_embeds.unflatten(0, (len(text_embeds), -1))
+        for name, tensor in texts.items():
+            texts[name] = None if tensor is None else tensor.flatten(0, 1)  # (B, K, L) -> (B K, L)
+
+        # Texts first: the backward pass then begins with the clips, whose activations are gone when it comes to texts.
+        text_embeds = self._embed(self.model.get_text_features, texts, "attention_mask", count)
+        text_embeds = text_embeds.unflatten(0, input_ids.shape[:2])  # (B K, d) -> (B, K, d)
+
+        audio = {"input_features": input_features, "audio_attention_mask": audio_attention_mask, "is_longer": is_longer}
+        audio_embeds = self._embed(self.model.get_audio_features, audio, "audio_attention_mask", count)
+        if len(audio_embeds) > count:
+            audio_embeds = audio_embeds.unflatten(0, (count, -1))  # (B R, d) -> (B, R, d)
         if not self.training:
             return ContrastiveOutput(audio_embeds=audio_embeds, text_embeds=text_embeds)
+
         loss, logs = self.objective(
             gather(audio_embeds),
             gather(text_embeds),
@@ -89,16 +97,32 @@ class ContrastiveModule(nn.Module):
             group_ids=None if group_ids is None else gather(group_ids),
             **({} if class_ids is None else {"class_ids": gather(class_ids)}),
         )
+        if self.model.logit_bias is not None:
+            # Most objectives leave the bias alone; without a gradient it would stop DistributedDataParallel.
+            loss = loss + 0 * self.model.logit_bias.sum()
         logs = {**logs, "temperature": 1 / self.model.logit_scale.detach().exp().squeeze()}
         return ContrastiveOutput(loss=loss, audio_embeds=audio_embeds, text_embeds=text_embeds, logs=logs)
 
     def _embed(
-        self, tower: Callable[..., Any], inputs: Mapping[str, torch.Tensor | None], mask: str | None = None
+        self, tower: Callable[..., Any], inputs: Mapping[str, torch.Tensor | None], mask: str, count: int
     ) -> torch.Tensor:
+        """Embeds `count` rows of one or several clips or texts each: `(count R, ...) -> (count R, d)`."""
         given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+        options: dict[str, Any] = {"mask": mask if mask in given else None}
+        if "input_ids" in given:
+            options["tokens"] = self.model.get_input_embeddings()
+
         if self.chunk_size is None:
-            return tower(**given).pooler_output
-        return embed_in_chunks(lambda rows: tower(**rows).pooler_output, given, self.chunk_size, mask)
+            rows = next(iter(given.values()))
+            first = given[mask][:: len(rows) // count] if mask in given else rows[:count, :1]
+            columns = int(first.any(dim=0).nonzero().max()) + 1 if mask in given and first.any() else 1
+            worth = _WORTH_A_CALL[mask] * (8 if rows.is_cuda else 1)
+            options |= {"kept_cells": count * columns, "fewest_cells": worth}
+
+        def embed(rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            return tower(**rows).pooler_output
+
+        return embed_in_chunks(embed, given, self.chunk_size or count, **options)
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
         """Passes the Trainer's request on to both towers, under the name of transformers 5.23 and later."""

@@ -1,9 +1,10 @@
-"""Exact gradients of a big contrastive batch in the memory of a small one (Gao et al., 2021, arXiv 2101.06983).
+"""Embeds a batch in chunks of rows of similar length, with the exact gradients of the whole batch.
 
 A contrastive loss wants the embeddings of the whole batch at once. What fills the memory are the activations behind
-them, and those of one row have nothing to do with those of another. So the rows are embedded chunk by chunk and their
-activations forgotten; the loss sees all embeddings; and the backward pass makes each chunk's activations again, with
-the same dropout, when the gradient of its embeddings is known.
+them, and what fills the time is often padding; neither has to do with the loss, since those of one row have nothing to
+do with those of another. So rows of similar length are embedded together, each chunk without the padding that it does
+not need. Chunks beyond a limit forget their activations, and the backward pass makes them again, with the same dropout,
+when the gradient of their embeddings is known (Gao et al., 2021, arXiv 2101.06983).
 
 The forgetting and remaking is PyTorch's non-reentrant checkpoint, one for each chunk. Nothing else of a training step
 changes: it stays one forward and one backward pass, with whatever scales, synchronises or accumulates gradients.
@@ -17,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
@@ -24,22 +26,36 @@ from torch.utils.checkpoint import checkpoint
 Rows = Mapping[str, Tensor]
 Embed = Callable[[Rows], Tensor]
 
+_MUCH_SHORTER = 0.75
+"""A row of at most this share of a chunk's longest begins a chunk of its own length."""
 
-def embed_in_chunks(embed: Embed, inputs: Rows, chunk_size: int, mask: str | None = None) -> Tensor:
-    """Embeds a batch with the activations of at most `chunk_size` rows alive, in the forward and in the backward pass.
 
-    The gradients are those of `embed(inputs)`, whatever loss the embeddings go into. The price is one more forward
-    pass over all chunks but the last, which keeps its activations, since the backward pass begins with it. Call it
-    once for each tower: together they then take the memory of a plain step on `chunk_size` clips and as many texts.
+def embed_in_chunks(
+    embed: Embed,
+    inputs: Rows,
+    chunk_size: int,
+    mask: str | None = None,
+    kept_cells: int = 0,
+    fewest_cells: int | None = None,
+    tokens: nn.Embedding | None = None,
+) -> Tensor:
+    """Embeds a batch in chunks; the gradients are those of `embed(inputs)`, whatever loss the embeddings go into.
+
+    A cell is a row's column in its chunk: a token, real or padding, or a frame. The longest rows come first, and the
+    backward pass begins with the last chunk. So it is the last ones, at least one, that keep their activations; the
+    price of the others is one more forward pass. Towers that are called later are done and freed when it begins.
 
     Args:
-        embed: rows of the batch to their embeddings `(n, d)`. A row's embedding must not depend on the other rows,
-            see `refuse_batch_statistics`. Random numbers may be drawn, on the CPU and on the device of the inputs.
-        inputs: tensors by name, each with the N rows along its first axis.
-        chunk_size: rows of a chunk; a batch of no more rows is embedded at once.
-        mask: which of `inputs` tells real columns from padding, 1 and 0, `(N, L)`; all inputs then have L columns on
-            their last axis. Rows of similar length go together and each chunk loses the padding that it does not
-            need, which saves about half the time on captions. None keeps chunks in order and padded as they are.
+        embed: Turns rows of the batch into their embeddings `(n, d)`. A row's embedding must not depend on the other
+            rows, see `refuse_batch_statistics`. Random numbers may be drawn, on the CPU and on the inputs' device.
+        inputs: Tensors by name, each with the N rows along its first axis.
+        chunk_size: The most rows of a chunk.
+        mask: The one of `inputs` that tells real columns from padding, 1 and 0, `(N, L)`; all inputs then have L
+            columns, or one, on their last axis. None keeps rows in order and padded as they are.
+        kept_cells: The cells whose activations may stay in memory.
+        fewest_cells: A chunk with this many cells ends where rows are much shorter; None makes it full.
+        tokens: The embeddings in which `embed` looks up `input_ids`. Several chunks then look their tokens up in the
+            rows that the batch uses, so that the gradient of the whole table is made once and not for each chunk.
 
     Returns:
         `(N, d)`, in the order of the inputs.
@@ -55,13 +71,31 @@ def embed_in_chunks(embed: Embed, inputs: Rows, chunk_size: int, mask: str | Non
         >>> embeds.shape, tower.bias.grad
         (torch.Size([5, 3]), tensor([5., 5., 5.]))
     """
-    if _count(inputs, chunk_size) <= chunk_size:
-        return embed(inputs)
-    if mask is None:
-        return _embed_each(embed, _split(inputs, chunk_size))
-    order = _ends(inputs[mask]).argsort(stable=True)
-    chunks = _split({name: tensor[order] for name, tensor in inputs.items()}, chunk_size)
-    return _embed_each(embed, [_trim(chunk, mask) for chunk in chunks])[order.argsort()]
+    _check(inputs, chunk_size)
+    chunks = _cut(inputs, chunk_size, mask, fewest_cells)
+    if tokens is not None and len(chunks) > 1:
+        embed = _with_shared_rows(embed, tokens, inputs["input_ids"])
+
+    def embed_chunk(rows: Tensor, width: int) -> Tensor:
+        chunk = {}  # cut here, and cut again in the backward pass, so that no second copy of the batch is kept
+        for name, values in inputs.items():
+            chunk[name] = values[rows] if mask is None else values[rows, ..., :width]
+        with _fresh_casts(len(chunks) > 1):
+            return embed(chunk)
+
+    cells = [rows.numel() * width for rows, width in chunks]
+    first_kept = len(chunks) - 1
+    while first_kept > 0 and sum(cells[first_kept - 1 :]) <= kept_cells:
+        first_kept -= 1
+
+    parts = []
+    for number, (rows, width) in enumerate(chunks):
+        if number < first_kept and torch.is_grad_enabled():
+            parts.append(checkpoint(embed_chunk, rows, width, use_reentrant=False))
+        else:
+            parts.append(embed_chunk(rows, width))
+    order = torch.cat([rows for rows, _ in chunks])
+    return torch.cat(parts)[order.argsort()]
 
 
 def refuse_batch_statistics(module: nn.Module) -> None:
@@ -70,64 +104,94 @@ def refuse_batch_statistics(module: nn.Module) -> None:
     It would see a chunk in place of the batch, which changes the gradients (by a tenth, for one at the input).
 
     Args:
-        module: what is to be embedded with; marked for good.
+        module: What is to be embedded with; marked for good.
     """
+
+    def refuse(name: str, layer: nn.Module, inputs: Any) -> None:
+        if layer.training:
+            raise ValueError(
+                f"{name} normalises by the statistics of its batch, so its output differs from chunk to chunk; "
+                "freeze those statistics (layer.eval())"
+            )
+
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
-            layer.register_forward_pre_hook(partial(_refuse, name))
+            layer.register_forward_pre_hook(partial(refuse, name))
 
 
-def _refuse(name: str, layer: nn.Module, inputs: Any) -> None:
-    if layer.training:
-        raise ValueError(
-            f"{name} normalises by the statistics of its batch, so its output differs from chunk to chunk; "
-            "train this tower without cached_chunk_size"
-        )
-
-
-def _count(inputs: Rows, chunk_size: int) -> int:
+def _check(inputs: Rows, chunk_size: int) -> None:
     if chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}; a chunk needs at least one row")
-    counts = {name: len(tensor) for name, tensor in inputs.items()}
+    counts = dict(zip(inputs, map(len, inputs.values()), strict=True))
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise ValueError(f"got rows {counts}; give tensors with the same number of rows, at least one")
-    return next(iter(counts.values()))
 
 
-def _split(inputs: Rows, chunk_size: int) -> list[Rows]:
-    pieces = (tensor.split(chunk_size) for tensor in inputs.values())
-    return [dict(zip(inputs, chunk, strict=True)) for chunk in zip(*pieces, strict=True)]
+def _cut(inputs: Rows, chunk_size: int, mask: str | None, fewest_cells: int | None) -> list[tuple[Tensor, int]]:
+    """Cuts a batch into chunks, the longest rows first: the places of the rows of each, and its columns."""
+    tensor = next(iter(inputs.values()))
+    lengths = torch.ones(len(tensor), dtype=torch.long, device=tensor.device)
+    if mask is not None:
+        columns = torch.arange(1, inputs[mask].shape[-1] + 1, device=tensor.device)
+        lengths = (columns * inputs[mask].bool()).amax(dim=-1)  # up to the last real column, (N,)
+    order = lengths.argsort(descending=True, stable=True)
+
+    chunks: list[tuple[Tensor, int]] = []
+    widths = lengths[order].clamp_min(1).tolist()
+    start = 0
+    for place in range(1, len(widths) + 1):
+        count, width = place - start, widths[start]
+        last = place == len(widths)
+        much_shorter = fewest_cells is not None and not last and widths[place] <= _MUCH_SHORTER * width
+        if last or count == chunk_size or (much_shorter and count * width >= fewest_cells):
+            chunks.append((order[start:place], width))
+            start = place
+    return chunks
 
 
-def _ends(mask: Tensor) -> Tensor:
-    """Columns up to each row's last real one, `(N,)`; all of them where the padding comes first."""
-    columns = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
-    return (columns * mask.bool()).amax(dim=-1)
+def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> Embed:
+    """Makes `embed` look tokens up among those of the batch, gathered once: the table has one gradient for all."""
+    weight = tokens.weight
+    whole = weight.shape == (tokens.num_embeddings, tokens.embedding_dim)  # a sharded table is not
+    if not (weight.requires_grad and whole and torch.is_grad_enabled()):
+        return embed
 
+    used = input_ids.unique()  # (U,)
+    padding = tokens.padding_idx
+    if padding is not None:
+        # The row with the number of the padding token gets no gradient, so it has to be that token's here too.
+        used = used[used != padding]
+        filling = used.new_full((max(1, padding + 1 - len(used)),), padding)
+        used = torch.cat([used[:padding], filling, used[padding:]])
 
-def _trim(chunk: Rows, mask: str) -> Rows:
-    width = max(1, int(_ends(chunk[mask]).max()))
-    return {name: tensor[..., :width] for name, tensor in chunk.items()}
+    places = torch.zeros(len(weight), dtype=torch.long, device=input_ids.device)
+    places[used] = torch.arange(len(used), device=input_ids.device)
+    if padding is not None:
+        places[padding] = padding
+    rows = F.embedding(used, weight)  # (U, D)
 
-
-def _embed_each(embed: Embed, chunks: list[Rows]) -> Tensor:
-    def embed_chunk(chunk: Rows) -> Tensor:
-        with _fresh_casts():
+    def embed_with_rows(chunk: Rows) -> Tensor:
+        hook = tokens.register_forward_pre_hook(lambda module, ids: (places[ids[0]],))
+        parameters: dict[str, Any] = tokens._parameters
+        parameters["weight"] = rows  # for this call
+        try:
             return embed(chunk)
+        finally:
+            parameters["weight"] = weight
+            hook.remove()
 
-    *forgotten, last = chunks
-    return torch.cat([*(checkpoint(embed_chunk, chunk, use_reentrant=False) for chunk in forgotten), embed_chunk(last)])
+    return embed_with_rows
 
 
 @contextmanager
-def _fresh_casts() -> Iterator[None]:
-    """Casts weights for each chunk anew under autocast.
+def _fresh_casts(several: bool) -> Iterator[None]:
+    """Casts weights for each of several chunks anew under autocast.
 
     Chunks that share a cast weight add up its gradient in half precision, the less exactly the more chunks there
     are; with a cast of their own they add it up in the precision of the parameter, as accumulated steps do.
     """
     before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
+    torch.set_autocast_cache_enabled(before and not several)
     try:
         yield
     finally:

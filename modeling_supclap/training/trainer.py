@@ -53,9 +53,9 @@ class SupCLAPTrainer(Trainer):
         optimizers: As the Trainer's.
 
     Raises:
-        ValueError: The processor is missing, a split is a stream, the training split is smaller than a batch, or one
-            process was started on a machine with several GPUs, where each GPU would contrast only its own part of the
-            batch.
+        ValueError: The processor is missing, a split is a stream, the training split is smaller than a batch, siglip
+            finds no bias in the model, or one process was started on a machine with several GPUs, where each GPU would
+            contrast only its own part of the batch.
     """
 
     args: SupCLAPTrainingArguments
@@ -76,6 +76,11 @@ class SupCLAPTrainer(Trainer):
             raise ValueError("processing_class is missing; pass the SupCLAPProcessor that goes with the model")
         if args.n_gpu > 1:
             raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process a GPU with `accelerate launch`")
+        if objective is None and args.loss == "siglip" and model.logit_bias is None:
+            raise ValueError(
+                "loss siglip needs a model with a bias, and this one has none; a new model gets one by "
+                "--logit_bias -10 --temperature 0.1"
+            )
 
         train_dataset = self._usable(train_dataset, args)
         eval_dataset = self._usable(eval_dataset, args)

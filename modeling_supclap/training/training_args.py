@@ -52,7 +52,7 @@ class SupCLAPTrainingArguments(TrainingArguments):
             linear in the global batch, for batches whose N x N matrix does not fit. By default they are one matrix.
         cached_chunk_size: With gradient caching, the clips (and texts) whose activations are in memory at a time: a
             batch of any size trains in the memory of one of this size, with its own exact gradients, for about a
-            third more time.
+            third more time. By default those of one text and one clip a row.
     """
 
     loss: str = field(default="infonce", metadata={"help": f"Base loss, one of {', '.join(LOSSES)}."})

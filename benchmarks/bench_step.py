@@ -1,0 +1,199 @@
+"""What a training step costs beside the step as one would write it, and several texts beside one: time and memory.
+
+    OMP_NUM_THREADS=1 python benchmarks/bench_step.py [--only KCL] [--rounds 5] [--clips 24] [--width 96]
+
+The straight step calls each tower once, on the whole batch padded to its longest row. Both steps run in turns in one
+process, from the same weights, and their gradients are compared first (in float64, to 1e-12). Time is the least of the
+rounds; memory is the most bytes of tensors alive that a step has made, on a GPU what the allocator says.
+
+CED-mini's and SONAR's shapes at a fraction of their width; captions have the lengths of AudioCaps' in tokens (mean 17,
+longest of 192 about 50), times a factor for each language. Weights, features and tokens are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import M2M100Config
+
+from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
+from modeling_supclap.training.contrastive_module import ContrastiveModule
+from modeling_supclap.training.objectives import ContrastiveObjective, TemporalObjective
+
+LANGUAGE_LENGTHS = (1.0, 1.23, 1.18, 1.15, 1.14, 1.24, 1.08, 0.90)
+"""Tokens of a caption in each of the eight languages, relative to English."""
+
+Batch = dict[str, Tensor]
+
+
+class StraightModule(ContrastiveModule):
+    """The step as one would write it: each tower once, on the whole batch, padded to its longest row."""
+
+    def _embed(self, tower: Any, inputs: Mapping[str, Tensor | None], mask: str, count: int) -> Tensor:
+        return tower(**{name: tensor for name, tensor in inputs.items() if tensor is not None}).pooler_output
+
+
+class PeakBytes(TorchDispatchMode):
+    """Counts the most bytes that tensors made inside it took at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._alive: weakref.WeakSet = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        known = {leaf.untyped_storage() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+
+        for leaf in tree_leaves(results):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage() not in known | set(self._alive):
+                storage = leaf.untyped_storage()
+                self._alive.add(storage)
+                weakref.finalize(storage, self._forget, storage.nbytes())
+                self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+        return results
+
+    def _forget(self, size: int) -> None:
+        self.now -= size
+
+
+def build_model(width: int, vocabulary: int) -> SupCLAPModel:
+    """Makes a model of six and twelve layers whose towers have the proportions of CED-base and SONAR."""
+    audio = CEDConfig(embed_dim=width, depth=6, num_heads=width // 64)
+    text = M2M100Config(
+        vocab_size=vocabulary,
+        d_model=width // 3 * 4,
+        encoder_layers=12,
+        encoder_ffn_dim=width // 3 * 32,
+        encoder_attention_heads=width // 48,
+        encoder_layerdrop=0.0,
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
+    return SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=256)).train()
+
+
+def make_batch(model: SupCLAPModel, clips: int, texts: int = 1, roles: int = 1) -> Batch:
+    """Makes features of ten seconds, for the roles of TeminAL 10, 10 and 5, and captions in as many languages."""
+    draw = torch.Generator().manual_seed(0)
+    frames = torch.tensor([1001] if roles == 1 else [1001, 1001, 501]).repeat(clips)
+    audio_mask = torch.arange(1001) < frames.unsqueeze(1)  # (N R, T)
+
+    english = torch.empty(clips * roles, 1).log_normal_(2.72, 0.45, generator=draw)
+    factors = torch.tensor(LANGUAGE_LENGTHS[:texts] if roles == 1 else LANGUAGE_LENGTHS[:1])
+    noise = 1 + 0.12 * torch.randn(clips * roles, len(factors), generator=draw)
+    lengths = (english * factors * noise).round().clamp(4, 64).view(clips, -1)  # (N, K)
+    text_mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)  # (N, K, L)
+
+    config: Any = model.config.text_config
+    ids = torch.randint(5, config.vocab_size, text_mask.shape, generator=draw)
+    return {
+        "input_features": (20 * torch.randn(len(frames), 64, 1001, generator=draw) - 40) * audio_mask.unsqueeze(1),
+        "audio_attention_mask": audio_mask.long(),
+        "input_ids": ids.masked_fill(~text_mask, config.pad_token_id),
+        "attention_mask": text_mask.long(),
+    }
+
+
+def run_step(module: nn.Module, batch: Batch) -> None:
+    """Runs one forward and one backward pass; gradients are kept and zeroed, as an optimizer's are."""
+    module.zero_grad(set_to_none=False)
+    module(**batch).loss.backward()
+
+
+def time_step(module: nn.Module, batch: Batch) -> float:
+    """Gives the seconds of one step."""
+    if batch["input_ids"].is_cuda:
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    run_step(module, batch)
+    if batch["input_ids"].is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def measure_bytes(module: nn.Module, batch: Batch) -> int:
+    """Gives the most bytes that a step needs beyond weights, gradients and inputs."""
+    if batch["input_ids"].is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run_step(module, batch)
+        return torch.cuda.max_memory_allocated() - before
+    with PeakBytes() as memory:
+        run_step(module, batch)
+    return memory.peak
+
+
+def require_equal_gradients(plain: nn.Module, ours: nn.Module, batch: Batch) -> float:
+    """Gives the largest relative difference of any gradient in float64, and stops where it is over 1e-12."""
+    plain, ours = copy.deepcopy(plain).double(), copy.deepcopy(ours).double()
+    exact = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
+    run_step(plain, exact)
+    run_step(ours, exact)
+
+    worst = 0.0
+    for wanted, found in zip(plain.parameters(), ours.parameters(), strict=True):
+        if wanted.grad is not None and found.grad is not None and wanted.grad.norm() > 1e-9:
+            worst = max(worst, ((found.grad - wanted.grad).norm() / wanted.grad.norm()).item())
+    assert worst < 1e-12, f"gradients differ by {worst:.1e}"
+    return worst
+
+
+def main() -> None:
+    """Prints, for each objective, time and memory beside the straight step and beside one language."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="One of InfoNCE, CACL, KCL, TeminAL; InfoNCE is run in any case.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--clips", type=int, default=24)
+    parser.add_argument("--width", type=int, default=96)
+    parser.add_argument("--vocabulary", type=int, default=8000)
+    options = parser.parse_args()
+
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model: Any = build_model(options.width, options.vocabulary)
+    model.to(device)
+    cases = {
+        "InfoNCE": (ContrastiveObjective("infonce"), {}),
+        "CACL": (ContrastiveObjective("cacl"), {"texts": 2}),
+        "KCL of 8": (ContrastiveObjective("kcl"), {"texts": 8}),
+        "TeminAL triples": (TemporalObjective("b"), {"roles": 3}),
+    }
+    print(f"{device}, {torch.get_num_threads()} threads, {options.clips} clips, least of {options.rounds} rounds")
+    print(f"{'':16}{'time / straight':>16}{'memory / straight':>18}{'memory / InfoNCE, straight':>28}{'gradients':>11}")
+
+    one_text = 0
+    for name, (objective, shape) in cases.items():
+        if name != "InfoNCE" and not name.startswith(options.only or ""):
+            continue
+        batch = make_batch(model, options.clips, **shape)
+        batch = {key: tensor.to(device) for key, tensor in batch.items()}
+        straight, ours = StraightModule(model, objective), ContrastiveModule(model, objective)
+        few = {key: tensor[: 4 * len(tensor) // options.clips] for key, tensor in batch.items()}
+        difference = require_equal_gradients(straight, ours, few)
+
+        run_step(straight, batch)  # gradients exist from here on
+        straight_bytes, our_bytes = measure_bytes(straight, batch), measure_bytes(ours, batch)
+        one_text = one_text or straight_bytes
+        straight_s, our_s = float("inf"), float("inf")
+        for _ in range(options.rounds):
+            straight_s = min(straight_s, time_step(straight, batch))
+            our_s = min(our_s, time_step(ours, batch))
+        print(
+            f"{name:16}{our_s / straight_s:16.2f}{our_bytes / straight_bytes:18.2f}{our_bytes / one_text:28.2f}"
+            f"{difference:11.0e}   ({straight_s:.2f} s, {straight_bytes / 2**20:.0f} MiB)"
+        )
+
+
+if __name__ == "__main__":
+    main()
