@@ -94,46 +94,50 @@ class EvaluationArguments(DatasetArguments):
 
 def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, dict[str, Any]]:
     """The rows to evaluate, the fold of each clip where folds were asked for, and what the results say of them."""
-    options = args.builder_options
-    data: dict[str, Any] = {"dataset": args.dataset, "split": args.split}
-    data["dataset_config"] = {name: value for name, value in options.items() if name != "data_dir"}
     if args.folds and args.train_split is not None:
         raise ValueError("folds have a training split each; give train_split without folds, or folds without it")
+    options = args.builder_options
+    data: dict[str, Any] = {"dataset": args.dataset, "split": args.split, "dataset_config": {**options}}
+    data["dataset_config"].pop("data_dir", None)
     translations = options.pop("translations", None)
-    folded: list[dict[str, Any]] = [{"test_fold": fold} for fold in args.folds] or [{}]
-    builders = [load_builder(args.dataset, **options, **fold) for fold in folded]
-    data |= found_on_disk(builders[0], args)
-    of_folds = [splits_of(builder, translations) for builder in builders]
-    if not args.folds:
-        data["shared_sources"] = shared_sources(of_folds[0], args)
-        return join(of_folds[0], args.split), None, data
-    parts = {fold: join(splits, args.split) for fold, splits in zip(args.folds, of_folds, strict=True)}
-    folds = {row["clip_id"]: fold for fold, rows in parts.items() for row in without_audio(rows)}
-    if len(folds) < sum(map(len, parts.values())):
+
+    parts = []
+    folds: dict[str, int] = {}
+    wanted: list[Any] = [*args.folds] or [None]
+    for fold in wanted:
+        held_out: dict[str, Any] = {} if fold is None else {"test_fold": fold}
+        builder = load_builder(args.dataset, **options, **held_out)
+        splits = splits_of(builder, translations)
+        parts.append(join(splits, args.split))
+        if fold is None:
+            data["shared_sources"] = shared_sources(splits, args)
+        else:
+            folds |= dict.fromkeys(without_audio(parts[-1])["clip_id"], fold)
+        if len(parts) == 1:
+            data |= found_on_disk(builder, args)
+    if args.folds and len(folds) < sum(map(len, parts)):
         raise ValueError(f"the folds {args.folds} share clips in split {args.split!r}; evaluate their test splits")
-    return concatenate_datasets(list(parts.values())), folds, data
+    return concatenate_datasets(parts), folds or None, data
 
 
 def found_on_disk(builder: Any, args: EvaluationArguments) -> dict[str, Any]:
     """What the builder has no rows for, in all splits, and the dataset that a prepared set was made from."""
     report = builder.report()
-    missing = list(report["missing"])
-    return {
-        "origin": getattr(builder, "origin", args.dataset),
-        "without_rows": {
-            "missing": len(missing),
-            "examples": sorted(map(str, missing))[:5],
-            "left_out": {reason: len(ids) for reason, ids in report["left_out"].items()},
-        },
-    }
+    missing = sorted(map(str, report["missing"]))
+    left_out = {}
+    for reason, ids in report["left_out"].items():
+        left_out[reason] = len(ids)
+    without = {"missing": len(missing), "examples": missing[:5], "left_out": left_out}
+    return {"origin": getattr(builder, "origin", args.dataset), "without_rows": without}
 
 
 def join(splits: Mapping[str, Any], names: str) -> Any:
     """One split, or several with + between them."""
-    missing = [name for name in names.split("+") if name not in splits]
-    if missing:
-        raise ValueError(f"there is no split {missing[0]!r}; the splits are {', '.join(splits)}")
-    chosen = [splits[name] for name in names.split("+")]
+    chosen = []
+    for name in names.split("+"):
+        if name not in splits:
+            raise ValueError(f"there is no split {name!r}; the splits are {', '.join(splits)}")
+        chosen.append(splits[name])
     return chosen[0] if len(chosen) == 1 else concatenate_datasets(chosen)
 
 
@@ -141,9 +145,9 @@ def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict
     """How many recordings were cut into clips of both the evaluated and the training split; none should be."""
     if args.train_split is None:
         return None
-    trained, evaluated = (
-        {row["source"] for row in without_audio(join(splits, names))} for names in (args.train_split, args.split)
-    )
+    trained = set(without_audio(join(splits, args.train_split))["source"])
+    evaluated = set(without_audio(join(splits, args.split))["source"])
+
     shared = sorted(trained & evaluated)
     if shared:
         warnings.warn(
@@ -166,10 +170,11 @@ def load_phrases(args: EvaluationArguments, origin: str) -> dict[str, dict[str, 
 
 def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
     """The arguments as the package takes them."""
-    unknown = [name for name in args.template_sets if name not in evaluation.TEMPLATE_SETS]
-    if unknown:
-        raise ValueError(f"unknown template sets {unknown}; there are {', '.join(evaluation.TEMPLATE_SETS)}")
-    template_sets = {name: evaluation.TEMPLATE_SETS[name] for name in args.template_sets}
+    template_sets = {}
+    for name in args.template_sets:
+        if name not in evaluation.TEMPLATE_SETS:
+            raise ValueError(f"unknown template sets {[name]}; there are {', '.join(evaluation.TEMPLATE_SETS)}")
+        template_sets[name] = evaluation.TEMPLATE_SETS[name]
     if args.templates:
         template_sets["own"] = args.templates
     return evaluation.EvaluationOptions(
@@ -192,7 +197,7 @@ def compare(args: EvaluationArguments) -> None:
     """Prints how two results differ."""
     if len(args.compare) != 2:
         raise ValueError(f"--compare takes two folders of results, got {args.compare}")
-    first, second = (evaluation.Results.load(path) for path in args.compare)
+    first, second = map(evaluation.Results.load, args.compare)
     table = evaluation.compare(first, second, args.num_resamples, args.seed, args.allow_different)
     for place, path, results in zip(("first", "second"), args.compare, (first, second), strict=True):
         print(f"{place}: {path}, model {results.content['model']['name']}")
@@ -209,6 +214,7 @@ def main() -> None:
         return
     if args.model is None:
         raise ValueError("there is no model; give --model with a folder, a Hub id, or module:function")
+
     options = options_of(args)
     rows, folds, data = load_rows(args)
     folder = None if args.cache_dir in (None, "none") else args.cache_dir
@@ -218,6 +224,7 @@ def main() -> None:
     results = evaluation.evaluate(
         model, rows, options, cache, load_phrases(args, data["origin"]), folds=folds, data=data
     )
+
     path = results.save(args.output_dir)
     report = write_report(results, Path(args.output_dir, "report.html"), rows)
     run = results.content["run"]

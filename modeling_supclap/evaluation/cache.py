@@ -122,6 +122,7 @@ class EmbeddingCache:
         path = None if self.folder is None else self.folder / "digests.json"
         if path is None or not path.is_file():
             return {}
+
         try:
             digests = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
@@ -129,6 +130,7 @@ class EmbeddingCache:
         except (OSError, ValueError) as error:
             warnings.warn(f"{path} cannot be read ({error}); the recordings are read again", stacklevel=3)
             return {}
+
         return digests
 
 

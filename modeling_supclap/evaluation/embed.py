@@ -275,29 +275,36 @@ def embed_split(
         raise ValueError("the split is empty; there is nothing to evaluate")
 
     files = hash_recordings(rows, cache, on_bad_audio)
-    there = [place for place, row in enumerate(listed) if row["clip_id"] in files]
+    there, found = [], []
+    for place, row in enumerate(listed):
+        if row["clip_id"] in files:
+            there.append(place)
+            found.append(files[row["clip_id"]])
     if not there:
         raise ValueError(f"none of the {len(listed)} recordings is there, such as {listed[0]['audio_path']}")
 
     def read(place: int) -> np.ndarray:
         return read_clip(model, rows[place], policy.max_audio_seconds)
 
-    key = {
-        "max_audio_seconds": policy.max_audio_seconds,
-        "files": [files[listed[place]["clip_id"]] for place in there],
-    }
+    key = {"max_audio_seconds": policy.max_audio_seconds, "files": found}
     clips = embed_waveforms(model, there, read, policy, cache, key, on_bad_audio, batch_size)
     heard = np.flatnonzero(clips.counts)
     if not len(heard):
         raise ValueError(f"none of the {len(there)} recordings can be read, such as {listed[there[0]]['audio_path']}")
 
-    kept = {there[index] for index in heard}
+    kept, missing = [], []
+    heard_places = set(np.array(there)[heard].tolist())
+    for place, row in enumerate(listed):
+        if place in heard_places:
+            kept.append(row)
+        else:
+            missing.append(row["clip_id"])
     return EmbeddedSplit(
-        rows=[listed[place] for place in sorted(kept)],
+        rows=kept,
         clips=clips.select(heard),
         model=model,
         dataset=rows,
-        missing=[row["clip_id"] for place, row in enumerate(listed) if place not in kept],
+        missing=missing,
         policy=policy,
         cache=cache,
         batch_size=batch_size,
@@ -405,19 +412,23 @@ def embed_waveforms(
         embeds: list[np.ndarray] = []
         counts: list[int] = []
         starts: list[int] = []
+
         with ThreadPoolExecutor(_READERS) as readers:
-            following = [readers.submit(read_chunks, item) for item in items[:_WINDOW_CLIPS]]
+            following = readers.map(read_chunks, items[:_WINDOW_CLIPS])
             for first in range(0, len(items), _WINDOW_CLIPS):
                 # The next window is read while this one is embedded.
-                window = [future.result() for future in following]
-                upcoming = items[first + _WINDOW_CLIPS : first + 2 * _WINDOW_CLIPS]
-                following = [readers.submit(read_chunks, item) for item in upcoming]
+                window = following
+                following = readers.map(read_chunks, items[first + _WINDOW_CLIPS : first + 2 * _WINDOW_CLIPS])
 
-                chunks = [chunk for clip in window for chunk in clip]
-                counts += [len(clip) for clip in window]
-                starts += [start for start, _ in chunks]
-                if chunks:
-                    embeds.append(model.encode_audio([waveform for _, waveform in chunks], batch_size))
+                waveforms = []
+                for chunks in window:
+                    counts.append(len(chunks))
+                    for start, waveform in chunks:
+                        starts.append(start)
+                        waveforms.append(waveform)
+                if waveforms:
+                    embeds.append(model.encode_audio(waveforms, batch_size))
+
         joined = np.concatenate(embeds) if embeds else np.empty((0, 1), np.float32)
         return {"embeds": joined, "counts": np.array(counts, np.int64), "onset_seconds": np.array(starts) / rate_hz}
 

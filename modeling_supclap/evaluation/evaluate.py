@@ -61,13 +61,11 @@ class EvaluationOptions:
     batch_size: int = 32
 
     def __post_init__(self) -> None:
-        for name, given, valid in (
-            ("tasks", self.tasks, TASKS),
-            ("positives", [self.positives], ("clip", "captions")),
-        ):
-            unknown = [value for value in given if value not in valid]
-            if unknown or not given:
-                raise ValueError(f"{name} is {list(given)}; give some of {', '.join(valid)}")
+        if not self.tasks or set(self.tasks) - set(TASKS):
+            raise ValueError(f"tasks is {list(self.tasks)}; give some of {', '.join(TASKS)}")
+        if self.positives not in ("clip", "captions"):
+            raise ValueError(f"positives is {self.positives!r}; give clip or captions")
+
         for name in ("languages", "zero_shot_languages", "zste_languages"):
             given = list(getattr(self, name))
             if isinstance(getattr(self, name), str) or not given or len(set(given)) < len(given):
@@ -111,6 +109,7 @@ def evaluate(
     options = EvaluationOptions(**{**vars(options or EvaluationOptions()), **changes})
     cache = EmbeddingCache.default() if cache is None else cache
     adapted = load_embedding_model(model)
+
     split = embed_split(adapted, rows, options.audio, cache, options.on_bad_audio, options.batch_size)
     embedded = time.perf_counter()
 
@@ -139,7 +138,9 @@ def score_split(
         data: What the protocol says of where the rows are from, such as "dataset" and "split".
     """
     assert split.model is not None
-    labels = {label for row in split.rows for label in row.get("labels") or ()}
+    labels: set[str] = set()
+    for row in split.rows:
+        labels.update(row.get("labels") or ())
     protocol: dict[str, Any] = {
         "dataset": None,
         "origin": (data or {}).get("dataset"),
@@ -166,6 +167,7 @@ def score_split(
         "intervals": {"method": "percentile bootstrap over source recordings", **vars(options.intervals)},
         "seed": options.intervals.seed,
     }
+
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {
         "clips/id": split.ids,
@@ -180,18 +182,21 @@ def score_split(
         )
         scores |= found
         arrays |= kept
+
     if "zero_shot" in options.tasks:
         found, kept, protocol["zero_shot"] = evaluate_zero_shot(
             split, options.template_sets, options.zero_shot_languages, classes, phrases, folds, options.intervals
         )
         scores |= found
         arrays |= kept
+
     if "zste" in options.tasks:
         found, kept, protocol["zste"] = evaluate_zste(
             split, options.zste, options.zste_languages, phrases, options.intervals
         )
         scores |= found
         arrays |= kept
+
     return make_results(split.model, scores, arrays, protocol, split.clips.embeds.shape[1])
 
 
@@ -211,7 +216,10 @@ def make_results(
         protocol: How it was measured, and on what.
         embedding_dim: The width of the embeddings.
     """
-    weights = model.model.parameters() if isinstance(model.model, torch.nn.Module) else None
+    parameters = None
+    if isinstance(model.model, torch.nn.Module):
+        parameters = sum(map(torch.numel, model.model.parameters()))
+
     content = {
         "schema": SCHEMA,
         "model": {
@@ -219,7 +227,7 @@ def make_results(
             "kind": model.kind,
             "class": type(model.model).__name__,
             "fingerprint": model.fingerprint,
-            "parameters": None if weights is None else sum(weight.numel() for weight in weights),
+            "parameters": parameters,
             "embedding_dim": embedding_dim,
         },
         "protocol": dict(protocol),

@@ -103,6 +103,7 @@ def load_embedding_model(
     if isinstance(model, (str, Path)):
         name = name or str(model)
         model, processor = _load(str(model), processor, device)
+
     name = name or getattr(model, "name_or_path", "") or type(model).__name__
     if isinstance(model, ClapModel):
         if processor is None:
@@ -139,11 +140,13 @@ def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
     array = embeds.detach().float().cpu().numpy() if isinstance(embeds, torch.Tensor) else np.asarray(embeds)
     if array.ndim != 2 or len(array) != count or not array.shape[1]:
         raise ValueError(f"{name} have shape {array.shape}; {count} inputs should give ({count}, dimensions)")
+
     array = array.astype(np.float32, copy=False)
     norms = np.linalg.norm(array.astype(np.float64), axis=1)
     bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
     if len(bad):
         raise ValueError(f"{name} must be finite and not zero; number {bad[0]} is not ({len(bad)} of {count})")
+
     furthest = float(norms[np.abs(norms - 1).argmax()]) if count else 1.0
     if abs(furthest - 1) > _NORM_TOLERANCE:
         warnings.warn(f"{name} have norms up to {furthest:.4g} where 1 is expected; normalising them", stacklevel=3)
@@ -171,10 +174,11 @@ def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
         if not callable(getattr(module, function_name, None)):
             raise ValueError(f"module {module_name} has no function {function_name!r}")
         return getattr(module, function_name)(), processor
+
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
         held = sorted(os.listdir(name))
-        inside = [entry for entry in held if os.path.isfile(os.path.join(name, entry, "config.json"))]
-        hint = f"; did you mean {os.path.join(name, inside[-1])}?" if inside else ""
+        inside = sorted(Path(name).glob("*/config.json"))
+        hint = f"; did you mean {inside[-1].parent}?" if inside else ""
         raise ValueError(
             f"the folder {name} has no config.json, it holds {', '.join(held[:8]) or 'nothing'}; give one that "
             f"save_pretrained has written{hint}"
@@ -213,7 +217,7 @@ def _of_features(model: Any, processor: SupCLAPProcessor, name: str, kind: str) 
     tokenizer: Any = processor.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     words = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
-    words = {key: part for key, part in words.items() if key not in ("padding", "truncation")}
+    words = {**words, "padding": None, "truncation": None}
     captions = [processor.plain_captions, processor.caption_prefix, tokenizer.model_max_length]
     settings = [_settings(model.config.to_dict()), _settings(extractor.to_dict()), words, captions]
     return EmbeddingModel(
@@ -234,10 +238,13 @@ def _of_features(model: Any, processor: SupCLAPProcessor, name: str, kind: str) 
 def _settings(config: Any) -> Any:
     """Settings without what may differ between two copies of one model: paths, versions, where the code is."""
     if isinstance(config, dict):
-        kept = (key for key in sorted(config, key=str) if not str(key).startswith("_") and key not in _INCIDENTAL)
-        return {str(key): _settings(config[key]) for key in kept}
+        kept = {}
+        for key in sorted(config, key=str):
+            if not str(key).startswith("_") and key not in _INCIDENTAL:
+                kept[str(key)] = _settings(config[key])
+        return kept
     if isinstance(config, (list, tuple)):
-        return [_settings(value) for value in config]
+        return list(map(_settings, config))
     return config if isinstance(config, (int, float, str, bool, type(None))) else str(config)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import io
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 from modeling_supclap.datasets_scripts.atomic_files import write_text
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
 from modeling_supclap.datasets_scripts.schema import LANGUAGES, without_audio
-from modeling_supclap.metrics.names import RETRIEVAL_METRICS, get_metric
+from modeling_supclap.metrics.names import METRICS, RETRIEVAL_METRICS, get_metric
 
 from .report_figures import figures
 from .results import DIRECTIONS, NUM_CLASSES, Results, Score, flat_scores, get_dataset_name, paper_results
@@ -72,8 +72,8 @@ class Table(NamedTuple):
 
     def groups(self) -> list[tuple[str, int]]:
         """Each direction with the number of its columns."""
-        grouped = groupby(self.columns, lambda column: column[0])
-        return [(DIRECTIONS.get(name, ""), len([*own])) for name, own in grouped]
+        counts = Counter(direction for direction, _ in self.columns)
+        return [(DIRECTIONS.get(direction, ""), count) for direction, count in counts.items()]
 
 
 class Case(NamedTuple):
@@ -124,9 +124,11 @@ def render_report(results: Results, rows: Any = None, num_samples: int = 4) -> s
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    scores = results.scores
-    zero_shot = _first_zero_shot(results)
-    per_class = zero_shot[1]["per_class"] if zero_shot else {}
+    bars: dict[str, list[Any]] = {}
+    for language, own in results.scores.get("retrieval", {}).items():
+        for direction, title in DIRECTIONS.items():
+            bars.setdefault(title, []).append((language, own[direction]["R@1"]))
+    per_class, confusion = _zero_shot(results)
     return environment.get_template("report.html.j2").render(
         model=results.content["model"],
         dataset=get_dataset_name(results.protocol),
@@ -137,13 +139,10 @@ def render_report(results: Results, rows: Any = None, num_samples: int = 4) -> s
         verdicts=_verdicts(results),
         title_of=_title_of,
         zste_tasks=ZSTE_TASKS,
-        tables=dict(_tables(results)),
-        bars={
-            title: [(name, own[direction]["R@1"]) for name, own in scores.get("retrieval", {}).items()]
-            for direction, title in DIRECTIONS.items()
-        },
+        tables=_tables(results),
+        bars=bars,
         class_bars=sorted(per_class.items(), key=lambda item: -item[1]),
-        confusion=_confusion(results),
+        confusion=confusion,
         figures=dict(figures(results)),
         cases=_cases(results),
         samples=_samples(results, rows, num_samples),
@@ -159,89 +158,103 @@ def _title_of(metric: str) -> str:
 
 
 def _verdicts(results: Results) -> list[str]:
-    """One sentence for each task: the first score, what chance would give, and whether the interval is clear of it."""
-    asked = {
-        "retrieval": ("t2a", "R@1"),
-        "zero_shot": (None, "top1"),
-        "zste": (None, "3A"),
-        "temporal": (None, "temporal_accuracy"),
-    }
+    """One sentence for each task: its first score, the levels beside it, and whether the interval is clear of them."""
     told = {
-        "retrieval": "captions in {language} find their clip first",
-        "zero_shot": "clips are given the right class",
-        "zste": "of two sounds in a row the right one is said to be first",
-        "temporal": "an item's own caption wins within its pair",
+        ("retrieval", "R@1"): "captions in {language} find their clip first",
+        ("zero_shot", "top1"): "clips are given the right class",
+        ("zste", "3A"): "of two sounds in a row the right one is said to be first",
+        ("temporal", "temporal_accuracy"): "an item's own caption wins within its pair",
     }
+    firsts: dict[tuple[str, str], Score] = {}
+    for each in flat_scores(results.scores):
+        key = each.place[0], each.place[-1]
+        # The last stage of a post-training is what it leaves; of languages, directions and templates the first counts.
+        if key in told and (key not in firsts or key[0] == "temporal"):
+            firsts[key] = each
+
     sentences = []
-    for task, (direction, metric) in asked.items():
-        found = [each for each in flat_scores({task: results.scores.get(task, {})}) if each.place[-1] == metric]
-        found = [each for each in found if direction is None or direction in each.place]
-        if found:
-            # The last stage of a post-training is what it leaves; of languages and templates the first counts.
-            each = found[-1] if task == "temporal" else found[0]
-            sentences.append(_verdict(told[task].format(language=each.place[1]), each))
+    for key, each in firsts.items():
+        value, interval, chance, blind = each.cells()
+        subject = told[key].format(language=each.place[1])
+        sentence = f"{subject[0].upper()}{subject[1:]} in {value} % of the cases (chance {chance} %"
+        sentence += f", an order-blind model {blind} %" if blind else ""
+        sentence += f"; interval {interval} %)" if interval else ")"
+
+        level = max(each.chance or 0.0, each.order_blind or 0.0)
+        rival = "an order-blind model" if blind else "chance"
+        if each.value <= level:
+            sentence += f": no better than {rival}"
+        elif each.low is not None and each.low <= level:
+            sentence += f": that cannot be told from {rival}"
+        sentences.append(f"{sentence}.")
     return sentences
-
-
-def _verdict(told: str, found: Score) -> str:
-    value, interval, chance, blind = found.cells()
-    levels = f"chance {chance} %" + (f", an order-blind model {blind} %" if blind else "")
-    sentence = f"{told[0].upper()}{told[1:]} in {value} % of the cases ({levels}"
-    sentence += f"; interval {interval} %)" if interval else ")"
-    level = max(found.chance or 0.0, found.order_blind or 0.0)
-    if found.low is not None and found.low <= level:
-        return f"{sentence}: that cannot be told from {'an order-blind model' if blind else 'chance'}."
-    if found.value <= level:
-        return f"{sentence}: no better than {'an order-blind model' if blind else 'chance'}."
-    return f"{sentence}."
 
 
 # ---- tables ----
 
 
-def _tables(results: Results) -> Iterator[tuple[str, Table]]:
+def _tables(results: Results) -> dict[str, Table]:
     """Each table of the page by its name."""
     scores, papers = results.scores, _papers(results.protocol)
-    has_all = set(LANGUAGES) <= set(scores.get("retrieval", {}))
+    tables: dict[str, Table] = {}
+    has_all = set(LANGUAGES) <= scores.get("retrieval", {}).keys()
+    columns: list[Column]
+    rows: dict[str, list[Any]]
 
     if "retrieval" in scores:
-        columns: list[Column] = [(direction, metric) for direction in DIRECTIONS for metric in RETRIEVAL_METRICS]
-        rows = {n: [own[direction][metric] for direction, metric in columns] for n, own in scores["retrieval"].items()}
-        spoken = [name for name in rows if name != "mean"]
+        columns, rows = list(itertools.product(DIRECTIONS, RETRIEVAL_METRICS)), {}
+        for language, own in scores["retrieval"].items():
+            rows[language] = [own[direction][metric] for direction, metric in columns]
+        spoken = list(filter("mean".__ne__, rows))
         averages = ["avg"] if has_all else []
-        yield "retrieval", _table(columns, rows, papers, [*spoken, *averages], [spoken[0], *averages])
+        tables["retrieval"] = _table(columns, rows, papers, [*spoken, *averages], [spoken[0], *averages])
+
     if "multilingual" in scores:
-        own = scores["multilingual"]
         every = [None] if has_all else []
-        yield "multilingual", _table([("", "MRV")], {"this model": [own["all"]["MRV"]]}, papers, every, every)
-        columns = [("", "Gap"), ("", "Dis")]
-        rows = {n: [own[n]["Gap"], own[n]["Dis"]] for n in own if n not in ("all", "num_parallel")}
-        yield "distances", _table(columns, rows, papers, list(rows), [])
+        rows = {"this model": [scores["multilingual"]["all"]["MRV"]]}
+        tables["multilingual"] = _table([("", "MRV")], rows, papers, every, every)
+        rows = {}
+        for language, own in scores["multilingual"].items():
+            if language not in ("all", "num_parallel"):
+                rows[language] = [own["Gap"], own["Dis"]]
+        tables["distances"] = _table([("", "Gap"), ("", "Dis")], rows, papers, list(rows), [])
+
     if "zero_shot" in scores:
-        named = {f"{name}, {kind}": own for name, sets in scores["zero_shot"].items() for kind, own in sets.items()}
-        columns = [("", metric) for metric in ZERO_SHOT if any(metric in own for own in named.values())]
+        found = {}
+        for language, sets in scores["zero_shot"].items():
+            for name, own in sets.items():
+                found[f"{language}, {name}"] = own
         spoken = list(scores["zero_shot"])
-        yield "zero_shot", _table(columns, _cells_of(named, columns), papers, spoken, spoken[:1])
+        tables["zero_shot"] = _table(*_in_columns(found, ZERO_SHOT), papers, spoken, spoken[:1])
+
     if "zste" in scores:
-        spoken = [name for name in scores["zste"] if name != "all"]
-        columns = [("", task) for task in scores["zste"][spoken[0]]]
-        named = {name: scores["zste"][name] for name in spoken}
-        table = _table(columns, _cells_of(named, columns), papers, spoken, spoken[:1])
-        if agreement := scores["zste"].get("all"):
+        found = dict(scores["zste"])
+        agreement = found.pop("all", None)
+        columns, rows = _in_columns(found, ZSTE_TASKS)
+        tables["zste"] = _table(columns, rows, papers, list(found), list(found)[:1])
+        if agreement:
             cells = [_cell(agreement.get(task, {}).get("MRV"), "MRV") for _, task in columns]
-            table.lines.append(Line("ours", "MRV of the languages", cells))
-        yield "zste", table
+            tables["zste"].lines.append(Line("ours", "MRV of the languages", cells))
+
     if "temporal" in scores:
-        named = {
-            stage.replace("_", " "): own for stages in scores["temporal"].values() for stage, own in stages.items()
-        }
-        columns = [("", metric) for metric in dict.fromkeys(metric for own in named.values() for metric in own)]
-        yield "temporal", _table(columns, _cells_of(named, columns), [], [], [])
+        found = {}
+        for stages in scores["temporal"].values():
+            for stage, own in stages.items():
+                found[stage.replace("_", " ")] = own
+        tables["temporal"] = _table(*_in_columns(found, METRICS), [], [], [])
+    return tables
 
 
-def _cells_of(rows: Mapping[str, Mapping[str, Any]], columns: Sequence[Column]) -> dict[str, list[Any]]:
-    """The scores of each row in the order of the columns, None where a row lacks one."""
-    return {name: [own.get(metric) for _, metric in columns] for name, own in rows.items()}
+def _in_columns(
+    found: Mapping[str, Mapping[str, Any]], metrics: Iterable[str]
+) -> tuple[list[Column], dict[str, list[Any]]]:
+    """The metrics that any row has, in their order, and the scores of each row under them; None where it lacks one."""
+    present = set().union(*found.values())
+    columns = [("", metric) for metric in filter(present.__contains__, metrics)]
+    rows: dict[str, list[Any]] = {}
+    for name, own in found.items():
+        rows[name] = [own.get(metric) for _, metric in columns]
+    return columns, rows
 
 
 def _papers(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -252,9 +265,12 @@ def _papers(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
     name = str(protocol.get("origin") or protocol["dataset"])
     if "test" not in str(protocol["split"]).split("+"):
         return []
-    whole = protocol.get("classes") == NUM_CLASSES.get(name)
-    entries = sorted(paper_results(dataset=name), key=lambda entry: (entry["paper"], int(entry["table"])))
-    return [entry for entry in entries if whole or entry["task"] not in ("zero_shot", "zste")]
+    is_whole = protocol.get("classes") == NUM_CLASSES.get(name)
+    entries = []
+    for entry in sorted(paper_results(dataset=name), key=lambda entry: (entry["paper"], int(entry["table"]))):
+        if is_whole or entry["task"] not in ("zero_shot", "zste"):
+            entries.append(entry)
+    return entries
 
 
 def _table(
@@ -266,36 +282,37 @@ def _table(
 ) -> Table:
     """Our rows, the levels beside them, the papers' best in some languages, and what the papers print in ours."""
     lines = _lines(columns, rows, "ours")
-    for level, name in (("chance", "chance"), ("order_blind", "an order-blind model")):
+    levels: dict[str, list[Any]] = {"chance": [], "an order-blind model": []}
+    for column in zip(*rows.values(), strict=True):
         # Rows may ask among different numbers of candidates: each column shows the level of its last row.
-        last = [[own[place] for own in rows.values() if own[place]] for place in range(len(columns))]
-        cells = [_cell(own[-1].get(level) if own else None, columns[place][1]) for place, own in enumerate(last)]
-        if any(cell.value for cell in cells):
-            lines.append(Line("chance", name, cells))
+        last: Mapping[str, Any] = next(filter(None, reversed(column)), {})
+        levels["chance"].append(last.get("chance"))
+        levels["an order-blind model"].append(last.get("order_blind"))
+    for line in _lines(columns, levels, "chance"):
+        if any(cell.value for cell in line.cells):
+            lines.append(line)
 
     printed: dict[tuple[str | None, Column], list[float]] = defaultdict(list)
-    sections: dict[str, dict[str, dict[Column, float]]] = defaultdict(lambda: defaultdict(dict))
+    sections: dict[str, dict[str, list[Any]]] = defaultdict(dict)
     for entry in papers:
         column = (entry["direction"] if entry["metric"] in RETRIEVAL_METRICS else "", entry["metric"])
         language = entry["language"]
         if column in columns and language in languages:
+            own = sections[f"{entry['paper']}, table {entry['table']}"]
             name = f"{entry['model']} ({OF_PAPERS.get(language, language)})"
-            sections[f"{entry['paper']}, table {entry['table']}"][name][column] = entry["value"]
+            own.setdefault(name, [None] * len(columns))[columns.index(column)] = entry["value"]
             printed[language, column].append(entry["value"])
 
     best: dict[str, list[Any]] = {}
     for language in best_of:
-        if any(language == spoken for spoken, _ in printed):
-            own = best[f"best in papers, {OF_PAPERS.get(language, language)}"] = []
-            for column in columns:
-                choose = max if get_metric(column[1]).higher_is_better else min
-                own.append(choose(printed[language, column], default=None))
-
-    told = {}
-    for title, models in sections.items():
-        of_models = {name: [own.get(column) for column in columns] for name, own in models.items()}
-        told[title] = _lines(columns, of_models, "paper")
-    return Table(columns, [*lines, *_lines(columns, best, "best")], told)
+        values = []
+        for column in columns:
+            choose = max if get_metric(column[1]).higher_is_better else min
+            values.append(choose(printed[language, column], default=None))
+        if any(values):
+            best[f"best in papers, {OF_PAPERS.get(language, language)}"] = values
+    lines += _lines(columns, best, "best")
+    return Table(columns, lines, {title: _lines(columns, own, "paper") for title, own in sections.items()})
 
 
 def _lines(columns: Sequence[Column], rows: Mapping[str, Sequence[Any]], kind: str) -> list[Line]:
@@ -313,31 +330,25 @@ def _cell(score: Any, metric: str) -> Cell:
         return Cell("")
     if not isinstance(score, Mapping):
         return Cell(form(score))
-    ends = [form(score[end]) for end in ("low", "high") if score.get(end) is not None]
-    return Cell(form(score["value"]), "–".join(ends))
+    if score["low"] is None:
+        return Cell(form(score["value"]))
+    return Cell(form(score["value"]), f"{form(score['low'])}–{form(score['high'])}")
 
 
 # ---- classes, cases, sounds ----
 
 
-def _first_zero_shot(results: Results) -> tuple[str, Mapping[str, Any]] | None:
+def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | None]:
+    """The accuracy of each class with the first prompts, and the confusion: names, and rows of (count, share)."""
     for language, sets in results.scores.get("zero_shot", {}).items():
-        for template_set, own in sets.items():
-            return f"{language}/{template_set}", own
-    return None
-
-
-def _confusion(results: Results) -> dict[str, Any] | None:
-    """Class names and rows of (count, share of the row)."""
-    found = _first_zero_shot(results)
-    if found is None:
-        return None
-    counts = results.arrays[f"zero_shot/{found[0]}/confusion"]
-    if len(counts) > MAX_CLASSES_DRAWN:
-        return None
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    rows = [list(zip(*pair, strict=True)) for pair in zip(counts.tolist(), shares.tolist(), strict=True)]
-    return {"classes": results.arrays["zero_shot/classes"].tolist(), "rows": rows}
+        for name, own in sets.items():
+            counts = results.arrays[f"zero_shot/{language}/{name}/confusion"]
+            if len(counts) > MAX_CLASSES_DRAWN:
+                return own["per_class"], None
+            shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+            rows = np.stack([counts, shares], axis=2).tolist()  # (C, C) twice -> (C, C, 2)
+            return own["per_class"], {"classes": results.arrays["zero_shot/classes"].tolist(), "rows": rows}
+    return {}, None
 
 
 def _cases(results: Results, number: int = 4) -> dict[str, list[Case]]:
@@ -346,15 +357,15 @@ def _cases(results: Results, number: int = 4) -> dict[str, list[Case]]:
         return {}
     ranks, texts = results.arrays["multilingual/ranks"], results.arrays["multilingual/text"].tolist()
     orders = {
-        "highest in every language": np.lexsort((np.arange(len(ranks)), ranks.max(axis=1))),
-        "the languages disagree": np.lexsort((np.arange(len(ranks)), -ranks.var(axis=1))),
+        "highest in every language": np.argsort(ranks.max(axis=1), kind="stable"),
+        "the languages disagree": np.argsort(-ranks.var(axis=1), kind="stable"),
     }
     cases = {}
     for title, order in orders.items():
-        firsts: dict[str, int] = {}  # captions that clips share have the same ranks: each is shown once
+        firsts: dict[str, Case] = {}  # captions that clips share have the same ranks: each is shown once
         for query in order.tolist():
-            firsts.setdefault(texts[query], query)
-        cases[title] = [Case(text, (ranks[query] + 1).tolist()) for text, query in list(firsts.items())[:number]]
+            firsts.setdefault(texts[query], Case(texts[query], (ranks[query] + 1).tolist()))
+        cases[title] = list(firsts.values())[:number]
     return cases
 
 
@@ -386,8 +397,8 @@ def _listener(results: Results, rows: Any) -> Callable[[int], str]:
     """Gives the beginning of a clip as a data URL; an empty string where its recording is not to be had any more."""
     import soundfile
 
-    ids, paths = (results.arrays[f"clips/{name}"].tolist() for name in ("id", "audio_path"))
-    places = {row["clip_id"]: place for place, row in enumerate(without_audio(rows))} if rows is not None else {}
+    ids, paths = results.arrays["clips/id"].tolist(), results.arrays["clips/audio_path"].tolist()
+    places = {row["clip_id"]: place for place, row in enumerate(without_audio(rows or ()))}
 
     def listen(clip: int) -> str:
         place = places.get(ids[clip])

@@ -27,14 +27,14 @@ def figures(results: Results) -> Iterator[tuple[str, str]]:
         "similarity", and where scikit-learn is installed and there are three clips, "projection"; then also
         "class_colors", the classes, where they have the colours of that picture.
     """
-    languages = [name for name in results.protocol["languages"] if f"similarity/{name}/positive" in results.arrays]
+    arrays = results.arrays
+    languages = [name for name in results.protocol["languages"] if f"similarity/{name}/positive" in arrays]
     if languages:
         yield "similarity", similarity_figure(results, languages)
-    spoken = [name for name in results.protocol["languages"] if f"embeddings/text/{name}" in results.arrays]
-    if spoken and len(results.arrays["embeddings/audio"]) >= 3 and find_spec("sklearn"):
+    if len(arrays.get("embeddings/audio", ())) >= 3 and find_spec("sklearn"):
         classes = sorted(set(results.arrays["clips/label"].tolist()) - {""})
         has_colors = 1 < len(classes) <= MAX_COLORS
-        yield "projection", projection_figure(results, spoken, classes if has_colors else ())
+        yield "projection", projection_figure(results, languages, classes if has_colors else ())
         if has_colors:
             yield "class_colors", ", ".join(classes)
 
@@ -74,10 +74,8 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
         kept = np.isin(clips, shown)
         groups[language] = (arrays[f"embeddings/text/{language}"][kept], clips[kept])
 
-    places = np.split(
-        _tsne(np.concatenate([embeds for embeds, _ in groups.values()])),
-        np.cumsum([len(clips) for _, clips in groups.values()])[:-1],
-    )
+    embeds, owners = zip(*groups.values(), strict=True)
+    places = np.split(_tsne(np.concatenate(embeds)), np.cumsum(list(map(len, owners)))[:-1])
     figure, axes = _figure(4.6)
     audio_places = dict(zip(shown.tolist(), places[0], strict=True))
     for number, ((name, (_, clips)), points) in enumerate(zip(groups.items(), places, strict=True)):
@@ -85,8 +83,9 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
         style["marker"] = "*" if name == "audio" else ("osD^vPX<>"[(number - 1) % 9] if classes else "o")
         if name != "audio":
             # One line with gaps, not one for each caption: half the bytes of the picture.
-            ends = [[audio_places[clip], point, (np.nan, np.nan)] for clip, point in zip(clips, points, strict=True)]
-            axes.plot(*np.array(ends).reshape(-1, 2).T, color="0.85", linewidth=0.5, zorder=1)
+            starts = np.array(list(map(audio_places.__getitem__, clips.tolist())))
+            ends = np.stack([starts, points, np.full_like(points, np.nan)], axis=1)  # (captions, 3, 2)
+            axes.plot(*ends.reshape(-1, 2).T, color="0.85", linewidth=0.5, zorder=1)
         if not classes:
             axes.scatter(points[:, 0], points[:, 1], label=name, **style)
             continue

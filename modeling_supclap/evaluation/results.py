@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -125,8 +126,9 @@ class Score:
         """Value, interval, chance and the level of an order-blind model as text; empty where there is none."""
         form = self.metric.format
         interval = "" if self.low is None or self.high is None else f"{form(self.low)} to {form(self.high)}"
-        levels = ["" if level is None else form(level) for level in (self.chance, self.order_blind)]
-        return [form(self.value), interval, *levels]
+        chance = "" if self.chance is None else form(self.chance)
+        blind = "" if self.order_blind is None else form(self.order_blind)
+        return [form(self.value), interval, chance, blind]
 
 
 @dataclass
@@ -203,7 +205,7 @@ class Results:
         if hashlib.sha256(packed).hexdigest() != content.pop("outcomes_sha256", None):
             raise ValueError(f"{outcomes} and {path.name} are of two runs, of which one was stopped; evaluate again")
         with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
-            return cls(content, {name: stored[name] for name in stored.files})
+            return cls(content, dict(stored))
 
     def records(self) -> list[Score]:
         """Every score with its place."""
@@ -215,12 +217,11 @@ class Results:
 
     def _repr_html_(self) -> str:
         """All scores as a table for a notebook."""
-        rows = []
+        rows = ["<tr><th>score</th><th>value</th><th>interval</th><th>chance</th><th>order-blind</th></tr>"]
         for each in self.records():
-            cells = "".join(f"<td>{escape(cell)}</td>" for cell in each.cells())
-            rows.append(f"<tr><th>{escape(' '.join(each.place))}</th>{cells}</tr>")
-        head = "".join(f"<th>{name}</th>" for name in ("score", "value", "interval", "chance", "order-blind"))
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+            cells = "</td><td>".join(map(escape, each.cells()))
+            rows.append(f"<tr><th>{escape(' '.join(each.place))}</th><td>{cells}</td></tr>")
+        return f"<table>{''.join(rows)}</table>"
 
 
 def flat_scores(scores: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[Score]:
@@ -238,22 +239,28 @@ def flat_scores(scores: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iter
 
 def format_scores(scores: Mapping[str, Any]) -> str:
     """A tree of scores as a table for a terminal."""
-    found = list(flat_scores(scores))
-    blind = ["order-blind"] if any(each.order_blind is not None for each in found) else []
-    lines = [["score", "value", "interval", "chance", *blind]]
-    for each in found:
-        lines.append([" ".join(each.place), *each.cells()[: 3 + len(blind)]])
-    return _aligned(lines)
+    lines = [["score", "value", "interval", "chance", "order-blind"]]
+    has_blind = False
+    for each in flat_scores(scores):
+        lines.append([" ".join(each.place), *each.cells()])
+        has_blind = has_blind or each.order_blind is not None
+
+    if not has_blind:
+        for line in lines:
+            del line[-1]
+    return _align(lines)
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
+def _align(lines: Sequence[Sequence[str]]) -> str:
     """Cells in columns, the first to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [0] * len(lines[0])
+    for line in lines:
+        widths = list(map(max, widths, map(len, line)))
+
     written = []
     for first, *others in lines:
-        cells = [first.ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        written.append("  ".join(cells).rstrip())
+        cells = map(str.rjust, others, widths[1:])
+        written.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return "\n".join(written)
 
 
@@ -277,21 +284,23 @@ def is_secret(name: str) -> bool:
     return _SECRET.fullmatch(name) is not None
 
 
-def without_secrets(value: Any, name: str = "") -> Any:
+def without_secrets(value: Any) -> Any:
     """A value as others may read it: without tokens and passwords, and of a path on this machine its last part only.
 
     Args:
-        value: Anything that JSON knows.
-        name: What it is called; what is called a token, a password or the like is left out.
+        value: Anything that JSON knows. What is called a token, a password or the like is left out.
 
     >>> without_secrets({"hub_token": "hf_x", "data_dir": "/home/me/ESC-50", "model": "laion/clap-htsat-fused"})
     {'data_dir': 'ESC-50', 'model': 'laion/clap-htsat-fused'}
     """
     if isinstance(value, Mapping):
-        kept = {key: each for key, each in value.items() if not is_secret(str(key))}
-        return {key: without_secrets(each, str(key)) for key, each in kept.items()}
+        kept = {}
+        for key, each in value.items():
+            if not is_secret(str(key)):
+                kept[key] = without_secrets(each)
+        return kept
     if isinstance(value, (list, tuple)):
-        return [without_secrets(each, name) for each in value]
+        return list(map(without_secrets, value))
     if not isinstance(value, (str, os.PathLike)):
         return value
 
@@ -328,35 +337,39 @@ def compare(
     _check_protocols(first, second, allow_different)
     table = []
     for prefix in sorted(_queried(first) & _queried(second)):
-        asked = [_number_queries(results.arrays[f"{prefix}/query_id"]) for results in (first, second)]
-        shared = [query for query in asked[0] if query in asked[1]]
-        if len(shared) < max(map(len, asked)) and not allow_different:
+        asked, asked_of_second = _number_queries(first, prefix), _number_queries(second, prefix)
+        shared = list(filter(asked_of_second.__contains__, asked))
+        if len(shared) < max(len(asked), len(asked_of_second)) and not allow_different:
             raise ValueError(
-                f"{prefix}: the results asked {len(asked[0])} and {len(asked[1])} queries, {len(shared)} alike"
+                f"{prefix}: the results asked {len(asked)} and {len(asked_of_second)} queries, {len(shared)} alike"
             )
         if not shared:
             continue
 
-        places = [[own[query] for query in shared] for own in asked]
-        outcomes = [_get_outcomes(results, prefix) for results in (first, second)]
-        names = [name for name in outcomes[0] if name in outcomes[1]]
-        one, other = ({n: own[n][at] for n in names} for own, at in zip(outcomes, places, strict=True))
-        clusters = first.arrays[f"{prefix}/cluster"][places[0]].tolist()
+        # Each query of the one beside the same query of the other.
+        own, other = list(map(asked.__getitem__, shared)), list(map(asked_of_second.__getitem__, shared))
+        clusters = first.arrays[f"{prefix}/cluster"][own].tolist()
+        outcomes = _get_outcomes(first, prefix, own)
+        others = _get_outcomes(second, prefix, other)
+        names = list(filter(others.__contains__, outcomes))
         tested: dict[str, Any] = {}
         if len(set(clusters)) > 1:
-            tested = paired_test(other, one, clusters, num_resamples=num_resamples, seed=seed)
+            pairs = {name: others[name] for name in names}, {name: outcomes[name] for name in names}
+            tested = paired_test(*pairs, clusters, num_resamples=num_resamples, seed=seed)
 
         for name in names:
-            ends = tested.get(name, dict.fromkeys(("low", "high", "p_value")))
-            means = [float(np.mean(own[name])) for own in (one, other)]
             place = prefix.split("/")
+            means = float(outcomes[name].mean()), float(others[name].mean())
+            found = tested.get(name, {})
             table.append(
                 {
                     "score": " ".join(place if place[-1] == name else [*place, name]),
                     "first": means[0],
                     "second": means[1],
                     "difference": means[1] - means[0],
-                    **{key: ends[key] for key in ("low", "high", "p_value")},
+                    "low": found.get("low"),
+                    "high": found.get("high"),
+                    "p_value": found.get("p_value"),
                     "queries": len(shared),
                 }
             )
@@ -367,16 +380,19 @@ def compare(
 
 def format_comparison(table: Sequence[Mapping[str, Any]]) -> str:
     """What `compare` gives as a table for a terminal; shares in percent."""
+
+    def signed(value: float) -> str:
+        text = get_metric(row["score"].split()[-1]).format(value)
+        return text if text.startswith("-") else f"+{text}"
+
     lines = [["score", "first", "second", "difference", "interval", "p"]]
     for row in table:
         form = get_metric(row["score"].split()[-1]).format
-        signed = {key: "" if row[key] is None else form(row[key]) for key in ("difference", "low", "high")}
-        signed = {key: text if text.startswith("-") or not text else f"+{text}" for key, text in signed.items()}
-        interval = f"{signed['low']} to {signed['high']}" if signed["low"] else ""
+        means = [form(row["first"]), form(row["second"]), signed(row["difference"])]
+        interval = "" if row["low"] is None else f"{signed(row['low'])} to {signed(row['high'])}"
         p_value = "" if row["p_value"] is None else f"{row['p_value']:.3f}"
-        means = [form(row["first"]), form(row["second"])]
-        lines.append([row["score"], *means, signed["difference"], interval, p_value])
-    return _aligned(lines)
+        lines.append([row["score"], *means, interval, p_value])
+    return _align(lines)
 
 
 def paper_results(**wanted: str | None) -> list[dict[str, Any]]:
@@ -397,11 +413,16 @@ def paper_results(**wanted: str | None) -> list[dict[str, Any]]:
     """
     stored = json.loads(Path(__file__).with_name("paper_results.json").read_text(encoding="utf-8"))
     columns = stored["columns"]
-    unknown = [key for key in wanted if key not in columns]
+    unknown = sorted(wanted.keys() - set(columns))
     if unknown:
         raise ValueError(f"unknown keys {unknown}; the entries have {columns}")
-    entries = [dict(zip(columns, row, strict=True)) for row in stored["rows"]]
-    return [entry for entry in entries if all(entry[key] == value for key, value in wanted.items())]
+
+    entries = []
+    for row in stored["rows"]:
+        entry = dict(zip(columns, row, strict=True))
+        if wanted.items() <= entry.items():
+            entries.append(entry)
+    return entries
 
 
 def package_versions() -> dict[str, str]:
@@ -410,16 +431,12 @@ def package_versions() -> dict[str, str]:
 
 
 def _check_protocols(first: Results, second: Results, allow_different: bool) -> None:
-    def asked(results: Results, key: str) -> Any:
-        part = results.protocol.get(key)
-        # How much is heard of a clip follows from how much a model takes at once.
-        return {name: part[name] for name in part if name != "clip_seconds"} if isinstance(part, dict) else part
-
-    tasks = [task for task in ("zero_shot", "zste", "temporal") if task in first.scores and task in second.scores]
+    """Refuses, or warns of, results that were not measured alike."""
     differing = []
-    for key in (*_MUST_AGREE, *tasks):
-        one, other = asked(first, key), asked(second, key)
-        if one != other:
+    for key in (*_MUST_AGREE, "zero_shot", "zste", "temporal"):
+        one, other = _get_protocol(first, key), _get_protocol(second, key)
+        is_asked = key in _MUST_AGREE or (key in first.scores and key in second.scores)
+        if is_asked and one != other:
             differing.append(f"{key}: {_short(one)} and {_short(other)}")
     if differing:
         told = "the results were not measured alike; " + "; ".join(differing)
@@ -433,6 +450,13 @@ def _check_protocols(first: Results, second: Results, allow_different: bool) -> 
             warnings.warn(f"the results differ in {key}: {_short(one)} and {_short(other)}", stacklevel=3)
 
 
+def _get_protocol(results: Results, key: str) -> Any:
+    part = results.protocol.get(key)
+    if isinstance(part, dict):  # how much is heard of a clip follows from how much a model takes at once
+        part = {**part, "clip_seconds": None}
+    return part
+
+
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, sort_keys=True)
     return text if len(text) <= 200 else f"{text[:200]} ..."
@@ -440,29 +464,35 @@ def _short(value: Any) -> str:
 
 def _queried(results: Results) -> set[str]:
     """Places of the outcomes of single queries, such as "retrieval/eng/t2a"."""
-    found = {name.removesuffix("/query_id") for name in results.arrays if name.endswith("/query_id")}
-    return {prefix for prefix in found if not prefix.startswith("multilingual")}
+    found = set()
+    for name in results.arrays:
+        place, _, last = name.rpartition("/")
+        if last == "query_id" and place != "multilingual":
+            found.add(place)
+    return found
 
 
-def _number_queries(ids: np.ndarray) -> dict[tuple[str, int], int]:
+def _number_queries(results: Results, prefix: str) -> dict[tuple[str, int], int]:
     """The place of each query by its name, and by how often the name came before: a set may ask one thing twice."""
     places: dict[tuple[str, int], int] = {}
-    times: dict[str, int] = {}
-    for place, name in enumerate(ids.tolist()):
-        times[name] = times.get(name, -1) + 1
+    times: Counter[str] = Counter()
+    for place, name in enumerate(results.arrays[f"{prefix}/query_id"].tolist()):
         places[name, times[name]] = place
+        times[name] += 1
     return places
 
 
-def _get_outcomes(results: Results, prefix: str) -> dict[str, np.ndarray]:
-    """What each query of a place contributes to its scores, by metric."""
+def _get_outcomes(results: Results, prefix: str, places: Sequence[Any]) -> dict[str, np.ndarray]:
+    """What some queries contribute to the scores of a place, by metric."""
     found: dict[str, np.ndarray] = {}
     for name, values in results.arrays.items():
         place, _, last = name.rpartition("/")
-        if place == prefix and last == "rank":
-            found["mean_rank"] = values + 1
-        elif place == prefix and last == "score":  # of a task of ZSTE, whose place ends in its metric
-            found[prefix.rpartition("/")[2]] = values
-        elif place == prefix and last not in ("query_id", "cluster", "top", "predicted", "truth", "confusion"):
-            found[last] = values
+        if place != prefix or last in ("query_id", "cluster", "top", "predicted", "truth", "confusion"):
+            continue
+        if last == "rank":
+            found["mean_rank"] = values[places] + 1
+        elif last == "score":  # of a task of ZSTE, whose place ends in its metric
+            found[prefix.rpartition("/")[2]] = values[places]
+        else:
+            found[last] = values[places]
     return found

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,7 +115,9 @@ def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handli
         raise ValueError(f"caption_handling is {caption_handling!r}; it must be {', '.join(CAPTION_HANDLINGS)}")
     shared = []
     for row in rows:
-        counts = {language: len(row["captions"].get(language) or ()) for language in languages}
+        counts = {}
+        for language in languages:
+            counts[language] = len(row["captions"].get(language) or ())
         if caption_handling == "all" and len(set(counts.values())) > 1:
             raise ValueError(
                 f"clip {row['clip_id']} has {counts} captions, so the languages would answer different questions; "
@@ -164,7 +167,8 @@ def evaluate_retrieval(
             scores[language][direction], kept = _score_direction(
                 split, table, texts, clips, direction, positives, intervals, is_light
             )
-            arrays |= {f"retrieval/{language}/{direction}/{name}": values for name, values in kept.items()}
+            for name, values in kept.items():
+                arrays[f"retrieval/{language}/{direction}/{name}"] = values
         if not is_light:
             arrays |= {
                 f"captions/{language}/text": np.array(table.texts),
@@ -203,15 +207,16 @@ def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) ->
     def compute_metrics(prediction: Any) -> dict[str, float]:
         split = split_from_predictions(prediction, dataset.rows, languages)
         found, _, _ = evaluate_retrieval(split, languages, positives, caption_handling="each", is_light=True)
+
         flat: dict[str, float] = {}
-        recalls = []
+        recalls: list[tuple[float, float]] = []
         for language in languages:
             for direction, scores in found["retrieval"][language].items():
-                recalls += [scores[f"R@{k}"] for k in RECALL_CUTOFFS]
                 for name, value in scores.items():
                     flat[f"{language}_{direction}_{name}"] = value["value"] if isinstance(value, Mapping) else value
-        flat["mean_recall"] = float(np.mean([recall["value"] for recall in recalls]))
-        flat["mean_recall_chance"] = float(np.mean([recall["chance"] for recall in recalls]))
+                    if name.startswith("R@"):
+                        recalls.append((value["value"], value["chance"]))
+        flat["mean_recall"], flat["mean_recall_chance"] = np.mean(recalls, axis=0).tolist()
         if "multilingual" in found:
             flat["MRV"] = found["multilingual"]["all"]["MRV"]["value"]
         return flat
@@ -244,9 +249,12 @@ def _score_direction(
         clusters = split.sources[table.text_rows] if positives == "clip" else table.text_groups.astype(str)
     drawn = intervals.draw({**outcomes, "rank": ranks}, clusters)
 
-    found: dict[str, Any] = {n: score(outcomes[n].mean(), drawn[n], chance[n]) for n in RETRIEVAL_METRICS}
+    found: dict[str, Any] = {}
+    for name in RETRIEVAL_METRICS:
+        found[name] = score(outcomes[name].mean(), drawn[name], chance[name])
     # In random order the best of m right candidates among n stands at (n + 1) / (m + 1) on average.
-    random_rank = np.mean([(similarity.shape[1] + 1) / (len(right) + 1) for right in relevant])
+    numbers = np.fromiter(map(len, relevant), float)
+    random_rank = np.mean((similarity.shape[1] + 1) / (numbers + 1))
     found["mean_rank"] = score(ranks.mean(), drawn["rank"], random_rank)
     found["median_rank"] = score(int(np.median(outcomes["rank"])) + 1)
     found["num_queries"] = len(ranks)
@@ -289,7 +297,7 @@ def find_top(similarity: Any, count: int = _TOP) -> np.ndarray:
 def _draw_similarities(table: CaptionTable, texts: np.ndarray, clips: ClipEmbeddings) -> tuple[np.ndarray, np.ndarray]:
     """The cosines of all right pairs, and of a fixed sample of the wrong ones."""
     relevant = table.relevant("t2a")
-    right = np.repeat(np.arange(len(relevant)), [len(answers) for answers in relevant])
+    right = np.repeat(np.arange(len(relevant)), list(map(len, relevant)))
     positive = clips.pair_cosines(texts[right], np.concatenate(relevant))
 
     draw = np.random.default_rng(0)
@@ -302,12 +310,13 @@ def _draw_similarities(table: CaptionTable, texts: np.ndarray, clips: ClipEmbedd
 
 def _average_languages(scores: Mapping[str, Any]) -> dict[str, Any]:
     """The means of the shares over the languages."""
-    means: dict[str, Any] = {direction: {} for direction in DIRECTIONS}
-    for direction, found in means.items():
+    means: dict[str, Any] = {}
+    for direction in DIRECTIONS:
+        means[direction] = {}
         for name in RETRIEVAL_METRICS:
-            own = [of_language[direction][name] for of_language in scores.values()]
-            value, chance = (float(np.mean([each[key] for each in own])) for key in ("value", "chance"))
-            found[name] = score(value, None, chance)
+            own = [(found[direction][name]["value"], found[direction][name]["chance"]) for found in scores.values()]
+            value, chance = np.mean(own, axis=0)
+            means[direction][name] = score(value, None, chance)
     return means
 
 
@@ -319,17 +328,18 @@ def _compare_languages(
     Captions with the same place in two languages are taken for translations of each other.
     """
     rows, anchor = split.rows, "eng" if "eng" in languages else languages[0]
-    pairs = []
-    for clip, row in enumerate(rows):
-        shared = min(len(row["captions"].get(language) or ()) for language in languages)
-        pairs += [(clip, number) for number in range(shared)]
+    pairs: list[tuple[int, int]] = []
+    for clip, shared in enumerate(count_captions(rows, languages, "parallel") or ()):
+        pairs += zip(itertools.repeat(clip, shared), range(shared), strict=True)
     if not pairs:  # the languages are scored, but there is nothing to compare them by
         return {}, {}
 
-    clips = np.array([clip for clip, _ in pairs])
-    groups = np.array([group_id(row, positives) for row in rows])
-    members = {group: np.flatnonzero(groups == group).tolist() for group in set(groups.tolist())}
-    relevant = [members[group] for group in groups[clips].tolist()]
+    clips = np.array(pairs)[:, 0]
+    groups = [group_id(row, positives) for row in rows]
+    members: dict[int, list[int]] = {}
+    for clip, group in enumerate(groups):
+        members.setdefault(group, []).append(clip)
+    relevant = [members[groups[clip]] for clip in clips.tolist()]
     texts: dict[str, list[str]] = {}
     embeds: dict[str, np.ndarray] = {}
     ranks = np.empty((len(pairs), len(languages)), np.int64)
@@ -343,7 +353,7 @@ def _compare_languages(
     clusters = split.sources[clips]
     interval = intervals.draw({"MRV": variances}, clusters)["MRV"]
     # The variance of K ranks that are drawn at random, where m of n clips are right.
-    n, m = len(rows), np.array([len(right) for right in relevant])
+    n, m = len(rows), np.fromiter(map(len, relevant), float)
     chance = (1 - 1 / len(languages)) * np.mean(m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2)))
     found: dict[str, Any] = {"num_parallel": len(pairs), "all": {"MRV": score(variances.mean(), interval, chance)}}
     if is_light:

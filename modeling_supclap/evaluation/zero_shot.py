@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,18 +45,25 @@ def class_texts(
         ValueError: There is no template or one has no place for the label, a class repeats or two read the same, or a
             class has no phrase in the language.
     """
-    if not templates or any("{}" not in template for template in templates):
+    if not templates or not all("{}" in template for template in templates):
         raise ValueError(f"every template needs a {{}} for the label, got {list(templates)}")
-    named = [name.replace("_", " ") for name in classes]
-    repeated = sorted({name for name in named if named.count(name) > 1})
-    if repeated:
-        raise ValueError(f"the label set repeats {repeated}; name each class once")
-    if language == "eng":
-        return [[template.format(name) for template in templates] for name in named]
-    without = [label for label in classes if language not in (phrases or {}).get(label, {})]
+
+    texts: dict[str, list[str]] = {}
+    without = []
+    for label in classes:
+        name, spoken = label.replace("_", " "), (phrases or {}).get(label, {})
+        if name in texts:
+            raise ValueError(f"the label set repeats {[name]}; name each class once")
+        if language == "eng":
+            texts[name] = [template.format(name) for template in templates]
+        elif language in spoken:
+            texts[name] = render_captions({**spoken}, [language])[language]
+        else:
+            texts[name] = []
+            without.append(label)
     if without:
         raise ValueError(f"the classes {without[:3]} have no phrase in {language!r}; pass phrases[label][language]")
-    return [render_captions({**(phrases or {})[label]}, [language])[language] for label in classes]
+    return list(texts.values())
 
 
 def class_means(text_embeds: np.ndarray, num_classes: int) -> np.ndarray:
@@ -108,7 +116,7 @@ def evaluate_zero_shot(
     unknown = sorted(set(labels) - set(names))
     if unknown:
         raise ValueError(f"the labels {unknown[:5]} are none of the {len(names)} classes")
-    truth = np.array([names.index(label) for label in labels])
+    truth = np.array(list(map(names.index, labels)))
 
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {"zero_shot/classes": np.array(names)}
@@ -119,15 +127,15 @@ def evaluate_zero_shot(
         sets = template_sets if language == "eng" else {"captions": ["{}"]}
         for name, templates in sets.items():
             texts = prompts[f"{language} {name}"] = class_texts(names, templates, language, phrases)
-            flat = [text for each in texts for text in each]
-            embeds = class_means(split.texts(flat, language), len(names))
+            embeds = class_means(split.texts(list(itertools.chain(*texts)), language), len(names))
             outcomes = _classify(split, embeds, truth)
             scores[language][name] = _summarize(split, outcomes, truth, names, folds, intervals)
             kept = {**outcomes, "query_id": split.ids, "cluster": split.sources, "truth": truth}
-            arrays |= {f"zero_shot/{language}/{name}/{key}": values for key, values in kept.items()}
+            for key, values in kept.items():
+                arrays[f"zero_shot/{language}/{name}/{key}"] = values
 
     protocol = {
-        "templates": {name: list(templates) for name, templates in template_sets.items()},
+        "templates": dict(template_sets),
         "languages": list(languages),
         "classes": None if classes is None else list(classes),
         # Outside English prompts follow from tables of phrases and not from the templates.
@@ -142,10 +150,12 @@ def single_labels(rows: Sequence[Row]) -> list[str]:
     Raises:
         ValueError: A clip has none, or several.
     """
+    labels = []
     for row in rows:
         if len(row.get("labels") or ()) != 1:
             raise ValueError(f"clip {row['clip_id']} has the labels {row.get('labels')}; this needs exactly one")
-    return [row["labels"][0] for row in rows]
+        labels += row["labels"]
+    return labels
 
 
 def _classify(split: EmbeddedSplit, class_embeds: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
@@ -171,12 +181,13 @@ def _summarize(
     intervals: Intervals,
 ) -> dict[str, Any]:
     """The scores of one set of prompts: over all clips, class by class, and fold by fold."""
-    hits = {name: outcomes[name] for name in ("top1", "top5")}
+    hits = {"top1": outcomes["top1"], "top5": outcomes["top5"]}
     drawn = intervals.draw(hits, split.sources)
     chance = chance_scores(truth[:, None], len(classes), k=(1, 5))
-    per_class = {
-        name: float(hits["top1"][truth == place].mean()) for place, name in enumerate(classes) if place in truth
-    }
+    per_class = {}
+    for place in np.unique(truth).tolist():
+        per_class[classes[place]] = float(hits["top1"][truth == place].mean())
+
     found: dict[str, Any] = {
         "top1": score(hits["top1"].mean(), drawn["top1"], chance["R@1"]),
         "top5": score(hits["top5"].mean(), drawn["top5"], chance["R@5"]),
@@ -185,7 +196,9 @@ def _summarize(
         "per_class": per_class,
     }
     if folds is not None:
-        own = np.array([folds[row["clip_id"]] for row in split.rows])
-        found["per_fold"] = {str(fold): float(hits["top1"][own == fold].mean()) for fold in sorted(set(own.tolist()))}
+        own = np.array(list(map(folds.__getitem__, split.ids.tolist())))
+        found["per_fold"] = {}
+        for fold in np.unique(own).tolist():
+            found["per_fold"][str(fold)] = float(hits["top1"][own == fold].mean())
         found["mean_over_folds"] = score(float(np.mean(list(found["per_fold"].values()))), None, chance["R@1"])
     return found

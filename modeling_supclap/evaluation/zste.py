@@ -42,8 +42,7 @@ class ZSTEOptions:
     join: RenderOptions = field(default_factory=RenderOptions)
 
     def __post_init__(self) -> None:
-        unknown = [task for task in self.tasks if task not in ZSTE_FAMILIES]
-        if unknown or not self.tasks:
+        if not self.tasks or set(self.tasks) - ZSTE_FAMILIES.keys():
             raise ValueError(f"tasks are {list(self.tasks)}; give some of {', '.join(ZSTE_FAMILIES)}")
 
 
@@ -79,31 +78,39 @@ def evaluate_zste(
     labels = sorted(set(single_labels(split.rows)))
     spoken = None if list(languages) == ["eng"] else phrases
     records = zste_set(split.rows, options.seed, options.num_items)
-    families = {ZSTE_FAMILIES[task] for task in options.tasks}
+    families = set(map(ZSTE_FAMILIES.get, options.tasks))
     asked = [record for record in records if record["family"] in families]
     clips, clip_seconds = embed_records(split, asked, options.join)
 
     # A composed clip is made of recordings: clips of the same ones are drawn together.
     source = dict(zip(split.ids.tolist(), split.sources.tolist(), strict=True))
-    clusters = ["+".join(sorted({source[clip_id] for clip_id in record["clip_ids"]})) for record in asked]
-    found: dict[str, Any] = {language: {} for language in languages}
+    questions: dict[str, list[int]] = {}
+    clusters, ids = [], []
+    for place, record in enumerate(asked):
+        questions.setdefault(record["family"], []).append(place)
+        clusters.append("+".join(sorted(set(map(source.__getitem__, record["clip_ids"])))))
+        ids.append(record["id"])
+
+    found: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for task in options.tasks:
-        places = np.array([at for at, record in enumerate(asked) if record["family"] == ZSTE_FAMILIES[task]])
-        questions = [asked[place] for place in places]
-        ids, own = np.array([record["id"] for record in questions]), np.array(clusters)[places]
+        places = questions[ZSTE_FAMILIES[task]]
+        own = np.array(clusters)[places]
         ranks = []
         for language in languages:
-            prompts = [
-                zste_prompts(task, record, labels, spoken, language, options.num_candidates, options.seed)
-                for record in questions
-            ]
+            prompts, chances = [], []
+            for place in places:
+                limits = options.num_candidates, options.seed
+                prompts.append(zste_prompts(task, asked[place], labels, spoken, language, *limits))
+                chances.append(zste_chance(len(prompts[-1].texts), task))
+
             outcome, rank = _ask(split, clips.select(places), prompts, task, language)
-            chance = float(np.mean([zste_chance(len(prompt.texts), task) for prompt in prompts]))
             interval = intervals.draw({task: outcome}, own)[task]
-            found[language][task] = score(outcome.mean(), interval, chance, ORDER_BLIND.get(task))
+            scored = score(outcome.mean(), interval, float(np.mean(chances)), ORDER_BLIND.get(task))
+            found.setdefault(language, {})[task] = scored
             prefix = f"zste/{language}/{task}"
-            arrays |= {f"{prefix}/query_id": ids, f"{prefix}/cluster": own, f"{prefix}/score": outcome}
+            arrays |= {f"{prefix}/query_id": np.array(ids)[places], f"{prefix}/cluster": own}
+            arrays[f"{prefix}/score"] = outcome
             ranks.append(rank)
 
         if len(languages) > 1 and task in TEMPORAL_TASKS:
@@ -149,8 +156,9 @@ def embed_records(
         waveforms = [split.read(clip_id, seconds) for clip_id in record["clip_ids"]]
         return compose(record["family"], waveforms, model.sampling_rate_hz, join)
 
+    composed = [[record["family"], *map(split.files.get, record["clip_ids"])] for record in records]
     key = {
-        "zste": [[record["family"], *(split.files[clip_id] for clip_id in record["clip_ids"])] for record in records],
+        "zste": composed,
         "join": asdict(join),
         "seconds": [whole, half],
     }
@@ -163,8 +171,10 @@ def embed_records(
 def temporal_metrics(prediction: Any) -> dict[str, float]:
     """The Trainer's `compute_metrics` of a post-training: the values of `evaluate_pairs`, with the level of chance."""
     scores = evaluate_pairs(prediction, Intervals(0))[0]
-    flat = {name: found["value"] for name, found in scores.items()}
-    return {**flat, "temporal_accuracy_chance": scores["temporal_accuracy"]["chance"]}
+    flat = {"temporal_accuracy_chance": scores["temporal_accuracy"]["chance"]}
+    for name, found in scores.items():
+        flat[name] = found["value"]
+    return flat
 
 
 def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -186,13 +196,14 @@ def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple
     roles = ("single", "combined") if similarity.shape[1] == 2 else ("forward", "reversed", "overlaid")
     right = _is_own_first(similarity)
     outcomes = {"temporal_accuracy": right.mean(axis=1)}
-    outcomes |= {f"{role}_accuracy": right[:, place].astype(float) for place, role in enumerate(roles)}
+    for place, role in enumerate(roles):
+        outcomes[f"{role}_accuracy"] = right[:, place].astype(float)
     blind: dict[str, float] = {}
     if len(roles) == 3:
         outcomes["order_accuracy"] = _is_own_first(similarity[:, :2, :2]).mean(axis=1)
         blind = {"temporal_accuracy": 2 / 3, "forward_accuracy": 1 / 2, "reversed_accuracy": 1 / 2}
 
-    ids = np.array([f"pair {number}" for number in range(len(right))])
+    ids = np.char.add("pair ", np.arange(len(right)).astype(str))
     drawn = intervals.draw(outcomes, ids)
     scores = {}
     for name, outcome in outcomes.items():
@@ -215,7 +226,11 @@ def _ask(
     for prompt in prompts:
         for text in prompt.texts:
             column.setdefault(text, len(column))
+
     cosines = matrix_of(clips.similarity(split.texts(list(column), language), "a2t"))
-    scores = [row[[column[text] for text in prompt.texts]] for row, prompt in zip(cosines, prompts, strict=True)]
-    relevant, tasks = [prompt.right for prompt in prompts], [task] * len(prompts)
+    scores, relevant = [], []
+    for row, prompt in zip(cosines, prompts, strict=True):
+        scores.append(row[list(map(column.__getitem__, prompt.texts))])
+        relevant.append(prompt.right)
+    tasks = [task] * len(prompts)
     return zste_outcomes(scores, relevant, tasks)[task], zste_ranks(scores, relevant, tasks)

@@ -39,14 +39,14 @@ class CardFacts:
         arguments: Those of the run's arguments that say what was done.
         dataset: The names of the training data, Hub ids or builders of `datasets_scripts`.
         clips: How many it was trained on.
-        licenses: of those clips, counted.
-        results: contents of `results.json`, of a recipe or of an evaluation receipt.
-        base_model: id or folder of the model that training continued; None takes it from the model.
-        license: in place of the one that follows from the parts.
-        tags: beside our own.
-        command: the command line that made it.
-        processes: that trained together.
-        device: they ran on.
+        licenses: Of those clips, counted.
+        results: Contents of `results.json`, of a recipe or of an evaluation receipt.
+        base_model: Id or folder of the model that training continued; None takes it from the model.
+        license: In place of the one that follows from the parts.
+        tags: Beside our own.
+        command: The command line that made it.
+        processes: That trained together.
+        device: They ran on.
     """
 
     model: SupCLAPModel
@@ -74,9 +74,8 @@ def facts_of_run(trainer: Any) -> CardFacts:
     own = results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
     recorded = own["training"].get("arguments", {})
     arguments = _telling_arguments(args, recorded)
-    stages = [stage for found in own["scores"].get("temporal", {}).values() for stage in found]
-    if "stage" in arguments and stages:
-        arguments["stage"] = ", then ".join(stage[-1] for stage in stages if stage.startswith("stage_"))
+    for found in own["scores"].get("temporal", {}).values():
+        arguments["stage"] = ", then ".join(stage[-1] for stage in found if stage.startswith("stage_"))
     rows = getattr(getattr(trainer, "train_items", None), "rows", None) or trainer.train_rows
     dataset = own["protocol"].get("origin") or recorded.get("dataset")
     return CardFacts(
@@ -112,25 +111,35 @@ def count_licenses(rows: Any) -> dict[str, int]:
     if rows is None or not len(rows):
         return {}
     if "license" in getattr(rows, "column_names", []):
-        stated: Iterable[Any] = rows["license"]
+        counts = Counter(rows["license"])
     else:
-        stated = (row.get("license") for row in rows)
-    return dict(Counter(license or "not stated" for license in stated).most_common())
+        counts = Counter(row.get("license") for row in rows)
+
+    for nothing in ("", None):
+        if nothing in counts:
+            counts["not stated"] += counts.pop(nothing)
+    return dict(counts.most_common())
 
 
 def _telling_arguments(args: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments that differ from their defaults, those of the recipe, and a few that one always asks for."""
     plain = args.to_dict()
-    telling = {name: value for name, value in recorded.items() if name not in plain and value not in (None, [], {})}
+    telling = {}
+    for name, value in recorded.items():
+        if name not in plain and value not in (None, [], {}):
+            telling[name] = value
+
     for each in fields(args):
         value = plain.get(each.name)
         is_empty = value in (None, [], {}) or (value is False and each.default is not True)
         is_default = getattr(args, each.name) == each.default
         if each.name in _ALWAYS or (each.init and not is_default and not is_empty):
             telling[each.name] = value
-    if "stage" in telling:  # TeminAL has an objective of its own
-        telling = {name: value for name, value in telling.items() if name not in ("loss", "svr")}
-    return without_secrets({name: value for name, value in telling.items() if name not in _LOCAL_ARGUMENTS})
+    # TeminAL has an objective of its own.
+    left_out = {*_LOCAL_ARGUMENTS, "loss", "svr"} if "stage" in telling else _LOCAL_ARGUMENTS
+    for name in left_out & telling.keys():
+        del telling[name]
+    return without_secrets(telling)
 
 
 def public_command(arguments: Sequence[str]) -> str:
@@ -195,10 +204,9 @@ def code_commit() -> str:
     if not (_ROOT / ".git").exists():
         return ""
     try:
-        head, changes = (
-            subprocess.run(["git", "-C", str(_ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain"])
-        )
+        options: dict[str, Any] = {"cwd": _ROOT, "text": True, "timeout": 10, "stderr": subprocess.DEVNULL}
+        head = subprocess.check_output(["git", "rev-parse", "HEAD"], **options)
+        changes = subprocess.check_output(["git", "status", "--porcelain"], **options)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return head.stdout.strip() + (" with local changes" if changes.stdout.strip() else "")
+    return head.strip() + (" with local changes" if changes.strip() else "")

@@ -27,12 +27,12 @@ class Origin:
 
     Args:
         part: `audio tower`, `text tower` or `whole model`.
-        kind: model type of the part, such as `ced` or `m2m_100`.
+        kind: Model type of the part, such as `ced` or `m2m_100`.
         source: Hub id, folder or address; empty where the weights were drawn at random.
-        license: in the Hub's notation; empty where it is not known.
-        sha256: of the file that the weights were converted from, if a conversion wrote it down.
-        layout: of that file.
-        tensors: their number in that file.
+        license: In the Hub's notation; empty where it is not known.
+        sha256: Of the file that the weights were converted from, if a conversion wrote it down.
+        layout: Of that file.
+        tensors: Their number in that file.
     """
 
     part: str
@@ -54,16 +54,16 @@ def origins(model: SupCLAPModel, base_model: str | None = None) -> list[Origin]:
     """The origin of both towers, and of the whole model where training continued one.
 
     Args:
-        model: whose configurations name what the towers were loaded from.
-        base_model: id or folder of the model that training continued; None takes it from the model.
+        model: Whose configurations name what the towers were loaded from.
+        base_model: Id or folder of the model that training continued; None takes it from the model.
     """
     config: Any = model.config
     whole = base_model or model.name_or_path
     recorded = read_provenance(whole) if whole else []
-    found = [
-        _tower(part, tower.model_type, str(getattr(tower, "_name_or_path", "") or ""), recorded)
-        for part, tower in (("audio tower", config.audio_config), ("text tower", config.text_config))
-    ]
+
+    found = []
+    for part, tower in (("audio tower", config.audio_config), ("text tower", config.text_config)):
+        found.append(_tower(part, tower.model_type, str(getattr(tower, "_name_or_path", "") or ""), recorded))
     if whole:
         found.append(Origin("whole model", config.model_type, _public(whole), stated_license(whole)))
     return found
@@ -78,14 +78,20 @@ def license_of(parts: Iterable[Origin]) -> str:
     >>> license_of([Origin("audio tower", "ced", "mispeech/ced-base", "apache-2.0"), Origin("text tower", "bert")])
     'apache-2.0'
     """
-    parts = list(parts)
-    stated = {part.license for part in parts if part.license}
-    if bound := sorted(license for license in stated if "-nc" in license):
-        return bound[0] if len(bound) == 1 else "other"
+    stated, bound = set(), set()
+    lacks, towers_lack = False, False
+    for part in parts:
+        stated.add(part.license)
+        if "-nc" in part.license:
+            bound.add(part.license)
+        lacks = lacks or bool(part.source and not part.license)
+        towers_lack = towers_lack or (part.part != "whole model" and not part.license)
+    if bound:
+        return bound.pop() if len(bound) == 1 else "other"
+
     # Of a model that was continued, what it was made of says enough.
-    made_of = [part for part in parts if part.part != "whole model"]
-    is_known = all(part.license for part in made_of) or not any(part.source and not part.license for part in parts)
-    return "apache-2.0" if stated <= PERMISSIVE and is_known else "other"
+    is_known = not (lacks and towers_lack)
+    return "apache-2.0" if stated - {""} <= PERMISSIVE and is_known else "other"
 
 
 def stated_license(source: str) -> str:
@@ -108,19 +114,22 @@ def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, An
     """What the whole model's folder recorded of a tower, else what the tower's own folder did, else its name."""
     word = part.split()[0]
     own = read_provenance(source) if source else []
-    entries: list[Mapping[str, Any]] = [entry for entry in (*recorded, *own) if word in str(entry["part"])]
-    entries = entries or [*own[:1]]
-    if entries:
-        entry = entries[0]
-        fields = {name: entry.get(name) for name in ("sha256", "layout", "tensors")}
-        license = str(entry.get("license") or "").lower()
-        return Origin(part, kind, _public(str(entry["source"] or "")), license or _assumed(kind), **fields)
-    return Origin(part, kind, _public(source), (stated_license(source) if source else "") or _assumed(kind))
-
-
-def _assumed(kind: str) -> str:
+    entries = [entry for entry in (*recorded, *own) if word in str(entry["part"])] or own[:1]
     # Both public families of such encoders, SONAR and NLLB, are CC-BY-NC-4.0: rather too strict than too free.
-    return SONAR_LICENSE if kind == "m2m_100" else ""
+    assumed = SONAR_LICENSE if kind == "m2m_100" else ""
+    if not entries:
+        return Origin(part, kind, _public(source), (stated_license(source) if source else "") or assumed)
+
+    entry = entries[0]
+    return Origin(
+        part,
+        kind,
+        source=_public(str(entry["source"] or "")),
+        license=str(entry.get("license") or "").lower() or assumed,
+        sha256=entry.get("sha256"),
+        layout=entry.get("layout"),
+        tensors=entry.get("tensors"),
+    )
 
 
 def _public(source: str) -> str:

@@ -43,13 +43,14 @@ class CardScore:
         is_zero_shot = self.task.startswith("zero-shot")
         arguments: dict[str, Any] | None = None
         if self.score.low is not None and self.score.high is not None:
-            ends = [round(end, 4) for end in (self.score.low, self.score.high)]
+            ends = [round(self.score.low, 4), round(self.score.high, 4)]
             arguments = {"interval": ends, "confidence": self.confidence}
+
         # A model index tells results of one task apart by the type of their metric, which so has to hold the direction.
         kind = f"{self.task} {self.metric}".lower().replace("@", " at ")
         return EvalResult(
             task_type="zero-shot-audio-classification" if is_zero_shot else "audio-text-retrieval",
-            task_name=" ".join(word for word in ("zero-shot" if is_zero_shot else "retrieval", self.language) if word),
+            task_name=f"{'zero-shot' if is_zero_shot else 'retrieval'} {self.language}".strip(),
             dataset_type=re.sub(r"[^\w/.-]+", "-", self.dataset) or "unknown",
             dataset_name=self.dataset or "unknown",
             dataset_config=self.language or None,
@@ -75,11 +76,13 @@ def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
         return []
     protocol = content["protocol"]
     confidence = (protocol.get("intervals") or {}).get("confidence")
+
     found = []
     for score in flat_scores(content["scores"]):
         task, language, *between, metric = score.place
         if language in ("mean", "all") or metric not in _SHOWN.get(task, (metric,) if task == "zste" else ()):
             continue
+
         title = {
             "retrieval": DIRECTIONS.get(between[0], "") if between else "",
             "zero_shot": f"zero-shot, {' '.join(between)}",
@@ -110,22 +113,28 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
 
     tables = []
     for group in sorted(groups.values(), key=lambda own: own[0].metric not in RETRIEVAL_METRICS):
-        metrics = list(dict.fromkeys(each.metric for each in group))
-        lines = [f"| data | task | language | {' | '.join(metrics)} |", "|---" * (3 + len(metrics)) + "|"]
-        rows: dict[tuple[str, str, str], dict[str, CardScore]] = {}
+        metrics: dict[str, str] = {}
+        rows: dict[tuple[str, str, str], dict[str, str]] = {}
         for each in group:
             place = (f"{each.dataset}, {each.split}".strip(", "), each.task, each.language)
-            rows.setdefault(place, {})[each.metric] = each
-        for place, row in rows.items():
-            cells = [_cell(row[metric].score) if metric in row else "" for metric in metrics]
-            lines.append(f"| {' | '.join([*place, *cells])} |")
+            rows.setdefault(place, {})[each.metric] = _cell(each.score)
+            metrics[each.metric] = ""
+
+        lines = [f"| data | task | language | {' | '.join(metrics)} |", "|---" * (3 + len(metrics)) + "|"]
+        for place, cells in rows.items():
+            lines.append(f"| {' | '.join([*place, *{**metrics, **cells}.values()])} |")
         tables.append("\n".join(lines))
 
-    confidences = sorted({each.confidence for each in scores if each.confidence})
-    told = ["[intervals of " + ", ".join(f"{100 * each:g} %" for each in confidences) + "]"] if confidences else []
-    told += ["(chance)"] if any(each.score.chance is not None for each in scores) else []
-    told += ["{a model that is blind to order}"] if any(each.score.order_blind is not None for each in scores) else []
-    return "\n\n".join([f"In percent; {', '.join(told)}." if told else "In percent.", *tables])
+    told: dict[str, None] = {}  # what stands beside the values, each once
+    for each in scores:
+        if each.confidence:
+            told[f"[intervals of {100 * each.confidence:g} %]"] = None
+        if each.score.chance is not None:
+            told["(chance)"] = None
+        if each.score.order_blind is not None:
+            told["{a model that is blind to order}"] = None
+    notes = sorted(told, key=lambda note: "[({".index(note[0]))
+    return "\n\n".join([f"In percent; {', '.join(notes)}." if notes else "In percent.", *tables])
 
 
 def _cell(score: Score) -> str:
