@@ -37,6 +37,26 @@ def test_golden_embedding_through_both_layouts(layout):
     assert embedding.norm().item() == pytest.approx(8.05154, abs=2e-4)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "start", "length"),
+    [
+        (1, [-1.22779, 0.20422, -1.29706, -0.15031, -1.19230], 10.78831),
+        (25, [-1.04004, 0.43723, -0.89916, -0.36506, -0.89516], 9.87144),
+    ],
+)
+@torch.no_grad()
+def test_golden_embeddings_of_dasheng(seconds, start, length):
+    """The numbers are those of the package dasheng 0.0.9, its chunks averaged as GLAP averages them."""
+    encoder = published.golden(published.on_meta(published.ced_encoder(128, 2, dasheng=True)), 0.2)
+    encoder["init_bn.num_batches_tracked"] = torch.tensor(1)
+    model, _ = ced_from_tensors(published.ced_original(encoder, {}), "golden")
+    clip = 0.5 * builders.tone(440, seconds * 16000) + 0.25 * builders.tone(1000, seconds * 16000)
+    extractor = CEDFeatureExtractor.from_config(model.config)
+    embedding = model(**extractor(clip, sampling_rate=16000, return_tensors="pt")).pooler_output[0]
+    assert embedding[:5].tolist() == pytest.approx(start, abs=2e-4)
+    assert embedding.norm().item() == pytest.approx(length, abs=2e-4)
+
+
 @pytest.fixture
 def on_meta(monkeypatch):
     """Builds models without storage."""

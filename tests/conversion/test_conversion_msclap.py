@@ -1,6 +1,9 @@
 """MS-CLAP of both years: embeddings by hand, every name of the published sizes, its front end and its tokens."""
 
+import re
+
 import builders
+import numpy as np
 import published_layouts as published
 import pytest
 import torch
@@ -71,6 +74,30 @@ def test_2022_reads_cnn14_and_the_first_token_of_bert():
     assert model.config.audio_config.channels == [4, 6, 8, 12, 16, 20]
     expected = project(tensors, "audio_encoder", model.audio_model(features).pooler_output)
     torch.testing.assert_close(model.get_audio_features(features).pooler_output, expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_golden_embeddings_of_2023():
+    """The numbers are those of the package msclap 1.3.4, HTSAT in full and two layers of GPT-2."""
+    audio = published.htsat(ClapAudioModel(ClapAudioConfig()))
+    aside = {name: value for name, value in audio.items() if re.search("extractor|tscam|head|attn_mask", name)}
+    tower = {name: value for name, value in audio.items() if name not in aside}
+    text = published.on_meta(published.gpt2(400, 768, 2, 1024))
+    joint = published.on_meta(published.residual_projections(768, 768, 64))
+    tensors = published.golden(published.msclap(tower, text, joint, 0.0), 0.2)
+    tensors |= {f"audio_encoder.base.{name}": value for name, value in aside.items()}
+    model, extractor, _ = supclap_from_msclap({**tensors, "logit_scale": torch.tensor(2.0)}, "golden")
+
+    time = np.arange(44_100) / 44_100
+    clip = 0.5 * np.sin(2 * np.pi * 440 * time) + 0.25 * np.sin(2 * np.pi * 1000 * time)
+    inputs = extractor(clip.astype(np.float32), sampling_rate=44_100, return_tensors="pt")
+    seen = model.get_audio_features(inputs["input_features"]).pooler_output[0, :5].tolist()
+    assert seen == pytest.approx([-0.23523, 0.06707, 0.21140, 0.04605, -0.25595], abs=2e-4)
+
+    ids = torch.tensor([[46, 10, 20, 399, 0, 0], [56, 7, 8, 9, 11, 399]])
+    seen = model.get_text_features(ids).pooler_output[:, :5].flatten().tolist()
+    expected = [0.24347, 0.03913, -0.03061, 0.12987, -0.08259, 0.11839, 0.12118, -0.19900, 0.02817, -0.05958]
+    assert seen == pytest.approx(expected, abs=2e-4)
 
 
 @pytest.mark.filterwarnings("ignore:for .*copying from a non-meta parameter")
