@@ -65,7 +65,7 @@ def get_metric(name: str) -> MetricName:
     """How the metric of this name is shown.
 
     Args:
-        name: A key of `METRICS`, `R@k`, `mAP@k`, or a task of ZSTE, "1A" to "5B".
+        name: A key of `METRICS`, `R@k`, `mAP@k`, a task of ZSTE, "1A" to "5B", or its order, "3A_order".
 
     Returns:
         Its row of the table.
@@ -81,6 +81,6 @@ def get_metric(name: str) -> MetricName:
     if cutoff := re.fullmatch(r"(R|mAP)@(\d+)", name):
         kind = {"R": "recall", "mAP": "mean average precision"}[cutoff[1]]
         return MetricName(f"{kind} at {cutoff[2]}")
-    if re.fullmatch("[1-5][A-D]", name):
-        return MetricName(f"ZSTE {name}")
+    if task := re.fullmatch("([1-5][A-D])(_order)?", name):
+        return MetricName(f"ZSTE {task[1]}, order only" if task[2] else f"ZSTE {task[1]}")
     raise KeyError(f"there is no metric {name!r}; metrics/names.py has {', '.join(METRICS)}, R@k, mAP@k, ZSTE's tasks")

@@ -1,5 +1,19 @@
 """ZSTE: does a model hear what sounds, and in which order?"""
 
-from .temporal_questions import zste_chance, zste_outcomes, zste_ranks, zste_scores, zste_scores_by_language
+from .temporal_questions import (
+    zste_chance,
+    zste_order_outcomes,
+    zste_outcomes,
+    zste_ranks,
+    zste_scores,
+    zste_scores_by_language,
+)
 
-__all__ = ["zste_chance", "zste_outcomes", "zste_ranks", "zste_scores", "zste_scores_by_language"]
+__all__ = [
+    "zste_chance",
+    "zste_order_outcomes",
+    "zste_outcomes",
+    "zste_ranks",
+    "zste_scores",
+    "zste_scores_by_language",
+]

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from math import comb
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,15 +33,15 @@ def zste_outcomes(
     """The score of every question, by task; see the module for the rules.
 
     Args:
-        scores: for each question the scores of its candidates, higher is closer; questions may differ in how many.
-        relevant: for each question the indices of its right candidates, one or two as its task has it.
-        tasks: for each question its task, "1A" to "5B".
+        scores: The scores of each question's candidates, higher is closer; questions may differ in how many they have.
+        relevant: The indices of each question's right candidates, one or two as its task has it.
+        tasks: The task of each question, "1A" to "5B".
 
     Returns:
         For each task that is asked, in the order of `NUM_RIGHT`, the scores in 0..1 of its questions in their order.
 
     Raises:
-        ValueError: there is no question, the three differ in length, a task is unknown, a score is NaN or infinite, or
+        ValueError: There is no question, the three differ in length, a task is unknown, a score is NaN or infinite, or
             the right candidates are too few, too many, repeated or out of range.
 
     >>> zste_outcomes([[0.1, 0.9, 0.3], [0.6, 0.5, 0.8]], [[1], [0, 1]], ["3A", "5A"])
@@ -54,7 +55,47 @@ def zste_outcomes(
         "any": first < 2,
         "share": ((first < 2).astype(np.float64) + (last < 2)) / 2,
     }
-    return {task: rules[_rule(task)][names == task].astype(np.float64) for task in NUM_RIGHT if (names == task).any()}
+
+    outcomes = {}
+    for task in NUM_RIGHT:
+        asked = names == task
+        if asked.any():
+            outcomes[task] = rules[_rule(task)][asked].astype(np.float64)
+    return outcomes
+
+
+def zste_order_outcomes(
+    scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], opposites: Sequence[int]
+) -> NDArray[np.float64]:
+    """Whether each question prefers the order that was heard to the same sounds in the other order.
+
+    "X before Y" against "Y before X" and against nothing else, so that neither which sounds are there nor whether they
+    overlap can be of help. Chance is 1/2, which is also what a model that hears no order gets on average.
+
+    Args:
+        scores: As in `zste_outcomes`.
+        relevant: As in `zste_outcomes`, of questions with one right candidate (3A, 4A).
+        opposites: The index of each question's candidate that names the other order.
+
+    Returns:
+        (Q,), 1 where the right order scores higher, else 0; a tie is wrong.
+
+    Raises:
+        ValueError: A score is NaN or infinite, or an index is out of range or that of the right candidate.
+
+    >>> zste_order_outcomes([[0.5, 0.3, 0.9], [0.4, 0.4, 0.1]], [[0], [0]], [1, 1])
+    array([1., 0.])
+    """
+    outcomes = np.empty(len(scores))
+    for place, (row, right, opposite) in enumerate(zip(scores, relevant, opposites, strict=True)):
+        values, columns = _checked(place, row, right, "3A")
+        if not 0 <= opposite < len(values) or opposite == columns[0]:
+            raise ValueError(
+                f"question {place} has the opposite {opposite!r}; it must be another candidate than {columns[0]}, "
+                f"in 0..{len(values) - 1}"
+            )
+        outcomes[place] = values[columns[0]] > values[opposite]
+    return outcomes
 
 
 def zste_ranks(
@@ -63,15 +104,15 @@ def zste_ranks(
     """The rank, from 0, of each question's best right candidate: the number of wrong ones scored at least as high.
 
     Args:
-        scores: as `zste_outcomes`.
-        relevant: as `zste_outcomes`.
-        tasks: as `zste_outcomes`.
+        scores: As in `zste_outcomes`.
+        relevant: As in `zste_outcomes`.
+        tasks: As in `zste_outcomes`.
 
     Returns:
         (Q,), in the order of the questions.
 
     Raises:
-        ValueError: as `zste_outcomes`.
+        ValueError: As in `zste_outcomes`.
 
     >>> zste_ranks([[0.1, 0.9, 0.3], [0.6, 0.5, 0.8]], [[1], [0, 1]], ["3A", "5A"])
     array([0, 1])
@@ -87,14 +128,14 @@ def zste_chance(num_candidates: int, task: str) -> float:
         1A, 3, 4: 1/n        2A, 2C: 1 / C(n, 2)        2B, 2D: 1 - C(n - 2, 2) / C(n, 2)        5: 2/n
 
     Args:
-        num_candidates: n, the right ones among them.
-        task: "1A" to "5B".
+        num_candidates: The number n of candidates, the right ones among them.
+        task: The task, "1A" to "5B".
 
     Returns:
         A fraction: 1/3 for 3A and 3B, 1/2 for 5A.
 
     Raises:
-        ValueError: the task is unknown, or has fewer candidates than right ones.
+        ValueError: The task is unknown, or has fewer candidates than right ones.
 
     >>> zste_chance(3, "3A"), zste_chance(4, "5A"), zste_chance(50, "2A") == 1 / 1225
     (0.3333333333333333, 0.5, True)
@@ -111,30 +152,47 @@ def zste_chance(num_candidates: int, task: str) -> float:
 
 
 def zste_scores(
-    scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], tasks: Sequence[str]
+    scores: Sequence[Sequence[float]],
+    relevant: Sequence[Sequence[int]],
+    tasks: Sequence[str],
+    opposites: Sequence[int | None] | None = None,
 ) -> dict[str, float]:
     """The score of each task, beside what random answers would get.
 
     Args:
-        scores: as `zste_outcomes`.
-        relevant: as `zste_outcomes`.
-        tasks: as `zste_outcomes`.
+        scores: As in `zste_outcomes`.
+        relevant: As in `zste_outcomes`.
+        tasks: As in `zste_outcomes`.
+        opposites: The candidate of each question that names the right one's sounds in the other order, or None where a
+            question has none; see `zste_order_outcomes`.
 
     Returns:
         For each task that is asked `3A`, its score in 0..1 (a perfect model: 1, a constant one: 0), `3A_chance`, the
-        mean of `zste_chance` over its questions, and `3A_questions`, their number.
+        mean of `zste_chance` over its questions, and `3A_questions`, their number. With opposites also `3A_order`, the
+        share of its questions that prefer the right order to the other one, and `3A_order_chance`, 1/2.
 
     Raises:
-        ValueError: as `zste_outcomes`.
+        ValueError: As in `zste_outcomes`.
 
     >>> zste_scores([[0.1, 0.9, 0.3, 0.0], [0.6, 0.5, 0.8, 0.0]], [[1], [0, 1]], ["4A", "5A"])
     {'4A': 1.0, '4A_chance': 0.25, '4A_questions': 1, '5A': 0.5, '5A_chance': 0.5, '5A_questions': 1}
     """
+    if opposites is not None and len(opposites) != len(scores):
+        raise ValueError(f"got {len(opposites)} opposites for {len(scores)} questions; give one for each, or None")
+
     summary: dict[str, float] = {}
     for task, outcomes in zste_outcomes(scores, relevant, tasks).items():
-        sizes = [len(row) for row, asked in zip(scores, tasks, strict=True) if asked == task]
-        chance = _mean(partial(zste_chance, task=task), sizes)
-        summary |= {task: float(outcomes.mean()), f"{task}_chance": chance, f"{task}_questions": len(outcomes)}
+        asked = np.flatnonzero(np.asarray(tasks) == task).tolist()
+        sizes = [len(scores[place]) for place in asked]
+        summary[task] = float(outcomes.mean())
+        summary[f"{task}_chance"] = _mean(partial(zste_chance, task=task), sizes)
+        summary[f"{task}_questions"] = len(outcomes)
+
+        ordered = [place for place in asked if opposites is not None and opposites[place] is not None]
+        if opposites is not None and ordered:
+            own = (_taken(scores, ordered), _taken(relevant, ordered), _taken(opposites, ordered))
+            summary[f"{task}_order"] = float(zste_order_outcomes(*own).mean())
+            summary[f"{task}_order_chance"] = 0.5
     return summary
 
 
@@ -144,6 +202,7 @@ def zste_scores_by_language(
     tasks: Sequence[str],
     languages: Sequence[str],
     questions: Sequence[Hashable] | None = None,
+    opposites: Sequence[int | None] | None = None,
 ) -> dict[str, float]:
     """The scores of each language, and how alike the languages answer the same questions.
 
@@ -153,12 +212,13 @@ def zste_scores_by_language(
     candidates right; for m = 1 that is (1 - 1/K) (n^2 - 1) / 12.
 
     Args:
-        scores: as `zste_outcomes`.
-        relevant: as `zste_outcomes`.
-        tasks: as `zste_outcomes`.
-        languages: of each question, such as "fra".
-        questions: for each question what it asks, alike in all languages, such as the clip's id; a task asks it once in
-            each language. Without, the i-th question of a task in one language is the i-th in every other.
+        scores: As in `zste_outcomes`.
+        relevant: As in `zste_outcomes`.
+        tasks: As in `zste_outcomes`.
+        languages: The language of each question, such as "fra".
+        questions: What each question asks, alike in all languages, such as the clip's id; a task asks it once in
+            each language. Without it, the i-th question of a task in one language is the i-th in every other.
+        opposites: As in `zste_scores`.
 
     Returns:
         What `zste_scores` gives for each language, as `fra_3A`, `fra_3A_chance`, `fra_3A_questions`. With two languages
@@ -166,8 +226,8 @@ def zste_scores_by_language(
         languages), `3A_MRV_chance` and `3A_MRV_questions`, the number of such questions.
 
     Raises:
-        ValueError: as `zste_outcomes`; or `languages` or `questions` do not fit, a question repeats in a language, has
-            not the same number of candidates in all of them, or is not named although the languages differ in their
+        ValueError: As in `zste_outcomes`; or `languages` or `questions` do not fit, a question repeats in a language,
+            has not the same number of candidates in all of them, or is not named although the languages differ in their
             number of questions.
 
     >>> scores = zste_scores_by_language(
@@ -180,18 +240,25 @@ def zste_scores_by_language(
     for name, column in (("languages", languages), ("questions", questions)):
         if column is not None and len(column) != len(ranks):
             raise ValueError(f"got {len(column)} {name} for {len(ranks)} questions; give one for each")
+
     summary: dict[str, float] = {}
     for language in dict.fromkeys(languages):
-        own = [place for place, spoken in enumerate(languages) if spoken == language]
-        answers = zste_scores([scores[i] for i in own], [relevant[i] for i in own], [tasks[i] for i in own])
-        summary |= {f"{language}_{name}": value for name, value in answers.items()}
-    sizes = np.array([len(row) for row in scores])
-    for task in (task for task in NUM_RIGHT if task in tasks):
-        own = [place for place, asked in enumerate(tasks) if asked == task]
-        table = _parallel(own, task, languages, questions)
+        own = np.flatnonzero(np.asarray(languages) == language).tolist()
+        own_opposites = None if opposites is None else _taken(opposites, own)
+        answers = zste_scores(_taken(scores, own), _taken(relevant, own), _taken(tasks, own), own_opposites)
+        for name, value in answers.items():
+            summary[f"{language}_{name}"] = value
+
+    sizes = np.fromiter(map(len, scores), np.int64, len(scores))
+    for task in NUM_RIGHT:
+        table = _parallel(np.flatnonzero(np.asarray(tasks) == task).tolist(), task, languages, questions)
         if table.size:
             summary |= _consistency(task, ranks[table], sizes[table])
     return summary
+
+
+def _taken(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    return [values[place] for place in places]
 
 
 def _rule(task: str) -> str:
@@ -212,6 +279,7 @@ def _right_ranks(
             f"got {len(scores)} rows of scores, {len(relevant)} lists of right candidates and {len(tasks)} tasks; "
             "give one of each for every question, and one question at least"
         )
+
     ranks = np.empty((2, len(scores)), np.int64)
     for place, (row, right, task) in enumerate(zip(scores, relevant, tasks, strict=True)):
         values, columns = _checked(place, row, right, task)
@@ -252,14 +320,19 @@ def _parallel(
         if question in held:
             raise ValueError(f"task {task} asks question {question!r} twice in {languages[place]!r}")
         held[question] = place
+
     counts = {language: len(held) for language, held in asked.items()}
     if questions is None and len(set(counts.values())) > 1:
         raise ValueError(f"task {task} has {counts} questions; name them in `questions`, since their numbers differ")
     if len(counts) < 2:
         return np.empty((0, len(counts)), np.int64)
-    one, *others = asked.values()
-    everywhere = [name for name in one if all(name in held for held in others)]
-    return np.array([[held[name] for held in asked.values()] for name in everywhere], np.int64)
+
+    rows = []
+    for question in next(iter(asked.values())):
+        found = [held.get(question) for held in asked.values()]
+        if None not in found:
+            rows.append(found)
+    return np.array(rows, np.int64)
 
 
 def _consistency(task: str, ranks: NDArray[np.int64], sizes: NDArray[np.int64]) -> dict[str, float]:

@@ -26,9 +26,11 @@ Args:
     similarity: the rows of scores, which then do not pass through Arrow.
     languages: per question its language, in the order in which the questions were added.
     questions: per question what it asks, alike in all languages.
+    opposites: per question the candidate that names the right one's sounds in the other order, or None.
 Returns:
     For each task that is asked its score (3A), chance level (3A_chance) and number of questions (3A_questions); with
-    languages these for each language (fra_3A, ...) and 3A_MRV, 3A_MRV_chance, 3A_MRV_questions.
+    opposites the share that prefers the right order (3A_order, 3A_order_chance); with languages these for each
+    language (fra_3A, ...) and 3A_MRV, 3A_MRV_chance, 3A_MRV_questions.
 Examples:
     >>> zste = evaluate.load("metrics/zste")
     >>> zste.compute(predictions=[[0.1, 0.9, 0.3]], references=[[1]], tasks=["3A"])["3A"]
@@ -76,12 +78,13 @@ class ZSTE(evaluate.Metric):
         similarity: Sequence[Sequence[float]] | None = None,
         languages: Sequence[str] | None = None,
         questions: Sequence[Hashable] | None = None,
+        opposites: Sequence[int | None] | None = None,
         **kwargs: Any,  # what `evaluate.combine` hands to all its metrics
     ) -> dict[str, float]:
         scores = predictions if similarity is None else _rows(similarity, predictions)
         if languages is None:
-            return zste_scores(scores, references, tasks)
-        return zste_scores_by_language(scores, references, tasks, languages, questions)
+            return zste_scores(scores, references, tasks, opposites)
+        return zste_scores_by_language(scores, references, tasks, languages, questions, opposites)
 
 
 def _rows(similarity: Sequence[Sequence[float]], numbers: Sequence[int]) -> list[Sequence[float]]:

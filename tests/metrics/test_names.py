@@ -23,6 +23,7 @@ def test_every_score_stands_in_the_table_with_its_direction():
 
 def test_tasks_and_cutoffs_need_no_row_of_their_own():
     assert all(get_metric(task).percent and task in get_metric(task).display for task in NUM_RIGHT)
+    assert "order" in get_metric("3A_order").display
     assert get_metric("R@100").format(0.5) == "50.0"
     with pytest.raises(KeyError, match="num_queries"):
         get_metric("num_queries")

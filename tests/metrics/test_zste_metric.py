@@ -12,7 +12,14 @@ from metric_cards import run_card
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, zste_prompts, zste_set
 from modeling_supclap.metrics.mrv import mean_rank_variance
 from modeling_supclap.metrics.recall import retrieval_scores
-from modeling_supclap.metrics.zste import zste_chance, zste_outcomes, zste_ranks, zste_scores, zste_scores_by_language
+from modeling_supclap.metrics.zste import (
+    zste_chance,
+    zste_order_outcomes,
+    zste_outcomes,
+    zste_ranks,
+    zste_scores,
+    zste_scores_by_language,
+)
 
 ROOT = Path(__file__).parents[2]
 TASKS = list(ZSTE_FAMILIES)
@@ -291,6 +298,41 @@ def test_evaluate_errors_are_clear(metric, inputs, message):
         metric.compute(**inputs)
 
 
+def test_order_is_forward_against_reversed_and_nothing_else():
+    """The third candidate may score what it likes; a tie is wrong; only questions with an opposite are asked."""
+    scores = [[0.5, 0.3, 0.9], [0.3, 0.5, 0.1], [0.4, 0.4, 0.2], [0.9, 0.1, 0.0]]
+    relevant, opposites, tasks = [[0], [0], [0], [2]], [1, 1, 1, None], ["3A", "3A", "3A", "3B"]
+    assert zste_order_outcomes(scores[:3], relevant[:3], opposites[:3]).tolist() == [1, 0, 0]
+    summary = zste_scores(scores, relevant, tasks, opposites)
+    assert (summary["3A_order"], summary["3A_order_chance"]) == (1 / 3, 0.5)
+    assert summary["3A"] == 0
+    assert "3B_order" not in summary
+    assert {name: summary[name] for name in ("3A", "3B")} == {"3A": 0, "3B": 0}
+
+
+def test_an_order_blind_model_is_at_chance_in_order_only():
+    """It knows that the sounds follow each other, so that 3A is 1/2 for it, above the chance of 1/3."""
+    rng = np.random.default_rng(0)
+    scores = np.column_stack([rng.random((4000, 2)), np.full(4000, -1.0)])
+    summary = zste_scores(scores, [[0]] * 4000, ["3A"] * 4000, [1] * 4000)
+    assert summary["3A_order"] == summary["3A"] == pytest.approx(summary["3A_order_chance"], abs=0.03)
+    assert summary["3A"] > summary["3A_chance"] + 0.1
+
+
+def test_evaluate_and_languages_take_opposites(load_metric):
+    scores, relevant = [[0.5, 0.3, 0.9], [0.3, 0.5, 0.1]], [[0], [0]]
+    shared = {"tasks": ["3A", "3A"], "languages": ["eng", "fra"], "opposites": [1, 1]}
+    found = load_metric("zste").compute(predictions=scores, references=relevant, **shared)
+    assert found == zste_scores_by_language(scores, relevant, **shared)
+    assert (found["eng_3A_order"], found["fra_3A_order"]) == (1, 0)
+
+
+@pytest.mark.parametrize(("opposites", "message"), [([0], "opposite 0"), ([3], "opposite 3"), ([1, 1], "2 opposites")])
+def test_an_opposite_is_another_candidate(opposites, message):
+    with pytest.raises(ValueError, match=message):
+        zste_scores([[0.5, 0.3, 0.9]], [[0]], ["3A"], opposites)
+
+
 def test_the_card_runs(monkeypatch):
     monkeypatch.chdir(ROOT)
-    run_card("zste", num_blocks=2)
+    run_card("zste", num_blocks=3)
