@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoFeatureExtractor, AutoModel, AutoProces
 from .configuration_supclap import CEDConfig, CNN14Config, SupCLAPConfig
 from .feature_extraction_ced import CEDFeatureExtractor
 from .feature_extraction_msclap import MSCLAPFeatureExtractor
+from .integrations import pipeline
 from .modeling_ced import CEDModel
 from .modeling_cnn14 import CNN14Model
 from .modeling_sonar import SonarTextModel
@@ -43,12 +44,29 @@ __all__ = [
     "__version__",
 ]
 
+
+class _NativeCED:
+    """`CEDConfig` for `AutoConfig`, under a module's name of transformers.
+
+    A registered class of any other module wins over the code that a folder brings, even with `trust_remote_code=True`:
+    the official tagger (`AutoModelForAudioClassification` on "mispeech/ced-base") could not be loaded beside ours.
+    """
+
+    __module__ = "transformers.models.ced"
+    model_type = CEDConfig.model_type
+    from_dict = CEDConfig.from_dict
+
+    def __new__(cls, **fields: Any) -> Any:
+        return CEDConfig(**fields)
+
+
 for _config, _model, _feature_extractor in (
     (CEDConfig, CEDModel, CEDFeatureExtractor),
     (CNN14Config, CNN14Model, MSCLAPFeatureExtractor),
     (SupCLAPConfig, SupCLAPModel, CEDFeatureExtractor),
 ):
-    AutoConfig.register(_config.model_type, _config)
+    _registered: Any = _NativeCED if _config is CEDConfig else _config
+    AutoConfig.register(_config.model_type, _registered)
     AutoModel.register(_config, _model)
     AutoFeatureExtractor.register(_config, _feature_extractor)
     # A saved folder then carries the code and loads where this package is not installed (trust_remote_code=True).
@@ -58,6 +76,7 @@ AutoProcessor.register(SupCLAPConfig, SupCLAPProcessor)
 CEDFeatureExtractor.register_for_auto_class()
 MSCLAPFeatureExtractor.register_for_auto_class()
 SupCLAPProcessor.register_for_auto_class()
+pipeline.register()
 
 
 def __getattr__(name: str) -> Any:

@@ -244,6 +244,9 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         text_pooling: How the text tower's tokens become one vector: "mean" over real tokens, "cls" (the first
             token), "last" (the last real token, which is how a decoder such as GPT-2 is read) or "pooler" (the
             tower's own `pooler_output`).
+        text_dense: Dense layers after the pooling, as sentence-transformers has for LaBSE: a dictionary for each, with
+            `out_features`, `activation` and `bias`.
+        text_normalize: Whether the text is brought to unit norm before its projection, as sentence-transformers does.
 
     Example:
         >>> config = SupCLAPConfig(audio_config=CEDConfig.from_size("tiny"), text_config={"model_type": "bert"})
@@ -262,6 +265,8 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     temperature: float | int = 0.07
     logit_bias: float | int | None = None
     text_pooling: str = "mean"
+    text_dense: list | None = None
+    text_normalize: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.audio_config = config_from_dict(self.audio_config or CEDConfig())

@@ -17,6 +17,7 @@ from transformers.utils.generic import can_return_tuple
 from .configuration_supclap import SupCLAPConfig
 from .encoding import EncodingMixin
 from .modeling_sonar import last_pool, mean_pool
+from .sentence_modules import SentenceDense, read_sentence_modules
 from .strict_loading import StrictLoadingMixin
 from .towers import (
     build_audio_tower,
@@ -166,7 +167,12 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         check_pooling(self.text_model, config.text_pooling)
         projection_class = PROJECTIONS[config.projection_type]
         self.audio_projection = projection_class(self.audio_model.config.hidden_size, config)
-        self.text_projection = projection_class(self.text_model.config.hidden_size, config)
+        self.text_dense = nn.ModuleList()
+        text_width = self.text_model.config.hidden_size
+        for layer in config.text_dense or ():
+            self.text_dense.append(SentenceDense(text_width, **layer))
+            text_width = layer["out_features"]
+        self.text_projection = projection_class(text_width, config)
 
         # One element and not 0-d: FSDP shards no scalar parameters.
         self.logit_scale = nn.Parameter(torch.empty(1))
@@ -182,8 +188,10 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
 
         Args:
             audio: Hub id or folder of the audio tower, for example "mispeech/ced-base".
-            text: Hub id or folder of the text tower: SONAR, or any encoder that `AutoModel` loads.
-            **kwargs: Further fields of `SupCLAPConfig`.
+            text: Hub id or folder of the text tower: SONAR, or any encoder that `AutoModel` loads. The pooling, dense
+                layers and norm of a folder of sentence-transformers (LaBSE, e5) are taken over.
+            **kwargs: Further fields of `SupCLAPConfig`. A `text_pooling` that differs from the folder's own takes its
+                tower alone.
 
         Returns:
             The model in float32, in evaluation mode. `SupCLAPProcessor.from_encoders(audio, text)` goes with it.
@@ -197,10 +205,21 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         known = {*SupCLAPConfig.__annotations__, "attn_implementation"} - {"audio_config", "text_config"}
         if unknown := sorted(kwargs.keys() - known):
             raise TypeError(f"from_encoders has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+
         audio_model = load_audio_tower(audio)
+        modules = read_sentence_modules(text, kwargs.get("text_pooling"))
+        if modules is not None:
+            kwargs["text_pooling"] = modules.pooling
+            kwargs["text_dense"] = modules.dense or None
+            kwargs["text_normalize"] = modules.normalize
         text_model = load_text_tower(text, kwargs.get("text_pooling", SupCLAPConfig.text_pooling))
+
         config = SupCLAPConfig(audio_config=audio_model.config, text_config=text_model.config, **kwargs)
-        return cls(config, audio_model, text_model).eval()
+        model = cls(config, audio_model, text_model)
+        if modules is not None:
+            for layer, weights in zip(model.text_dense, modules.weights, strict=True):
+                layer.load_state_dict(weights)
+        return model.eval()
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -293,16 +312,25 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         if self._text_takes_types:
             kwargs["token_type_ids"] = token_type_ids
         outputs = self.text_model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
-        return _with_embeds(outputs, self.text_projection(self._pool_text(outputs, attention_mask)))
+        pooled = self._pool_text(outputs, attention_mask)
+        return _with_embeds(outputs, self.text_projection(pooled))
 
     def _pool_text(self, outputs: Any, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        if self.config.text_pooling == "mean":
-            return mean_pool(outputs.last_hidden_state, attention_mask)
-        if self.config.text_pooling == "cls":
-            return outputs.last_hidden_state[:, 0]
-        if self.config.text_pooling == "last":
-            return last_pool(outputs.last_hidden_state, attention_mask)
-        return outputs.pooler_output
+        """A text tower's output to one vector a text, (B, D)."""
+        tokens = outputs.last_hidden_state
+        match self.config.text_pooling:
+            case "mean":
+                pooled = mean_pool(tokens, attention_mask)
+            case "cls":
+                pooled = tokens[:, 0]
+            case "last":
+                pooled = last_pool(tokens, attention_mask)
+            case _:
+                pooled = outputs.pooler_output
+
+        for layer in self.text_dense:
+            pooled = layer(pooled)
+        return nn.functional.normalize(pooled, dim=-1) if self.config.text_normalize else pooled
 
     @can_return_tuple
     def forward(

@@ -21,6 +21,7 @@ from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file, is_protobuf_
 from .configuration_supclap import CEDConfig
 from .feature_extraction_ced import CEDFeatureExtractor, as_waveform
 from .languages import LANGUAGES, get_flores_code
+from .sentence_modules import read_text_settings
 
 # Where the tokenizer states no limit: SONAR was trained on 514 tokens, BERT and its kin on 512.
 SONAR_MAX_TOKENS = 514
@@ -70,20 +71,27 @@ class SupCLAPProcessor(ProcessorMixin):
         super().__init__(feature_extractor, tokenizer, **kwargs)
 
     @classmethod
-    def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> "SupCLAPProcessor":
+    def from_encoders(
+        cls, audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any
+    ) -> "SupCLAPProcessor":
         """Joins the feature extractor of one encoder and the tokenizer of another, as `SupCLAPModel` joins the two.
 
         Args:
             audio: Hub id or folder of the audio tower. A CED folder without `preprocessor_config.json` gets the front
                 end that its `config.json` describes.
             text: Hub id or folder of the text tower.
-            **kwargs: For the tokenizer, for example `model_max_length`.
+            caption_prefix: As for the class; None is the prompt of a folder of sentence-transformers, such as e5's.
+            **kwargs: For the tokenizer, for example `model_max_length`; without it, that of such a folder.
 
         Raises:
             OSError: There is no such folder or id, or it holds no feature extractor.
             ValueError: The tokenizer is none, or files of it are missing.
         """
-        return cls(_load_feature_extractor(audio), load_tokenizer(text, **kwargs))
+        prompt, max_tokens = read_text_settings(text)
+        if max_tokens is not None:
+            kwargs.setdefault("model_max_length", max_tokens)
+        prefix = prompt if caption_prefix is None else caption_prefix
+        return cls(_load_feature_extractor(audio), load_tokenizer(text, **kwargs), caption_prefix=prefix)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> "SupCLAPProcessor":

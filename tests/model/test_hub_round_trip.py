@@ -1,6 +1,7 @@
 """A saved folder is at home on the Hub: Auto classes, pipeline, remote code, push; and the package's own front door."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,15 @@ import numpy as np
 import pytest
 import torch
 from fake_hub import FakeHub, fake_hub
-from transformers import AutoConfig, AutoFeatureExtractor, AutoModel, AutoProcessor, AutoTokenizer, pipeline
+from safetensors.torch import save_file
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoModel,
+    AutoModelForAudioClassification,
+    AutoProcessor,
+    AutoTokenizer,
+)
 
 import modeling_supclap
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
@@ -64,19 +73,40 @@ def test_auto_classes_know_the_audio_tower(tmp_path):
     assert type(AutoFeatureExtractor.from_pretrained(tmp_path)) is CEDFeatureExtractor
 
 
-@pytest.mark.parametrize("text", ["bert", "sonar"])
-def test_zero_shot_pipeline_from_a_folder(tmp_path, text):
-    model, processor = save(tmp_path, text)
-    classify = pipeline("zero-shot-audio-classification", model=str(tmp_path))
-    results = classify(CLIPS, candidate_labels=["dog", "rain", "pluie"], hypothesis_template="the {} falls")
-    for clip, result in zip(CLIPS, results, strict=True):
-        texts = [f"the {label} falls" for label in ("dog", "rain", "pluie")]
-        inputs = processor(audio=clip, sampling_rate=16000, text=texts, return_tensors="pt")
-        with torch.no_grad():
-            expected = model(**inputs).logits_per_audio[0].softmax(dim=0)
-        scores = {each["label"]: each["score"] for each in result}
-        assert [scores[label] for label in ("dog", "rain", "pluie")] == pytest.approx(expected.tolist(), abs=1e-5)
-        assert [each["score"] for each in result] == sorted(scores.values(), reverse=True)
+TAGGER = """
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+class CedConfig(PreTrainedConfig):
+    model_type = "ced"
+
+class CedForAudioClassification(PreTrainedModel):
+    config_class = CedConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.outputlayer = torch.nn.Linear(2, 527)
+        self.post_init()
+"""
+
+
+def test_the_code_of_a_folder_wins_over_our_ced_where_it_is_trusted(tmp_path):
+    """As in the published CED folders, whose tagger is their own code."""
+    code = {"AutoConfig": "tagger.CedConfig", "AutoModelForAudioClassification": "tagger.CedForAudioClassification"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ced", "auto_map": code}))
+    (tmp_path / "tagger.py").write_text(TAGGER)
+    save_file(
+        {"outputlayer.weight": torch.zeros(527, 2), "outputlayer.bias": torch.zeros(527)},
+        tmp_path / "model.safetensors",
+    )
+
+    tagger = AutoModelForAudioClassification.from_pretrained(tmp_path, trust_remote_code=True)
+    assert type(tagger).__name__ == "CedForAudioClassification"
+    assert type(AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)).__name__ == "CedConfig"
+    assert type(AutoConfig.from_pretrained(tmp_path, trust_remote_code=False)) is CEDConfig
+    assert type(AutoConfig.for_model("ced", depth=3)) is CEDConfig
+    with pytest.raises(ValueError, match="lacks"):
+        CEDModel.from_pretrained(tmp_path)
 
 
 def run(code: str, *arguments: object, isolated: bool, cwd: Path, **environment: str) -> None:
