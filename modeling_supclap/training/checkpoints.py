@@ -32,7 +32,8 @@ _PARTS: dict[str, tuple[str, ...]] = {
 }
 """What a run resumes from, and its files: of one process or many, of FSDP (folders), of DeepSpeed (`global_step`)."""
 
-_MAY_CHANGE = {"eval_languages", "on_bad_audio", "track_drift", "cached_chunk_size"}
+_MAY_CHANGE = {"eval_languages", "on_bad_audio", "track_drift", "cached_chunk_size", "loss_chunk_size"}
+"""Our own arguments that a resumed run may give anew: they do not change what trains."""
 
 logger = logging.getLogger(__name__)
 

@@ -109,9 +109,10 @@ def add_lora(
     changes until it trains. Both projections and the temperature train in full.
 
     The model stays a `SupCLAPModel` with adapters inside, and `SupCLAPTrainer` trains, checkpoints and resumes it as
-    any other (resume with a model that went through the same call). `merge_lora` after training, then save, gives a
-    stock model; saved unmerged it becomes a PEFT adapter folder, which has no place for the temperature. A checkpoint
-    of such a run is for resuming only: its weights go by PEFT's names, so `from_pretrained` would find few of them.
+    any other (resume with a model that went through the same call). The trainer's `save_model` saves a stock
+    model, merged as by `merge_lora`; `model.save_pretrained` writes a PEFT adapter folder, which has no place for the
+    temperature. A checkpoint of such a run is for resuming only: its weights go by PEFT's names, so `from_pretrained`
+    would find few of them.
 
     Args:
         model: The model, changed in place.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,6 +20,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import only_writer
+from modeling_supclap.datasets_scripts.schema import group_id, without_audio
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
 
 from ..evaluation import retrieval_metrics, temporal_metrics
@@ -29,6 +33,8 @@ from .collator import EvaluationCollator, IndexedRows, TemporalCollator, Trainin
 from .contrastive_module import ContrastiveModule
 from .objectives import TemporalObjective, build_objective
 from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
+
+logger = logging.getLogger(__name__)
 
 UNFINISHED = "unfinished"
 """The folder, in the output folder, in which a checkpoint is written."""
@@ -125,7 +131,7 @@ class SupCLAPTrainer(Trainer):
         )
 
     def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
-        """Takes out of a split what `on_bad_audio` leaves out; a stream is refused."""
+        """Takes out of a split what `on_bad_audio` leaves out; a stream is refused, and shared captions are counted."""
         if rows is None:
             return None
         if not hasattr(rows, "__len__"):
@@ -134,7 +140,21 @@ class SupCLAPTrainer(Trainer):
                 "load_splits, or of load_prepared without streaming, so that a resumed run sees the same batches. "
                 "A stream goes into a DataLoader with TrainingCollator as its collate_fn"
             )
-        return usable_rows(rows, args)
+        rows = usable_rows(rows, args)
+
+        if args.positives == "clip" and args.process_index == 0:
+            light = without_audio(rows)
+            captions = light["captions"] if hasattr(light, "column_names") else [row["captions"] for row in light]
+            counts = Counter(group_id({"captions": texts}, "captions") for texts in captions)
+            shared = sum(filter((1).__lt__, counts.values()))
+            if shared:
+                logger.warning(
+                    "%d of %d clips have just the captions of another clip of their split, and count as its negatives "
+                    "and wrong answers; --positives captions makes such clips right answers to each other",
+                    shared,
+                    len(captions),
+                )
+        return rows
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
         """Makes the `compute_metrics` of a split."""
@@ -289,7 +309,12 @@ class SupCLAPTrainer(Trainer):
 
         elif self.args.should_save:
             inference = {name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")}
-            self.clap.save_pretrained(folder, state_dict=inference)
+            if getattr(self.clap, "peft_config", None):  # an adapter folder has no place for the temperature
+                from .lora import merge_lora  # and with it peft, which other runs do without
+
+                merge_lora(copy.deepcopy(self.clap)).save_pretrained(folder)
+            else:
+                self.clap.save_pretrained(folder, state_dict=inference)
             self.processor.save_pretrained(folder)
 
     def create_model_card(

@@ -314,11 +314,14 @@ def test_lora_trains_checkpoints_resumes_and_saves(tmp_path, rows):
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name
 
-    trained = embeds(whole.clap)
-    merge_lora(whole.clap)
+    trained, names = embeds(whole.clap), list(whole.clap.state_dict())
     whole.save_model(str(tmp_path / "final"))
+    assert list(whole.clap.state_dict()) == names  # the model keeps its adapters
     assert set(load_file(tmp_path / "final" / "model.safetensors")) == set(bert().state_dict())
-    for left, right in zip(embeds(SupCLAPModel.from_pretrained(tmp_path / "final")), trained, strict=True):
+    loaded = SupCLAPModel.from_pretrained(tmp_path / "final")
+    assert torch.equal(loaded.logit_scale, whole.clap.logit_scale)
+    assert loaded.logit_scale != bert().logit_scale
+    for left, right in zip(embeds(loaded), trained, strict=True):
         torch.testing.assert_close(left, right, atol=2e-6, rtol=2e-6)
 
 

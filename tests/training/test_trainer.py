@@ -261,6 +261,15 @@ def test_what_is_refused(tmp_path, rows, call, message):
         call(tmp_path, rows)
 
 
+def test_shared_captions_that_become_negatives_are_counted(tmp_path, rows, caplog):
+    twins = [{**row, "captions": rows[index // 2]["captions"]} for index, row in enumerate(rows[:5])]
+    build(tmp_path / "captions", twins, positives="captions")
+    build(tmp_path / "distinct", rows[:5])
+    assert "captions of another clip" not in caplog.text
+    build(tmp_path / "clip", twins)
+    assert "4 of 5 clips have just the captions of another clip" in caplog.text
+
+
 def test_indexed_rows_know_their_place(rows):
     indexed = IndexedRows(rows)
     assert len(indexed) == 12
