@@ -107,7 +107,11 @@ def load_clip(
 
 
 def read_row(
-    row: Mapping[str, Any], sampling_rate_hz: int, max_seconds: float | None = None, crop_position: float = 0.0
+    row: Mapping[str, Any],
+    sampling_rate_hz: int,
+    max_seconds: float | None = None,
+    crop_position: float = 0.0,
+    from_first_sound: bool = False,
 ) -> np.ndarray:
     """The sound of a row, from wherever the row has it.
 
@@ -119,6 +123,8 @@ def read_row(
         sampling_rate_hz: The rate wanted, as for `load_clip`.
         max_seconds: The longest clip, as for `load_clip`.
         crop_position: Where a crop lies, as for `load_clip`.
+        from_first_sound: Whether a crop that is silent is taken from the first sound on: silence has no level to bring
+            another clip's to, and no caption fits it.
 
     Returns:
         float32 of shape `(samples,)` at `sampling_rate_hz`.
@@ -145,7 +151,7 @@ def read_row(
         recording = _Samples(np.asarray(audio["array"], dtype=np.float32), audio["sampling_rate"], name)
 
     with closing(recording):
-        return _crop(recording, sampling_rate_hz, max_seconds, crop_position)
+        return _crop(recording, sampling_rate_hz, max_seconds, crop_position, from_first_sound)
 
 
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
@@ -256,13 +262,21 @@ class _File:
 
 
 def _crop(
-    recording: _Samples | _File, sampling_rate_hz: int, max_seconds: float | None, crop_position: float
+    recording: _Samples | _File,
+    sampling_rate_hz: int,
+    max_seconds: float | None,
+    crop_position: float,
+    from_first_sound: bool = False,
 ) -> np.ndarray:
     """The part of a recording that `load_clip` promises."""
     length = recording.frames if max_seconds is None else min(recording.frames, round(max_seconds * recording.rate_hz))
     part = recording.read(round(crop_position * (recording.frames - length)), length)
-    if not part.any() and not recording.read(0, None).any():
-        raise BadAudioError(f"{recording.name} is silent: every sample is zero")
+    if not part.any():
+        whole = recording.read(0, None)
+        if not whole.any():
+            raise BadAudioError(f"{recording.name} is silent: every sample is zero")
+        if from_first_sound:
+            part = whole[np.argmax(whole != 0) :][:length]
     return resample(part, recording.rate_hz, sampling_rate_hz)
 
 

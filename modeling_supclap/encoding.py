@@ -331,6 +331,20 @@ def max_chunk_seconds(feature_extractor: Any) -> float | None:
     return getattr(feature_extractor, "max_length_s", None)
 
 
+def max_window_seconds(config: Any, feature_extractor: Any) -> float | None:
+    """The longest clip whose parts a model hears in relation to each other; None where that is any length.
+
+    Args:
+        config: The model's. CED hears each of its chunks, of 10.12 s, for itself.
+        feature_extractor: The model's front end, which may take less at once.
+    """
+    limit = max_chunk_seconds(feature_extractor)
+    num_frames = getattr(getattr(config, "audio_config", None), "target_length", None)
+    if limit is not None or num_frames is None:
+        return limit
+    return num_frames * feature_extractor.hop_size / feature_extractor.sampling_rate
+
+
 def _load_processor(model: Any) -> SupCLAPProcessor:
     name = getattr(model, "name_or_path", "")
     advice = "assign one, model.processor = SupCLAPProcessor.from_pretrained(...), or pass processor="

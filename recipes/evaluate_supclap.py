@@ -72,6 +72,9 @@ class EvaluationArguments(DatasetArguments):
     zste_tasks: list[str] = field(default_factory=lambda: list(ZSTE_FAMILIES), metadata={"help": "Some of 1A to 5B."})
     zste_items: int = field(default=200, metadata={"help": "Clips of each family of ZSTE."})
     zste_candidates: int = field(default=50, metadata={"help": "Candidates of ZSTE's tasks 4 and 5B."})
+    zste_prompts: str | None = field(
+        default=None, metadata={"help": "labels or phrases; by default what the model was post-trained with."}
+    )
 
     max_audio_seconds: float | None = field(default=None, metadata={"help": "Hear only this much of a recording."})
     chunk_seconds: float | None = field(
@@ -186,7 +189,9 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
         audio=evaluation.AudioPolicy(args.max_audio_seconds, args.chunk_seconds, args.pooling),
         template_sets=template_sets,
         zero_shot_languages=args.zero_shot_languages,
-        zste=evaluation.ZSTEOptions(args.zste_items, args.zste_candidates, args.seed, tuple(args.zste_tasks)),
+        zste=evaluation.ZSTEOptions(
+            args.zste_items, args.zste_candidates, args.seed, tuple(args.zste_tasks), prompts=args.zste_prompts
+        ),
         zste_languages=args.zste_languages,
         intervals=evaluation.Intervals(args.num_resamples, args.confidence, args.seed),
         batch_size=args.batch_size,

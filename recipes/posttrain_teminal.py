@@ -46,7 +46,14 @@ class PostTrainingArguments(DatasetArguments):
 
     model: str | None = field(default=None, metadata={"help": "A SupCLAP or CLAP model (id or folder)."})
     dataset: str = field(default="esc50", metadata={"help": "A labelled builder of datasets_scripts, or prepared."})
+    pool_splits: bool = field(
+        default=False, metadata={"help": "Draw from all splits of the dataset together, as the paper does."}
+    )
     train_fraction: float = field(default=0.7, metadata={"help": "Share of each class's recordings to train on."})
+    prompts: str | None = field(
+        default=None,
+        metadata={"help": "Call sounds by labels or phrases; default, labels in English alone. Kept in the model."},
+    )
     pairs_per_epoch: int | None = field(default=None, metadata={"help": "Class pairs an epoch; default, all."})
     eval_pairs: int = field(default=90, metadata={"help": "Held-out pairs to evaluate on."})
 
@@ -70,14 +77,30 @@ def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, s
         raise ValueError(f"{error}; in English the labels themselves serve: --languages eng") from error
 
 
+def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str:
+    """What sounds are called: "labels" or "phrases"."""
+    prompts = args.prompts or ("labels" if list(languages) == ["eng"] else "phrases")
+    if prompts not in ("labels", "phrases") or (prompts == "labels" and list(languages) != ["eng"]):
+        raise ValueError(f"prompts is {prompts!r}, languages {list(languages)}; labels are for English alone")
+    return prompts
+
+
 def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments) -> tuple[TemporalItems, TemporalItems]:
-    """Items to train on and held-out ones, from different source recordings."""
+    """Items to train on and held-out ones, from different source recordings of the training split or of all."""
     with training.main_process_first(desc="preparing the data"):
-        rows = concatenate_datasets(list(args.load_splits().values()))
+        splits = args.load_splits()
+    if args.pool_splits:
+        rows = concatenate_datasets(list(splits.values()))
+    elif "train" in splits:
+        rows = splits["train"]
+    else:
+        raise ValueError(f"{args.dataset} has only the splits {list(splits)}; --pool_splits true trains on those")
     rows = usable_rows(rows, training)
     parts = split_by_source(without_audio(rows), args.train_fraction, training.seed)
     train, held_out = (rows.select(part) for part in parts)
-    shared: dict[str, Any] = {"phrases": load_phrases(args.origin, training.languages), "languages": training.languages}
+    by_phrases = choose_prompts(args, training.languages) == "phrases"
+    phrases = load_phrases(args.origin, training.languages) if by_phrases else None
+    shared: dict[str, Any] = {"phrases": phrases, "languages": training.languages}
     classes = len({row["labels"][0] for row in without_audio(held_out)})
     eval_pairs = min(args.eval_pairs, classes * (classes - 1))
     return (
@@ -155,6 +178,7 @@ def main() -> None:
     origin = post_args.origin
     model, processor = load_start(post_args.model)
     items = load_items(post_args, args)
+    model.config.temporal_prompts = choose_prompts(post_args, args.languages)
     part_args.choose_parameters(model)
 
     untrained = TemporalTrainer(model, args, items[0], items[1], processing_class=processor)

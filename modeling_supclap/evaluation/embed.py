@@ -214,9 +214,9 @@ class EmbeddedSplit:
         return {row["clip_id"]: place for place, row in enumerate(without_audio(self.dataset))}
 
     def read(self, clip_id: str, max_seconds: float | None = None) -> np.ndarray:
-        """The beginning of a clip at the model's rate; see `read_clip`."""
+        """The beginning of a clip at the model's rate, or from its first sound on where that is silent."""
         assert self.model is not None
-        return read_clip(self.model, self.dataset[self._places[clip_id]], max_seconds)
+        return read_clip(self.model, self.dataset[self._places[clip_id]], max_seconds, from_first_sound=True)
 
     def texts(self, texts: Sequence[str], language: str) -> np.ndarray:
         """Embeds texts of one language, or finds them; equal texts get equal embeddings.
@@ -361,14 +361,14 @@ def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
     return audio_embeds[order], text_embeds[order]
 
 
-def read_clip(model: EmbeddingModel, row: Row, max_seconds: float | None) -> np.ndarray:
+def read_clip(model: EmbeddingModel, row: Row, max_seconds: float | None, from_first_sound: bool = False) -> np.ndarray:
     """The beginning of a row's recording at the model's rate.
 
     Raises:
         FileNotFoundError: It is not there.
         BadAudioError: It holds no usable sound, or less than the model needs.
     """
-    waveform = read_row(row, model.sampling_rate_hz, max_seconds)
+    waveform = read_row(row, model.sampling_rate_hz, max_seconds, from_first_sound=from_first_sound)
     seconds = len(waveform) / model.sampling_rate_hz
     if seconds < model.min_seconds:
         raise BadAudioError(f"clip {row['clip_id']} lasts {seconds:.4f} s; {model.name} needs {model.min_seconds} s")

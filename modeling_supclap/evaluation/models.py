@@ -54,6 +54,8 @@ class EmbeddingModel:
         encode_text: `(texts, language, batch_size)`, texts of one language, to float32 (N, d).
         sampling_rate_hz: The rate of the waveforms.
         chunk_seconds: The longest recording that it takes at once; None, any length.
+        window_seconds: The longest recording whose parts it hears in relation to each other; None, any length.
+        prompts: What it was taught to call sounds in temporal post-training, "labels" or "phrases"; None, neither.
         min_seconds: The shortest recording that it takes.
         fingerprint: Changes with anything that its embeddings depend on; None where that is not known.
         device: Where it runs.
@@ -67,6 +69,8 @@ class EmbeddingModel:
     encode_text: Callable[..., np.ndarray]
     sampling_rate_hz: int
     chunk_seconds: float | None = None
+    window_seconds: float | None = None
+    prompts: str | None = None
     min_seconds: float = 0.0
     fingerprint: str | None = None
     device: str = "unknown"
@@ -228,6 +232,8 @@ def _of_features(model: Any, processor: SupCLAPProcessor, name: str, kind: str) 
         encode_text=encode_text,
         sampling_rate_hz=rate_hz,
         chunk_seconds=encoding.max_chunk_seconds(extractor),
+        window_seconds=encoding.max_window_seconds(model.config, extractor),
+        prompts=getattr(model.config, "temporal_prompts", None),
         min_seconds=getattr(extractor, "min_samples", 0) / rate_hz,
         fingerprint=weights_fingerprint(model, *map(json.dumps, settings)),
         device=str(model.device),

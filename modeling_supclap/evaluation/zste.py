@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, compose
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
 from modeling_supclap.metrics.zste import zste_chance, zste_outcomes, zste_ranks
@@ -33,6 +34,8 @@ class ZSTEOptions:
         seed: The seed of the draw of clips and candidates.
         tasks: Some of "1A" to "5B".
         join: How two clips that follow each other are put together.
+        prompts: What sounds are called, "labels" or "phrases"; None asks for what the model was post-trained with, and
+            of other models for labels in English alone, as the paper does, and for phrases in several languages.
     """
 
     num_items: int = 200
@@ -40,6 +43,7 @@ class ZSTEOptions:
     seed: int = 0
     tasks: tuple[str, ...] = tuple(ZSTE_FAMILIES)
     join: RenderOptions = field(default_factory=RenderOptions)
+    prompts: str | None = None
 
     def __post_init__(self) -> None:
         if not self.tasks or set(self.tasks) - ZSTE_FAMILIES.keys():
@@ -55,15 +59,14 @@ def evaluate_zste(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
     """Draws a set of clips from a split, composes and embeds each once, and asks every task in every language.
 
-    Both recordings of a pair are cut to half of what the model takes at once, where it has a limit, so that both are
-    heard in one go.
+    Both recordings of a pair are cut to half of what the model hears at once, where it has a limit (CED 10.12 s), so
+    that both are heard in one go.
 
     Args:
         split: The embedded split; each clip has exactly one label.
         options: What is asked.
         languages: ISO 639-3 codes. The questions are the same in all of them.
-        phrases: `phrases[label][language]`. English alone asks for the labels themselves, as the paper does; with
-            other languages it asks for the phrases too.
+        phrases: `phrases[label][language]`, for where phrases are asked for.
         intervals: How intervals are drawn, over pairs of source recordings.
 
     Returns:
@@ -76,7 +79,9 @@ def evaluate_zste(
     """
     options, intervals = options or ZSTEOptions(), intervals or Intervals()
     labels = sorted(set(single_labels(split.rows)))
-    spoken = None if list(languages) == ["eng"] else phrases
+    prompts_are = options.prompts or (split.model.prompts if split.model else None)
+    prompts_are = prompts_are or ("labels" if list(languages) == ["eng"] else "phrases")
+    spoken = None if prompts_are == "labels" else phrases
     records = zste_set(split.rows, options.seed, options.num_items)
     families = set(map(ZSTE_FAMILIES.get, options.tasks))
     asked = [record for record in records if record["family"] in families]
@@ -149,12 +154,17 @@ def embed_records(
     whole, half = policy.max_audio_seconds, policy.max_audio_seconds
     if policy.chunk_seconds is not None:
         whole = min(policy.chunk_seconds, math.inf if whole is None else whole)
-        half = min(policy.chunk_seconds / 2, math.inf if half is None else half)
+    window = policy.chunk_seconds or model.window_seconds
+    if window is not None:
+        half = min(window / 2, math.inf if half is None else half)
 
     def read(record: Mapping[str, Any]) -> np.ndarray:
         seconds = whole if record["family"] == "single" else half
         waveforms = [split.read(clip_id, seconds) for clip_id in record["clip_ids"]]
-        return compose(record["family"], waveforms, model.sampling_rate_hz, join)
+        try:
+            return compose(record["family"], waveforms, model.sampling_rate_hz, join)
+        except ValueError as error:
+            raise BadAudioError(f"cannot put {' and '.join(record['clip_ids'])} together: {error}") from error
 
     composed = [[record["family"], *map(split.files.get, record["clip_ids"])] for record in records]
     key = {

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from modeling_supclap.datasets_scripts import bad_audio
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.schema import all_captions, group_id, lacking_languages, stable_id
-from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, render
+from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, drawn, render
 
 from ..processing_supclap import SupCLAPProcessor
 from .training_args import SupCLAPTrainingArguments
@@ -232,9 +232,11 @@ class TemporalCollator(TrainingCollator):
         languages: As `TrainingCollator`.
         max_audio_seconds: Longer recordings are cut to their beginning before they are put together, or from their
             first sound on where that is silent; to half of what the feature extractor takes, where it has a limit
-            (CLAP's 10 s), so that both clips of a pair are heard.
+            (CLAP's 10 s), or of `window_seconds`, so that both clips of a pair are heard at once.
         seed: The seed of the draw of a language and a phrasing.
-        scheme: As `TrainingCollator`; `kcl` takes every item's caption in all languages.
+        scheme: As `TrainingCollator`; `kcl` takes every item's caption in all languages, `random` all captions of a
+            pair in one language.
+        window_seconds: The longest clip whose parts the model hears in relation to each other (CED's 10.12 s).
     """
 
     recordings_per_clip = 2
@@ -249,20 +251,18 @@ class TemporalCollator(TrainingCollator):
         max_audio_seconds: float | None = 30.0,
         seed: int = 0,
         scheme: str = "random",
+        window_seconds: float | None = None,
     ) -> None:
+        if window_seconds is not None:
+            share = window_seconds / self.recordings_per_clip
+            max_audio_seconds = share if max_audio_seconds is None else min(max_audio_seconds, share)
         super().__init__(processor, languages, max_audio_seconds=max_audio_seconds, seed=seed, scheme=scheme)
         self.items = items
         self.stage = stage
         self.options = options
 
     def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
-        clip = super()._read(row, crop_position)
-        if clip.any():
-            return clip
-
-        # What is cut away may sound: silence has no level to bring the other clip's to, and no caption fits it.
-        whole = read_row(row, self.rate_hz)
-        return whole[np.argmax(whole != 0) :][: len(clip)]
+        return read_row(row, self.rate_hz, self.max_audio_seconds, crop_position, from_first_sound=True)
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         draw = self.items.stage_a if self.stage == "a" else self.items.triple
@@ -274,9 +274,13 @@ class TemporalCollator(TrainingCollator):
         for row in rows:
             for collected in (captions, meanings, classes):
                 collected.append([])
-            for item in draw(int(self._epoch), row["clip_index"]):  # in R roles
+            # One language for all items of a pair: else the caption to tell one's own from is mostly in another.
+            number = row["clip_index"]
+            language = drawn(self.languages, self.seed, "language", int(self._epoch), number)
+            for item in draw(int(self._epoch), number):  # in R roles
                 clips.append(render(item, self._read, self.rate_hz, self.options))
-                captions[-1] += self._draw(vars(item))[1]
+                said = {language: item.captions[language]} if self.scheme == "random" else item.captions
+                captions[-1] += self._draw({"clip_id": item.clip_id, "captions": said})[1]
                 meanings[-1].append(stable_id(item.meaning))
                 classes[-1] += map(self.items.labels.index, item.labels)
 

@@ -23,6 +23,7 @@ from modeling_supclap.datasets_scripts.atomic_files import only_writer
 from modeling_supclap.datasets_scripts.schema import group_id, without_audio
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
 
+from ..encoding import max_window_seconds
 from ..evaluation import retrieval_metrics, temporal_metrics
 from ..model_card import write_card_of_run
 from ..modeling_supclap import SupCLAPModel
@@ -365,6 +366,7 @@ class TemporalTrainer(SupCLAPTrainer):
     ) -> None:
         self.train_items = train_items
         self.eval_items = train_items if eval_items is None else eval_items
+        self._model_config = model.config
         super().__init__(
             model,
             args,
@@ -377,6 +379,7 @@ class TemporalTrainer(SupCLAPTrainer):
     def _collators(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> tuple[TrainingCollator, Any]:
         assert isinstance(args, TemporalTrainingArguments)
         options = RenderOptions(args.crossfade_seconds, args.gap_seconds, args.match_loudness)
+        window_seconds = max_window_seconds(self._model_config, processor.feature_extractor)
 
         def collator(items: TemporalItems, languages: list[str], scheme: str) -> TemporalCollator:
             return TemporalCollator(
@@ -388,6 +391,7 @@ class TemporalTrainer(SupCLAPTrainer):
                 max_audio_seconds=args.max_audio_seconds,
                 seed=args.seed,
                 scheme=scheme,
+                window_seconds=window_seconds,
             )
 
         return (

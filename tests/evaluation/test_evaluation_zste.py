@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import soundfile
 from listeners import Listener
 from recordings import tone_rows
 
+from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_set
 from modeling_supclap.evaluation.cache import EmbeddingCache
@@ -63,6 +65,31 @@ def test_each_clip_is_composed_once_and_not_again(tmp_path, rows):
             assert audio == [8, 24]  # the split; three families of eight
             before = len(listener.calls)
     assert len(listener.calls) == before
+
+
+@pytest.mark.parametrize(("taught", "asked", "used"), [("phrases", None, "phrases"), ("phrases", "labels", "labels")])
+def test_a_model_is_asked_in_the_words_that_it_was_taught(rows, taught, asked, used):
+    split = split_of(rows)
+    split.model.prompts = taught
+    options = ZSTEOptions(num_items=8, num_candidates=12, prompts=asked)
+    assert evaluate_zste(split, options, phrases=PHRASES)[2]["prompts"] == used
+
+
+def test_a_pair_is_cut_to_what_is_heard_at_once_and_from_its_first_sound_on(rows):
+    tone, rate_hz = soundfile.read(rows[0]["audio_path"])
+    soundfile.write(rows[0]["audio_path"], np.concatenate([np.zeros(rate_hz), tone]), rate_hz)
+    split = split_of(rows)
+    seconds = len(tone) / rate_hz
+    split.model.window_seconds = 2 * seconds
+    scores, _, protocol = evaluate_zste(split, ZSTEOptions(num_items=8, tasks=("3A",)))
+    assert protocol["clip_seconds"] == {"single": None, "pair": seconds}
+    assert scores["zste"]["eng"]["3A"]["value"] == 1.0
+
+
+def test_recordings_that_cannot_be_joined_are_named(rows):
+    options = ZSTEOptions(num_items=2, tasks=("3A",), join=RenderOptions(crossfade_seconds=60.0))
+    with pytest.raises(BadAudioError, match=r"cannot put clip\d and clip\d together: the crossfade"):
+        evaluate_zste(split_of(rows), options)
 
 
 def test_only_what_is_asked_is_composed(rows):

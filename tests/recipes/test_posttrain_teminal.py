@@ -70,6 +70,34 @@ def test_the_labels_of_a_folder_of_ones_own_serve_in_english(tmp_path):
         posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True, languages=["eng", "fra"]))
 
 
+def test_only_the_training_split_is_drawn_from_unless_splits_are_pooled(esc_folder):
+    training = TemporalTrainingArguments(use_cpu=True)
+    sizes = {}
+    for pool in (False, True):
+        args = posttrain_teminal.PostTrainingArguments(model="m", data_dir=str(esc_folder), pool_splits=pool)
+        parts = posttrain_teminal.load_items(args, training)
+        sizes[pool] = sum(len(part.rows) for part in parts)
+        folds = {row["clip_id"][0] for part in parts for row in part.rows}
+        assert folds == ({"1", "2"} if pool else {"2"})
+    assert sizes == {False: 8, True: 24}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "languages", "said"),
+    [(None, ["eng"], "Dog before rain"), ("phrases", ["eng"], "A dog barking before rain falling")],
+)
+def test_sounds_are_called_as_asked(esc_folder, prompts, languages, said):
+    args = posttrain_teminal.PostTrainingArguments(
+        model="m", data_dir=str(esc_folder), prompts=prompts, pool_splits=True
+    )
+    training = TemporalTrainingArguments(use_cpu=True, languages=languages)
+    items = posttrain_teminal.load_items(args, training)[0]
+    captions = [items.triple(0, number)[0].captions["eng"] for number in range(len(items))]
+    assert any(said in texts for texts in captions)
+    with pytest.raises(ValueError, match=r"prompts is 'labels', languages .*; labels are for English alone"):
+        posttrain_teminal.choose_prompts(posttrain_teminal.PostTrainingArguments(prompts="labels"), ["eng", "fra"])
+
+
 @pytest.fixture(scope="module")
 def run(esc_folder, model_folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("post") / "run"
@@ -92,6 +120,7 @@ def test_both_stages_run_and_are_scored(run):
     assert "The order of sounds" in (run[0] / "report.html").read_text()
     assert all(row["difference"] == 0 for row in compare(Results.load(run[0]), Results.load(run[0])))
     assert "audio encoder" in run[1]
+    assert SupCLAPModel.from_pretrained(run[0]).config.temporal_prompts == "phrases"
 
 
 def test_several_processes_are_one_run(run, tmp_path):

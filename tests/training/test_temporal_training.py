@@ -75,6 +75,28 @@ def test_a_batch_of_stage_b_holds_each_pair_in_three_roles(items):
         assert [token for token in ids.tolist() if token] in encoded
 
 
+def test_all_captions_of_a_pair_are_in_one_language(items):
+    collator = TemporalCollator(processor(), items, "b", languages=["eng", "fra"])
+    drawn = []
+    for number in range(len(items)):
+        texts = collator([{"clip_index": number}])["input_ids"].flatten(0, 1).tolist()
+        spoken = []
+        for ids, item in zip(texts, items.triple(0, number), strict=True):
+            for language in ("eng", "fra"):
+                encoded = [processor()(text=text)["input_ids"][0] for text in item.captions[language]]
+                if [token for token in ids if token] in encoded:
+                    spoken.append(language)
+        assert spoken in (["eng"] * 3, ["fra"] * 3)
+        drawn.append(spoken[0])
+    assert set(drawn) == {"eng", "fra"}
+
+
+def test_both_clips_of_a_pair_are_heard_in_one_chunk(tmp_path, items):
+    trainer = build(tmp_path, items, **QUICK)
+    seconds = trainer.model.model.config.audio_config.target_length * 160 / 16_000
+    assert trainer.data_collator.max_audio_seconds == pytest.approx(seconds / 2)
+
+
 def test_a_batch_of_stage_a_knows_its_classes(items):
     collator = TemporalCollator(processor(), items, "a", languages=["eng"])
     batch = collator([{"clip_index": number} for number in range(4)])
