@@ -55,8 +55,8 @@ class Layout:
         marks: Regular expressions; a checkpoint is of this layout if each matches the beginning of some name.
         convert: Makes our model of it.
         patch_mels: Where the names do not tell two layouts apart, the mel bands of a patch.
-        licenses: What every such file is bound by, in the Hub's notation, by the parts of the model; "" stands for
-            all others. What permits more is left to the checkpoint's own card.
+        licenses: What every such file is bound by, in the Hub's notation, by the parts of the model, whatever the
+            checkpoint's card says; "" stands for all others, where the card says nothing.
         remark: What a user has to know of it.
         tokenizer: The Hub id of the tokenizer that it was trained with; empty where the text tower has none.
         max_tokens: Where its texts are cut; None keeps the tokenizer's own limit.
@@ -190,7 +190,8 @@ def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, l
 
     parts = []
     for part, count in tensors.items():
-        license = checkpoint.license or layout.licenses.get(part, layout.licenses.get("", ""))
+        # GLAP's card says Apache-2.0 of the whole, but a part that was trained from SONAR stays bound.
+        license = layout.licenses.get(part) or checkpoint.license or layout.licenses.get("", "")
         parts.append(
             Part(
                 part=part,

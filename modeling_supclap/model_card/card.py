@@ -184,6 +184,7 @@ def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str
     """
     loss, svr = arguments.get("loss"), arguments.get("svr", "none")
     kinds = {part.kind for part in parts}
+    layouts = {part.layout for part in parts}
     used = {
         "sinha2024teminal": bool(arguments.get("stage")),
         "luo2025supclap": svr != "none" or loss == "reweighted",
@@ -192,6 +193,12 @@ def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str
         "oord2018cpc": loss == "infonce" and not arguments.get("stage"),
         "yan2024bridging": True,
         "dinkel2023ced": "ced" in kinds,
+        "dinkel2024dasheng": bool(layouts & {"Dasheng", "GLAP"}),
+        "dinkel2025glap": "GLAP" in layouts,
+        "kong2020panns": "cnn14" in kinds,
+        "elizalde2022clap": "MS-CLAP 2022" in layouts,
+        "elizalde2023natural": "MS-CLAP 2023" in layouts,
+        "wu2022laion": bool(layouts & {"LAION-CLAP, authors' file", "CLAP, Hub"}),
         "duquenne2023sonar": "m2m_100" in kinds,
         "feng2020labse": any("labse" in part.source.lower() for part in parts),
     }

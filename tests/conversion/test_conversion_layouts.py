@@ -163,6 +163,10 @@ def test_licenses_are_those_of_the_checkpoint_and_nothing_is_permitted_in_their_
     licenses = {part.part: part.license for part in convert_checkpoint(checkpoint(published.small_ml_clap())).parts}
     assert licenses["text_model"] == "cc-by-nc-4.0"
     assert licenses["audio_model"] == licenses["logit_scale"] == ""
+    # A card of the whole does not free the part that was trained from SONAR.
+    glap = convert_checkpoint(checkpoint(published.small_glap(), license="apache-2.0")).parts
+    assert {part.license for part in glap if part.part == "text_model"} == {"cc-by-nc-4.0"}
+    assert {part.license for part in glap if part.part != "text_model"} == {"apache-2.0"}
     tensors = published.ced_hub(ENCODER, HEAD)
     assert convert_checkpoint(checkpoint(tensors)).parts[0].license == "", "it may be anybody's"
     assert convert_checkpoint(checkpoint(tensors, license="mit")).parts[0].license == "mit"

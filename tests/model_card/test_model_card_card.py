@@ -154,6 +154,8 @@ def test_the_methods_that_were_used_are_cited(model, arguments, keys):
 
 def test_no_source_is_needed_to_cite_a_tower():
     assert "duquenne2023sonar" in citations({}, [Origin("text tower", "m2m_100")])
+    for layout, key in (("GLAP", "dinkel2025glap"), ("MS-CLAP 2023", "elizalde2023natural")):
+        assert key in citations({}, [Origin("audio tower", "ced", layout=layout)])
 
 
 @pytest.mark.parametrize("kind", ["bert", "sonar"])
