@@ -34,7 +34,7 @@ def load_splits(
     translations: str | Sequence[str] | Mapping[str, Any] | None = None,
     streaming: bool = False,
     **config: Any,
-) -> "DatasetDict":
+) -> Any:
     """Prepares a dataset, or takes it from the cache, and gives all its splits.
 
     Args:
@@ -43,8 +43,8 @@ def load_splits(
         cache_dir: Where `datasets` keeps prepared rows; its own default when None.
         translations: Parquet files of translated captions to join, one or several; or the arguments of
             `multilingual.join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
-        streaming: Gives a `stream.RowStream` of each split, of a prepared set only: rows are read as they are needed,
-            from the Hub or an object storage too.
+        streaming: Gives a `stream.RowStream` of each split, whose rows are read as they are needed, also from the Hub
+            or an object storage: of "prepared", and of "webdataset", tar files that `stream.load_tars` describes.
         **config: Fields of the builder's config, such as `data_dir` (all but synthetic) or `num_train` (synthetic);
             each builder's module says what the folder has to hold.
 
@@ -56,21 +56,27 @@ def load_splits(
         ValueError: The name or a config key is unknown; the message names the valid ones. Or the translations do not
             fit, see `join_translations`.
     """
-    _check_config(name, config, "translations", "streaming")
-    if streaming:
-        if name != "prepared" or translations is not None:
-            raise ValueError(
-                "streaming reads prepared sets, without translations; prepare the set with what it is to have"
-            )
-        from .prepared import load_prepared
+    if streaming and name == "webdataset":
+        from .stream import load_tars
 
-        return load_prepared(streaming=True, **config)
-    return splits_of(load_builder(name, cache_dir, **config), translations)
+        return _translated(load_tars(**config), translations)
+
+    _check_config(name, config, "translations", "streaming")
+    if not streaming:
+        return splits_of(load_builder(name, cache_dir, **config), translations)
+    if name != "prepared":
+        raise ValueError(f"streaming reads what prepare.py wrote, and webdataset; {name} is to be prepared before")
+    from .prepared import load_prepared
+
+    return _translated(load_prepared(streaming=True, **config), translations)
 
 
 def splits_of(builder: Any, translations: str | Sequence[str] | Mapping[str, Any] | None = None) -> "DatasetDict":
     """The splits of a builder from `load_builder`; translations and errors as of `load_splits`."""
-    splits = builder.as_dataset()
+    return _translated(builder.as_dataset(), translations)
+
+
+def _translated(splits: Any, translations: str | Sequence[str] | Mapping[str, Any] | None) -> Any:
     if translations is None:
         return splits
     from .translation.join import join_translations

@@ -220,10 +220,10 @@ def load_prepared(
         ValueError: A shard is not of the size that the manifest states.
     """
     if streaming:
-        from .stream import RowStream
+        from .stream import ParquetSplit, RowStream
 
         prepared = PreparedSet(data_dir, audio_dir, revision)
-        return {split: RowStream(prepared, split) for split in prepared.manifest["splits"]}
+        return {split: RowStream(ParquetSplit(prepared, split)) for split in prepared.manifest["splits"]}
 
     builder = Prepared(cache_dir=cache_dir, data_dir=str(data_dir), audio_dir=audio_dir, revision=revision)
     builder.download_and_prepare()

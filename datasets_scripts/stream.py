@@ -1,8 +1,10 @@
-"""Rows of a prepared set as a stream: read as they are needed, in an order that any process can take up at any place.
+"""Rows as a stream: read as they are needed, in an order that any process can take up at any place.
 
 >>> from modeling_supclap.datasets_scripts import load_splits
 >>> rows = load_splits("prepared", data_dir="s3://bucket/clotho", streaming=True)["train"]  # doctest: +SKIP
 >>> rows = rows.shuffle(seed=0).shard(process=0, num_processes=8)  # doctest: +SKIP
+
+What can be streamed are sets that `prepare.py` wrote, and tar files of WebDataset: `load_splits("webdataset", ...)`.
 
 `IterableDataset.shuffle` of `datasets` fills its buffer with other rows when a run is resumed, and gives each process
 other batches when their number changes. Here the order of an epoch is a function of the seed and the epoch. Row groups
@@ -14,21 +16,27 @@ of these reads the row groups of its own lanes and no others.
 from __future__ import annotations
 
 import copy
+import io
+import json
+import re
+import tarfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import datasets
 import fsspec
 import numpy as np
-import pyarrow
 import pyarrow.parquet
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from .builders.recordings import SUFFIXES
 from .prepared import PreparedSet, with_absolute_paths
+from .schema import FILE_SOURCE, features
 
 LANES = 16
+ROWS_OF_A_GROUP = 100  # of a tar file, which says nothing of groups
 
 Row = dict[str, Any]
 
@@ -38,15 +46,151 @@ class RowGroup(NamedTuple):
 
     Attributes:
         path: The file or the address of the shard.
-        number: Its place in the shard.
+        place: What finds it in the shard: its number in Parquet, the first and the last byte in a tar file.
         start: The place in the split of its first row.
         rows: How many rows it has.
     """
 
     path: str
-    number: int
+    place: Any
     start: int
     rows: int
+
+
+class ParquetSplit:
+    """A split of a prepared set: its row groups, as the manifest lists them.
+
+    Args:
+        prepared: The prepared set.
+        split: The name of the split.
+    """
+
+    def __init__(self, prepared: PreparedSet, split: str) -> None:
+        self.features = datasets.Features.from_dict(prepared.manifest["features"])
+        self.row_groups: list[RowGroup] = []
+        self._root = prepared.audio_root()
+
+        start = 0
+        shards = prepared.manifest["splits"][split]["shards"]
+        for path, shard in zip(prepared.shard_paths(split), shards, strict=True):
+            for number, rows in enumerate(shard["row_groups"]):
+                self.row_groups.append(RowGroup(path, number, start, rows))
+                start += rows
+
+    def read(self, group: RowGroup) -> Callable[[int], Row]:
+        """Reads a row group, and gives what finds a row of it by its place."""
+        with fsspec.open(group.path, "rb") as file:
+            table = pyarrow.parquet.ParquetFile(file).read_row_group(group.place)
+        table = with_absolute_paths(table, self._root)
+        return lambda number: table.slice(number, 1).to_pylist()[0]
+
+
+class TarSplit:
+    """Samples of WebDataset: the members of a tar file whose names differ in the suffix only.
+
+    A sample becomes a row by its recording (`.flac`, `.wav`, ...), and by `.txt`, a caption, or `.json`, with "text",
+    "caption" or "captions" (a text or several), "tag" or "labels", "license" and "source". To know what there is, the
+    headers of all tar files are read once; nothing is unpacked.
+
+    Args:
+        paths: The tar files, or their addresses.
+        language: The ISO 639-3 code of the captions.
+    """
+
+    def __init__(self, paths: Sequence[str], language: str = "eng") -> None:
+        self.features = features([language])
+        self.features["audio"] = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+        self.row_groups: list[RowGroup] = []
+        self.language = language
+
+        start = 0
+        for path in paths:
+            samples = self._samples(path)
+            for first in range(0, len(samples), ROWS_OF_A_GROUP):
+                held = samples[first : first + ROWS_OF_A_GROUP]
+                self.row_groups.append(RowGroup(path, (held[0][0], held[-1][1]), start, len(held)))
+                start += len(held)
+
+    def read(self, group: RowGroup) -> Callable[[int], Row]:
+        """Reads a row group, and gives what finds a row of it by its place."""
+        first, last = group.place
+        with fsspec.open(group.path, "rb") as file:
+            file.seek(first)
+            content = file.read(last - first)
+
+        samples: dict[str, dict[str, bytes]] = {}
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+            for member in archive:
+                key, suffix = _split_name(member.name)
+                extracted = archive.extractfile(member)
+                if extracted is not None:
+                    samples.setdefault(key, {})[suffix] = extracted.read()
+
+        rows = [self._row(key, parts) for key, parts in samples.items() if set(parts) & set(SUFFIXES)]
+        return rows.__getitem__
+
+    def _row(self, key: str, parts: Mapping[str, bytes]) -> Row:
+        suffix = next(suffix for suffix in SUFFIXES if suffix in parts)
+        about = json.loads(parts.get(".json", b"{}"))
+        said = about.get("captions") or about.get("caption") or about.get("text") or parts.get(".txt", b"").decode()
+        captions = [said] if isinstance(said, str) else said
+        labels = about.get("labels") or about.get("tag") or []
+
+        return {
+            "clip_id": key,
+            "audio_path": key + suffix,
+            "captions": {self.language: list(filter(str.strip, captions))},
+            "labels": [labels] if isinstance(labels, str) else labels,
+            "events": [],
+            "source": about.get("source") or FILE_SOURCE + key,
+            "license": about.get("license") or "",
+            "audio": {"bytes": parts[suffix], "path": key + suffix},
+        }
+
+    def _samples(self, path: str) -> list[tuple[int, int]]:
+        """The first and the last byte of each sample that has a recording."""
+        found: list[tuple[int, int]] = []
+        last_key, has_audio, first = None, False, 0
+        with fsspec.open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in archive:
+                key, suffix = _split_name(member.name)
+                if key != last_key:
+                    last_key, has_audio, first = key, False, member.offset
+
+                if suffix in SUFFIXES and not has_audio:
+                    has_audio = True
+                    found.append((first, 0))
+                if has_audio:
+                    end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+                    found[-1] = first, end
+        return found
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """A member's name up to the first dot after the last slash, which its sample shares, and the rest."""
+    folder, _, file = name.rpartition("/")
+    stem, dot, suffix = file.partition(".")
+    return f"{folder}/{stem}" if folder else stem, dot + suffix.lower()
+
+
+def load_tars(data_dir: str, language: str = "eng") -> dict[str, RowStream]:
+    """The splits of a folder of WebDataset tar files.
+
+    Args:
+        data_dir: The folder, or an address that fsspec can list. A tar file belongs to the split whose name its path
+            holds ("train", "validation" or "valid", "test"), and to "train" without one.
+        language: The ISO 639-3 code of the captions.
+    """
+    system, folder = fsspec.core.url_to_fs(str(data_dir))
+    splits: dict[str, list[str]] = {}
+    for path in sorted(system.glob(f"{folder.rstrip('/')}/**/*.tar")):
+        name = re.search("test|valid|train", path[len(folder) :])
+        split = {"valid": "validation"}.get(name[0], name[0]) if name else "train"
+        splits.setdefault(split, []).append(system.unstrip_protocol(path))
+
+    if not splits:
+        raise FileNotFoundError(f"data_dir {data_dir} holds no .tar file")
+    return {split: RowStream(TarSplit(paths, language)) for split, paths in splits.items()}
 
 
 class RowStream(IterableDataset):
@@ -57,29 +201,23 @@ class RowStream(IterableDataset):
     depends on the number of workers, and on nothing else; a run that is resumed keeps that number.
 
     Args:
-        prepared: The prepared set.
-        split: The name of the split.
+        split: What is read: a `ParquetSplit` or a `TarSplit`.
     """
 
-    def __init__(self, prepared: PreparedSet, split: str) -> None:
-        self.features = datasets.Features.from_dict(prepared.manifest["features"])
-        self.features["clip_index"] = datasets.Value("int64")
-        self.row_groups: list[RowGroup] = []
-        self._root = prepared.audio_root()
+    def __init__(self, split: ParquetSplit | TarSplit) -> None:
+        self.features = datasets.Features({**split.features, "clip_index": datasets.Value("int64")})
+        self.row_groups = split.row_groups
+        self._split = split
         self._seed: int | None = None
         self._process, self._num_processes = 0, 1
         self._functions: list[Callable[[Row], Row]] = []
         # The epoch, rows given in it, and rows a batch. Shared memory, so that workers that outlive an epoch see it.
         self._state = torch.tensor([0, 0, 1]).share_memory_()
 
-        start = 0
-        shards = prepared.manifest["splits"][split]["shards"]
-        for path, shard in zip(prepared.shard_paths(split), shards, strict=True):
-            for number, rows in enumerate(shard["row_groups"]):
-                self.row_groups.append(RowGroup(path, number, start, rows))
-                start += rows
-        self.num_rows = start
+    @property
+    def num_rows(self) -> int:
         """The number of rows of the whole split."""
+        return self.row_groups[-1].start + self.row_groups[-1].rows if self.row_groups else 0
 
     def shuffle(self, seed: int) -> RowStream:
         """The same rows in a random order, another one for each epoch.
@@ -104,14 +242,15 @@ class RowStream(IterableDataset):
             raise ValueError(f"process is {process} of {num_processes}; it must be one of 0 to {num_processes - 1}")
         return self._changed(_process=process, _num_processes=num_processes)
 
-    def map(self, function: Callable[[Row], Row]) -> RowStream:
+    def map(self, function: Callable[[Row], Row], features: datasets.Features | None = None) -> RowStream:
         """The rows that a function makes of the rows, as they are read.
 
         Args:
             function: Takes a row and gives one; a function of a module, or a `functools.partial` of one, where workers
                 are started anew.
+            features: The types of the new rows; None, the same as before.
         """
-        return self._changed(_functions=[*self._functions, function])
+        return self._changed(_functions=[*self._functions, function], features=features or self.features)
 
     def _changed(self, **attributes: Any) -> RowStream:
         changed = copy.copy(self)
@@ -158,7 +297,7 @@ class RowStream(IterableDataset):
         worker = 0 if info is None else (info.id + batches) % workers
         skipped = given if info is None else batch_size * len(range(worker, batches, workers))
 
-        reader = _Reader(self._lanes(epoch), self._root, self._shuffled_group(epoch))
+        reader = _Reader(self._lanes(epoch), self._split.read, self._shuffled_group(epoch))
         own, last = 0, self.rows_per_epoch
         for place, (lane, row) in enumerate(reader.places()):
             turn, process = divmod(place, self._num_processes)
@@ -203,18 +342,23 @@ class _Reader:
 
     Args:
         lanes: The row groups of each lane.
-        root: The folder of the recordings of a set that holds none.
+        read_group: Reads a row group, and gives what finds a row of it by its place.
         order: Gives the order of the rows within a row group.
     """
 
-    def __init__(self, lanes: list[list[RowGroup]], root: str | None, order: Callable[[RowGroup], np.ndarray]) -> None:
-        self.lanes, self.root, self.order = lanes, root, order
+    def __init__(
+        self,
+        lanes: list[list[RowGroup]],
+        read_group: Callable[[RowGroup], Callable[[int], Row]],
+        order: Callable[[RowGroup], np.ndarray],
+    ) -> None:
+        self.lanes, self.read_group, self.order = lanes, read_group, order
         self.starts: list[list[int]] = []
         for lane in lanes:
             self.starts.append([0])
             for group in lane:
                 self.starts[-1].append(self.starts[-1][-1] + group.rows)
-        self.tables: dict[int, tuple[RowGroup, pyarrow.Table, np.ndarray]] = {}
+        self.groups: dict[int, tuple[RowGroup, Callable[[int], Row], np.ndarray]] = {}
 
     def places(self) -> Iterator[tuple[int, int]]:
         """Lane and place in the lane of each row of the epoch, in the order of the epoch."""
@@ -229,14 +373,10 @@ class _Reader:
         """The row at a place of a lane."""
         place = bisect_right(self.starts[lane], row) - 1
         group = self.lanes[lane][place]
-        if lane not in self.tables or self.tables[lane][0] != group:
-            self.tables.pop(lane, None)  # before the next is read: never two of a lane in memory
+        if lane not in self.groups or self.groups[lane][0] != group:
+            self.groups.pop(lane, None)  # before the next is read: never two of a lane in memory
+            self.groups[lane] = group, self.read_group(group), self.order(group)
 
-            with fsspec.open(group.path, "rb") as file:
-                table = pyarrow.parquet.ParquetFile(file).read_row_group(group.number)
-            self.tables[lane] = group, with_absolute_paths(table, self.root), self.order(group)
-
-        _, table, order = self.tables[lane]
+        _, get_row, order = self.groups[lane]
         number = int(order[row - self.starts[lane][place]])
-        (values,) = table.slice(number, 1).to_pylist()
-        return {**values, "clip_index": group.start + number}
+        return {**get_row(number), "clip_index": group.start + number}

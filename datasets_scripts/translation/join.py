@@ -12,14 +12,16 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, IterableDataset, IterableDatasetDict, List, Value
 
+from ..stream import RowStream
 from .table import Paths, languages_of, listing, read_translations, source_hash
 
-Rows = TypeVar("Rows", Dataset, DatasetDict, IterableDataset, IterableDatasetDict)
+Rows = TypeVar("Rows", Dataset, DatasetDict, IterableDataset, IterableDatasetDict, RowStream, dict[str, RowStream])
 Captions = Mapping[str, list[str] | None]
 logger = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ def join_translations(
         source_language: The language that the translations were made from.
 
     Returns:
-        The same kind of dataset. An iterable dataset is joined as it is read, so what is wrong with a clip shows when
+        The same kind of dataset. A stream is joined as it is read, so what is wrong with a clip shows when
         its row comes, there are no warnings, and clips of the file that never come go unnoticed.
 
     Raises:
@@ -66,6 +68,10 @@ def join_translations(
         return join.iterable(rows)
     if isinstance(rows, IterableDatasetDict):
         return IterableDatasetDict(zip(rows, map(join.iterable, rows.values()), strict=True))
+    if isinstance(rows, RowStream):
+        return join.stream(rows)
+    if isinstance(rows, dict) and not isinstance(rows, DatasetDict):
+        return dict(zip(rows, map(join.stream, rows.values()), strict=True))
     if isinstance(rows, Dataset):
         return join.splits({"": rows})[""]
     return DatasetDict(join.splits(rows))
@@ -245,6 +251,10 @@ class _Join:
             joined = joined.cast_column(name, feature)
         return joined
 
+    def stream(self, rows: RowStream) -> RowStream:
+        """Joins a stream, row by row as it is read."""
+        return rows.map(partial(_join_stream_row, join=self), self._features(rows.features))
+
     def _features(self, features: Features) -> Features:
         joined = dict.fromkeys(self.languages, List(Value("string")))
         return Features({**features, "captions": {**features["captions"], **joined}})
@@ -257,6 +267,10 @@ def _join_row(clip_id: str, captions: Captions, join: _Join) -> dict[str, Any]:
     if join.strict or problems.errors:
         problems.report(strict=True)
     return {"captions": joined}
+
+
+def _join_stream_row(row: dict[str, Any], join: _Join) -> dict[str, Any]:
+    return {**row, **_join_row(row["clip_id"], row["captions"], join)}
 
 
 def _unknown(clip_ids: list[str], known: Iterable[str]) -> list[str]:

@@ -2,24 +2,32 @@
 
 import functools
 import http.server
+import io
+import json
 import os
 import subprocess
 import sys
+import tarfile
 import threading
 from bisect import bisect_right
 from itertools import chain
 
 import datasets
+import numpy as np
 import pytest
-from prepared_sets import make_folder
+import soundfile
+from prepared_sets import make_folder, sound
 from torch.utils.data import DataLoader
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts import prepare as preparing
 from modeling_supclap.datasets_scripts import stream as streaming
+from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.datasets_scripts.prepared import load_prepared
+from modeling_supclap.datasets_scripts.schema import validate_row
 from modeling_supclap.datasets_scripts.stream import LANES
+from modeling_supclap.datasets_scripts.translation.table import write_translations
 from modeling_supclap.training.collator import TrainingCollator
 
 CLIPS = 90
@@ -200,6 +208,70 @@ def test_memory_does_not_grow(folder):
     assert late < early + 8_000  # kB
 
 
-def test_only_prepared_sets_are_streamed(folder):
-    with pytest.raises(ValueError, match="streaming"):
+def test_other_datasets_are_to_be_prepared(folder):
+    with pytest.raises(ValueError, match="esc50 is to be prepared before"):
         load_splits("esc50", data_dir=str(folder / "ESC"), streaming=True)
+
+
+def test_translations_join_a_stream(folder, stream, tmp_path):
+    lines = []
+    for row in stream:
+        for index, text in enumerate(row["captions"]["eng"]):
+            lines.append({"clip_id": row["clip_id"], "caption_index": index, "language": "deu", "text": f"({text})"})
+    write_translations(tmp_path / "deu.parquet", lines)
+    splits = load_splits(
+        "prepared", data_dir=str(folder / "int16"), streaming=True, translations=str(tmp_path / "deu.parquet")
+    )
+    for joined, row in zip(splits["train"], stream, strict=True):
+        assert joined["captions"].pop("deu") == [f"({text})" for text in row["captions"]["eng"]]
+        assert joined == row
+    assert list(splits["train"].features["captions"]) == ["eng", "fra", "deu"]
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory):
+    """Two tar files for training and one for testing, 40 samples of several kinds, some without a recording."""
+    folder = tmp_path_factory.mktemp("tars")
+    (folder / "test").mkdir()
+    for number, name in enumerate(("train-000.tar", "train-001.tar", "test/000.tar")):
+        with tarfile.open(folder / name, "w") as archive:
+            for sample in range(40 * number, 40 * number + 40):
+                key = f"some/where/{sample:03}" + "x" * (120 if sample == 7 else 0)  # which needs a longer header
+                audio = io.BytesIO()
+                soundfile.write(audio, sound(sample, 0.05), 16_000, format="FLAC")
+                about = {"text": [f"sound {sample}", " "], "tag": ["noise"], "license": "CC0"}
+                parts = {".json": json.dumps(about).encode(), ".flac": audio.getvalue(), ".png": b"?" * sample}
+                if sample % 3 == 1:
+                    parts = {".flac": audio.getvalue(), ".txt": f"sound {sample}".encode()}
+                if sample % 10 == 9:
+                    parts = {".json": b"{}", ".png": b"?"}
+                for suffix, content in parts.items():
+                    member = tarfile.TarInfo(key + suffix)
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    return folder
+
+
+def test_tar_files_of_webdataset_are_streamed(tars, monkeypatch):
+    monkeypatch.setattr(streaming, "ROWS_OF_A_GROUP", 3)
+    splits = load_splits("webdataset", data_dir=str(tars), streaming=True)
+    assert {name: rows.num_rows for name, rows in splits.items()} == {"test": 36, "train": 72}
+    rows = list(splits["train"])
+    assert [row["clip_index"] for row in rows] == list(range(72))
+    assert [row["captions"]["eng"] for row in rows] == [[f"sound {number}"] for number in range(80) if number % 10 != 9]
+    for row in rows:
+        validate_row({name: row[name] for name in rows[0] if name not in ("audio", "clip_index")}, ["eng"])
+        number = int(row["captions"]["eng"][0].split()[1])
+        np.testing.assert_allclose(read_row(row, 16_000), sound(number, 0.05), atol=2 / 32768)
+    assert (rows[0]["license"], rows[0]["labels"], rows[1]["labels"]) == ("CC0", ["noise"], [])
+
+    shuffled = splits["train"].shuffle(0)
+    order = ids(shuffled)
+    assert sorted(order) == sorted(ids(rows)) != order
+    shuffled.load_state_dict({"epoch": 0, "rows": 50})
+    assert ids(shuffled) == order[50:]
+
+
+def test_a_folder_without_tar_files_is_no_webdataset(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no \.tar file"):
+        load_splits("webdataset", data_dir=str(tmp_path), streaming=True)
