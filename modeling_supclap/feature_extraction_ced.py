@@ -1,5 +1,6 @@
 """Waveforms to the log-mel spectrograms that CED was trained on, in batches, each clip as if it were alone."""
 
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,8 @@ SILENCE_DB = -100.0
 MAX_CHANNELS = 8
 # 40 dB over full scale: such floats are integers that nobody has scaled.
 MAX_AMPLITUDE = 100.0
+# Of the ratio of two sampling rates, as in the package's reader of recordings.
+MAX_RATIO_DENOMINATOR = 2000
 # Mel bands that are summed by one matrix product: neighbours need about the same bins.
 BANDS_TOGETHER = 16
 
@@ -229,6 +232,9 @@ def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     """A waveform at another sampling rate, by torchaudio's windowed sinc interpolation.
 
+    Its filter has as many taps as the two rates multiplied without their common factors: gigabytes for 44,101 Hz. The
+    ratio of such rates is replaced by the nearest of small whole numbers.
+
     Args:
         waveform: float32, (samples,).
         from_hz: Its rate.
@@ -243,7 +249,11 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     """
     if from_hz == to_hz:
         return waveform
-    return _resampler(from_hz, to_hz)(torch.from_numpy(waveform.copy())).numpy()
+
+    ratio = Fraction(to_hz, from_hz).limit_denominator(MAX_RATIO_DENOMINATOR)
+    resampled = _resampler(ratio.denominator, ratio.numerator)(torch.from_numpy(waveform.copy())).numpy()
+    length = -(-len(waveform) * to_hz // from_hz)
+    return np.pad(resampled[:length], (0, max(0, length - len(resampled))), mode="edge")
 
 
 @lru_cache(maxsize=8)

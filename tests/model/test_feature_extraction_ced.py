@@ -13,6 +13,7 @@ import torchaudio
 from transformers import AutoFeatureExtractor
 
 from modeling_supclap import CEDFeatureExtractor
+from modeling_supclap.datasets_scripts.audio import resample as resample_file
 from modeling_supclap.feature_extraction_ced import resample
 
 EXTRACTOR = CEDFeatureExtractor()
@@ -167,6 +168,15 @@ def test_resampling_removes_what_the_new_rate_cannot_hold():
     clip = np.sin(2 * np.pi * 12000 * np.arange(44100) / 44100).astype(np.float32)
     audible = spectrogram(np.sin(2 * np.pi * 1000 * np.arange(44100) / 44100).astype(np.float32), 44100)
     assert spectrogram(clip, 44100)[:, 10:90].max() < audible.max() - 50
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 11_127, 22_050, 44_100, 44_101, 96_000])
+def test_one_resampler_serves_files_and_arrays(rate_hz):
+    """Also at odd rates, for which torchaudio alone would take gigabytes."""
+    clip = builders.noise(rate_hz)
+    found = resample(clip, rate_hz, 16_000)
+    assert found.shape == (16_000,)
+    np.testing.assert_array_equal(found, resample_file(clip, rate_hz, 16_000))
 
 
 def test_resample_returns_the_same_array_at_the_same_rate():
