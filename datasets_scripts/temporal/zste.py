@@ -18,6 +18,9 @@ from .items import Phrases, Row, TemporalItems, digest, label_phrase, recordings
 ZSTE_VERSION = 1
 """Raise it with any change to what `zste_set` draws or `zste_prompts` asks: it is part of `set_hash`."""
 
+# How often pairs are drawn for each that is wanted, before the rows are said to have no more.
+_DRAWS_PER_ITEM = 20
+
 ZSTE_FAMILIES = {
     "1A": "single",
     "2A": "concatenated",
@@ -48,8 +51,9 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
     Returns:
         Plain records of "id", "family", "clip_ids" and "labels" (both in the order of sounding). First the family
         "single": classes take turns and no clip comes twice, so there are at most as many as rows. Then
-        "concatenated": ordered pairs of classes take turns. Then "overlaid": the same recordings again, so that order
-        and overlap are asked of the same sounds.
+        "concatenated": ordered pairs of classes take turns and no two recordings come twice, so that there are fewer of
+        them where the rows give no more. Then "overlaid": the same recordings again, so that order and overlap are
+        asked of the same sounds.
 
     Raises:
         ValueError: `num_items` is not positive, or what `TemporalItems` raises.
@@ -62,13 +66,16 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
     for clip_id, label in itertools.islice(_singles_in_turn(rows, seed), num_items):
         records.append(_record("single", [clip_id], [label]))
 
-    pairs = []
-    for number in range(num_items):
+    # Later epochs draw recordings anew, and may draw those of an earlier one again: nothing is asked twice.
+    pairs: dict[tuple[str, ...], list[str]] = {}
+    for number in range(_DRAWS_PER_ITEM * num_items):
         forward, _, _ = items.triple(*divmod(number, len(items)))
-        pairs.append((list(map(itemgetter("clip_id"), forward.rows)), list(forward.labels)))
+        pairs.setdefault(tuple(map(itemgetter("clip_id"), forward.rows)), list(forward.labels))
+        if len(pairs) == num_items:
+            break
     for family in ("concatenated", "overlaid"):
-        for clip_ids, labels in pairs:
-            records.append(_record(family, clip_ids, labels))
+        for clip_ids, labels in pairs.items():
+            records.append(_record(family, list(clip_ids), labels))
     return records
 
 

@@ -100,8 +100,12 @@ class EmbeddingCache:
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no audio file {path}")
+
+        remembered = None if self.folder is None else self.folder / "digests.json"
         if self._digests is None:
-            self._digests = self._load_digests()
+            self._digests = {}
+            if remembered is not None and remembered.is_file():
+                self._digests = _load_digests(remembered)
 
         # Size and time of change alone do not tell two files apart that have exchanged their names.
         found = os.stat(path)
@@ -117,21 +121,6 @@ class EmbeddingCache:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "digests.json", self._digests)
-
-    def _load_digests(self) -> dict[str, str]:
-        path = None if self.folder is None else self.folder / "digests.json"
-        if path is None or not path.is_file():
-            return {}
-
-        try:
-            digests = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
-                raise ValueError("it is no object of strings")
-        except (OSError, ValueError) as error:
-            warnings.warn(f"{path} cannot be read ({error}); the recordings are read again", stacklevel=3)
-            return {}
-
-        return digests
 
 
 def digest_of(value: Any) -> str:
@@ -157,3 +146,15 @@ def _load_arrays(path: Path) -> Arrays | None:
     except Exception as error:
         warnings.warn(f"{path} cannot be read ({error}); its embeddings are made again", stacklevel=3)
         return None
+
+
+def _load_digests(path: Path) -> dict[str, str]:
+    try:
+        digests = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
+            raise ValueError("it is no object of strings")
+    except (OSError, ValueError) as error:
+        warnings.warn(f"{path} cannot be read ({error}); the recordings are read again", stacklevel=3)
+        return {}
+
+    return digests

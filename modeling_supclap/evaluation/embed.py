@@ -95,10 +95,16 @@ class ClipEmbeddings:
         """The row of each clip's first chunk, (N,)."""
         return np.cumsum(self.counts) - self.counts
 
+    def chunk_rows(self, clips: np.ndarray) -> np.ndarray:
+        """The rows of the chunks of some clips, one clip after the other."""
+        counts = self.counts[clips]
+        before = np.cumsum(counts) - counts
+        return np.repeat(self.starts[clips] - before, counts) + np.arange(counts.sum())
+
     def select(self, clips: Sequence[int] | np.ndarray) -> ClipEmbeddings:
         """Only these clips, in this order."""
         clips = np.asarray(clips, dtype=np.int64)
-        rows = _chunk_rows(self.starts[clips], self.counts[clips])
+        rows = self.chunk_rows(clips)
         return ClipEmbeddings(self.embeds[rows], self.counts[clips], self.onset_seconds[rows], self.pooling)
 
     @property
@@ -142,15 +148,9 @@ class ClipEmbeddings:
         if self.pooling == "mean" or (self.counts == 1).all():
             return np.einsum("md,md->m", text_embeds, self.mean[clips])
         counts = self.counts[clips]
-        chunks = self.embeds[_chunk_rows(self.starts[clips], counts)]
+        chunks = self.embeds[self.chunk_rows(clips)]
         cosines = np.einsum("pd,pd->p", np.repeat(text_embeds, counts, axis=0), chunks)
         return np.maximum.reduceat(cosines, np.cumsum(counts) - counts)
-
-
-def _chunk_rows(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The rows of the chunks of some clips, one clip after the other."""
-    before = np.cumsum(counts) - counts
-    return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
 def matrix_of(similarity: Any, rows: slice | None = None) -> np.ndarray:
@@ -301,7 +301,7 @@ def embed_split(
             missing.append(row["clip_id"])
     return EmbeddedSplit(
         rows=kept,
-        clips=clips.select(heard),
+        clips=clips if len(heard) == len(there) else clips.select(heard),
         model=model,
         dataset=rows,
         missing=missing,

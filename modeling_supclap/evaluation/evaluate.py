@@ -41,7 +41,7 @@ class EvaluationOptions:
         audio: What is heard of a recording.
         template_sets: Class prompts by name.
         zero_shot_languages: The languages of zero-shot classification.
-        zste: What ZSTE asks.
+        zste: What ZSTE asks; None, the tasks and numbers of the paper.
         zste_languages: The languages of ZSTE; with several also MRV.
         intervals: How intervals are drawn.
         batch_size: Clips or texts that go through the model at once; changes no result.
@@ -55,7 +55,7 @@ class EvaluationOptions:
     audio: AudioPolicy = field(default_factory=AudioPolicy)
     template_sets: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"supclap": TEMPLATE_SETS["supclap"]})
     zero_shot_languages: Sequence[str] = ("eng",)
-    zste: ZSTEOptions = field(default_factory=ZSTEOptions)
+    zste: ZSTEOptions | None = None
     zste_languages: Sequence[str] = ("eng",)
     intervals: Intervals = field(default_factory=Intervals)
     batch_size: int = 32

@@ -160,7 +160,9 @@ def evaluate_retrieval(
     counts: dict[str, int] = {}
     for language in languages:
         table = caption_table(split.rows, language, positives, at_most)
-        texts, clips = split.texts(table.texts, language), split.clips.select(table.clips)
+        texts, clips = split.texts(table.texts, language), split.clips
+        if len(table.clips) < len(split.rows):
+            clips = clips.select(table.clips)
         counts[language] = len(table.texts)
         scores[language] = {}
         for direction in DIRECTIONS:
@@ -380,7 +382,7 @@ def _sample_embeddings(
 ) -> dict[str, np.ndarray]:
     """The embeddings of some clips, evenly spaced, and of their first captions, for pictures of the space."""
     clips = np.arange(0, len(split.rows), -(-len(split.rows) // _SAMPLED_CLIPS))
-    sample = {"embeddings/audio": split.clips.select(clips).mean, "embeddings/audio_clip": clips}
+    sample = {"embeddings/audio": split.clips.mean[clips], "embeddings/audio_clip": clips}
     for language in languages:
         owners, firsts = np.unique(arrays[f"captions/{language}/clip"], return_index=True)
         own = np.isin(owners, clips)

@@ -1,8 +1,12 @@
 """The three lines of a notebook: one call, one results, the same again from the cache."""
 
+import subprocess
+import sys
+
 import builders
 import numpy as np
 import pytest
+from hops import count_hops
 from listeners import Listener, caption_tones
 from recordings import tone_rows
 
@@ -146,3 +150,16 @@ def test_options_that_mean_nothing_are_refused(change, message):
 def test_an_empty_split_is_an_error():
     with pytest.raises(ValueError, match="the split is empty"):
         evaluate(Listener(), [], cache=EmbeddingCache(None))
+
+
+def test_the_road_from_twelve_clips_to_results_stays_short():
+    functions, files = count_hops()
+    assert len(functions) <= 90
+    assert len(files) <= 15
+
+
+def test_evaluation_loads_nothing_of_training():
+    told = "import sys, modeling_supclap.evaluation; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", told], text=True).split()
+    unwanted = ("modeling_supclap.training", "peft", "transformers.trainer", "transformers.training_args")
+    assert not [name for name in loaded if name.startswith(unwanted)]
