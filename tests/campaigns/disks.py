@@ -1,0 +1,133 @@
+"""Full and read-only disks: a job ends with an error that says so, and goes on when there is room.
+
+    sudo python tests/campaigns/disks.py --trials 30 --folder DIR     # root, to mount small disks
+
+Each trial gives a job a disk of its own that is too small by a random part of what it needs, or that nothing can be
+written to. The job must fail, name the disk's error, and after the disk has grown end like a run that had room.
+"""
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import forking
+from jobs import Job, make_jobs
+
+TOLD = ("No space left on device", "Read-only file system", "File too large", "Disk quota exceeded")
+
+
+class SmallDisk:
+    """A disk in memory.
+
+    Args:
+        folder: Where it is mounted.
+        kilobytes: Its size.
+    """
+
+    def __init__(self, folder: Path, kilobytes: int) -> None:
+        self.folder = folder
+        folder.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", folder], check=True)
+
+    def remount(self, options: str) -> None:
+        """Changes its size, or whether it can be written to."""
+        subprocess.run(["mount", "-o", f"remount,{options}", self.folder], check=True)
+
+    def __enter__(self) -> "SmallDisk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["umount", "-l", self.folder], check=True)
+        self.folder.rmdir()
+
+
+def can_mount(folder: Path) -> bool:
+    """Whether this user may mount a disk."""
+    try:
+        with SmallDisk(folder / "try", 64):
+            return True
+    except (subprocess.CalledProcessError, OSError):
+        shutil.rmtree(folder / "try", ignore_errors=True)
+        return False
+
+
+def campaign(trials: int, folder: Path, seed: int = 0, names: list[str] | None = None) -> Counter[str]:
+    """Runs jobs on disks that are too small or read-only.
+
+    Args:
+        trials: How many.
+        folder: An empty folder to work in.
+        seed: The seed of the sizes.
+        names: Jobs to run; None, all.
+
+    Returns:
+        How often what happened.
+
+    Raises:
+        AssertionError: A job did not notice, did not say so, or did not end like one with room afterwards.
+    """
+    draw, counts = random.Random(seed), Counter[str]()
+    jobs = make_jobs(folder)
+    names = names or list(jobs)
+    for trial in range(trials):
+        name = names[trial % len(names)]
+        job, reference = jobs[name], folder / f"{name}-reference"
+        if not reference.exists():
+            ended = forking.run(job.script, job.start(reference), reference.with_suffix(".log"))
+            assert ended.code == 0, ended.output
+        needed = sum(path.stat().st_size for path in reference.rglob("*") if path.is_file()) // 1024
+        kind = "read-only" if draw.random() < 0.2 else "full"
+        counts[f"{name}: {_try(job, name, folder / f'disk{trial}', reference, needed, kind, draw)}"] += 1
+    return counts
+
+
+def _try(job: Job, name: str, place: Path, reference: Path, needed: int, kind: str, draw: random.Random) -> str:
+    """One trial; gives what happened."""
+    expected = job.outcome(reference)
+    log = place.with_suffix(".log")
+    kilobytes = max(8, int(needed * draw.uniform(0.05, 0.95)))
+    with SmallDisk(place, 4 * needed + 4096) as disk:
+        out = place / "out"
+        start = job.start(out)
+        disk.remount("ro" if kind == "read-only" else f"size={kilobytes}k")
+        ended = forking.run(job.script, start, log)
+        if ended.code == 0:
+            assert job.outcome(out) == expected, f"{name} ended well on a full disk, with another result"
+            return f"{kind}: had room enough"
+        assert any(words in ended.output for words in TOLD), (
+            f"{name} does not name the disk's error:\n{ended.output[-2000:]}"
+        )
+
+        disk.remount(f"rw,size={4 * needed + 4096}k" if kind == "read-only" else f"size={4 * needed + 4096}k")
+        checkpoints = list(out.rglob("checkpoint-*")) if out.exists() else []
+        if job.pattern == "*checkpoint*" and not checkpoints:
+            shutil.rmtree(out, ignore_errors=True)
+        again = job.proceed(out) if checkpoints or job.pattern != "*checkpoint*" else job.start(out)
+        ended = forking.run(job.script, again, log)
+        if ended.code != 0 and "checkpoint" in ended.last_line:
+            shutil.rmtree(out, ignore_errors=True)
+            ended = forking.run(job.script, job.start(out), log)
+        assert ended.code == 0, f"{name} does not go on when there is room:\n{ended.output[-3000:]}"
+        assert job.outcome(out) == expected, f"{name} ends differently after a disk that was {kind}"
+    return f"{kind}: refused by name, then ended like one run"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", nargs="+")
+    parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
+    arguments = parser.parse_args()
+    forking.warm_up()
+    for what, count in sorted(campaign(arguments.trials, arguments.folder, arguments.seed, arguments.jobs).items()):
+        print(f"{count:6d}  {what}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

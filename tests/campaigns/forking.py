@@ -1,0 +1,143 @@
+"""Runs scripts in forks of a process that has imported everything, so that hundreds of runs cost seconds each.
+
+A fork starts where an interpreter would have spent its first seconds on imports. Apart from that it is the run that a
+user starts: the script's own `__main__`, its own session, its own output file.
+"""
+
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Ended(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        code: Its exit status; negative, the signal that ended it.
+        output: What it printed on both streams.
+        seconds: How long it ran.
+    """
+
+    code: int
+    output: str
+    seconds: float
+
+    @property
+    def last_line(self) -> str:
+        """The last line that is not blank: what somebody at a terminal reads first."""
+        lines = [line for line in self.output.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+def warm_up() -> None:
+    """Imports what the scripts need before the first fork, and keeps torch on one thread: threads do not fork."""
+    import torch
+
+    torch.set_num_threads(1)
+    import datasets
+    import matplotlib.pyplot  # noqa: F401
+    import scipy.stats  # noqa: F401
+    import sklearn.manifold  # noqa: F401
+    import transformers
+    from transformers import BertModel, Trainer  # noqa: F401
+
+    import modeling_supclap.evaluation.report
+    import modeling_supclap.model_card
+    import modeling_supclap.training.trainer  # noqa: F401
+
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+
+
+class Run:
+    """A script in a fork.
+
+    Args:
+        script: Path of the script, relative to the project.
+        arguments: Its command line.
+        log: The file that both its streams go to.
+        before: What the fork does first, such as lowering a limit.
+    """
+
+    def __init__(
+        self, script: str, arguments: Sequence[str], log: Path, before: Callable[[], None] | None = None
+    ) -> None:
+        self.log = log
+        self.started = time.perf_counter()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _be_the_script(script, [str(argument) for argument in arguments], log, before)
+
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, or None while the script runs."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+    def kill(self) -> bool:
+        """Ends the script and its children as a power cut would; False if it had ended already."""
+        if self.poll() is not None:
+            return False
+        os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        self.code = os.waitstatus_to_exitcode(status)
+        return True
+
+    def wait(self, timeout_seconds: float = 300) -> Ended:
+        """Waits for the end; a script that takes too long is killed, and its code is that of the kill."""
+        while self.poll() is None:
+            if time.perf_counter() - self.started > timeout_seconds:
+                self.kill()
+            time.sleep(0.01)
+
+        seconds = time.perf_counter() - self.started
+        return Ended(self.code or 0, self.log.read_text(encoding="utf-8", errors="replace"), seconds)
+
+
+def run(script: str, arguments: Sequence[str], log: Path, before: Callable[[], None] | None = None) -> Ended:
+    """Runs a script to its end."""
+    return Run(script, arguments, log, before).wait()
+
+
+def _be_the_script(script: str, arguments: list[str], log: Path, before: Callable[[], None] | None) -> None:
+    """What the fork does; it never returns."""
+    code = 1
+    try:
+        os.setsid()
+        stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(stream, 1)
+        os.dup2(stream, 2)
+        os.chdir(ROOT)
+
+        # Each fork would otherwise draw the temporary names of its parent.
+        import tempfile
+
+        tempfile._name_sequence = None  # type: ignore[attr-defined]
+        sys.argv = [script, *arguments]
+        sys.path.insert(0, str((ROOT / script).parent))
+        if before is not None:
+            before()
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+        code = 0
+    except SystemExit as exit:
+        code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+        if isinstance(exit.code, str):
+            print(exit.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,424 @@
+"""Broken input of every kind, thousands of times: it is taken, or refused with an error that names it.
+
+    python tests/campaigns/fuzz.py --inputs 20000 --folder DIR
+
+What counts as a fault: an error of another kind than `ValueError`, `TypeError` or `OSError` (an IndexError from the
+depths tells nobody anything), an error about a file that does not name the file, a result that is not finite, a crash,
+a minute without an answer.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import builders
+import numpy as np
+import soundfile
+import torch
+
+from modeling_supclap import losses
+from modeling_supclap.datasets_scripts import load_builder
+from modeling_supclap.datasets_scripts.audio import read_audio
+from modeling_supclap.metrics.embedding_gap import gap_and_distance
+from modeling_supclap.metrics.mrv import mean_rank_variance
+from modeling_supclap.metrics.recall import retrieval_scores
+from modeling_supclap.metrics.zste import zste_scores
+
+SECONDS = 60
+FORMATS = {
+    "wav": "PCM_16",
+    "flac": "PCM_16",
+    "ogg": "VORBIS",
+    "mp3": "MPEG_LAYER_III",
+    "aiff": "PCM_16",
+    "au": "PCM_16",
+}
+
+
+class Case(NamedTuple):
+    """One broken input.
+
+    Attributes:
+        call: What is asked of the package; its result must be finite.
+        name: What an error must mention; empty where there is no file or argument to name.
+        told: A description for the list of faults.
+    """
+
+    call: Callable[[], Any]
+    name: str
+    told: str
+
+
+def damaged(content: bytes, draw: random.Random) -> bytes:
+    """The bytes with some flipped, cut out, repeated, replaced or appended."""
+    broken = bytearray(content)
+    for _ in range(draw.randint(1, 4)):
+        place = draw.randrange(len(broken) or 1)
+        length = draw.choice([1, 2, 4, 16, 200])
+        kind = draw.randrange(6)
+        if kind == 0 and broken:
+            broken[place] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            del broken[place : place + length]
+        elif kind == 2:
+            broken[place:place] = draw.randbytes(length)
+        elif kind == 3:
+            broken[place : place + length] = bytes([draw.choice([0, 255, 34, 44, 10])]) * length
+        elif kind == 4:
+            del broken[place:]
+        else:
+            broken += broken[place : place + length]
+    return bytes(broken)
+
+
+def audio_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """Recordings of five formats whose bytes are damaged, read from a file and from memory."""
+    tone = 0.3 * np.sin(2 * np.pi * 440 * np.arange(8000) / 16000)
+    originals = {}
+    for suffix, subtype in FORMATS.items():
+        path = folder / f"original.{suffix}"
+        soundfile.write(path, tone, 16000, subtype=subtype)
+        originals[suffix] = path.read_bytes()
+
+    while True:
+        suffix = draw.choice(list(FORMATS))
+        content = damaged(originals[suffix], draw)
+        if draw.random() < 0.5:
+            path = folder / f"broken.{suffix}"
+            path.write_bytes(content)
+            yield Case(lambda path=path: read_audio(path)[0], path.name, f"a damaged {suffix} file")
+        else:
+            yield Case(
+                lambda content=content: read_audio(content, name="clip 7")[0], "clip 7", f"damaged {suffix} bytes"
+            )
+
+
+def text_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """Texts that no caption is: empty, endless, of control characters, lone surrogates, other types."""
+    model, processor = builders.supclap_model(), builders.bert_processor()
+    model.processor = processor
+    pieces = [
+        "",
+        " ",
+        "\x00",
+        "\ud800",
+        "a" * 5000,
+        "👩‍👩‍👧",
+        "\u202e",
+        "rain",
+        "[PAD]",
+        "\n",
+        "é" * 40,
+        "שלום",
+        "\ufffe",
+    ]
+    others = [None, 3, float("nan"), b"rain", ["rain"], {"eng": "rain"}]
+
+    while True:
+        texts = ["".join(draw.choices(pieces, k=draw.randint(0, 6))) for _ in range(draw.randint(0, 4))]
+        if draw.random() < 0.3:
+            texts.insert(draw.randint(0, len(texts)), draw.choice(others))
+        language = draw.choice([None, "eng", "xxx", "", ["eng"] * len(texts), ["eng"]])
+        told = f"encode_text({[str(text)[:20] for text in texts]}, language={language!r})"
+        yield Case(lambda texts=texts, language=language: model.encode_text(texts, language=language), "", told)
+
+
+def array_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """Arrays that no recording is: empty, of other ranks and types, not finite, of absurd rates."""
+    model = builders.supclap_model()
+    model.processor = builders.bert_processor()
+    random_numbers = np.random.default_rng(draw.randrange(2**32))
+    shapes = [(0,), (1,), (100,), (3000,), (16000,), (2, 8000), (8000, 2), (1, 8000), (2, 2, 800), ()]
+    scales = [0.0, 1e-30, 0.1, 1.0, 32767.0, 1e18, np.nan, np.inf]
+    dtypes = [np.float32, np.float64, np.int16, np.int32, np.uint8, np.bool_, np.complex64]
+    rates = [16000, 44100, 8000, 11127, 0, -1, 1, 10**9, 16000.5, None, "16000"]
+
+    while True:
+        shape, scale = draw.choice(shapes), draw.choice(scales)
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            clip = (scale * random_numbers.normal(size=shape)).astype(draw.choice(dtypes))
+        clip = torch.from_numpy(clip) if draw.random() < 0.3 and clip.ndim else clip
+        rate = draw.choice(rates)
+        told = f"encode_audio of {type(clip).__name__} {clip.dtype} {tuple(clip.shape)} x {scale} at {rate!r}"
+        yield Case(lambda clip=clip, rate=rate: model.encode_audio([clip], sampling_rate=rate), "", told)
+
+
+def loss_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """Losses of embeddings, scales and radii that fit together but for one thing."""
+
+    def embeddings(*shape: int) -> torch.Tensor:
+        if draw.random() < 0.1:
+            shape = draw.choice([(3, 8), (4, 3, 8), (0, 8), (8,), (4, 0), (4, 7)])
+        rows = torch.randn(shape)
+        if draw.random() < 0.05:
+            rows = torch.zeros(shape)
+        if draw.random() < 0.8 and rows.numel():
+            rows = torch.nn.functional.normalize(rows, dim=-1)
+        return rows.to(draw.choice([*[torch.float32] * 8, torch.float64, torch.bfloat16, torch.float16, torch.int64]))
+
+    while True:
+        a, b, c, several = embeddings(4, 8), embeddings(4, 8), embeddings(4, 8), embeddings(4, 3, 8)
+        scale = draw.choice([14.3, 14.3, 14.3, 1.0, 100.0, torch.tensor(10.0), 0.0, -1.0, float("nan"), None])
+        radius = draw.choice(
+            [torch.tensor(0.1), torch.tensor(0.1), torch.rand(4), torch.rand(3), torch.tensor(-1.0), 0.1]
+        )
+        groups = draw.choice([None, None, torch.arange(4), torch.zeros(4, dtype=torch.int64), torch.arange(3)])
+        weights = draw.choice([torch.ones(4, 4), torch.ones(4, 4), torch.ones(3, 4), torch.eye(4)])
+        calls: dict[str, Callable[[], Any]] = {
+            "info_nce": lambda a=a, b=b, s=scale, g=groups: losses.info_nce(a, b, s, g),
+            "sigmoid_loss": lambda a=a, b=b, s=scale, g=groups: losses.sigmoid_loss(a, b, s, -10.0, g),
+            "support_vector_loss": lambda a=a, b=b, r=radius, s=scale: losses.support_vector_loss(a, b, r, s),
+            "kcl_loss": lambda a=a, m=several, s=scale: losses.kcl_loss(a, m, s),
+            "cacl_loss": lambda a=a, b=b, c=c, s=scale: losses.cacl_loss(a, b, c, s),
+            "temporal_nce": lambda a=a, b=b, s=scale, w=weights: losses.temporal_nce(a, b, s, w),
+        }
+        name = draw.choice(list(calls))
+        shapes = [(tuple(x.shape), str(x.dtype)) for x in (a, b, c, several)]
+        told = f"{name} of {shapes}, scale {scale}, radius {radius}, groups {groups}"
+        # A scale that is no positive number promises nothing about the loss, only that nothing crashes.
+        promised = scale is not None and bool(scale > 0)
+        yield Case(calls[name] if promised else _without_result(calls[name]), "", told)
+
+
+def _without_result(call: Callable[[], Any]) -> Callable[[], None]:
+    def called() -> None:
+        call()
+
+    return called
+
+
+def metric_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """Similarities, ranks, answers and embeddings that fit together but for one thing."""
+    numbers = np.random.default_rng(draw.randrange(2**32))
+
+    def matrix(*shape: int) -> np.ndarray:
+        values = numbers.normal(size=shape).astype(draw.choice([np.float32, np.float64]))
+        for _ in range(draw.choice([0, 0, 0, 1])):
+            with np.errstate(over="ignore"):
+                values.flat[draw.randrange(values.size)] = draw.choice([np.nan, np.inf, -np.inf, 1e300, 0.0])
+        return values
+
+    def odd(value: Any, *others: Any) -> Any:
+        return draw.choice(others) if draw.random() < 0.15 else value
+
+    while True:
+        rows, columns = draw.randint(1, 5), draw.randint(2, 6)
+        similarity = odd(
+            matrix(rows, columns), np.empty((0, 5)), np.empty((4, 0)), matrix(5), matrix(2, 3, 4), [[1], [1, 2]]
+        )
+        relevant = [[draw.randrange(columns)] for _ in range(rows)]
+        relevant[0] = odd(relevant[0], [], [columns], [-1], [0, 0], ["a"], [1.5], None)
+        relevant = odd(relevant, relevant[1:], None, 3)
+        k = odd([1, 5, 10], 1, [], [0], [-1], 2.5, "5")
+        task = odd(draw.choice(["1A", "2A", "2B", "2C", "3A", "3B", "5A"]), "9Z", "", None)
+        labels = [[draw.randrange(columns)] for _ in range(rows)]
+        ranks = odd(
+            numbers.integers(0, 9, size=(rows, columns)), matrix(rows, columns), [[-1, 0]], [], [[0, 1], [0]], "ranks"
+        )
+        one, other = (
+            odd(matrix(rows, 8), matrix(rows, 7), np.zeros((rows, 8)), np.empty((0, 8)), matrix(8)),
+            matrix(rows, 8),
+        )
+        calls: dict[str, Callable[[], Any]] = {
+            "retrieval_scores": lambda v=similarity, r=relevant, k=k: retrieval_scores(v, r, k=k),
+            "mean_rank_variance": lambda v=ranks: mean_rank_variance(v),
+            "gap_and_distance": lambda v=one, o=other: gap_and_distance(v, o),
+            "zste_scores": lambda v=similarity, a=labels, t=task: zste_scores(v, a, t),
+        }
+        name = draw.choice(list(calls))
+        told = f"{name} of {similarity!r}, relevant {relevant}, k {k!r}, task {task!r}, labels {labels}, {ranks!r}"
+        yield Case(calls[name], "", told)
+
+
+def table_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """Metadata of a folder of recordings, damaged."""
+    data = folder / "sounds"
+    data.mkdir(exist_ok=True)
+    for number in range(3):
+        soundfile.write(data / f"{number}.wav", 0.1 * np.ones(1600), 16000)
+    lines = [
+        "file_name,caption,caption_fra,split,label",
+        '0.wav,"Rain, loud",Pluie,train,rain',
+        "1.wav,Wind,Vent,train,wind",
+    ]
+    csv = ("\n".join([*lines, "2.wav,Dög,Chien,test,dog"]) + "\n").encode()
+    rows = [
+        {"file_name": f"{n}.wav", "captions": {"eng": ["Rain"], "fra": "Pluie"}, "split": "train"} for n in range(3)
+    ]
+    jsonl = "\n".join(json.dumps(row) for row in rows).encode()
+
+    number = 0
+    while True:
+        suffix, content = draw.choice([("csv", csv), ("jsonl", jsonl)])
+        for old in data.glob("metadata.*"):
+            old.unlink()
+        path = data / f"metadata.{suffix}"
+        path.write_bytes(damaged(content, draw))
+        number += 1
+        yield Case(
+            partial(_count_rows, data, folder / "cache" / str(number)), "", f"{path.name}: {path.read_bytes()!r}"
+        )
+
+
+def _count_rows(data: Path, cache: Path) -> int:
+    """How many rows the builder makes of the folder."""
+    builder = load_builder("audio_folder", str(cache), data_dir=str(data), languages=["eng", "fra"])
+    return sum(len(rows) for rows in builder.as_dataset().values())
+
+
+def yaml_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """A configuration, damaged."""
+    from modeling_supclap.recipes import train_supclap
+
+    content = (Path(train_supclap.__file__).parent / "configs" / "smoke.yaml").read_bytes()
+    path = folder / "broken.yaml"
+    values = [
+        b"[1, 2]",
+        b"{a: b}",
+        b"null",
+        b"yes",
+        b"-1",
+        b"1e999",
+        b"rain",
+        b"'",
+        b"2026-11-21",
+        b"!!python/object:os.system",
+    ]
+
+    def parse() -> None:
+        groups = (train_supclap.DataArguments, train_supclap.ModelArguments, train_supclap.SupCLAPTrainingArguments)
+        train_supclap.parse_arguments(groups, [str(path), "--output_dir", str(folder)])
+
+    while True:
+        if draw.random() < 0.5:
+            lines = content.splitlines()
+            place = draw.randrange(len(lines))
+            key = lines[place].split(b":")[0]
+            lines[place] = key + b": " + draw.choice(values)
+            broken = b"\n".join(lines)
+        else:
+            broken = damaged(content, draw)
+        path.write_bytes(broken)
+        yield Case(parse, path.name, f"a configuration that ends in {broken[-200:]!r}")
+
+
+KINDS: dict[str, Callable[[Path, random.Random], Iterator[Case]]] = {
+    "audio": audio_cases,
+    "arrays": array_cases,
+    "texts": text_cases,
+    "losses": loss_cases,
+    "metrics": metric_cases,
+    "tables": table_cases,
+    "yaml": yaml_cases,
+}
+
+
+def judge(case: Case) -> str:
+    """ "taken", "refused", or what is wrong with the answer."""
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        signal.alarm(SECONDS)
+        try:
+            result = case.call()
+        except (ValueError, TypeError, OSError, SystemExit, ImportError) as error:
+            named = case.name in str(error)
+            return "refused" if named else f"{type(error).__name__} does not name {case.name!r}: {error}"
+        except _TooLongError:
+            return f"no answer within {SECONDS} s"
+        except BaseException as error:
+            if type(error).__name__ == "DatasetGenerationError" and isinstance(error.__cause__, (ValueError, OSError)):
+                return "refused"
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error}"
+        finally:
+            signal.alarm(0)
+    return "taken" if _is_finite(result) else "the result is not finite"
+
+
+def _is_finite(result: Any) -> bool:
+    if isinstance(result, dict):
+        return all(map(_is_finite, result.values()))
+    if isinstance(result, torch.Tensor):
+        return bool(torch.isfinite(result).all())
+    if isinstance(result, (np.ndarray, float)):
+        return bool(np.isfinite(result).all())
+    return True
+
+
+class _TooLongError(BaseException):
+    pass
+
+
+def _too_long(*_: Any) -> None:
+    raise _TooLongError
+
+
+def campaign(
+    inputs: int, folder: Path, seed: int = 0, kinds: list[str] | None = None
+) -> tuple[Counter[str], list[str]]:
+    """Feeds broken inputs to the package.
+
+    Args:
+        inputs: How many in all, the same number of each kind but for tables, which are slow: a tenth.
+        folder: An empty folder to work in.
+        seed: The seed of the damage.
+        kinds: Of `KINDS`; None, all.
+
+    Returns:
+        How many were taken and refused, by kind, and a line for each fault.
+    """
+    signal.signal(signal.SIGALRM, _too_long)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    errors = os.dup(2)
+    os.dup2(silence, 2)  # the decoders in C report each damage there
+    counts, faults = Counter[str](), []
+    kinds = kinds or list(KINDS)
+    for kind in kinds:
+        place = folder / kind
+        place.mkdir(parents=True)
+        cases = KINDS[kind](place, random.Random(f"{seed} {kind}"))
+        number = max(1, inputs // len(kinds) // (10 if kind == "tables" else 1))
+        for _, case in zip(range(number), cases, strict=False):
+            verdict = judge(case)
+            counts[f"{kind}: {verdict if verdict in ('taken', 'refused') else 'fault'}"] += 1
+            if verdict not in ("taken", "refused"):
+                faults.append(f"{kind}: {verdict[:300]}   <- {case.told[:300]}")
+    os.dup2(errors, 2)
+    return counts, faults
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=20000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS)
+    parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
+    arguments = parser.parse_args()
+
+    counts, faults = campaign(arguments.inputs, arguments.folder, arguments.seed, arguments.kinds)
+    for what, count in sorted(counts.items()):
+        print(f"{count:6d}  {what}")
+    print(*faults, sep="\n")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

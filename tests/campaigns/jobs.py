@@ -1,0 +1,160 @@
+"""The jobs that the campaigns disturb: a command each, the one that goes on after a kill, and what must come out."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import builders
+import numpy as np
+import soundfile
+import translation_models
+from safetensors.torch import load_file
+
+SMOKE = "recipes/configs/smoke.yaml"
+
+
+@dataclass
+class Job:
+    """One thing that people run for hours.
+
+    Attributes:
+        script: What is launched, relative to the project.
+        start: Its arguments, given the folder it writes to.
+        proceed: The arguments that go on after a kill.
+        outcome: What the folder must hold in the end, in a form that compares equal; equal after any number of kills.
+        pattern: Names of what it writes in parts, such as checkpoints; the campaign likes to kill in the middle of one.
+    """
+
+    script: str
+    start: Callable[[Path], list[str]]
+    proceed: Callable[[Path], list[str]]
+    outcome: Callable[[Path], Any]
+    pattern: str = "*"
+
+
+def make_jobs(data: Path) -> dict[str, Job]:
+    """All jobs, with the files that they read.
+
+    Args:
+        data: A folder for recordings and for the models that translate or are evaluated.
+    """
+    folder = esc50_folder(data / "ESC-50")
+    model = save_model(data / "model")
+    translator = translation_models.save_nllb(data / "nllb")
+    encoder = translation_models.save_encoder(data / "encoder")
+    captions = write_captions(data / "captions.jsonl")
+    post = ["--model", str(model), "--dataset", "esc50", "--data_dir", str(folder)]
+
+    def training(out: Path) -> list[str]:
+        return [SMOKE, "--output_dir", str(out), "--disable_tqdm", "true"]
+
+    def post_training(out: Path) -> list[str]:
+        steps = ["--num_train_epochs", "1", "--pairs_per_epoch", "12", "--eval_pairs", "4", "--save_steps", "1"]
+        steps += ["--per_device_train_batch_size", "4", "--eval_strategy", "steps", "--eval_steps", "1"]
+        return [*post, *steps, "--save_strategy", "steps", "--output_dir", str(out), "--disable_tqdm", "true"]
+
+    def preparing(out: Path) -> list[str]:
+        return ["esc50", "--data_dir", str(folder), "--out", str(out), "--storage", "int16", "--workers", "1",
+                "--shard_size", "100KB", "--quiet", "--cache_dir", str(out.parent / f"{out.name}-cache")]  # fmt: skip
+
+    def evaluating(out: Path) -> list[str]:
+        named = ["--model", str(model), "--dataset", "esc50", "--data_dir", str(folder), "--languages", "eng", "fra"]
+        cache = ["--cache_dir", str(out.parent / f"{out.name}-cache")]
+        return [*named, *cache, "--tasks", "retrieval", "zero_shot", "--output_dir", str(out)]
+
+    def translating(out: Path) -> list[str]:
+        out.mkdir(exist_ok=True)
+        named = ["--captions", str(captions), "--output", str(out / "translations.parquet"), "--model", translator]
+        return [*named, "--languages", "fra", "deu", "--batch_size", "2", "--sentence_encoder", encoder]
+
+    resume = ["--resume_from_checkpoint", "last"]
+    return {
+        "training": Job(
+            "recipes/train_supclap.py", training, lambda out: training(out) + resume, trained, "*checkpoint*"
+        ),
+        "post-training": Job(
+            "recipes/posttrain_teminal.py",
+            post_training,
+            lambda out: post_training(out) + resume,
+            trained,
+            "*checkpoint*",
+        ),
+        "preparing": Job("datasets_scripts/prepare.py", preparing, preparing, every_byte, "*.parquet*"),
+        "evaluation": Job("recipes/evaluate_supclap.py", evaluating, evaluating, evaluated),
+        "translation": Job("recipes/translate_captions.py", translating, translating, translated),
+    }
+
+
+def esc50_folder(folder: Path) -> Path:
+    """Two clips of each of four classes in each of five folds, a second long, of different pitch."""
+    random = np.random.default_rng(0)
+    lines = ["filename,fold,target,category,esc10,src_file,take"]
+    (folder / "audio").mkdir(parents=True)
+    (folder / "meta").mkdir()
+
+    classes = {"dog": 0, "rain": 10, "rooster": 1, "sea_waves": 11}
+    for number, (label, target) in enumerate(sorted(classes.items())):
+        for fold in range(1, 6):
+            for take in range(2):
+                source = 1000 + 100 * number + 10 * fold + take
+                name = f"{fold}-{source}-A-{target}.wav"
+                seconds = np.arange(16000) / 16000
+                tone = 0.3 * np.sin(2 * np.pi * (200 + 150 * number + 5 * source % 50) * seconds)
+                soundfile.write(folder / "audio" / name, tone + 0.01 * random.normal(size=16000), 16000)
+                lines.append(f"{name},{fold},{target},{label},True,{source},A")
+
+    (folder / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def save_model(folder: Path) -> Path:
+    """A tiny model and its processor."""
+    builders.supclap_model().save_pretrained(folder)
+    builders.bert_processor().save_pretrained(folder)
+    return folder
+
+
+def write_captions(path: Path) -> Path:
+    """Twelve captions."""
+    sounds = ["a dog barks", "rain falls", "a bell rings", "wind blows", "a cat meows", "waves break"]
+    lines = []
+    for number in range(12):
+        caption = {"clip_id": f"clip{number}", "caption_index": 0, "text": f"{sounds[number % 6]} {number} times"}
+        lines.append(json.dumps(caption))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def trained(out: Path) -> dict[str, Any]:
+    """The weights to the bit, and that the results and the card are there and whole."""
+    weights = {}
+    for name, tensor in load_file(out / "model.safetensors").items():
+        weights[name] = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+    json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert (out / "README.md").read_text(encoding="utf-8").startswith("---")
+    return weights
+
+
+def every_byte(out: Path) -> dict[str, str]:
+    """Every file of a prepared set by its digest."""
+    files = sorted(path for path in out.rglob("*") if path.is_file())
+    return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def evaluated(out: Path) -> dict[str, Any]:
+    """What each query did, and that the report is whole."""
+    json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert (out / "report.html").read_text(encoding="utf-8").rstrip().endswith("</html>")
+    with np.load(out / "outcomes.npz") as outcomes:
+        return {name: hashlib.sha256(outcomes[name].tobytes()).hexdigest() for name in outcomes.files}
+
+
+def translated(out: Path) -> dict[str, Any]:
+    """The tables, and the report but for what differs between any two runs."""
+    report = json.loads((out / "translations.report.json").read_text(encoding="utf-8"))
+    names = ("translations.parquet", "translations.back.parquet")
+    digests = {name: hashlib.sha256((out / name).read_bytes()).hexdigest() for name in names}
+    return {**digests, "languages": sorted(report.get("languages", report))}

@@ -1,0 +1,132 @@
+"""`kill -9` at random moments and in the middle of checkpoints: what goes on afterwards must end like one run.
+
+    python tests/campaigns/kills.py --kills 200
+
+Each trial starts a job, kills it up to three times, goes on each time as the README says, and compares what it leaves
+in the end with a run that nobody disturbed: weights to the bit, prepared files to the byte, outcomes of every query.
+"""
+
+import argparse
+import random
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import forking
+from jobs import Job, make_jobs
+
+
+def campaign(kills: int, folder: Path, seed: int = 0, names: list[str] | None = None) -> Counter[str]:
+    """Spreads the kills over the jobs.
+
+    Args:
+        kills: How many in all.
+        folder: An empty folder to work in.
+        seed: The seed of the moments.
+        names: Jobs to disturb; None, all.
+
+    Returns:
+        How often what happened, by `"job: what"`.
+
+    Raises:
+        AssertionError: A job that was killed did not go on, or ended differently.
+    """
+    draw, counts = random.Random(seed), Counter[str]()
+    jobs = make_jobs(folder)
+    names = names or list(jobs)
+    references = {name: _undisturbed(jobs[name], folder / f"{name}-reference") for name in names}
+    for name, (_, seconds) in references.items():
+        print(f"{name}: {seconds:.1f} s undisturbed", flush=True)
+
+    done = 0
+    while done < kills:
+        name = names[done % len(names)] if done < len(names) else draw.choice(names)
+        expected, seconds = references[name]
+        out = folder / f"{name}-{done}"
+        hits = _disturb(jobs[name], name, out, seconds, draw, counts, at_most=min(3, kills - done))
+        found = jobs[name].outcome(out)
+        assert found == expected, f"{name}, trial {out.name}: the result differs from that of an undisturbed run"
+        counts[f"{name}: ended like one run"] += 1
+        done += max(hits, 1)
+
+        for left in folder.glob(f"{out.name}*"):
+            shutil.rmtree(left, ignore_errors=True)
+    return counts
+
+
+def _undisturbed(job: Job, out: Path) -> tuple[object, float]:
+    """The outcome of a run that is left alone, and its seconds."""
+    ended = forking.run(job.script, job.start(out), out.with_suffix(".log"))
+    assert ended.code == 0, ended.output
+    return job.outcome(out), ended.seconds
+
+
+def _disturb(
+    job: Job, name: str, out: Path, seconds: float, draw: random.Random, counts: Counter[str], at_most: int
+) -> int:
+    """Kills a job up to `at_most` times, going on after each; gives the number of kills that hit it alive."""
+    hits, arguments = 0, job.start(out)
+    for _ in range(at_most):
+        run = forking.Run(job.script, arguments, out.with_suffix(".log"))
+        if draw.random() < 0.5:
+            time.sleep(draw.uniform(0, seconds))
+            moment = "at random"
+        else:
+            _await_writing(run, out, job.pattern, draw, seconds)
+            moment = "while writing"
+        if run.kill():
+            hits += 1
+            counts[f"{name}: killed {moment}"] += 1
+        arguments = _next_arguments(job, out)
+
+    ended = forking.run(job.script, arguments, out.with_suffix(".log"))
+    if ended.code != 0 and "checkpoint" in ended.last_line and arguments != job.start(out):
+        # Nothing was saved before the kill, and the run says so: its user starts it again.
+        shutil.rmtree(out, ignore_errors=True)
+        ended = forking.run(job.script, job.start(out), out.with_suffix(".log"))
+        counts[f"{name}: told that there is no checkpoint yet"] += 1
+    assert ended.code == 0, f"{name} does not go on after {hits} kills:\n{ended.output[-3000:]}"
+    return hits
+
+
+def _next_arguments(job: Job, out: Path) -> list[str]:
+    """What the README says to type after a kill: before the first checkpoint there is nothing to go on from."""
+    if job.pattern == "*checkpoint*" and not any(out.rglob("checkpoint-*")):
+        shutil.rmtree(out, ignore_errors=True)
+        return job.start(out)
+    return job.proceed(out)
+
+
+def _await_writing(run: forking.Run, out: Path, pattern: str, draw: random.Random, seconds: float) -> None:
+    """Returns some milliseconds after one of the files that match has appeared, however soon that is."""
+    before = set(out.rglob(pattern)) if out.exists() else set()
+    skip = draw.randrange(3)
+    while run.poll() is None and time.perf_counter() - run.started < 3 * seconds:
+        now = set(out.rglob(pattern)) if out.exists() else set()
+        if new := now - before:
+            before = now
+            skip -= len(new)
+        if skip < 0:
+            time.sleep(draw.uniform(0, 0.03))
+            return
+        time.sleep(0.002)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", nargs="+", help="training, post-training, preparing, evaluation, translation")
+    parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
+    arguments = parser.parse_args()
+
+    forking.warm_up()
+    for what, count in sorted(campaign(arguments.kills, arguments.folder, arguments.seed, arguments.jobs).items()):
+        print(f"{count:6d}  {what}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The reliability campaigns in short; `make campaigns` runs them at full length, RESULTS.md keeps what they found."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def run_campaign(tmp_path: Path, name: str, *arguments: str) -> str:
+    """Runs a campaign as its docstring says; gives what it printed."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
+        "HF_HOME": str(tmp_path / "hf"),
+        "OMP_NUM_THREADS": "1",
+    }
+    folder = tmp_path / "work"
+    folder.mkdir()
+    command = [sys.executable, str(HERE / f"{name}.py"), *arguments, "--folder", str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=540)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_killed_jobs_end_like_jobs_that_nobody_disturbed(tmp_path):
+    printed = run_campaign(tmp_path, "kills", "--kills", "8", "--seed", "1")
+    for job in ("training", "post-training", "preparing", "evaluation", "translation"):
+        assert f"{job}: ended like one run" in printed
+
+
+def test_broken_input_is_taken_or_refused_by_name(tmp_path):
+    printed = run_campaign(tmp_path, "fuzz", "--inputs", "700")
+    assert "fault" not in printed
+    for kind in ("audio", "texts", "losses", "metrics", "yaml"):
+        assert f"{kind}: refused" in printed
+        assert f"{kind}: taken" in printed
+
+
+def test_hostile_files_run_no_code_and_fetch_nothing(tmp_path):
+    printed = run_campaign(tmp_path, "hostile")
+    assert "held: refused" in printed
+
+
+def test_jobs_on_full_and_read_only_disks_say_so_and_go_on(tmp_path):
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], check=False).returncode:
+        pytest.skip("this root may not mount")
+    subprocess.run(["umount", "-l", tmp_path], check=True)
+    assert "then ended like one run" in run_campaign(tmp_path, "disks", "--trials", "3")
+
+
+def test_two_writers_of_one_folder_leave_the_result_of_one(tmp_path):
+    assert "the result is that of one" in run_campaign(tmp_path, "writers", "--trials", "3")

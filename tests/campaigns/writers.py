@@ -1,0 +1,73 @@
+"""Two jobs that write to one folder at once: one does its work, the other is refused by the folder's name.
+
+python tests/campaigns/writers.py --trials 20 --folder DIR
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import forking
+from jobs import make_jobs
+
+
+def campaign(trials: int, folder: Path, seed: int = 0, names: list[str] | None = None) -> Counter[str]:
+    """Starts each job twice, the second a random moment after the first.
+
+    Args:
+        trials: How many pairs.
+        folder: An empty folder to work in.
+        seed: The seed of the moments.
+        names: Jobs to run; None, those that write for long: training, preparing and translation.
+
+    Returns:
+        How often what happened.
+
+    Raises:
+        AssertionError: Both were refused, one failed without naming the folder, or the result is not that of one run.
+    """
+    draw, counts = random.Random(seed), Counter[str]()
+    jobs = make_jobs(folder)
+    names = names or ["training", "preparing", "translation"]
+    references = {}
+    for name in names:
+        reference = folder / f"{name}-reference"
+        ended = forking.run(jobs[name].script, jobs[name].start(reference), reference.with_suffix(".log"))
+        assert ended.code == 0, ended.output
+        references[name] = (jobs[name].outcome(reference), ended.seconds)
+
+    for trial in range(trials):
+        name = names[trial % len(names)]
+        job, (expected, seconds) = jobs[name], references[name]
+        out = folder / f"{name}-{trial}"
+        first = forking.Run(job.script, job.start(out), folder / f"first{trial}.log")
+        time.sleep(draw.uniform(0, 0.9 * seconds))
+        second = forking.Run(job.script, job.start(out), folder / f"second{trial}.log")
+        ends = [first.wait(), second.wait()]
+        refused = [ended for ended in ends if ended.code != 0]
+        assert len(refused) < 2, f"{name}: both failed\n{ends[0].output[-1500:]}\n{ends[1].output[-1500:]}"
+        for ended in refused:
+            assert out.name in ended.output, f"{name}: the refusal does not name the folder\n{ended.output[-1500:]}"
+        assert job.outcome(out) == expected, f"{name}: two writers left another result than one"
+        counts[f"{name}: {'one refused by name' if refused else 'one after the other'}, the result is that of one"] += 1
+    return counts
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", nargs="+")
+    parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
+    arguments = parser.parse_args()
+    forking.warm_up()
+    for what, count in sorted(campaign(arguments.trials, arguments.folder, arguments.seed, arguments.jobs).items()):
+        print(f"{count:6d}  {what}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
