@@ -4,7 +4,7 @@
 
 What counts as a fault: an error of another kind than `ValueError`, `TypeError` or `OSError` (an IndexError from the
 depths tells nobody anything), an error about a file that does not name the file, a result that is not finite, a crash,
-a minute without an answer.
+20 seconds without an answer.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from modeling_supclap.metrics.mrv import mean_rank_variance
 from modeling_supclap.metrics.recall import retrieval_scores
 from modeling_supclap.metrics.zste import zste_scores
 
-SECONDS = 60
+SECONDS = 20
 FORMATS = {
     "wav": "PCM_16",
     "flac": "PCM_16",
