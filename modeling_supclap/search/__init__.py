@@ -1,0 +1,15 @@
+"""Find a sound in one's own recordings by words or by another sound, with the second in the file where it is.
+
+from modeling_supclap.evaluation import load_embedding_model
+from modeling_supclap.search import Searcher, build_index
+
+model = load_embedding_model("outputs/synthetic")
+build_index(model, "field_recordings", "field_recordings.index")
+for hit in Searcher("field_recordings.index", model).search("rain on a tin roof", language="eng"):
+    print(hit.score, hit.file, hit.start_seconds)
+"""
+
+from .index import IndexReport, SoundIndex, build_index
+from .query import Hit, Searcher
+
+__all__ = ["Hit", "IndexReport", "Searcher", "SoundIndex", "build_index"]

@@ -1,0 +1,184 @@
+"""The page: a search box, the places that answer, players that start there, and a strip of where else it matches.
+
+It is a Gradio app, so the same folder deploys as a Space: `make_page(Searcher("index"), "recordings").launch()`.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from modeling_supclap.languages import LANGUAGE_TABLE
+
+from .query import Hit, Searcher
+
+STYLE = """
+.hit { border-bottom: 1px solid #8884; padding: 0.8em 0; }
+.hit .file { font-weight: 600; overflow-wrap: anywhere; }
+.hit .place { opacity: 0.75; }
+.hit audio { width: 100%; margin: 0.4em 0; }
+.hit svg { width: 100%; height: 2em; display: block; cursor: pointer; }
+"""
+
+
+def serve(
+    index: str | Path,
+    recordings: str | Path | None = None,
+    port: int = 7860,
+    share: bool = False,
+    device: str | None = None,
+) -> None:
+    """Opens the page and stays.
+
+    Args:
+        index: The folder of the index.
+        recordings: Where the recordings are; None, where they were when they were indexed.
+        port: The port of this machine that the page is on.
+        share: Whether Gradio also makes it public.
+        device: Where the model runs.
+
+    Raises:
+        FileNotFoundError: There is no index, or no folder of recordings.
+        ImportError: Gradio is not installed.
+    """
+    searcher = Searcher(index, device=device)
+    root = find_recordings(searcher, recordings)
+    page = make_page(searcher, root)
+    page.launch(server_port=port, share=share, allowed_paths=[str(root)], css=STYLE)
+
+
+def find_recordings(searcher: Searcher, recordings: str | Path | None = None) -> Path:
+    """The folder of the recordings, as a full path.
+
+    Raises:
+        FileNotFoundError: It is not there.
+    """
+    root = Path(recordings or searcher.index.about["folder"]).resolve()
+    if not root.is_dir():
+        raise FileNotFoundError(f"the recordings were indexed in {root}, which is not there; name their folder now")
+    return root
+
+
+def make_page(searcher: Searcher, recordings: str | Path) -> Any:
+    """The page as a Gradio app.
+
+    Args:
+        searcher: What answers.
+        recordings: The folder that was indexed. Pass it to `launch(allowed_paths=[...])`, or nothing can be played.
+
+    Returns:
+        A `gradio.Blocks`; `launch` it with `css=STYLE`.
+    """
+    gradio = _import_gradio()
+    root = Path(recordings).resolve()
+    languages = [(language.name, code) for code, language in LANGUAGE_TABLE.items()]
+
+    def answer(text: str, language: str, sound: str | None, number: float) -> str:
+        """The results as HTML; what is wrong with a query is said on the page."""
+        try:
+            if sound:
+                vector = searcher.embed_audio(sound)
+                hits = searcher.search(audio=sound, k=int(number))
+            elif text.strip():
+                vector = searcher.embed(text, language)
+                hits = searcher.search(text, language=language, k=int(number))
+            else:
+                return "<p>Type what you want to hear, or upload a sound.</p>"
+        except (ValueError, OSError) as error:
+            return f"<p>{html.escape(str(error))}</p>"
+        return render_hits(searcher, hits, vector, root)
+
+    with gradio.Blocks(title="Search recordings") as page:
+        gradio.Markdown(f"# Search recordings\n{len(searcher.index.known_files())} files, by words or by a sound")
+        with gradio.Row():
+            text = gradio.Textbox(label="What do you want to hear?", placeholder="rain on a tin roof", scale=4)
+            language = gradio.Dropdown(languages, value="eng", label="Language", scale=1)
+        with gradio.Accordion("Search by a sound", open=False):
+            sound = gradio.Audio(type="filepath", label="A recording that sounds alike")
+        number = gradio.Slider(1, 50, value=5, step=1, label="Places")
+        button = gradio.Button("Search", variant="primary")
+        results = gradio.HTML()
+
+        asked = [text, language, sound, number]
+        button.click(answer, asked, results, api_name="search")
+        text.submit(answer, asked, results, api_name=False)
+    return page
+
+
+def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray, root: Path) -> str:
+    """The hits as HTML.
+
+    Args:
+        searcher: Gives the scores along each recording.
+        hits: The places, best first.
+        vector: The query's embedding, (d,).
+        root: The folder of the recordings, a full path.
+    """
+    parts = []
+    for number, hit in enumerate(hits):
+        onsets, scores = searcher.strip(vector, hit.file)
+        address = f"/gradio_api/file={quote(str(root / hit.file))}#t={hit.start_seconds:g}"
+        place = f"{clock(hit.start_seconds)} to {clock(hit.end_seconds)}, score {hit.score:.3f}"
+        parts.append(
+            f'<div class="hit"><div class="file">{html.escape(hit.file)}</div><div class="place">{place}</div>'
+            f'<audio id="player{number}" controls preload="metadata" src="{html.escape(address)}"></audio>'
+            f"{render_strip(onsets, scores, hit, number)}</div>"
+        )
+    return "".join(parts) or "<p>Nothing is indexed.</p>"
+
+
+def render_strip(onsets: np.ndarray, scores: np.ndarray, hit: Hit, number: int) -> str:
+    """A strip along a recording, the darker the better it answers; a click plays from there.
+
+    Args:
+        onsets: Where the windows begin, in seconds, (windows,).
+        scores: Their scores, (windows,).
+        hit: The place that was found; it is framed.
+        number: The number of its player on the page.
+    """
+    length = max(float(onsets[-1]) + hit.end_seconds - hit.start_seconds, 1e-3)
+    low, high = float(scores.min()), float(scores.max())
+    bars = []
+    for place, (onset, score) in enumerate(zip(onsets, scores, strict=True)):
+        end = onsets[place + 1] if place + 1 < len(onsets) else length
+        shade = 1.0 if high == low else (score - low) / (high - low)
+        bars.append(
+            f'<rect x="{onset:.3f}" y="0" width="{end - onset:.3f}" height="10" fill="#e8590c" '
+            f'fill-opacity="{0.06 + 0.94 * shade**2:.3f}"><title>{clock(onset)}, score {score:.3f}</title></rect>'
+        )
+    frame = (
+        f'<rect x="{hit.start_seconds:.3f}" y="0" width="{hit.end_seconds - hit.start_seconds:.3f}" height="10" '
+        'fill="none" stroke="currentColor" stroke-width="2" vector-effect="non-scaling-stroke"/>'
+    )
+    jump = (
+        f"const box = this.getBoundingClientRect(); const player = document.getElementById('player{number}'); "
+        f"player.currentTime = (event.clientX - box.left) / box.width * {length:.3f}; player.play();"
+    )
+    label = f"where {html.escape(hit.file, quote=True)} answers"
+    return (
+        f'<svg role="img" aria-label="{label}" viewBox="0 0 {length:.3f} 10" preserveAspectRatio="none" '
+        f'onclick="{jump}">{"".join(bars)}{frame}</svg>'
+    )
+
+
+def clock(seconds: float) -> str:
+    """Seconds as minutes and seconds.
+
+    >>> clock(62.5), clock(3600)
+    ('01:02.5', '60:00.0')
+    """
+    minutes, rest = divmod(round(float(seconds), 1), 60)
+    return f"{int(minutes):02d}:{rest:04.1f}"
+
+
+def _import_gradio() -> Any:
+    try:
+        import gradio
+    except ImportError as error:
+        raise ImportError("the page needs Gradio: pip install 'supclap[search]'") from error
+    return gradio

@@ -1,0 +1,577 @@
+"""A folder of recordings to a store of embeddings with time stamps.
+
+Recordings are cut into overlapping windows, and each window is embedded. The store is LanceDB (the extra `search`): a
+folder of Arrow files, local or in object storage, with exact search, and an approximate index where there are many
+rows. Beside the windows it holds a table of files: when it was read, what it looked like then, and what was wrong with
+it. That table makes building resumable and incremental: a file is written there after its windows, so whatever a kill
+left half done is done again, and a file that has not changed is not read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from tqdm import tqdm
+
+from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
+
+from ..audio_input import Recording
+from ..evaluation import EmbeddingModel
+
+# Below this many windows the store is searched exactly; beyond, an approximate index pays.
+APPROXIMATE_FROM_ROWS = 100_000
+# Windows of a recording that are in memory at a time, and recordings whose windows are written together.
+_WINDOWS_AT_ONCE = 64
+_FILES_AT_ONCE = 64
+
+FILES_SCHEMA = pa.schema(
+    [
+        ("file", pa.string()),
+        ("size", pa.int64()),
+        ("modified_ns", pa.int64()),
+        ("changed_ns", pa.int64()),
+        ("digest", pa.string()),
+        ("duration_seconds", pa.float64()),
+        ("problem", pa.string()),
+    ]
+)
+
+
+def windows_schema(dim: int) -> pa.Schema:
+    """The columns of the table of windows, for embeddings of `dim` numbers."""
+    return pa.schema(
+        [
+            ("file", pa.string()),
+            ("start_seconds", pa.float64()),
+            ("end_seconds", pa.float64()),
+            ("vector", pa.list_(pa.float32(), dim)),
+        ]
+    )
+
+
+@dataclass
+class IndexReport:
+    """What a call of `build_index` did.
+
+    Attributes:
+        added: Files that were not there before.
+        changed: Files whose content has changed.
+        removed: Files that are gone.
+        unchanged: Files that were left as they were.
+        windows: Windows that the store holds now.
+        unreadable: What is wrong with each file that could not be read, by its path.
+        seconds: How long it took.
+        recall: The share of exact search's ten best that the approximate index finds; None where search is exact.
+    """
+
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    unchanged: int = 0
+    windows: int = 0
+    unreadable: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    recall: float | None = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.added} files added, {self.changed} changed, {self.removed} removed, {self.unchanged} unchanged",
+            f"{self.windows} windows in the index ({self.seconds:.1f} s)",
+        ]
+        if self.recall is not None:
+            lines.append(f"approximate search finds {100 * self.recall:.1f} % of the ten best of exact search")
+        for file, problem in self.unreadable.items():
+            lines.append(f"cannot be read: {file}: {problem}")
+        return "\n".join(lines)
+
+
+class Stamp(NamedTuple):
+    """What a file looks like from outside; another stamp means that its content may be another.
+
+    Attributes:
+        size: Its bytes.
+        modified_ns: When its content was last written.
+        changed_ns: When its content or its name was last changed, which a copied time stamp cannot hide.
+    """
+
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+class SoundIndex:
+    """The store.
+
+    Args:
+        folder: A local folder, or an address of object storage that LanceDB knows (`s3://...`).
+        dim: The width of the embeddings, to make a new store; None opens the one that is there.
+        about: What the store says of itself, such as the model's name; kept with the windows when it is made.
+
+    Raises:
+        FileNotFoundError: There is no store, and `dim` is None.
+        ImportError: LanceDB is not installed.
+    """
+
+    def __init__(self, folder: str | Path, dim: int | None = None, about: dict[str, str] | None = None) -> None:
+        self.folder = str(folder)
+        self._database = _import_lancedb().connect(self.folder)
+        names = self._database.list_tables().tables
+        if "windows" in names and "files" in names:
+            self.windows = self._database.open_table("windows")
+            self.files = self._database.open_table("files")
+        elif dim is None:
+            raise FileNotFoundError(f"{folder} holds no index of sounds; make one with `search_audio.py index`")
+        else:
+            schema = windows_schema(dim).with_metadata(about or {})
+            self.windows = self._database.create_table("windows", schema=schema, exist_ok=True)
+            self.files = self._database.create_table("files", schema=FILES_SCHEMA, exist_ok=True)
+
+    @property
+    def dim(self) -> int:
+        """The width of the embeddings."""
+        return self.windows.schema.field("vector").type.list_size
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What the store says of itself: the model, the length of a window and the hop, the folder of recordings."""
+        found = {}
+        for key, value in (self.windows.schema.metadata or {}).items():
+            found[key.decode()] = value.decode()
+        return found
+
+    def known_files(self) -> dict[str, dict[str, Any]]:
+        """The rows of the table of files, by path."""
+        return {row["file"]: row for row in self.files.to_arrow().to_pylist()}
+
+    def replace(self, entries: Sequence[IndexedFile]) -> None:
+        """Puts the windows of some files in the place of those that are there, then notes the files as done."""
+        if not entries:
+            return
+        self.remove([entry.file for entry in entries])
+
+        tables = [entry.as_windows(self.windows.schema) for entry in entries if len(entry.embeds)]
+        if tables:
+            self.windows.add(pa.concat_tables(tables))
+        self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
+
+    def remove(self, files: Sequence[str]) -> None:
+        """Takes files out, first from the table of files: a kill in between leaves them to be read again."""
+        for start in range(0, len(files), 500):
+            listed = ", ".join(quoted(name) for name in files[start : start + 500])
+            self.files.delete(f"file IN ({listed})")
+            self.windows.delete(f"file IN ({listed})")
+
+    def update_stamps(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Notes new stamps of files whose content is the same."""
+        if rows:
+            table = pa.Table.from_pylist(list(rows), schema=FILES_SCHEMA)
+            self.files.merge_insert("file").when_matched_update_all().execute(table)
+
+    def optimize(self) -> float | None:
+        """Joins small fragments, and beyond `APPROXIMATE_FROM_ROWS` makes the approximate index anew.
+
+        Returns:
+            The index's recall of the ten best windows against exact search, over windows of the store as queries; None
+            where search is exact.
+        """
+        for table in (self.windows, self.files):
+            table.optimize(cleanup_older_than=timedelta(hours=1))  # whoever is reading may finish
+
+        rows = self.windows.count_rows()
+        if rows < APPROXIMATE_FROM_ROWS:
+            return None
+        partitions = 2 ** round(math.log2(math.sqrt(rows)))
+        config = _import_lancedb().index.IvfSq(distance_type="dot", num_partitions=partitions)
+        self.windows.create_index("vector", config=config, replace=True)
+        return self.measure_recall()
+
+    @property
+    def is_approximate(self) -> bool:
+        """Whether there is an approximate index."""
+        return bool(self.windows.list_indices())
+
+    def measure_recall(self, queries: int = 50, k: int = 10) -> float:
+        """The share of exact search's k best windows that the approximate index finds, over windows as queries."""
+        rows = self.windows.count_rows()
+        places = np.random.default_rng(0).choice(rows, size=min(queries, rows), replace=False)
+        vectors = self.windows.take_offsets(sorted(places.tolist())).select(["vector"]).to_arrow()["vector"].to_pylist()
+        found = 0
+        for vector in vectors:
+            exact = {(row["file"], row["start_seconds"]) for row in self.nearest(vector, k, exact=True)}
+            approximate = {(row["file"], row["start_seconds"]) for row in self.nearest(vector, k)}
+            found += len(exact & approximate)
+        return found / (k * len(vectors))
+
+    def nearest(self, vector: Any, limit: int, within: str | None = None, exact: bool = False) -> list[dict[str, Any]]:
+        """The windows with the highest cosine to an embedding.
+
+        Args:
+            vector: Unit norm, (d,).
+            limit: How many.
+            within: Only windows of this file.
+            exact: Whether every window is compared, also where there is an approximate index.
+
+        Returns:
+            Rows with `file`, `start_seconds`, `end_seconds` and `score`, best first; of equal scores by file and time.
+        """
+        query = self.windows.search(np.asarray(vector, np.float32), vector_column_name="vector")
+        query = query.distance_type("dot").select(["file", "start_seconds", "end_seconds", "_distance"]).limit(limit)
+        if within is not None:
+            query = query.where(f"file = {quoted(within)}", prefilter=True)
+        if exact:
+            query = query.bypass_vector_index()
+        elif self.is_approximate:
+            query = query.nprobes(32).refine_factor(4)
+
+        rows = []
+        for row in query.to_list():
+            rows.append({**row, "score": 1.0 - row.pop("_distance")})  # LanceDB's distance is 1 - dot product
+        return sorted(rows, key=lambda row: (-row["score"], row["file"], row["start_seconds"]))
+
+
+class IndexedFile(NamedTuple):
+    """One file, read and embedded, or what was wrong with it.
+
+    Attributes:
+        file: Its path below the folder, with slashes.
+        stamp: What it looked like when it was read.
+        digest: Names its content.
+        duration_seconds: How long it is.
+        starts_seconds: Where each window begins, (windows,).
+        ends_seconds: Where each ends, (windows,).
+        embeds: Unit norm, (windows, d).
+        problem: Why there are none; empty if there are.
+    """
+
+    file: str
+    stamp: Stamp
+    digest: str
+    duration_seconds: float
+    starts_seconds: np.ndarray
+    ends_seconds: np.ndarray
+    embeds: np.ndarray
+    problem: str = ""
+
+    def as_row(self) -> dict[str, Any]:
+        """The file's row of the table of files."""
+        named = {"file": self.file, "digest": self.digest, "duration_seconds": self.duration_seconds}
+        return {**named, **self.stamp._asdict(), "problem": self.problem}
+
+    def as_windows(self, schema: pa.Schema) -> pa.Table:
+        """The file's rows of the table of windows."""
+        dim = schema.field("vector").type.list_size
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.embeds.astype(np.float32).ravel()), dim)
+        names = pa.array([self.file] * len(self.embeds))
+        return pa.table([names, pa.array(self.starts_seconds), pa.array(self.ends_seconds), vectors], schema=schema)
+
+
+def build_index(
+    model: EmbeddingModel,
+    folder: str | Path,
+    index: str | Path,
+    window_seconds: float = 5.0,
+    hop_seconds: float = 2.5,
+    batch_size: int = 32,
+    num_workers: int | None = None,
+    show_progress_bar: bool = True,
+    process: tuple[int, int] = (0, 1),
+    barrier: Callable[[], None] = lambda: None,
+) -> IndexReport:
+    """Brings the index of a folder up to date: new and changed files are embedded, those that are gone are taken out.
+
+    Args:
+        model: What embeds, from `evaluation.load_embedding_model`.
+        folder: Recordings, in any sub-folders, of every format that is read elsewhere.
+        index: The store; made where there is none.
+        window_seconds: The length of a window; at most what the model takes at once.
+        hop_seconds: From the beginning of one window to that of the next.
+        batch_size: Windows that go through the model at once.
+        num_workers: Threads that read files ahead of the model; None, one for each core, at most 8.
+        show_progress_bar: Shows one, over files.
+        process: The number of this process and how many there are: each takes its share of the files.
+        barrier: Waits for the other processes.
+
+    Returns:
+        What was done. In several processes each reports its share, and the first the state of the store.
+
+    Raises:
+        FileNotFoundError: The folder is not there or holds no recordings.
+        ValueError: The window does not suit the model, or the store was made with another model, window or hop.
+    """
+    started = time.perf_counter()
+    root, (rank, processes) = Path(folder), process
+    _check_windows(model, window_seconds, hop_seconds)
+    files = list_recordings(root)
+    about = {
+        "model": model.name,
+        "fingerprint": model.fingerprint or "",
+        "window_seconds": str(window_seconds),
+        "hop_seconds": str(hop_seconds),
+    }
+    if rank == 0:
+        dim = model.encode_text(["sound"], "eng").shape[1]
+        _check_about(SoundIndex(index, dim, {**about, "folder": str(root.resolve())}), about)
+    barrier()
+
+    store = SoundIndex(index)
+    known = store.known_files()
+    barrier()
+    report = IndexReport()
+    if rank == 0:
+        gone = sorted(known.keys() - files.keys())
+        store.remove(gone)
+        report.removed = len(gone)
+    barrier()
+
+    share = sorted(files)[rank::processes]
+    todo, moved = [], []
+    for name in share:
+        stamp, row = _stamp(files[name]), known.get(name)
+        if row is not None and stamp == (row["size"], row["modified_ns"], row["changed_ns"]):
+            report.unchanged += 1
+        elif row is not None and _digest(files[name]) == row["digest"]:
+            moved.append({**row, **stamp._asdict()})
+            report.unchanged += 1
+        else:
+            report.changed += row is not None
+            report.added += row is None
+            todo.append(name)
+    store.update_stamps(moved)
+
+    workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
+    embedder = _Embedder(model, window_seconds, hop_seconds, batch_size, workers)
+    done: list[IndexedFile] = []
+    for entry in tqdm(
+        embedder.embed(files, todo), total=len(todo), unit="files", disable=not show_progress_bar or rank > 0
+    ):
+        done.append(entry)
+        if len(done) == _FILES_AT_ONCE:
+            store.replace(done)
+            done = []
+    store.replace(done)
+    barrier()
+
+    if rank == 0:
+        report.recall = store.optimize()
+        report.windows = store.windows.count_rows()
+        for row in store.known_files().values():
+            if row["problem"]:
+                report.unreadable[row["file"]] = row["problem"]
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def list_recordings(folder: str | Path) -> dict[str, Path]:
+    """The recordings of a folder and its sub-folders: their paths, by the path below the folder.
+
+    Raises:
+        FileNotFoundError: There is no such folder, or no recording in it.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}")
+    found = {}
+    for path in root.rglob("*"):
+        if path.suffix.lower() in SUFFIXES and path.is_file():
+            found[path.relative_to(root).as_posix()] = path
+    if not found:
+        raise FileNotFoundError(f"{folder} holds no recordings: no file ends in one of {', '.join(sorted(SUFFIXES))}")
+    return found
+
+
+def window_starts(num_samples: int, window_samples: int, hop_samples: int) -> list[int]:
+    """Where the windows of a recording begin; the last one is moved back so that it ends with the recording.
+
+    >>> window_starts(10, 4, 2), window_starts(11, 4, 2), window_starts(3, 4, 2)
+    ([0, 2, 4, 6], [0, 2, 4, 6, 7], [0])
+    """
+    last = num_samples - window_samples
+    if last <= 0:
+        return [0]
+    starts = list(range(0, last + 1, hop_samples))
+    return starts if starts[-1] == last else [*starts, last]
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of a filter."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+@dataclass
+class _Pending:
+    """A file whose windows are on their way through the model."""
+
+    stamp: Stamp
+    duration_seconds: float = 0.0
+    starts: list[int] = field(default_factory=list)
+    embeds: list[np.ndarray] = field(default_factory=list)
+    is_read: bool = False
+    problem: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing more will come."""
+        return bool(self.problem) or (self.is_read and len(self.embeds) == len(self.starts))
+
+
+class _Embedder:
+    """Reads files in threads and embeds their windows, those of several short files in one batch.
+
+    Args:
+        model: What embeds.
+        window_seconds: The length of a window.
+        hop_seconds: From one window to the next.
+        batch_size: Windows that go through the model at once.
+        num_workers: Threads that read.
+    """
+
+    def __init__(
+        self, model: EmbeddingModel, window_seconds: float, hop_seconds: float, batch_size: int, num_workers: int
+    ) -> None:
+        self.model = model
+        self.rate_hz = model.sampling_rate_hz
+        self.window = round(window_seconds * self.rate_hz)
+        self.hop = round(hop_seconds * self.rate_hz)
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+
+    def embed(self, files: Mapping[str, Path], names: Sequence[str]) -> Iterator[IndexedFile]:
+        """The files as they are done: those of one batch in their order."""
+        pending: dict[str, _Pending] = {}
+        batch: list[tuple[str, np.ndarray]] = []
+        for name, future, is_last in self._read_ahead(files, names, pending):
+            entry = pending[name]
+            try:
+                for start, waveform in future.result():
+                    entry.starts.append(start)
+                    entry.duration_seconds = max(entry.duration_seconds, (start + len(waveform)) / self.rate_hz)
+                    batch.append((name, waveform))
+            except (OSError, ValueError) as error:
+                entry.problem = str(error)
+            entry.is_read = is_last
+
+            while len(batch) >= self.batch_size:
+                self._embed_batch(batch[: self.batch_size], pending)
+                del batch[: self.batch_size]
+            yield from self._complete(files, pending)
+
+        self._embed_batch(batch, pending)
+        yield from self._complete(files, pending)
+
+    def _read_ahead(
+        self, files: Mapping[str, Path], names: Sequence[str], pending: dict[str, _Pending]
+    ) -> Iterator[tuple[str, Future[list[tuple[int, np.ndarray]]], bool]]:
+        """The parts of the files in their order, being read: file, windows to come, whether it is the file's last."""
+        waiting: deque[tuple[str, Future[list[tuple[int, np.ndarray]]], bool]] = deque()
+        with ThreadPoolExecutor(self.num_workers) as pool:
+            for name in names:
+                pending[name] = _Pending(_stamp(files[name]))
+                blocks = self._blocks(files[name])
+                for number, block in enumerate(blocks):
+                    is_last = number + 1 == len(blocks)
+                    waiting.append((name, pool.submit(self._read, files[name], block), is_last))
+                    if len(waiting) > self.num_workers:
+                        yield waiting.popleft()
+            yield from waiting
+
+    def _blocks(self, path: Path) -> list[list[int] | None]:
+        """The windows of a file that are read at once; None, all of it, which serves most files."""
+        seconds = Recording(str(path), None, str(path)).get_seconds()
+        starts = window_starts(math.floor(seconds * self.rate_hz), self.window, self.hop)
+        if len(starts) <= _WINDOWS_AT_ONCE:
+            return [None]
+        return [starts[first : first + _WINDOWS_AT_ONCE] for first in range(0, len(starts), _WINDOWS_AT_ONCE)]
+
+    def _read(self, path: Path, block: list[int] | None) -> list[tuple[int, np.ndarray]]:
+        """The windows of a part of a file, each with its first sample."""
+        recording = Recording(str(path), None, str(path))
+        if block is None:
+            waveform, first = recording.read(self.rate_hz), 0
+            block = window_starts(len(waveform), self.window, self.hop)
+        else:
+            first = block[0]
+            waveform = recording.read(self.rate_hz, first, block[-1] + self.window)
+
+        least = self.model.min_seconds * self.rate_hz
+        if len(waveform) < max(least, 1):
+            raise ValueError(f"{path} lasts {len(waveform) / self.rate_hz:.3f} s, too short to embed")
+        return [(start, waveform[start - first : start - first + self.window]) for start in block]
+
+    def _embed_batch(self, batch: Sequence[tuple[str, np.ndarray]], pending: Mapping[str, _Pending]) -> None:
+        """Gives each window's embedding to its file."""
+        wanted = [(name, waveform) for name, waveform in batch if not pending[name].problem]
+        if not wanted:
+            return
+        embeds = self.model.encode_audio([waveform for _, waveform in wanted], self.batch_size)
+        for (name, _), row in zip(wanted, embeds, strict=True):
+            pending[name].embeds.append(row)
+
+    def _complete(self, files: Mapping[str, Path], pending: dict[str, _Pending]) -> list[IndexedFile]:
+        """Takes out the files that are done."""
+        done = []
+        for name in [name for name, entry in pending.items() if entry.is_complete]:
+            entry = pending.pop(name)
+            onsets = np.array(entry.starts, np.float64) / self.rate_hz
+            ends = np.minimum(onsets + self.window / self.rate_hz, entry.duration_seconds)
+            embeds = np.array(entry.embeds, np.float32)
+            if entry.problem:
+                onsets, ends, embeds = onsets[:0], ends[:0], embeds[:0]
+            digest = _digest(files[name])
+            done.append(
+                IndexedFile(name, entry.stamp, digest, entry.duration_seconds, onsets, ends, embeds, entry.problem)
+            )
+        return done
+
+
+def _check_windows(model: EmbeddingModel, window_seconds: float, hop_seconds: float) -> None:
+    longest = model.chunk_seconds or math.inf
+    if not model.min_seconds <= window_seconds <= longest:
+        raise ValueError(
+            f"a window of {window_seconds} s does not suit {model.name}, which takes {model.min_seconds} to {longest} s"
+        )
+    if not 0 < hop_seconds <= window_seconds:
+        raise ValueError(
+            f"a hop of {hop_seconds} s would leave gaps between windows of {window_seconds} s, or never end"
+        )
+
+
+def _check_about(store: SoundIndex, about: dict[str, str]) -> None:
+    """Refuses to mix windows that cannot be compared."""
+    for key, value in about.items():
+        found = store.about.get(key, "")
+        if found != value and not (key == "model" and store.about.get("fingerprint") == about["fingerprint"] != ""):
+            raise ValueError(
+                f"the index {store.folder} was made with {key} {found!r}, and now it is {value!r}; windows of both "
+                "cannot be compared: name another folder for the index, or delete this one"
+            )
+
+
+def _stamp(path: Path) -> Stamp:
+    found = path.stat()
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _import_lancedb() -> Any:
+    try:
+        import lancedb
+        import lancedb.index
+    except ImportError as error:
+        raise ImportError("searching needs LanceDB: pip install 'supclap[search]'") from error
+    return lancedb

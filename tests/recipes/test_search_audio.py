@@ -1,0 +1,104 @@
+"""The search recipe as a user calls it: index, ask, ask again, go on after a kill, two processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from processes import run_processes
+
+from modeling_supclap.recipes import search_audio
+
+pytest.importorskip("lancedb")
+ROOT = Path(__file__).parents[2]
+SCRIPT = "recipes/search_audio.py"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A tiny model in a folder."""
+    import builders
+
+    folder = tmp_path_factory.mktemp("model")
+    builders.supclap_model().save_pretrained(folder)
+    builders.bert_processor().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def sounds(tmp_path):
+    folder = tmp_path / "sounds"
+    folder.mkdir()
+    for number in range(6):
+        seconds = np.arange(16000 * (3 + number)) / 16000
+        soundfile.write(folder / f"tone{number}.wav", 0.3 * np.sin(2 * np.pi * (200 + 300 * number) * seconds), 16000)
+    (folder / "broken.wav").write_bytes(b"no sound")
+    return folder
+
+
+def search(capsys, *words):
+    """What the command prints; it must end well."""
+    code = search_audio.main([str(word) for word in words])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    return printed.out
+
+
+def test_index_then_query(saved, sounds, tmp_path, capsys):
+    index = tmp_path / "index"
+    printed = search(capsys, "index", sounds, "--model", saved, "--index", index, "--quiet")
+    assert "7 files added" in printed
+    assert "broken.wav" in printed
+
+    words = ["query", index, "a dog barks", "-k", 3]
+    assert search(capsys, *words) == search(capsys, *words)
+    found = json.loads(search(capsys, *words, "--json"))
+    assert [set(hit) for hit in found["hits"]] == [{"file", "start_seconds", "end_seconds", "score"}] * 3
+    found = json.loads(search(capsys, "query", index, "--audio", sounds / "tone3.wav", "--json"))
+    assert found["hits"][0]["file"] == "tone3.wav"
+    assert "1 unchanged" not in search(capsys, "index", sounds, "--model", saved, "--index", index, "--quiet")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["query", "nowhere", "rain"], "nowhere"),
+        (["index", "nowhere", "--model", "MODEL", "--index", "i"], "nowhere"),
+        (["index", "SOUNDS", "--model", "MODEL", "--index", "i", "--hop_seconds", "9"], "hop"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(saved, sounds, tmp_path, capsys, words, told):
+    places = {"MODEL": str(saved), "SOUNDS": str(sounds), "i": str(tmp_path / "i")}
+    assert search_audio.main([places.get(word, word) for word in words]) == 1
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith("search_audio.py: error: ")
+    assert told in message
+
+
+def test_two_processes_and_a_kill(saved, sounds, tmp_path, capsys):
+    words = ["--model", str(saved), "--quiet"]
+    search(capsys, "index", sounds, *words, "--index", tmp_path / "one")
+    run_processes(SCRIPT, "index", str(sounds), *words, "--index", str(tmp_path / "two"))
+
+    command = [sys.executable, SCRIPT, "index", str(sounds), *words, "--index", str(tmp_path / "killed")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
+        while not (tmp_path / "killed").exists() and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGKILL)
+    search(capsys, "index", sounds, *words, "--index", tmp_path / "killed")
+
+    asked = []
+    for name in ("one", "two", "killed"):
+        asked.append(search(capsys, "query", tmp_path / name, "a dog barks", "--json", "--all_windows", "-k", 50))
+    hits = [json.loads(printed)["hits"] for printed in asked]
+    for other in hits[1:]:
+        assert [hit["file"] for hit in other] == [hit["file"] for hit in hits[0]]
+        assert [hit["score"] for hit in other] == pytest.approx([hit["score"] for hit in hits[0]], abs=1e-5)

@@ -1,0 +1,24 @@
+"""Fixtures of the tests of searching."""
+
+import pytest
+import soundfile
+from ears import PITCHES, RATE, Ear, tone
+
+
+@pytest.fixture
+def ear():
+    return Ear()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A minute of silence-like low sound with a high one from 31 to 35 s, a middle one, and a short file."""
+    root = tmp_path / "sounds"
+    (root / "deep").mkdir(parents=True)
+    long = tone(PITCHES["low"], 60.0)
+    long[31 * RATE : 35 * RATE] = tone(PITCHES["high"], 4.0)
+    soundfile.write(root / "long.wav", long, RATE)
+    soundfile.write(root / "deep" / "middle's.flac", tone(PITCHES["middle"], 12.0), RATE)
+    soundfile.write(root / "short.ogg", tone(PITCHES["low"], 1.0), RATE)
+    (root / "notes.txt").write_text("no recording")
+    return root

@@ -1,0 +1,146 @@
+"""The index of sounds: what is found, that it follows the folder, and that a kill costs nothing."""
+
+import contextlib
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+import soundfile
+from ears import PITCHES, RATE, Ear, build, tone
+
+from modeling_supclap.evaluation import load_embedding_model
+from modeling_supclap.search import Searcher, SoundIndex, build_index
+from modeling_supclap.search import index as index_module
+
+lancedb = pytest.importorskip("lancedb")
+
+
+def test_only_what_is_new_or_changed_is_read_again(ear, folder):
+    build(ear, folder)
+    ear.heard = 0
+    report = build(ear, folder)
+    assert (report.added, report.changed, report.removed, report.unchanged, ear.heard) == (0, 0, 0, 3, 0)
+
+    soundfile.write(folder / "short.ogg", tone(PITCHES["high"], 2.0), RATE)
+    (folder / "deep" / "middle's.flac").unlink()
+    soundfile.write(folder / "new.wav", tone(PITCHES["middle"], 3.0), RATE)
+    report = build(ear, folder)
+    assert (report.added, report.changed, report.removed, report.unchanged, ear.heard) == (1, 1, 1, 1, 2)
+
+    fresh = build_index(load_embedding_model(ear), folder, folder.parent / "fresh", show_progress_bar=False)
+    assert report.windows == fresh.windows
+    rows = [everything(folder.parent / name) for name in ("index", "fresh")]
+    assert rows[0] == rows[1]
+
+
+def everything(path):
+    """Each window of an index with its embedding, in order."""
+    rows = SoundIndex(path).windows.to_arrow().to_pylist()
+    return sorted((row["file"], row["start_seconds"], row["end_seconds"], tuple(row["vector"])) for row in rows)
+
+
+def test_two_files_that_swap_names_with_equal_size_and_time_are_read_again(ear, folder):
+    for name in ("a.wav", "b.wav"):
+        soundfile.write(folder / name, tone(PITCHES["low" if name == "a.wav" else "high"], 3.0), RATE)
+        os.utime(folder / name, ns=(10**18, 10**18))
+    build(ear, folder)
+    (folder / "a.wav").rename(folder / "c.wav")
+    (folder / "b.wav").rename(folder / "a.wav")
+    (folder / "c.wav").rename(folder / "b.wav")
+    assert build(ear, folder).changed == 2
+    assert Searcher(folder.parent / "index", load_embedding_model(ear)).search("high", k=1)[0].file == "a.wav"
+
+
+def test_a_copied_folder_is_recognised_by_its_content(ear, folder):
+    build(ear, folder)
+    shutil.copytree(folder, folder.parent / "copy")
+    shutil.rmtree(folder)
+    shutil.move(folder.parent / "copy", folder)
+    time.sleep(0.01)
+    ear.heard = 0
+    assert (build(ear, folder).unchanged, ear.heard) == (3, 0)
+
+
+def test_what_cannot_be_read_is_listed_and_tried_again(ear, folder):
+    (folder / "broken.wav").write_bytes(b"no sound")
+    report = build(ear, folder)
+    assert list(report.unreadable) == ["broken.wav"]
+    assert "broken.wav" in str(report)
+    soundfile.write(folder / "broken.wav", tone(PITCHES["low"], 1.0), RATE)
+    assert build(ear, folder).unreadable == {}
+
+
+def test_a_run_that_ends_half_way_goes_on(ear, folder, monkeypatch):
+    monkeypatch.setattr(index_module, "_FILES_AT_ONCE", 1)
+    monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 4)
+    build_index(load_embedding_model(ear), folder, folder.parent / "whole", show_progress_bar=False)
+    for limit in range(1, 6):
+        calls = []
+
+        def add_row(self, entries, limit=limit, calls=calls):
+            calls.append(entries)
+            self.remove([entry.file for entry in entries])
+            for entry in entries:
+                self.windows.add(entry.as_windows(self.windows.schema))
+                if len(calls) == limit:
+                    raise KeyboardInterrupt  # after the windows, before the file is noted
+                self.files.add([entry.as_row()])
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SoundIndex, "replace", add_row)
+            with contextlib.suppress(KeyboardInterrupt):
+                build(ear, folder)
+    build(ear, folder)
+    assert everything(folder.parent / "index") == everything(folder.parent / "whole")
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_several_processes_share_the_files(ear, folder, processes):
+    for rank in range(processes):
+        build(ear, folder, process=(rank, processes))
+    whole = build_index(load_embedding_model(ear), folder, folder.parent / "whole", show_progress_bar=False)
+    assert whole.added == 3
+    assert everything(folder.parent / "index") == everything(folder.parent / "whole")
+
+
+def test_windows_of_two_models_are_not_mixed(ear, folder):
+    build(ear, folder)
+    other = Ear()
+    other.fingerprint = "another ear"
+    with pytest.raises(ValueError, match="another ear"):
+        build(other, folder)
+    with pytest.raises(ValueError, match="index"):
+        Searcher(folder.parent / "index", load_embedding_model(other))
+    with pytest.raises(ValueError, match="hop_seconds"):
+        build(ear, folder, hop_seconds=1.0)
+
+
+def test_bad_arguments_are_refused(ear, folder, tmp_path):
+    with pytest.raises(ValueError, match=r"hop of 9"):
+        build(ear, folder, hop_seconds=9.0)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        build_index(load_embedding_model(ear), tmp_path / "nowhere", tmp_path / "index")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="no recordings"):
+        build_index(load_embedding_model(ear), tmp_path / "empty", tmp_path / "index")
+    with pytest.raises(FileNotFoundError, match="no index"):
+        SoundIndex(tmp_path / "nothing")
+
+
+def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", 2000)
+    rows = np.random.default_rng(0).normal(size=(4000, 16)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    store = SoundIndex(tmp_path / "index", 16)
+    starts = np.arange(4000.0)
+    entry = index_module.IndexedFile("a.wav", index_module.Stamp(1, 1, 1), "", 4000.0, starts, starts + 5, rows)
+    store.replace([entry])
+    recall = store.optimize()
+    assert store.is_approximate
+    assert 0.9 <= recall <= 1.0
+
+    exact = store.nearest(rows[7], 10, exact=True)
+    cosines = rows @ rows[7]
+    assert [round(row["start_seconds"]) for row in exact] == np.argsort(-cosines)[:10].tolist()

@@ -1,0 +1,65 @@
+"""Searches of an index: the right place at the right second, by words and by sound, the same twice."""
+
+import pytest
+import soundfile
+from ears import PITCHES, RATE, build, tone
+
+from modeling_supclap.evaluation import load_embedding_model
+from modeling_supclap.search import Searcher, SoundIndex, build_index
+
+pytest.importorskip("lancedb")
+
+
+def test_a_sound_is_found_at_its_second(ear, folder):
+    report = build(ear, folder)
+    assert (report.added, report.unreadable) == (3, {})
+    assert report.windows == 23 + 4 + 1
+
+    searcher = Searcher(folder.parent / "index", load_embedding_model(ear))
+    best, *others = searcher.search("high", k=3)
+    assert best.file == "long.wav"
+    assert best.start_seconds <= 31
+    assert best.end_seconds >= 35 - 2.5
+    for other in others:
+        assert other.file != "long.wav" or other.end_seconds <= 31 or other.start_seconds >= best.end_seconds
+    assert searcher.search("middle", k=1)[0].file == "deep/middle's.flac"
+
+
+def test_scores_are_the_cosines_of_the_windows(ear, folder):
+    build(ear, folder)
+    store = SoundIndex(folder.parent / "index")
+    query = ear.encode_text(["high"], "eng")[0]
+    wave, _ = soundfile.read(folder / "long.wav", dtype="float32")
+    for row in store.nearest(query, 30, within="long.wav"):
+        start = round(row["start_seconds"] * RATE)
+        window = wave[start : start + 5 * RATE]
+        assert row["score"] == pytest.approx(float(ear.encode_audio([window], RATE)[0] @ query), abs=1e-3)
+
+
+def test_a_search_by_sound_and_within_a_file(ear, folder, tmp_path):
+    build(ear, folder)
+    soundfile.write(tmp_path / "example.wav", tone(PITCHES["middle"], 7.0), RATE)
+    searcher = Searcher(folder.parent / "index", load_embedding_model(ear))
+    assert searcher.search(audio=str(tmp_path / "example.wav"), k=1)[0].file == "deep/middle's.flac"
+    assert {hit.file for hit in searcher.search("high", within="deep/middle's.flac")} == {"deep/middle's.flac"}
+    with pytest.raises(ValueError, match=r"nowhere\.wav"):
+        searcher.search("high", within="nowhere.wav")
+    with pytest.raises(ValueError, match="either"):
+        searcher.search("high", audio="example.wav")
+
+
+def test_the_same_search_twice_gives_the_same(ear, folder):
+    build(ear, folder)
+    searches = [Searcher(folder.parent / "index", load_embedding_model(ear)).search("low", k=20) for _ in range(2)]
+    assert searches[0] == searches[1]
+    scores = [(-hit.score, hit.file, hit.start_seconds) for hit in searches[0]]
+    assert scores == sorted(scores)
+
+
+def test_clips_that_a_real_model_embeds(folder, model, processor):
+    model.processor = processor
+    report = build_index(load_embedding_model(model), folder, folder.parent / "index", show_progress_bar=False)
+    assert report.windows == 28
+    hits = Searcher(folder.parent / "index", load_embedding_model(model)).search("a dog barks", k=3)
+    assert len(hits) == 3
+    assert all(-1 <= hit.score <= 1 for hit in hits)
