@@ -25,6 +25,10 @@ Audio = Any
 """One clip or several, as numpy arrays, torch tensors or lists of numbers."""
 
 
+# Rates below it are kilohertz by mistake (192 is the highest that recorders have).
+LEAST_RATE_HZ = 200
+
+
 class CEDFeatureExtractor(SequenceFeatureExtractor):
     """Log-mel spectrograms for CED: 64 HTK mel bands of 16 kHz audio, a frame every 10 ms, in decibels.
 
@@ -268,6 +272,10 @@ def _check_rate(sampling_rate: float | None) -> int:
         raise ValueError(f"sampling_rate must be one number in hertz, got {sampling_rate!r}")
     if not sampling_rate > 0 or sampling_rate % 1 != 0:
         raise ValueError(f"sampling_rate must be a positive whole number of hertz, got {sampling_rate}")
+    if sampling_rate < LEAST_RATE_HZ:
+        raise ValueError(
+            f"sampling_rate is {sampling_rate} Hz, which no recording of sound has; give hertz, not kilohertz"
+        )
     return int(sampling_rate)
 
 

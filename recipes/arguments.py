@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import math
 import sys
 import typing
 from collections.abc import Collection, Sequence
@@ -145,7 +146,10 @@ def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) ->
             raise FileNotFoundError(f"there is no configuration file {path}; those of the package: {', '.join(names)}")
         path = shipped
 
-    values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML in UTF-8: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; it should hold `key: value` lines")
 
@@ -162,6 +166,8 @@ def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) ->
 
 def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
     """A value of the file as the command line would read it: `languages: eng` is the list of one language."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError
     if value is None or isinstance(value, dict):
         if ("None" if value is None else "dict") not in kind:
             raise TypeError

@@ -312,7 +312,7 @@ def yaml_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         else:
             broken = damaged(content, draw)
         path.write_bytes(broken)
-        yield Case(parse, path.name, f"a configuration that ends in {broken[-200:]!r}")
+        yield Case(parse, "", f"a configuration that ends in {broken[-200:]!r}")
 
 
 KINDS: dict[str, Callable[[Path, random.Random], Iterator[Case]]] = {

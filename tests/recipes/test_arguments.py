@@ -151,3 +151,20 @@ def test_a_file_that_is_a_list_is_refused(tmp_path):
     path.write_text("- 1\n- 2\n")
     with pytest.raises(ValueError, match="holds a list"):
         parse(str(path))
+
+
+@pytest.mark.parametrize(
+    "content", [b"seed: [1", b"seed: 1\n  loss: x", b"seed: \xff", b"seed: \x00", b"seed: !!python/object:os.system {}"]
+)
+def test_a_file_that_is_no_yaml_is_named(tmp_path, content):
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"broken\.yaml"):
+        parse_arguments((SupCLAPTrainingArguments,), [str(path)])
+
+
+def test_no_key_is_infinite(tmp_path):
+    path = tmp_path / "endless.yaml"
+    path.write_text("logging_steps: .inf\n")
+    with pytest.raises(ValueError, match="logging_steps"):
+        parse_arguments((SupCLAPTrainingArguments,), [str(path)])

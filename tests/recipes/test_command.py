@@ -86,7 +86,7 @@ def test_a_wheel_trains_and_evaluates_beside_a_project_of_ones_own(environment, 
     code, printed = finish(run(environment, project, "train", "smoke.yaml", "--output_dir", "out"))
     assert code == 0, printed
     results = json.loads((project / "out" / "results.json").read_text())
-    assert results["steps"] == 8
+    assert results["training"]["steps"] == 8
     assert "supclap train smoke.yaml --output_dir out" in ModelCard.load(project / "out" / "README.md").text
 
     words = [
