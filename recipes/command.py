@@ -23,6 +23,7 @@ COMMANDS = {
     "evaluate": "recipes.evaluate_supclap",
     "convert": "recipes.convert_checkpoint",
     "export": "recipes.export_onnx",
+    "search": "recipes.search_audio",
     "prepare": "datasets_scripts.prepare",
     "translate": "recipes.translate_captions",
 }

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 
+from modeling_supclap.recipes.running import run_command
 from modeling_supclap.search import Hit, Searcher, build_index
 from modeling_supclap.search.app import clock, serve
 
@@ -82,7 +82,6 @@ def run_index(arguments: argparse.Namespace) -> None:
     )
     if state.is_main_process:
         print(report)
-    state.destroy_process_group()
 
 
 def run_query(arguments: argparse.Namespace) -> None:
@@ -116,21 +115,16 @@ def format_hits(hits: Sequence[Hit]) -> str:
     return "\n".join(lines) or "nothing is indexed"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; what is wrong with its arguments or files ends in one line."""
-    arguments = make_parser().parse_args(argv)
-    try:
-        if arguments.command == "index":
-            run_index(arguments)
-        elif arguments.command == "query":
-            run_query(arguments)
-        else:
-            serve(arguments.index, arguments.recordings, arguments.port, arguments.share, arguments.device)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"search_audio.py: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+def main() -> None:
+    """Runs the command that the first word names."""
+    arguments = make_parser().parse_args()
+    if arguments.command == "index":
+        run_index(arguments)
+    elif arguments.command == "query":
+        run_query(arguments)
+    else:
+        serve(arguments.index, arguments.recordings, arguments.port, arguments.share, arguments.device)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

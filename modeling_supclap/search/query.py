@@ -89,7 +89,7 @@ class Searcher:
         if within is not None and within not in self.index.known_files():
             raise ValueError(f"the index holds no file {within!r}; name it by its path below the indexed folder")
 
-        vector = self.embed(query, language) if audio is None else self.embed_audio(audio)
+        vector = self.embed_audio(audio) if query is None else self.embed(query, language)
         limit, rows = k, self.index.windows.count_rows()
         while True:
             found = self.index.nearest(vector, limit, within, exact)

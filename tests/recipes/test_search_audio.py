@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import soundfile
 from processes import run_processes
 
 from modeling_supclap.recipes import search_audio
+from modeling_supclap.recipes.running import run_command
 
 pytest.importorskip("lancedb")
 ROOT = Path(__file__).parents[2]
@@ -43,11 +45,10 @@ def sounds(tmp_path):
 
 
 def search(capsys, *words):
-    """What the command prints; it must end well."""
-    code = search_audio.main([str(word) for word in words])
-    printed = capsys.readouterr()
-    assert code == 0, printed.err
-    return printed.out
+    """What the command prints."""
+    with mock.patch.object(sys, "argv", [SCRIPT, *map(str, words)]):
+        run_command(search_audio.main)
+    return capsys.readouterr().out
 
 
 def test_index_then_query(saved, sounds, tmp_path, capsys):
@@ -75,7 +76,8 @@ def test_index_then_query(saved, sounds, tmp_path, capsys):
 )
 def test_what_is_wrong_is_said_in_one_line(saved, sounds, tmp_path, capsys, words, told):
     places = {"MODEL": str(saved), "SOUNDS": str(sounds), "i": str(tmp_path / "i")}
-    assert search_audio.main([places.get(word, word) for word in words]) == 1
+    with pytest.raises(SystemExit):
+        search(capsys, *[places.get(word, word) for word in words])
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith("search_audio.py: error: ")
     assert told in message
