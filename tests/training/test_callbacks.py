@@ -1,19 +1,18 @@
 """The callbacks: what they put into the log against stopwatches and loops, and that watching changes nothing."""
 
-import functools
 import json
 import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import builders
 import numpy as np
 import pytest
 import reference
 import torch
 from processes import run_processes
 from recordings import tone_rows
+from test_trainer import QUICK, build, with_dropout
 from torch import distributed, nn
 from transformers import TrainerCallback
 
@@ -29,8 +28,6 @@ from modeling_supclap.training.callbacks import (
 )
 from modeling_supclap.training.distributed import gather, leave_process_group
 from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
-from modeling_supclap.training.trainer import SupCLAPTrainer
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 # ---- averages, epoch, throughput, progress ----
 
@@ -256,7 +253,6 @@ def test_recordings_of_one_sample_are_pairs_of_one_batch():
 
 # ---- drift: in a run ----
 
-processor = functools.cache(builders.bert_processor)
 TRACKED = {"drift_cosine", "drift_cosine_svr", "drift_cosine_objective", "radius_std_a2t", "positive_similarity_p50"}
 
 
@@ -265,19 +261,9 @@ def rows(tmp_path_factory):
     return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
 
 
-def train(folder, rows, resume=None, watchers=None, **kwargs):
+def train(folder, rows, resume=None, **kwargs):
     """A run with dropout, six steps."""
-    quiet = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "seed": 7, "learning_rate": 1e-3}
-    short = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "svr": "bi-dynamic"}
-    no_evaluation = {"eval_strategy": "no", "load_best_model_at_end": False, "save_strategy": "no"}
-    config = builders.supclap_config(builders.bert_config(hidden_dropout_prob=0.1))
-    trainer = SupCLAPTrainer(
-        builders.supclap_model(config),
-        SupCLAPTrainingArguments(output_dir=str(folder), **{**quiet, **short, **no_evaluation, **kwargs}),
-        train_dataset=rows,
-        processing_class=processor(),
-        callbacks=watchers,
-    )
+    trainer = build(folder, rows, model=with_dropout(), **{"svr": "bi-dynamic", **QUICK, **kwargs})
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -325,7 +311,7 @@ class _Reporter(TrainerCallback):
 
 def test_reports_get_scalars_only(tmp_path, rows):
     reporter = _Reporter()
-    train(tmp_path, rows, watchers=[reporter], max_steps=2)
+    train(tmp_path, rows, callbacks=[reporter], max_steps=2)
     assert set(reporter.seen[0]) >= TRACKED
     assert {type(value) for logs in reporter.seen for value in logs.values()} <= {float, int}
 

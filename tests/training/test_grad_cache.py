@@ -1,29 +1,22 @@
 """Gradient caching: the gradients of one big batch, the memory of a small one, whatever surrounds the step."""
 
 import copy
-import json
-import sys
 import weakref
-from pathlib import Path
 
 import builders
 import numpy as np
 import pytest
 import torch
-from killing import KillAt, Killed
-from processes import run_processes
 from recordings import tone_rows
+from test_trainer import QUICK, arguments, build, losses
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from modeling_supclap.losses import info_nce
 from modeling_supclap.training.contrastive_module import ContrastiveModule
-from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.grad_cache import embed_in_chunks, refuse_batch_statistics
 from modeling_supclap.training.objectives import build_objective
-from modeling_supclap.training.trainer import SupCLAPTrainer
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 CLIPS = 7
 
@@ -70,14 +63,6 @@ def model_with_dropout(rate=0.2):
     audio = builders.ced_config(drop_rate=rate, attn_drop_rate=rate, drop_path_rate=rate)
     text = builders.bert_config(hidden_dropout_prob=rate, attention_probs_dropout_prob=rate)
     return builders.supclap_model(builders.supclap_config(text, audio))
-
-
-def arguments(folder, **kwargs):
-    quiet = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "seed": 7, "learning_rate": 1e-3}
-    short = {"per_device_train_batch_size": 8, "logging_steps": 1, "eval_strategy": "no", "save_strategy": "no"}
-    return SupCLAPTrainingArguments(
-        output_dir=str(folder), **{**quiet, **short, "load_best_model_at_end": False, **kwargs}
-    )
 
 
 def step(module, inputs, seed=0):
@@ -420,93 +405,20 @@ def test_a_norm_over_the_batch_is_refused(model):
 # ---- in the trainer ----
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
-
-
-def build(folder, rows, model, processor, callbacks=None, **kwargs):
-    args = arguments(folder, **{"languages": ["eng", "fra"], **kwargs})
-    return SupCLAPTrainer(model, args, train_dataset=rows, processing_class=processor, callbacks=callbacks)
-
-
-def losses(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=["fp32", "bf16"])
-def test_a_run_is_the_plain_run(tmp_path, rows, processor, precision):
-    options = {"svr": "bi-dynamic", "max_steps": 3, "gradient_accumulation_steps": 2, **precision}
-    options["per_device_train_batch_size"] = 6
-    plain = build(tmp_path / "plain", rows, builders.supclap_model(), processor, **options)
-    cached = build(tmp_path / "cached", rows, builders.supclap_model(), processor, cached_chunk_size=4, **options)
+def test_a_run_is_the_plain_run(tmp_path, precision):
+    rows = tone_rows(tmp_path, count=12)
+    options = {"svr": "bi-dynamic", "max_steps": 3, "gradient_accumulation_steps": 2, **QUICK, **precision}
+    options |= {"per_device_train_batch_size": 6, "languages": ["eng", "fra"]}
+    cached = build(tmp_path / "cached", rows, cached_chunk_size=4, **options)
+    plain = build(tmp_path / "plain", rows, **options)
+    plain.module.__class__ = Straight
     plain.train()
     cached.train()
+
     tolerance = 1e-2 if precision else 1e-6
     np.testing.assert_allclose(losses(cached), losses(plain), rtol=tolerance)
     names = [set(entry) for entry in plain.state.log_history]
     assert [set(entry) for entry in cached.state.log_history] == names
     for (name, value), other in zip(plain.model.named_parameters(), cached.model.parameters(), strict=True):
         torch.testing.assert_close(other, value, atol=tolerance, rtol=0, msg=name)
-
-
-def test_a_killed_run_resumes_bit_for_bit(tmp_path, rows, processor):
-    options = {"svr": "bi-dynamic", "per_device_train_batch_size": 4, "num_train_epochs": 3, "cached_chunk_size": 3}
-    options |= {"save_strategy": "steps", "save_steps": 4}
-    whole = build(tmp_path / "whole", rows, model_with_dropout(), processor, **options)
-    whole.train()
-    with pytest.raises(Killed):
-        build(tmp_path / "cut", rows, model_with_dropout(), processor, [KillAt(5)], **options).train()
-    resumed = build(tmp_path / "cut", rows, model_with_dropout(), processor, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-4"))
-    assert losses(resumed) == losses(whole)
-    for name, value in whole.model.state_dict().items():
-        assert torch.equal(value, resumed.model.state_dict()[name]), name
-
-
-def test_nan_still_names_the_clips(tmp_path, rows, processor, model):
-    with torch.no_grad():
-        model.audio_projection.linear2.weight[0, 0] = torch.nan
-    with pytest.raises(FloatingPointError, match=r"loss is nan at step 1, from \['loss_infonce'\], on clips \['clip"):
-        build(tmp_path, rows, model, processor, cached_chunk_size=3).train()
-
-
-# ---- several processes ----
-
-
-def tone_rows_of(folder):
-    path = Path(folder, "tones")
-    path.mkdir(exist_ok=True)
-    return tone_rows(path, count=12)
-
-
-def train_and_report(folder, report, batch_size, chunk_size):
-    options = {"per_device_train_batch_size": int(batch_size), "cached_chunk_size": int(chunk_size) or None}
-    model, processor = builders.supclap_model(builders.supclap_config(logit_bias=-2.0)), builders.bert_processor()
-    trainer = build(
-        f"{folder}/run", tone_rows_of(folder), model, processor, loss="siglip", svr="bi-dynamic", max_steps=4, **options
-    )
-    trainer.train()
-    if trainer.is_world_process_zero():
-        content = {
-            "world_size": trainer.args.world_size,
-            "losses": losses(trainer),
-            "parameters": {name: value.tolist() for name, value in trainer.model.named_parameters()},
-        }
-        with open(report, "w") as file:
-            json.dump(content, file)
-
-
-def test_two_processes_with_caching_train_like_one_without(tmp_path):
-    train_and_report(str(tmp_path), str(tmp_path / "one.json"), "8", "0")
-    run_processes(__file__, str(tmp_path), str(tmp_path / "two.json"), "4", "3")
-    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
-    assert (one["world_size"], two["world_size"]) == (1, 2)
-    np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-5)
-    for name, value in one["parameters"].items():
-        np.testing.assert_allclose(two["parameters"][name], value, atol=1e-6, err_msg=name)
-
-
-if __name__ == "__main__":
-    train_and_report(*sys.argv[1:])
-    leave_process_group()
