@@ -20,6 +20,7 @@ _BUILDERS = {
     "audiocaps": (".builders.audiocaps", "AudioCaps"),
     "clotho": (".builders.clotho", "Clotho"),
     "esc50": (".builders.esc50", "ESC50"),
+    "hf": (".builders.hf", "HubDataset"),
     "prepared": (".prepared", "Prepared"),
     "synthetic": (".builders.synthetic", "SyntheticEvents"),
     "urbansound8k": (".builders.urbansound8k", "UrbanSound8K"),
@@ -38,7 +39,7 @@ def load_splits(
     """Prepares a dataset, or takes it from the cache, and gives all its splits.
 
     Args:
-        name: "audio_folder" for any folder of recordings with captions, "audiocaps", "clotho", "esc50",
+        name: "audio_folder" for any folder of recordings with captions, "audiocaps", "clotho", "esc50", "hf",
             "prepared" for what `prepare.py` wrote, "synthetic", "urbansound8k", "vggsound" or "wavcaps".
         cache_dir: Where `datasets` keeps prepared rows; its own default when None.
         translations: Parquet files of translated captions to join, one or several; or the arguments of

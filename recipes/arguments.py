@@ -19,6 +19,7 @@ from datasets import DatasetDict
 from transformers import HfArgumentParser
 
 from modeling_supclap.datasets_scripts import find_builder, load_splits
+from modeling_supclap.datasets_scripts.builders.hf import get_origin
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options
 from modeling_supclap.datasets_scripts.prepared import dataset_origin
 
@@ -50,6 +51,8 @@ class DatasetArguments:
     def origin(self) -> str:
         """The dataset that the rows come from; of a prepared set, the one that it was prepared from."""
         options = self.builder_options
+        if self.dataset == "hf" and "data_dir" in options:
+            return get_origin(options["data_dir"])
         return dataset_origin(self.dataset, options.get("data_dir"), options.get("revision"))
 
     def load_splits(self) -> DatasetDict:

@@ -69,7 +69,9 @@ class AudioFolderConfig(FolderConfig):
     Attributes:
         languages: The caption languages, the anchor first, as ISO 639-3 codes; any.
         caption_language: The language of captions whose column names none.
-        columns: What the table calls one of `FIELDS`, where it is another name: `{"caption": "text"}`.
+        audio_column: What the table calls the column of file names; by default `file_name`.
+        caption_column: What it calls the column of captions; by default `caption`.
+        columns: What it calls any other of `FIELDS`, where it is another name: `{"split": "part"}`.
         validation_fraction: The part of the recordings that is drawn for validation where the folder has no splits, at
             least one; 0 draws none.
         test_fraction: The part that is drawn for testing, likewise; 1 tests on all of them.
@@ -81,6 +83,8 @@ class AudioFolderConfig(FolderConfig):
     ENGLISH_ONLY = False
 
     caption_language: str = LANGUAGES[0]
+    audio_column: str | None = None
+    caption_column: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
@@ -88,6 +92,11 @@ class AudioFolderConfig(FolderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        named = {"file_name": self.audio_column, "caption": self.caption_column}
+        for name, column in named.items():
+            if column is not None:
+                self.columns = {**self.columns, name: column}
+
         unknown = self.columns.keys() - set(FIELDS)
         if unknown:
             raise ValueError(f"columns names {sorted(unknown)}; it can name {', '.join(FIELDS)}")
@@ -219,7 +228,7 @@ def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
                 column = config.columns.get("file_name", "file_name")
                 raise ValueError(
                     f"{line.where}: {column} is {file_name!r}; give a path. The columns are {list(line.values)}; "
-                    "columns={'file_name': ...} says which of them holds it"
+                    "audio_column says which of them holds it"
                 )
 
             name = PurePosixPath(table).parent / file_name.strip().replace("\\", "/")
@@ -360,7 +369,7 @@ def _read_captions(line: Line, values: Mapping[str, Any], config: AudioFolderCon
     if not cells:
         raise ValueError(
             f"{line.where}: no column of captions among {list(line.values)}; call it caption, captions or "
-            "caption_<language>, or give columns={'caption': ...}"
+            "caption_<language>, or give caption_column"
         )
 
     captions: dict[str, dict[str, None]] = {}

@@ -168,10 +168,16 @@ def test_a_folder_may_be_all_for_testing(folder, load):
         load()
 
 
-def test_columns_may_have_other_names(folder, load):
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"columns": {"file_name": "path", "caption": "text", "split": "wo"}},
+        {"audio_column": "path", "caption_column": "text", "columns": {"split": "wo"}},
+    ],
+)
+def test_columns_may_have_other_names(folder, load, names):
     write_csv(folder / "metadata.csv", [["path", "text", "wo"], *([name, "Ein Ton", "test"] for name in NAMES)])
-    names = {"file_name": "path", "caption": "text", "split": "wo"}
-    builder = load(columns=names, caption_language="deu", languages=["deu"])
+    builder = load(**names, caption_language="deu", languages=["deu"])
     assert sizes_of(builder) == {"test": 10}
     assert rows_of(builder)["1.wav"]["captions"] == {"deu": ["Ein Ton"]}
 
@@ -253,7 +259,7 @@ def test_recordings_that_no_line_names_are_reported(folder, load):
     [
         (
             [["name", "caption"], ["1.wav", "A"]],
-            r"line 2: file_name is None; give a path.*columns=\{'file_name'",
+            r"line 2: file_name is None; give a path.*audio_column says",
         ),
         ([["file_name", "text"], ["1.wav", "A"]], r"no column of captions among \['file_name', 'text'\]"),
         ([["file_name", "caption_fr"], ["1.wav", "A"]], r"unknown language 'fr' \(did you mean 'fra'\?\)"),

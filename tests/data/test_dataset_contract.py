@@ -37,7 +37,7 @@ def all_rows(builder):
 
 
 def test_every_builder_is_held_to_this():
-    assert {*MAKERS, "prepared"} == set(builder_names())
+    assert {*MAKERS, "hf", "prepared"} == set(builder_names())  # those two take what somebody else has made
 
 
 @EACH

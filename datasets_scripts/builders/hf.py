@@ -1,0 +1,197 @@
+"""Any dataset that the `datasets` library reads, with a column of recordings and one of captions.
+
+`load_splits("hf", data_dir="user/name")` takes what `load_dataset` takes, an id of the Hub or a folder of files, or
+what `save_to_disk` wrote. The recordings stay where they are: rows hold the same Arrow data under the schema's names.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow.compute as pc
+
+from ..schema import FILE_SOURCE, features
+
+_CAPTION_COLUMNS = ("caption", "captions", "text", "sentence", "raw_text")
+_LANGUAGE_OF_COLUMN = re.compile(r"captions?_([a-z]{3})")
+_SPLITS = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
+
+
+@dataclass
+class HubDatasetConfig:
+    """Which dataset to read, and what its columns mean.
+
+    Attributes:
+        data_dir: An id of the Hub, a folder that `load_dataset` reads, or one that `save_to_disk` wrote.
+        subset: The name of the dataset's configuration, where it has several.
+        revision: A branch, tag or commit of the Hub's repository.
+        audio_column: The column of the recordings; by default the only one of type `Audio`, or the one called audio.
+        caption_column: The column of the captions, a text or a list of texts; `caption_fra` and the like are read too.
+        caption_language: The language of `caption_column`, as ISO 639-3 code.
+        label_column: The column of the classes, a class, a text or a list of texts.
+        validation_fraction: The part of the training split that is drawn for validation where there is no such split.
+        test_fraction: The part that is drawn for testing, likewise.
+        seed: The seed of the draw.
+    """
+
+    data_dir: str | None = None
+    subset: str | None = None
+    revision: str | None = None
+    audio_column: str | None = None
+    caption_column: str | None = None
+    caption_language: str = "eng"
+    label_column: str | None = None
+    validation_fraction: float = 0.1
+    test_fraction: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.data_dir is None:
+            raise ValueError(
+                "hf needs data_dir: an id of the Hub, or a folder that load_dataset or load_from_disk reads"
+            )
+
+
+class HubDataset:
+    """A dataset of the `datasets` library as rows: the splits that it has, and those drawn from its training split.
+
+    `HubDataset(data_dir="user/name").download_and_prepare()`, then `.as_dataset()`. Rows without captions are left out.
+    """
+
+    BUILDER_CONFIG_CLASS = HubDatasetConfig
+
+    def __init__(self, cache_dir: str | None = None, **config: Any) -> None:
+        self.config = HubDatasetConfig(**config)
+        self.cache_dir = cache_dir
+        self._left_out: list[str] = []
+        self._splits: dict[str, datasets.Dataset] = {}
+
+    @property
+    def origin(self) -> str:
+        """The id of the dataset, or the name of its folder."""
+        return get_origin(str(self.config.data_dir))
+
+    def download_and_prepare(self) -> None:
+        """Reads the dataset.
+
+        Raises:
+            ValueError: No column holds recordings, none captions, or the one that is named is not there.
+        """
+        name = str(self.config.data_dir)
+        folder = Path(name).expanduser()
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            found = datasets.load_from_disk(str(folder))
+        else:
+            place = str(folder) if folder.is_dir() else name
+            found = datasets.load_dataset(
+                place, self.config.subset, revision=self.config.revision, cache_dir=self.cache_dir
+            )
+
+        splits = {"train": found} if isinstance(found, datasets.Dataset) else dict(found)
+        for split, rows in splits.items():
+            self._splits[_SPLITS.get(split, split)] = self._rows(split, rows)
+        self._draw()
+
+    def as_dataset(self) -> datasets.DatasetDict:
+        """All splits."""
+        return datasets.DatasetDict(self._splits)
+
+    def report(self) -> dict[str, Any]:
+        """Nothing is missing; "left_out" names the rows without a caption."""
+        return {"missing": [], "left_out": {"no caption": self._left_out} if self._left_out else {}}
+
+    def _draw(self) -> None:
+        """Draws the splits that are missing from the training split."""
+        for split in ("test", "validation"):
+            fraction = getattr(self.config, f"{split}_fraction")
+            if split not in self._splits and "train" in self._splits and fraction > 0:
+                parts = self._splits["train"].train_test_split(test_size=fraction, seed=self.config.seed)
+                self._splits["train"], self._splits[split] = parts["train"], parts["test"]
+
+    def _rows(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
+        """The rows of a split under the names of the schema, with the recordings as they are stored."""
+        audio_column = self._find_audio(rows)
+        rows = rows.flatten_indices() if rows._indices is not None else rows
+        audio = rows.select_columns(audio_column).cast_column(audio_column, datasets.Audio(decode=False))
+        audio = audio if audio_column == "audio" else audio.rename_column(audio_column, "audio")
+        paths = pc.struct_field(audio.data.column("audio"), "path").to_pylist()
+
+        columns = self._find_captions(rows)
+        described = list(self._describe(split, rows.remove_columns(audio_column), paths, columns))
+        languages = list(dict.fromkeys(columns.values()))
+        table = datasets.Dataset.from_list(described, features=features(languages))
+        joined = datasets.concatenate_datasets([table, audio], axis=1)
+
+        kept = []
+        for index, row in enumerate(described):
+            if any(row["captions"].values()):
+                kept.append(index)
+            else:
+                self._left_out.append(row["clip_id"])
+        return joined if len(kept) == len(described) else joined.select(kept)
+
+    def _describe(
+        self, split: str, rows: datasets.Dataset, paths: list[str | None], columns: dict[str, str]
+    ) -> Iterator[dict[str, Any]]:
+        """The rows without their recordings; `columns` holds the language of each column of captions."""
+        label_column = self.config.label_column
+        label_type = rows.features.get(label_column)
+        for index, (row, path) in enumerate(zip(rows, paths, strict=True)):
+            captions: dict[str, list[str]] = {language: [] for language in columns.values()}
+            for column, language in columns.items():
+                captions[language] += _as_texts(row[column])
+
+            labels = None if label_column is None else row[label_column]
+            if isinstance(label_type, datasets.ClassLabel) and labels is not None:
+                labels = label_type.int2str(labels)
+            clip_id = f"{split}-{index:06d}"
+            yield {
+                "clip_id": clip_id,
+                "audio_path": path or clip_id,
+                "captions": captions,
+                "labels": _as_texts(labels),
+                "events": [],
+                "source": f"{FILE_SOURCE}{path or clip_id}",
+                "license": "",
+            }
+
+    def _find_audio(self, rows: datasets.Dataset) -> str:
+        named = self.config.audio_column
+        if named is None:
+            found = [name for name, kind in rows.features.items() if isinstance(kind, datasets.Audio)]
+            named = found[0] if len(found) == 1 else "audio"
+        if named not in rows.features:
+            raise ValueError(f"there is no column {named!r} of recordings; audio_column can name {rows.column_names}")
+        return named
+
+    def _find_captions(self, rows: datasets.Dataset) -> dict[str, str]:
+        """The columns of captions, each with its language."""
+        columns = {}
+        named = self.config.caption_column or next((name for name in _CAPTION_COLUMNS if name in rows.features), None)
+        if named is not None:
+            columns[named] = self.config.caption_language
+        for name in rows.column_names:
+            match = _LANGUAGE_OF_COLUMN.fullmatch(name)
+            if match and name not in columns:
+                columns[name] = match[1]
+
+        if not columns or not columns.keys() <= rows.features.keys():
+            raise ValueError(
+                f"there is no column {named or 'of captions'}; caption_column can name {rows.column_names}"
+            )
+        return columns
+
+
+def get_origin(data_dir: str) -> str:
+    """What a dataset is called: its id on the Hub, or the name of its folder."""
+    folder = Path(data_dir).expanduser()
+    return folder.resolve().name if folder.is_dir() else data_dir
+
+
+def _as_texts(value: Any) -> list[str]:
+    """A text, or several, without the blank ones."""
+    texts = value if isinstance(value, (list, tuple)) else [value]
+    return [str(text).strip() for text in texts if text is not None and str(text).strip()]

@@ -1,0 +1,79 @@
+"""Datasets of the `datasets` library: from the disk or a folder of files, with any names of columns."""
+
+import io
+
+import builders
+import datasets
+import numpy as np
+import pytest
+import soundfile
+
+from modeling_supclap.datasets_scripts import load_builder, load_splits
+from modeling_supclap.datasets_scripts.audio import read_row
+
+
+def sound(number):
+    file = io.BytesIO()
+    soundfile.write(file, 0.5 * builders.tone(200.0 + 50 * number, 8000), builders.RATE_HZ, format="WAV")
+    return {"bytes": file.getvalue(), "path": f"{number}.wav"}
+
+
+def table(count, **columns):
+    """Rows with a column `clip` of recordings, as a dataset of the Hub stores them."""
+    rows = datasets.Dataset.from_dict({"clip": [sound(number) for number in range(count)], **columns})
+    return rows.cast_column("clip", datasets.Audio(decode=False))
+
+
+def test_any_names_of_columns_do(tmp_path):
+    texts = [f"a tone {number}" for number in range(10)]
+    whole = table(10, what=texts, kind=["low", "high"] * 5)
+    whole.save_to_disk(str(tmp_path / "saved"))
+    options = {"data_dir": str(tmp_path / "saved"), "caption_column": "what", "label_column": "kind"}
+    splits = load_splits("hf", **options)
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 8, "test": 1, "validation": 1}
+
+    seen = {}
+    for rows in splits.values():
+        for row in rows:
+            seen[row["captions"]["eng"][0]] = row
+    assert sorted(seen) == texts
+    row = seen["a tone 7"]
+    expected, _ = soundfile.read(io.BytesIO(sound(7)["bytes"]), dtype="float32")
+    np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), expected)
+    assert (row["audio_path"], row["labels"], row["source"]) == ("7.wav", ["high"], "file:7.wav")
+    assert load_builder("hf", **options).origin == "saved"
+
+
+def test_a_folder_of_files_with_its_own_splits_and_several_languages(tmp_path):
+    for split in ("train", "valid", "test"):
+        captions = {"captions": [["a tone", "a sound"], [None], []], "caption_fra": ["un son", "un ton", None]}
+        table(3, **captions).to_parquet(str(tmp_path / f"{split}.parquet"))
+    files = {split: str(tmp_path / f"{split}.parquet") for split in ("train", "valid", "test")}
+    datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "cache")).save_to_disk(
+        str(tmp_path / "set")
+    )
+    builder = load_builder("hf", data_dir=str(tmp_path / "set"))
+    splits = builder.as_dataset()
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 2, "validation": 2, "test": 2}
+    assert splits["test"][0]["captions"] == {"eng": ["a tone", "a sound"], "fra": ["un son"]}
+    assert splits["test"][1]["captions"] == {"eng": [], "fra": ["un ton"]}
+    assert builder.report()["left_out"] == {"no caption": ["train-000002", "valid-000002", "test-000002"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"caption_column": "txet"}, "no column txet; caption_column can name .*'what'"),
+        ({}, "no column of captions; caption_column can name"),
+        ({"caption_column": "what", "audio_column": "sound"}, "no column 'sound' of recordings; audio_column can name"),
+    ],
+)
+def test_a_column_that_is_not_there_is_named(tmp_path, options, told):
+    table(4, what=["a"] * 4).save_to_disk(str(tmp_path))
+    with pytest.raises(ValueError, match=told):
+        load_splits("hf", data_dir=str(tmp_path), **options)
+
+
+def test_it_needs_a_place():
+    with pytest.raises(ValueError, match="hf needs data_dir"):
+        load_splits("hf")
