@@ -15,12 +15,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from modeling_supclap.conversion.files import Checkpoint, read_checkpoint
+from modeling_supclap.conversion.files import read_checkpoint
 from modeling_supclap.conversion.layouts import KINDS, PARTS, Conversion, convert_checkpoint
 from modeling_supclap.conversion.saving import save_conversion
 from modeling_supclap.processing_supclap import load_tokenizer
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -38,25 +36,22 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def own_tokenizer(checkpoint: Checkpoint, conversion: Conversion) -> Path | None:
-    """The source's folder if it holds the tokenizer of the text tower that was converted."""
-    has_files = checkpoint.config and any((checkpoint.folder / name).is_file() for name in TOKENIZER_FILES)
-    return checkpoint.folder if conversion.reads_text and has_files else None
-
-
 def format_parts(conversion: Conversion) -> str:
     """A table of the parts, and what of the checkpoint has no place in the model."""
     width = max(len(part.part) for part in conversion.parts)
-    lines = [f"{'part':{width}}  tensors   parameters  licence"]
+    lines = [f"{'part':{width}}  tensors   parameters  license"]
     for part in conversion.parts:
         lines.append(f"{part.part:{width}}  {part.tensors:7,}  {part.parameters:11,}  {part.license or 'none stated'}")
-    lines += [f"set aside: {count:,} tensors, {what}" for what, count in conversion.set_aside.items()]
-    return "\n".join([*lines, conversion.remark] if conversion.remark else lines)
+    for what, count in conversion.set_aside.items():
+        lines.append(f"set aside: {count:,} tensors, {what}")
+
+    return "\n".join([*lines, conversion.remark]).rstrip()
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Parse, read, recognise, convert, write."""
     args = parse_arguments(arguments)
+
     checkpoint = read_checkpoint(args.source, args.revision)
     conversion = convert_checkpoint(checkpoint, args.kind, args.part)
     print(f"{checkpoint.origin}: recognised as {conversion.layout.name}, {len(checkpoint.tensors):,} tensors")
@@ -64,8 +59,11 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"of the file, not read: {', '.join(checkpoint.not_read)}")
     print(format_parts(conversion))
 
-    name = args.tokenizer or own_tokenizer(checkpoint, conversion)
+    name = args.tokenizer
+    if name is None and conversion.reads_text and checkpoint.config and list(checkpoint.folder.glob("tokenizer*.json")):
+        name = checkpoint.folder
     save_conversion(conversion, args.out, None if name is None else load_tokenizer(name), args.verify)
+
     print(f"{type(conversion.model).__name__} is in {args.out}{', verified' if args.verify else ''}")
     if name is None and conversion.reads_text:
         print(f"without a tokenizer: give --tokenizer (it was trained with that of {conversion.layout.tokenizer})")

@@ -1,5 +1,9 @@
 """Every public CLAP, once converted, is a model as any other: it is evaluated, trained on, saved and loaded."""
 
+import os
+import subprocess
+import sys
+
 import builders
 import published_layouts as published
 import pytest
@@ -49,6 +53,41 @@ def test_it_is_evaluated_and_trained(tmp_path, name):
     model.save_pretrained(tmp_path / "again")
     again = SupCLAPModel.from_pretrained(tmp_path / "again")
     torch.testing.assert_close(again.state_dict(), model.state_dict(), atol=0, rtol=0)
+
+
+READER = """
+import sys
+sys.modules["modeling_supclap"] = None  # as where the package is not installed
+import torch
+from transformers import AutoModel, AutoProcessor
+
+for folder in sys.argv[1:]:
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    processor = AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+    clip, text = torch.load("call.pt")
+    with torch.no_grad():
+        outputs = model(**processor(audio=clip.numpy(), sampling_rate=44100, text=text, return_tensors="pt"))
+    torch.save(outputs.logits_per_audio, folder + ".pt")
+"""
+
+
+@torch.no_grad()
+def test_msclap_loads_where_the_package_is_missing(tmp_path):
+    clip, text = torch.from_numpy(builders.noise(44_100)), ["a dog barks"]
+    torch.save((clip, text), tmp_path / "call.pt")
+    for year in ("2022", "2023"):
+        tensors, tokenizer = PUBLIC[f"MS-CLAP {year}"]
+        save_conversion(convert_checkpoint(checkpoint(tensors())), tmp_path / year, tokenizer())
+    folders = [str(tmp_path / year) for year in ("2022", "2023")]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-I", "-c", READER, *folders]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+    for folder in folders:
+        model, processor = SupCLAPModel.from_pretrained(folder), SupCLAPProcessor.from_pretrained(folder)
+        inputs = processor(audio=clip.numpy(), sampling_rate=44_100, text=text, return_tensors="pt")
+        torch.testing.assert_close(torch.load(f"{folder}.pt"), model(**inputs).logits_per_audio)
 
 
 @torch.no_grad()
