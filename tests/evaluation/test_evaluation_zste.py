@@ -77,8 +77,8 @@ def test_a_model_is_asked_in_the_words_that_it_was_taught(rows, taught, asked, u
 
 def test_a_pair_is_cut_to_what_is_heard_at_once_and_from_its_first_sound_on(rows):
     tone, rate_hz = soundfile.read(rows[0]["audio_path"])
-    soundfile.write(rows[0]["audio_path"], np.concatenate([np.zeros(rate_hz), tone]), rate_hz)
     split = split_of(rows)
+    soundfile.write(rows[0]["audio_path"], np.concatenate([np.zeros(rate_hz), tone]), rate_hz)
     seconds = len(tone) / rate_hz
     split.model.window_seconds = 2 * seconds
     scores, _, protocol = evaluate_zste(split, ZSTEOptions(num_items=8, tasks=("3A",)))
