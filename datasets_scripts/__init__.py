@@ -80,6 +80,7 @@ def splits_of(builder: Any, translations: str | Sequence[str] | Mapping[str, Any
 def _translated(splits: Any, translations: str | Sequence[str] | Mapping[str, Any] | None) -> Any:
     if translations is None:
         return splits
+
     from .translation.join import join_translations
 
     options = dict(translations) if isinstance(translations, Mapping) else {"path": translations}
@@ -115,10 +116,14 @@ def _check_config(name: str, config: Mapping[str, Any], *more: str) -> None:
 
 
 def config_keys(config_class: type) -> set[str]:
-    """The fields that our configs declare, without those that `datasets` gives to every config."""
-    ours = [cls for cls in config_class.__mro__ if cls.__module__.startswith(__name__)]
-    declared = {name for cls in ours for name in inspect.get_annotations(cls)}
-    return declared & {field.name for field in dataclasses.fields(config_class)}
+    """The fields that a builder's config declares, without those that `datasets` gives to every config."""
+    from datasets import BuilderConfig
+
+    declared: set[str] = set()
+    for base in config_class.__mro__:
+        if not issubclass(BuilderConfig, base):
+            declared |= inspect.get_annotations(base).keys()
+    return {field.name for field in dataclasses.fields(config_class)} & declared
 
 
 def _check_known(what: str, given: Iterable[str], valid: Iterable[str]) -> None:

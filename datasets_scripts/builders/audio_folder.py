@@ -109,8 +109,8 @@ class AudioFolderConfig(FolderConfig):
     def check_languages(self) -> None:
         """Any codes will do, as long as they are codes."""
         self.languages = (self.languages,) if isinstance(self.languages, str) else tuple(self.languages)
-        wrong = [code for code in (*self.languages, self.caption_language) if not re.fullmatch("[a-z]{3}", code)]
-        if wrong or not self.languages or len(set(self.languages)) < len(self.languages):
+        are_codes = re.fullmatch("([a-z]{3} )+[a-z]{3}", " ".join([*self.languages, self.caption_language]))
+        if not are_codes or len(set(self.languages)) < len(self.languages):
             raise ValueError(
                 f"languages is {list(self.languages)} and caption_language {self.caption_language!r}; give codes of "
                 "ISO 639-3 such as 'eng', at least one, each once"
@@ -166,10 +166,12 @@ class AudioFolder(RowBuilder):
         _check_ids(records)
 
         splits = choose_splits(config, records)
-        used = set()
+        unused = dict.fromkeys(config.recordings.files)
         for name, record in records.items():
             path = config.recordings.at(name)
-            used.add(path)
+            if path is not None and path.is_relative_to(config.recordings.folder):
+                unused.pop(path.relative_to(config.recordings.folder).as_posix(), None)
+
             clip = Clip(
                 record.clip_id or name,
                 {language: list(record.captions.get(language, ())) for language in config.languages},
@@ -180,7 +182,6 @@ class AudioFolder(RowBuilder):
             )
             collection.add(splits[name], clip, name, path)
 
-        unused = [file for file in config.recordings.files if config.recordings.folder / file not in used]
         collection.leave_out("no caption", *unused)
         return collection
 
@@ -311,8 +312,12 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
         )
 
     # Drawn among the recordings that are there, so that each split gets its part of them.
-    sources = {name: record.source or f"{FILE_SOURCE}{name}" for name, record in records.items()}
-    there = {source for name, source in sources.items() if config.recordings.at(name) is not None}
+    sources: dict[str, str] = {}
+    there: set[str] = set()
+    for name, record in records.items():
+        sources[name] = record.source or f"{FILE_SOURCE}{name}"
+        if config.recordings.at(name) is not None:
+            there.add(sources[name])
     there = there or set(sources.values())
 
     counts: dict[str, int] = {}
@@ -348,7 +353,7 @@ def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig)
         where=line.where,
         captions=_read_captions(line, values, config),
         split=SPLIT_NAMES[split.casefold()] if split else "",
-        labels=[str(label) for label in labels if _text(label)],
+        labels=list(filter(None, map(_text, labels))),
         source=_text(values["source"]),
         license=_text(values["license"]) or _text(line.values.get("licence")),
         clip_id=_text(values["clip_id"]),
@@ -434,7 +439,9 @@ def _check_captions(config: AudioFolderConfig, records: Mapping[str, Record]) ->
     """Refuses captions that are all in other languages than those asked for: every clip would be left out."""
     present: set[str] = set()
     for record in records.values():
-        present.update(language for language, texts in record.captions.items() if texts)
+        for language, texts in record.captions.items():
+            if texts:
+                present.add(language)
     if present and not present & set(config.languages):
         raise ValueError(
             f"{config.folder} has captions in {sorted(present)}, and languages is {list(config.languages)}: name one "

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -73,7 +74,9 @@ class Collection:
             name: Its recording, as the metadata name it.
             path: Its recording; None where there is none.
         """
-        captions = {language: written(texts) for language, texts in clip.captions.items()}
+        captions: dict[str, Sequence[str]] = {}
+        for language, texts in clip.captions.items():
+            captions[language] = written(texts)
 
         if (split, clip.clip_id) in self._ids:
             self.leave_out("duplicate", clip.clip_id)
@@ -96,7 +99,7 @@ class Collection:
         later: set[str] = set()
         for split in reversed(SPLITS):
             self._drop(split, "source in another split", later)
-            later |= {clip.source for clip in self.clips[split]}
+            later.update(map(attrgetter("source"), self.clips[split]))
 
     def keep_files_apart(self) -> None:
         """Leaves out clips that were found in the same file: it is the wrong one for all of them but one."""
@@ -273,8 +276,8 @@ class FolderConfig(RowConfig):
         """
         found = self.find(self.TABLES)
         if not found:
-            names = ", ".join(of_key[0] for of_key in self.TABLES.values())
-            raise FileNotFoundError(f"{self.folder} lacks {names}; give {self.LAYOUT}")
+            names = list(map(itemgetter(0), self.TABLES.values()))
+            raise FileNotFoundError(f"{self.folder} lacks {', '.join(names)}; give {self.LAYOUT}")
         return found
 
     def metadata_files(self) -> list[Path]:
@@ -371,7 +374,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         """Says why no clip has a row."""
         config = self.config
         if not collection.missing:
-            counts = {reason: len(clip_ids) for reason, clip_ids in collection.left_out.items()}
+            counts = dict(zip(collection.left_out, map(len, collection.left_out.values()), strict=True))
             raise ValueError(f"{config.DATASET}: no clip of {config.folder} is left: {counts or 'it lists none'}")
 
         files = config.recordings.files

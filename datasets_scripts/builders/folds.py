@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -80,7 +81,7 @@ class FoldBuilder(RowBuilder):
         clips = self.read()
 
         phrases = label_phrases(config.PHRASES)
-        unknown = sorted({clip.label for clip in clips} - phrases.keys())
+        unknown = sorted(set(map(attrgetter("label"), clips)) - phrases.keys())
         if unknown:
             raise ValueError(f"the classes {unknown} are none of {config.DATASET}'s: {', '.join(phrases)}")
 
@@ -134,7 +135,7 @@ def split_by_fold(
     Raises:
         ValueError: The test fold has no clips.
     """
-    folds = sorted({clip.fold for clip in clips})
+    folds = sorted(set(map(attrgetter("fold"), clips)))
     if test_fold not in folds:
         raise ValueError(
             f"fold {test_fold!r} has no clips; the folds with clips are {folds}: test_fold={folds[0] if folds else 1} "

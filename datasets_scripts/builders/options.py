@@ -14,6 +14,8 @@ from typing import Any
 import datasets
 import yaml
 
+from modeling_supclap.datasets_scripts import config_keys
+
 
 def add_builder_options(parser: argparse.ArgumentParser, config_class: type[datasets.BuilderConfig]) -> list[str]:
     """Adds `--key value` for each field that a builder's configuration declares, itself or by a base of ours.
@@ -26,12 +28,12 @@ def add_builder_options(parser: argparse.ArgumentParser, config_class: type[data
     Returns:
         The names of the fields.
     """
-    ours = [base for base in config_class.__mro__ if not issubclass(datasets.BuilderConfig, base)]
-    declared = {name for base in ours for name in inspect.get_annotations(base)}
     hints = typing.get_type_hints(config_class)
     texts: dict[str, str] = {}
     for base in reversed(config_class.__mro__):
         texts.update(_attribute_texts(base.__doc__ or ""))
+
+    declared = config_keys(config_class)
     group = parser.add_argument_group("options of the builder")
     names = []
     for field in dataclasses.fields(config_class):
@@ -49,20 +51,17 @@ def add_builder_options(parser: argparse.ArgumentParser, config_class: type[data
 
 def _kind(hint: Any) -> dict[str, Any]:
     """How argparse is to read a value of that type."""
-    members = [member for member in _members(hint) if member is not type(None)]
-    names = {member: member.__name__.upper() for member in (int, float, str)}
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    members = typing.get_args(hint) if is_union else (hint,)
+
     if bool in members:
         return {"type": _boolean, "metavar": "true|false"}
-    if any(typing.get_origin(member) in (list, tuple, Sequence) for member in members):
+    if {list, tuple, Sequence}.intersection(map(typing.get_origin, members)):
         return {"nargs": "+", "metavar": "VALUE"}
     for kind in (str, float, int):  # a text is taken as it is, "0123" too
         if kind in members:
-            return {"type": kind, "metavar": names[kind]}
+            return {"type": kind, "metavar": kind.__name__.upper()}
     return {"type": yaml.safe_load, "metavar": "YAML"}
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
 def _boolean(text: str) -> bool:

@@ -7,7 +7,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -25,14 +25,14 @@ _ENDS = ("{end}", "{end:.1f}", "{end:.3f}", "{end:06d}", "{end_ms}")
 
 
 def _list_namings() -> list[str]:
-    spans = []
+    endings = []
     for start, end in zip(_STARTS, _ENDS, strict=True):
-        spans += [f"_{start}_{end}", f"_{start}-{end}"]
-    starts = [f"_{start}" for start in _STARTS]
+        endings += [f"_{start}_{end}", f"_{start}-{end}"]
+    endings += map("_{}".format, _STARTS)
 
     namings = []
-    for naming in (*spans, *starts, ""):
-        namings += [f"{{id}}{naming}", f"Y{{id}}{naming}"]
+    for ending in (*endings, ""):
+        namings += [f"{{id}}{ending}", f"Y{{id}}{ending}"]
     return namings
 
 
@@ -169,19 +169,17 @@ class Recordings:
             are resolved, or once everything but letters and digits is dropped. A match of the second kind counts only
             where it fits a single file and a single name that have no better one.
         """
-        found: dict[str, Path] = {}
+        found: dict[str, str] = {}
         for name in names:
             if stem_of(name) in self._by_stem:
-                found[name] = self.folder / self._by_stem[stem_of(name)]
+                found[name] = self._by_stem[stem_of(name)]
 
         for key in (_resolve, _strip):
-            taken = set(found.values())
-            free = [file for file in self._by_stem.values() if self.folder / file not in taken]
-            files = _index_unique(free, key)
-            wanted = _index_unique([name for name in names if name not in found], key)
+            files = _index_unique(set(self._by_stem.values()).difference(found.values()), key)
+            wanted = _index_unique(set(names).difference(found), key)
             for text in wanted.keys() & files.keys():
-                found[wanted[text]] = self.folder / files[text]
-        return found
+                found[wanted[text]] = files[text]
+        return {name: self.folder / file for name, file in found.items()}
 
     def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
         """The recordings in sub-folders whose names hold a word, such as "development" or "freesound".
@@ -220,17 +218,17 @@ class Recordings:
 
     @cached_property
     def _by_path(self) -> dict[str, str]:
-        return {_format_free(file): file for file in self._worst_first}
+        return dict(zip(map(_format_free, self._worst_first), self._worst_first, strict=True))
 
     @cached_property
     def _by_stem(self) -> dict[str, str]:
-        return {stem_of(file): file for file in self._worst_first}
+        return dict(zip(map(stem_of, self._worst_first), self._worst_first, strict=True))
 
-    @property
-    def _worst_first(self) -> Iterator[str]:
+    @cached_property
+    def _worst_first(self) -> list[str]:
         """So that in a dictionary the preferred format, and then the first path, wins."""
         order = sorted(self.files, key=lambda file: SUFFIXES.index(os.path.splitext(file)[1].lower()))
-        return reversed(order)
+        return order[::-1]
 
 
 def find_segments(recordings: Recordings, segments: Sequence[Segment], seconds: int = 10) -> dict[Segment, Path]:

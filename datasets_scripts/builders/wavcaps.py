@@ -9,6 +9,7 @@ Regularization".
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,7 +137,7 @@ class WavCaps(RowBuilder):
         """The clips of the JSON files that no blacklist names, then drawn into splits."""
         collection, config = Collection(), self.config
         blacklisted = read_blacklists(config.blacklist_files())
-        words = [part.word for part in PARTS.values()]
+        words = list(map(attrgetter("word"), PARTS.values()))
 
         clips: dict[str, Clip] = {}
         paths: dict[str, Path | None] = {}
@@ -152,7 +153,7 @@ class WavCaps(RowBuilder):
                     clips[clip.clip_id] = clip
                     paths[clip.clip_id] = recordings.named([stem_of(str(entry["id"]))])
 
-        sources = {clip.source for clip in clips.values()}
+        sources = set(map(attrgetter("source"), clips.values()))
         if config.num_test + config.num_validation > len(sources):
             raise ValueError(
                 f"num_test={config.num_test} and num_validation={config.num_validation} are more than the "
