@@ -22,7 +22,7 @@ def by_language(text_embeds: Tensor) -> Tensor:
     """(N, K, d) to (K, N, d): languages as a leading dimension, over which every loss here averages.
 
     Raises:
-        ValueError: not three dimensions.
+        ValueError: There are not three dimensions.
 
     >>> by_language(torch.zeros(4, 8, 16)).shape
     torch.Size([8, 4, 16])
@@ -58,7 +58,7 @@ def kcl_loss(
         0-d tensor.
 
     Raises:
-        ValueError: a single language, shapes that do not fit, or fewer than two clips.
+        ValueError: There is a single language, the shapes do not fit, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(kcl_loss(pairs, torch.stack([pairs, pairs], dim=1), logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
@@ -97,7 +97,7 @@ def cacl_loss(
         0-d tensor.
 
     Raises:
-        ValueError: shapes that do not fit, or fewer than two clips.
+        ValueError: The shapes do not fit, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(cacl_loss(pairs, pairs, pairs, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
@@ -127,14 +127,14 @@ def multilingual_support_vector_loss(
     e-t term.
 
     Args:
-        anchors: those displaced: texts for the text-to-audio direction, or (N, d) audios. Unit norm. Texts are
+        anchors: Those displaced: texts for the text-to-audio direction, or (N, d) audios. Unit norm. Texts are
             (K, N, d), `by_language` for KCL, the anchor language and the other one stacked for CACL.
-        targets: the other side: (N, d) audios, or (K, N, d) texts.
-        radius: a number, a 0-d tensor or (K, N), a radius module's answer to (K, N, N) similarities.
+        targets: The other side: (N, d) audios, or (K, N, d) texts.
+        radius: A number, a 0-d tensor or (K, N), a radius module's answer to (K, N, N) similarities.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        base: the loss that SVR rides on, "kcl" or "cacl".
-        similarity: of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
-        decoupled: leave the positives out of the denominator.
+        base: The loss that SVR rides on, "kcl" or "cacl".
+        similarity: That of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
+        decoupled: Whether the positives are left out of the denominator.
         group_ids: (N,) integers; clips with the same id are positives of each other.
         chunk_size: So many rows of the similarities are made at a time, as in `info_nce`.
 
@@ -142,7 +142,7 @@ def multilingual_support_vector_loss(
         0-d tensor.
 
     Raises:
-        ValueError: an unknown base, and all that `support_vector_loss` refuses.
+        ValueError: The base is unknown, or `support_vector_loss` refuses what it is given.
 
     >>> pairs = torch.eye(2)
     >>> round(multilingual_support_vector_loss(torch.stack([pairs, pairs]), pairs, 0.1, 1.0, base="kcl").item(), 4)
@@ -193,7 +193,7 @@ def data_distribution_error(
         0-d tensor, 0 to 2, without gradient.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: The shapes do not fit.
 
     >>> captions = torch.eye(2).unsqueeze(1).expand(2, 4, 2)
     >>> data_distribution_error(torch.eye(2), captions, 1.0, torch.eye(4, dtype=torch.bool)[:2])

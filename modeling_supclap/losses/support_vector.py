@@ -47,13 +47,13 @@ def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
 
     Args:
         distance: (..., N), from `positive_distance`.
-        radius: a number, a 0-d tensor or (..., N).
+        radius: A number, a 0-d tensor or (..., N).
 
     Returns:
         (..., N).
 
     Raises:
-        ValueError: a radius of another shape.
+        ValueError: The radius has another shape.
 
     >>> displacement_ratio(torch.tensor([0.0, 0.5]), 0.1)
     tensor([0.0000, 0.2000])
@@ -269,7 +269,7 @@ def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) 
     Args:
         anchors: (N, d), unit norm.
         targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: a number, a 0-d tensor or (N,).
+        radius: A number, a 0-d tensor or (N,).
 
     Returns:
         0-d tensor.

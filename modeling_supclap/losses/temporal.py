@@ -34,15 +34,15 @@ def temporal_nce(
             over the languages.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         weights: (M, M), 0 (no candidate) to 1, and 1 on the diagonal; from `teminal_a_weights` or `teminal_b_weights`.
-        beta: weight of the audio loss.
+        beta: The weight of the audio loss.
         group_ids: (M,) integers; items with the same id (and so the same caption, as singles of one class have) are
-            positives of each other and need a weight above 0. Default: every item its own.
+            positives of each other and need a weight above 0. By default every item is its own.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: shapes that do not fit, or fewer than two items.
+        ValueError: The shapes do not fit, or there are fewer than two items.
 
     >>> pairs = torch.eye(2)
     >>> round(temporal_nce(pairs, pairs, logit_scale=1.0, weights=torch.ones(2, 2)).item(), 4)  # 2 log(1 + exp(-1))
@@ -52,6 +52,7 @@ def temporal_nce(
     size = logits.shape[-1]
     if weights.shape != (size, size):
         raise ValueError(f"got weights of shape {tuple(weights.shape)} for {size} items; give ({size}, {size})")
+
     log_weights = weights.to(logits).log()
     text_loss = softmax_contrast(logits + log_weights, group_ids)
     audio_loss = softmax_contrast(logits.mT + log_weights, group_ids)
@@ -75,14 +76,14 @@ def teminal_a_weights(
     Args:
         single_classes: (n,) integers, the class of each single sound.
         pair_classes: (m, 2) integers, the two classes of each pair; m is n as a rule.
-        alpha_same: 0 to 1.
-        alpha_diff: 0 to 1.
+        alpha_same: The weight across the blocks of a class that the pair has, 0 to 1.
+        alpha_diff: The weight of one that it has not, 0 to 1.
 
     Returns:
         (n + m, n + m), symmetric; singles first.
 
     Raises:
-        ValueError: an alpha out of its range, classes of another shape, or a class paired with itself.
+        ValueError: An alpha is out of its range, classes have another shape, or a class is paired with itself.
 
     >>> teminal_a_weights(torch.tensor([0, 1]), torch.tensor([[0, 2]]), alpha_same=0.5, alpha_diff=0.0)
     tensor([[1.0000, 1.0000, 0.5000],
@@ -98,9 +99,11 @@ def teminal_a_weights(
     twins = (pair_classes[:, 0] == pair_classes[:, 1]).nonzero().flatten().tolist()
     if twins:
         raise ValueError(f"got a class paired with itself in pairs {twins}; a pair needs two different classes")
+
     overlap = (single_classes.view(-1, 1, 1) == pair_classes).any(dim=-1)
     across = torch.where(overlap, alpha_same, alpha_diff)
     singles, pairs = across.shape
+
     weights = torch.ones(singles + pairs, singles + pairs, device=across.device)
     weights[:singles, singles:] = across
     weights[singles:, :singles] = across.T
@@ -122,17 +125,17 @@ def teminal_b_weights(
     the overlaid one weighs 1 [eq. 6]. Table 2 of the paper does best, by and large, with all at 1.
 
     Args:
-        n: number of pairs.
-        alpha_same_time: alpha_st, 0 to 1.
-        alpha_cross_time: alpha_ct, 0 to 1.
-        alpha_same_overlay: alpha_so, 0 to 1.
-        alpha_cross_overlay: alpha_co, 0 to 1.
+        n: The number of pairs.
+        alpha_same_time: The paper's alpha_st, 0 to 1.
+        alpha_cross_time: Its alpha_ct, 0 to 1.
+        alpha_same_overlay: Its alpha_so, 0 to 1.
+        alpha_cross_overlay: Its alpha_co, 0 to 1.
 
     Returns:
         (3n, 3n); rows and columns are the forward, the reversed and the overlaid items.
 
     Raises:
-        ValueError: an alpha out of its range.
+        ValueError: An alpha is out of its range.
 
     >>> teminal_b_weights(1, alpha_same_time=0.5, alpha_same_overlay=0.0)
     tensor([[1.0000, 0.5000, 0.0000],

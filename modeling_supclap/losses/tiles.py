@@ -3,7 +3,8 @@
 A global batch of 65,536 clips has a matrix of similarities of 16 GB. Here `chunk_size` rows of it exist at a time, and
 nothing is kept of them but a number for each row and, a tile, for each column (as open_clip and the distributed SigLIP
 do). The price is one product more, since the backward pass repeats that of the forward pass. Values are those of the
-plain losses to the rounding of float32.
+plain losses to the rounding of float32. On a CPU a tile should be larger than 32 MB (256 rows for 32,768 clips): those
+below leave holes in the heap, which the C library does not give back.
 """
 
 from __future__ import annotations
