@@ -40,18 +40,17 @@ def build_model() -> SupCLAPModel:
 def random_batch(batch: int, seconds: float, device: torch.device) -> dict[str, torch.Tensor]:
     """Features and one text for each of `batch` clips."""
     frames = round(seconds * FRAMES_PER_SECOND)
-    tokens = torch.randint(5, 30000, (batch, 1, TOKENS))
-    tensors = {
-        "input_features": torch.randn(batch, 64, frames),
-        "audio_attention_mask": torch.ones(batch, frames, dtype=torch.long),
+    tokens = torch.randint(5, 30000, (batch, 1, TOKENS), device=device)
+    return {
+        "input_features": torch.randn(batch, 64, frames, device=device),
+        "audio_attention_mask": torch.ones(batch, frames, dtype=torch.long, device=device),
         "input_ids": tokens,
         "attention_mask": torch.ones_like(tokens),
     }
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Wall time on a GPU; on a CPU that of the process, which other programs on the machine disturb less."""
+def measure_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Measures wall time on a GPU; on a CPU that of the process, which other programs disturb less."""
     if device.type == "cpu":
         started = time.process_time()
         work()
@@ -66,14 +65,21 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
 def in_turns(
     first: Callable[[], object], second: Callable[[], object], rounds: int, device: torch.device
 ) -> tuple[float, float, float]:
-    """Medians of the seconds of both and of the rounds' ratios, each round in the other order, after one to warm up."""
-    times: tuple[list[float], list[float]] = ([], [])
+    """Gives medians of both and of the rounds' ratios, each round in the other order, after one to warm up."""
+    firsts: list[float] = []
+    seconds: list[float] = []
+    ratios: list[float] = []
     for number in range(rounds + 1):
-        for place in (0, 1) if number % 2 else (1, 0):
-            times[place].append(seconds_of((first, second)[place], device))
-    pairs = list(zip(times[0][1:], times[1][1:], strict=True))
-    ratio = statistics.median(after / before for before, after in pairs)
-    return statistics.median(times[0][1:]), statistics.median(times[1][1:]), ratio
+        if number % 2:
+            before, after = measure_seconds(first, device), measure_seconds(second, device)
+        else:
+            after, before = measure_seconds(second, device), measure_seconds(first, device)
+
+        if number > 0:
+            firsts.append(before)
+            seconds.append(after)
+            ratios.append(after / before)
+    return statistics.median(firsts), statistics.median(seconds), statistics.median(ratios)
 
 
 def main() -> None:
@@ -87,7 +93,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build_model()
     arguments = SupCLAPTrainingArguments(output_dir="outputs/bench", svr="bi-dynamic", report_to="none")
-    plain, tracked = (ContrastiveModule(model, build_objective(arguments)).to(device).train() for _ in range(2))
+    plain = ContrastiveModule(model, build_objective(arguments)).to(device).train()
+    tracked = ContrastiveModule(model, build_objective(arguments)).to(device).train()
     averages = Averages()
     callback = DriftCallback(tracked.objective, averages)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6, fused=device.type == "cuda")
@@ -108,8 +115,8 @@ def main() -> None:
         step(tracked)
         log()
 
-    embeddings = [torch.randn(shape, device=device) for shape in ((options.batch, 1024), (options.batch, 1, 1024))]
-    audio, text = (torch.nn.functional.normalize(values, dim=-1).requires_grad_() for values in embeddings)
+    audio = torch.nn.functional.normalize(torch.randn(options.batch, 1024, device=device), dim=-1).requires_grad_()
+    text = torch.nn.functional.normalize(torch.randn(options.batch, 1, 1024, device=device), dim=-1).requires_grad_()
 
     def objective_alone(module: ContrastiveModule) -> None:
         torch.autograd.grad(module.objective(audio, text, logit_scale=1 / torch.tensor(0.07))[0], (audio, text))

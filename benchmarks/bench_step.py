@@ -39,7 +39,7 @@ class StraightModule(ContrastiveModule):
     """The step as one would write it: each tower once, on the whole batch, padded to its longest row."""
 
     def _embed(self, tower: Any, inputs: Mapping[str, Tensor | None], mask: str, count: int) -> Tensor:
-        return tower(**{name: tensor for name, tensor in inputs.items() if tensor is not None}).pooler_output
+        return tower(**inputs).pooler_output
 
 
 class PeakBytes(TorchDispatchMode):
@@ -52,11 +52,11 @@ class PeakBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        known = {leaf.untyped_storage() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        known = set(map(Tensor.untyped_storage, filter(torch.is_tensor, tree_leaves((args, kwargs)))))
 
-        for leaf in tree_leaves(results):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage() not in known | set(self._alive):
-                storage = leaf.untyped_storage()
+        for leaf in filter(torch.is_tensor, tree_leaves(results)):
+            storage = leaf.untyped_storage()
+            if storage not in known and storage not in self._alive:
                 self._alive.add(storage)
                 weakref.finalize(storage, self._forget, storage.nbytes())
                 self.now += storage.nbytes()

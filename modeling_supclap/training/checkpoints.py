@@ -52,9 +52,8 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
         ValueError: There is one, and the run is not resumed: what it holds is not written over by accident. Or the
             run is to be resumed, and there are only checkpoints that are not whole.
     """
-    checkpoints = sort_checkpoints(str(folder))
     broken: list[str] = []
-    for path in reversed(checkpoints):
+    for path in reversed(sort_checkpoints(str(folder))):
         flaws = checkpoint_flaws(path)
         if flaws:
             broken.append(f"{path} is not whole ({', '.join(flaws)})")
@@ -105,11 +104,13 @@ def _is_damaged(file: Path) -> bool:
                 return False
         except SafetensorError:
             return True
+
     if file.suffix == ".json":
         try:
             return not json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
             return True
+
     return file.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(file)
 
 
@@ -154,6 +155,7 @@ def refuse_another_run(
             *differences,
             *_trainable_differences(run["trainable"], _trainable(module)),
         ]
+
     if differences:
         raise ValueError(
             f"{folder} is of another run: {'; '.join(differences)}. Resume with that run's settings, or start a new "
@@ -189,6 +191,7 @@ def _model_differences(folder: Path, model: SupCLAPModel) -> list[str]:
         return []
     before = SupCLAPConfig.from_pretrained(folder).to_dict()
     now = SupCLAPConfig.from_dict(json.loads(model.config.to_json_string(use_diff=False))).to_dict()
+
     for config in (before, now):
         for part in (config, config["audio_config"], config["text_config"]):
             for name in ("transformers_version", "_name_or_path", "dtype", "architectures", "auto_map"):

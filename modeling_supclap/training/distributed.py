@@ -13,14 +13,16 @@ from accelerate.utils import get_int_from_env
 class _GatherWithGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        parts = list(map(torch.empty_like, [tensor] * dist.get_world_size()))
         dist.all_gather(parts, tensor.contiguous())
+
         return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
+
         return gradient.chunk(dist.get_world_size())[dist.get_rank()]
 
 
