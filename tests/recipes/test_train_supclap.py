@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -250,12 +251,17 @@ def test_a_prepared_set_goes_by_the_name_of_what_it_was_made_from(sounds, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_default_job_reaches_ten_times_chance_in_both_directions(tmp_path):
-    code, output = launch("--output_dir", str(tmp_path / "run"), timeout_seconds=1200)
+def test_the_default_job_reaches_ten_times_chance_and_what_the_readme_says(tmp_path, monkeypatch, capsys):
+    output_dir = tmp_path / "outputs" / "synthetic"
+    code, output = launch("--output_dir", str(output_dir), timeout_seconds=1200)
     assert code == 0, output
-    scores = json.loads((tmp_path / "run" / "results.json").read_text())["scores"]["retrieval"]["eng"]
+    scores = json.loads((output_dir / "results.json").read_text())["scores"]["retrieval"]["eng"]
     for direction in ("t2a", "a2t"):
         assert scores[direction]["R@1"]["value"] >= 10 * scores[direction]["R@1"]["chance"]
+
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"^```python\n(.*?)^```", Path(ROOT, "README.md").read_text(), flags=re.M | re.S)[1], {})
+    assert "[0 1 2 3]" in capsys.readouterr().out
 
 
 @pytest.mark.slow
