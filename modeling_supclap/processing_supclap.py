@@ -1,10 +1,12 @@
 """Recordings and captions, in any of the tokenizer's languages, to the inputs of `SupCLAPModel`."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
+from tokenizers import Regex, models, normalizers
 from transformers import (
     AutoFeatureExtractor,
     AutoTokenizer,
@@ -15,6 +17,8 @@ from transformers import (
     ProcessorMixin,
     SequenceFeatureExtractor,
 )
+from transformers.convert_slow_tokenizer import SentencePieceExtractor
+from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 from transformers.processing_utils import ProcessingKwargs
 from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file, is_protobuf_available
 
@@ -241,18 +245,41 @@ def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a text encoder.
 
     Args:
-        name: Hub id or folder.
+        name: Hub id or folder; or the bare SentencePiece file that Meta distributes for SONAR and NLLB.
         **kwargs: For the tokenizer, for example `model_max_length`.
 
     Raises:
         OSError: There is no such folder or id, or files of the tokenizer are missing.
     """
     try:
+        if os.path.isfile(name):
+            return _read_sentencepiece(str(name), **kwargs)
         return AutoTokenizer.from_pretrained(str(name), **kwargs)
     except (OSError, ValueError, TypeError) as error:  # TypeError: it opens the vocabulary that is not there
         raise OSError(
             f"no tokenizer can be loaded from {name!r}, as folder or Hub id: {error}{_missing_protobuf()}"
         ) from error
+
+
+def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:
+    """NLLB's tokenizer from its pieces alone, numbered as fairseq does: <s>, <pad>, </s>, <unk>, pieces, languages."""
+    extracted: Any = SentencePieceExtractor(path).extract(models.BPE)
+    pieces = list(extracted["vocab"])[3:]  # behind <unk>, <s> and </s>
+    numbered = ["<s>", "<pad>", "</s>", "<unk>", *pieces, *FAIRSEQ_LANGUAGE_CODES, "<mask>"]
+    tokenizer = NllbTokenizer(
+        vocab=dict(zip(numbered, range(len(numbered)), strict=True)),
+        merges=extracted["merges"],
+        extra_special_tokens=list(FAIRSEQ_LANGUAGE_CODES),
+        src_lang="eng_Latn",
+        **kwargs,
+    )
+
+    # SentencePiece's own normalisation, which the file holds; then blanks in a row are one, and none is at the ends.
+    steps = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    if charsmap := extracted["_spm_precompiled_charsmap"]:
+        steps.insert(0, normalizers.Precompiled(charsmap))
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(steps)
+    return tokenizer
 
 
 def _missing_protobuf() -> str:

@@ -29,7 +29,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint.")
     parser.add_argument("--part", default="whole", choices=PARTS, help="Of two towers, convert only one.")
     parser.add_argument(
-        "--tokenizer", help="Hub id or folder of the text tower's tokenizer; default, the source's own."
+        "--tokenizer",
+        help="Hub id or folder of the text tower's tokenizer, or Meta's SentencePiece file; default, the source's own.",
     )
     parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
     parser.add_argument("--verify", action="store_true", help="Load the result again and compare it.")

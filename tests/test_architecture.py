@@ -68,7 +68,14 @@ def within(names: set[str], *rooms: str) -> set[str]:
 
 @pytest.mark.parametrize("path", HUB, ids=lambda path: path.stem)
 def test_hub_files_are_flat_and_need_little(path):
-    allowed = {"torch", "torchaudio", "numpy", "transformers", "huggingface_hub"} | sys.stdlib_module_names
+    allowed = {
+        "torch",
+        "torchaudio",
+        "numpy",
+        "transformers",
+        "tokenizers",
+        "huggingface_hub",
+    } | sys.stdlib_module_names
     assert foreign(path) <= allowed
     assert ours(path) <= {other.stem for other in HUB}, f"{path.name} imports what is not uploaded with it"
 

@@ -16,8 +16,8 @@ from ..processing_supclap import SupCLAPProcessor
 from .layouts import Conversion
 from .provenance import write_provenance
 
-# SONAR's tokenizer is NLLB's, which has English here. Read from its bare SentencePiece file, transformers has no
-# languages, or has them one too high.
+# SONAR's tokenizer is NLLB's, which has English here. Of a folder with its bare SentencePiece file, transformers makes
+# one without languages, or with all of them one too high.
 NLLB_VOCABULARY = 256_206
 NLLB_ENGLISH = ("eng_Latn", 256_047)
 
@@ -87,8 +87,7 @@ def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase
     if config.vocab_size == NLLB_VOCABULARY and english != NLLB_ENGLISH[1]:
         raise ValueError(
             f"the tokenizer has {NLLB_ENGLISH[0]} at {english}, SONAR at {NLLB_ENGLISH[1]}; give "
-            "cointegrated/SONAR_200_text_encoder or a folder with its tokenizer_config.json, not a SentencePiece file "
-            "alone"
+            "cointegrated/SONAR_200_text_encoder, a folder with its tokenizer_config.json, or Meta's SentencePiece file"
         )
 
 

@@ -223,3 +223,28 @@ def test_a_tokenizer_whose_class_is_not_named_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "m2m_100"}')
     with pytest.raises(OSError, match="no tokenizer can be loaded from"):
         load_tokenizer(tmp_path)
+
+
+def test_a_bare_sentencepiece_file_is_nllbs_tokenizer(tmp_path):
+    """Against SentencePiece itself; fairseq moves its pieces up by one and puts the languages behind them."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS * 3),
+        model_prefix=str(tmp_path / "bare"),
+        model_type="bpe",
+        vocab_size=200,
+        character_coverage=1.0,
+        minloglevel=2,
+    )
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "bare.model"))
+    tokenizer = load_tokenizer(tmp_path / "bare.model")
+    processor = SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
+    processor.save_pretrained(tmp_path / "saved")
+
+    languages = {"eng": 46, "fra": 56}  # their places among the 202 of NLLB-200
+    for each in (processor, SupCLAPProcessor.from_pretrained(tmp_path / "saved")):
+        for text in (*TEXTS, "a  dog ﬁne", "Ａ rain"):
+            for language, place in languages.items():
+                expected = [pieces.vocab_size() + 1 + place, *[3 if i == 0 else i + 1 for i in pieces.encode(text)], 2]
+                assert each(text=text, language=language)["input_ids"] == [expected], text
+    assert len(tokenizer) == pieces.vocab_size() + 1 + 202 + 1
