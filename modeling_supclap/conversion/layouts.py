@@ -15,25 +15,23 @@ from typing import Any
 from transformers import (
     AutoFeatureExtractor,
     ClapConfig,
-    ClapModel,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     SequenceFeatureExtractor,
 )
-from transformers.initialization import no_init_weights
 
 from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_ced import CEDModel
 from ..modeling_supclap import SupCLAPModel
 from .ced import ced_from_tensors
-from .clap import supclap_from_clap
+from .clap import load_clap, supclap_from_clap
 from .files import Checkpoint
 from .laion import clap_from_laion, laion_feature_extractor
 from .ml_clap import AUDIO, GLAP_TEMPERATURE, TEXT, supclap_from_ml_clap
 from .msclap import prepare_gpt2_tokenizer, supclap_from_msclap
 from .provenance import SONAR_LICENSE, Part
 from .sonar import sonar_from_tensors
-from .tensors import Tensors, fill_exactly
+from .tensors import Tensors
 
 PARTS = ("whole", "audio", "text")
 FUSION_REMARK = (
@@ -260,17 +258,9 @@ def _convert_laion(checkpoint: Checkpoint) -> Converted:
 def _convert_clap_hub(checkpoint: Checkpoint) -> Converted:
     if checkpoint.config.get("model_type") != ClapConfig.model_type:
         raise ValueError(f"{checkpoint.origin} has no config.json of a CLAP beside its weights; give its whole folder")
-    with no_init_weights():
-        clap: Any = ClapModel(ClapConfig.from_dict(dict(checkpoint.config)))
-
-    # Numbers of positions and types, which transformers did not always write.
-    tensors = dict(checkpoint.tensors)
-    for name, value in clap.state_dict().items():
-        if name.endswith("_ids"):
-            tensors.setdefault(name, value.clone())
-    fill_exactly(clap, tensors, checkpoint.origin)
     feature_extractor = AutoFeatureExtractor.from_pretrained(checkpoint.folder)
-    return supclap_from_clap(clap.eval()), feature_extractor, {"scale from text to audio": 1}
+    model = supclap_from_clap(load_clap(checkpoint.folder))
+    return model, feature_extractor, {"scale from text to audio": 1}
 
 
 # ---- the layouts: the first that fits is taken, so what is more particular stands first ----

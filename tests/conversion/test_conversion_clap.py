@@ -168,6 +168,15 @@ def test_a_whole_clap_loads(tmp_path, clap):
         assert torch.equal(loaded.state_dict()[name], value.to(loaded.state_dict()[name].dtype)), name
 
 
+def test_constants_need_not_be_written(tmp_path, clap):
+    clap.save_pretrained(tmp_path)
+    constants = {name for name, _ in clap.text_model.named_buffers(prefix="text_model") if name.endswith("_ids")}
+    assert len(constants) == 2
+    rewrite(tmp_path, lambda tensors: [tensors.pop(name) for name in constants])
+    loaded = load_clap(tmp_path).state_dict()
+    assert all(torch.equal(loaded[name], clap.state_dict()[name]) for name in constants)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
