@@ -150,8 +150,9 @@ def render_report(results: Results, rows: Any = None, num_samples: int = 4) -> s
 
 
 def _title_of(metric: str) -> str:
-    """What stands above a column: a short name where readers know it, else the metric's own."""
-    return metric if metric in RETRIEVAL_METRICS or metric in ZSTE_TASKS else get_metric(metric).display
+    """What stands above a column: a short name where readers know it or the page explains it, else the metric's own."""
+    is_short = metric in RETRIEVAL_METRICS or metric in ZSTE_TASKS or not get_metric(metric).percent
+    return metric if is_short else get_metric(metric).display
 
 
 # ---- what it comes to ----

@@ -85,7 +85,7 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
             # One line with gaps, not one for each caption: half the bytes of the picture.
             starts = np.array(list(map(audio_places.__getitem__, clips.tolist())))
             ends = np.stack([starts, points, np.full_like(points, np.nan)], axis=1)  # (captions, 3, 2)
-            axes.plot(*ends.reshape(-1, 2).T, color="0.85", linewidth=0.5, zorder=1)
+            axes.plot(*ends.reshape(-1, 2).T, color="0.6", linewidth=0.5, zorder=1)
         if not classes:
             axes.scatter(points[:, 0], points[:, 1], label=name, **style)
             continue

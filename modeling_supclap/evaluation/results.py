@@ -207,10 +207,6 @@ class Results:
         with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
             return cls(content, dict(stored))
 
-    def records(self) -> list[Score]:
-        """Every score with its place."""
-        return list(flat_scores(self.scores))
-
     def table(self) -> str:
         """All scores as text for a terminal, shares in percent, with interval and chance level."""
         return format_scores(self.scores)
@@ -218,7 +214,7 @@ class Results:
     def _repr_html_(self) -> str:
         """All scores as a table for a notebook."""
         rows = ["<tr><th>score</th><th>value</th><th>interval</th><th>chance</th><th>order-blind</th></tr>"]
-        for each in self.records():
+        for each in flat_scores(self.scores):
             cells = "</td><td>".join(map(escape, each.cells()))
             rows.append(f"<tr><th>{escape(' '.join(each.place))}</th><td>{cells}</td></tr>")
         return f"<table>{''.join(rows)}</table>"
