@@ -49,7 +49,7 @@ class Listener:
         if first == second and len(first) == 2:
             one, other = (tone % CLASSES for tone in first)
             overlap[one, other] = overlap[other, one] = 1
-        elif first != second:
+        elif first and second and first != second:
             sequence[min(first) % CLASSES, min(second) % CLASSES] = 1
         return self._joined(tones, sequence, overlap)
 

@@ -352,12 +352,19 @@ def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
         The audio and the text embeddings in the order of the rows.
 
     Raises:
-        ValueError: A clip is missing or came twice.
+        ValueError: A clip is missing or came twice, or its embeddings are not finite.
     """
     order = np.argsort(prediction.label_ids)
     if not np.array_equal(prediction.label_ids[order], np.arange(len(order))):
         raise ValueError(f"expected each of {len(order)} clips once, got indices {prediction.label_ids[order]}")
     audio_embeds, text_embeds = prediction.predictions
+    for name, embeds in (("audio", audio_embeds), ("text", text_embeds)):
+        bad = ~np.isfinite(embeds[order]).reshape(len(order), -1).all(axis=1)
+        if bad.any():  # no comparison with NaN holds: it would count as a wrong answer and not as none
+            raise ValueError(
+                f"the {name} embeddings of {bad.sum()} of {len(order)} clips are not finite, "
+                f"such as clip {bad.argmax()}"
+            )
     return audio_embeds[order], text_embeds[order]
 
 

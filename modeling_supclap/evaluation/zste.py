@@ -12,7 +12,7 @@ import numpy as np
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, compose
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
-from modeling_supclap.metrics.zste import zste_chance, zste_outcomes, zste_ranks
+from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste_outcomes, zste_ranks
 
 from .embed import AudioPolicy, ClipEmbeddings, EmbeddedSplit, embed_waveforms, in_row_order, matrix_of
 from .results import Intervals, score
@@ -70,8 +70,9 @@ def evaluate_zste(
         intervals: How intervals are drawn, over pairs of source recordings.
 
     Returns:
-        The scores "zste", the arrays of `Results`, and what the protocol says of the set. With several languages "all"
-        holds MRV, how much the rank of the right answer varies between them, task by task.
+        The scores "zste", of tasks 3A and 4A also whether the right order is preferred to the other ("3A_order"); the
+        arrays of `Results`; and what the protocol says of the set. With several languages "all" holds MRV, how much the
+        rank of the right answer varies between them, task by task.
 
     Raises:
         ValueError: A clip has no label or several, there are too few classes for the number of candidates, or a
@@ -109,14 +110,27 @@ def evaluate_zste(
                 prompts.append(zste_prompts(task, asked[place], labels, spoken, language, *limits))
                 chances.append(zste_chance(len(prompts[-1].texts), task))
 
-            outcome, rank = _ask(split, clips.select(places), prompts, task, language)
-            interval = intervals.draw({task: outcome}, own)[task]
-            scored = score(outcome.mean(), interval, float(np.mean(chances)), ORDER_BLIND.get(task))
-            found.setdefault(language, {})[task] = scored
-            prefix = f"zste/{language}/{task}"
-            arrays |= {f"{prefix}/query_id": np.array(ids)[places], f"{prefix}/cluster": own}
-            arrays[f"{prefix}/score"] = outcome
-            ranks.append(rank)
+            cosines = _score_prompts(split, clips.select(places), prompts, language)
+            relevant, asked_tasks = [prompt.right for prompt in prompts], [task] * len(prompts)
+            outcomes = {task: zste_outcomes(cosines, relevant, asked_tasks)[task]}
+            levels = {task: (float(np.mean(chances)), ORDER_BLIND.get(task))}
+            ranks.append(zste_ranks(cosines, relevant, asked_tasks))
+            if task in ORDER_BLIND:
+                opposites = []
+                for place, prompt in zip(places, prompts, strict=True):
+                    turned = {**asked[place], "labels": asked[place]["labels"][::-1]}
+                    limits = options.num_candidates, options.seed
+                    other = zste_prompts(task, turned, labels, spoken, language, *limits)
+                    opposites.append(prompt.texts.index(other.texts[other.right[0]]))
+                outcomes[f"{task}_order"] = zste_order_outcomes(cosines, relevant, opposites)
+                levels[f"{task}_order"] = (1 / 2, None)
+
+            drawn = intervals.draw(outcomes, own)
+            for name, outcome in outcomes.items():
+                found.setdefault(language, {})[name] = score(outcome.mean(), drawn[name], *levels[name])
+                prefix = f"zste/{language}/{name}"
+                arrays |= {f"{prefix}/query_id": np.array(ids)[places], f"{prefix}/cluster": own}
+                arrays[f"{prefix}/score"] = outcome
 
         if len(languages) > 1 and task in TEMPORAL_TASKS:
             # (questions, languages) -> (questions,)
@@ -228,19 +242,17 @@ def _is_own_first(similarity: np.ndarray) -> np.ndarray:
     return (similarity >= own[:, :, None]).sum(axis=2) == 1
 
 
-def _ask(
-    split: EmbeddedSplit, clips: ClipEmbeddings, prompts: Sequence[Any], task: str, language: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """The score and the rank of each question of a task."""
+def _score_prompts(
+    split: EmbeddedSplit, clips: ClipEmbeddings, prompts: Sequence[Any], language: str
+) -> list[list[float]]:
+    """The cosine of each question's clip with each of its candidates."""
     column: dict[str, int] = {}
     for prompt in prompts:
         for text in prompt.texts:
             column.setdefault(text, len(column))
 
     cosines = matrix_of(clips.similarity(split.texts(list(column), language), "a2t"))
-    scores, relevant = [], []
+    scores = []
     for row, prompt in zip(cosines, prompts, strict=True):
-        scores.append(row[list(map(column.__getitem__, prompt.texts))])
-        relevant.append(prompt.right)
-    tasks = [task] * len(prompts)
-    return zste_outcomes(scores, relevant, tasks)[task], zste_ranks(scores, relevant, tasks)
+        scores.append(row[list(map(column.__getitem__, prompt.texts))].tolist())
+    return scores

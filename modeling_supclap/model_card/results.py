@@ -86,7 +86,7 @@ def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
         title = {
             "retrieval": DIRECTIONS.get(between[0], "") if between else "",
             "zero_shot": f"zero-shot, {' '.join(between)}",
-            "zste": f"ZSTE {metric}",
+            "zste": score.metric.display,
             "temporal": f"order of sounds, {' '.join(between).replace('_', ' ')}",
         }[task]
         place: dict[str, Any] = {"dataset": get_dataset_name(protocol), "split": protocol["split"]}

@@ -96,7 +96,7 @@ def test_only_what_is_asked_is_composed(rows):
     listener = Listener()
     options = ZSTEOptions(num_items=8, tasks=("3A", "5A"))
     scores, _, _ = evaluate_zste(embed_split(load_embedding_model(listener), rows), options)
-    assert list(scores["zste"]["eng"]) == ["3A", "5A"]
+    assert list(scores["zste"]["eng"]) == ["3A", "3A_order", "5A"]
     assert [count for kind, count, _ in listener.calls if kind == "audio"] == [8, 8]
 
 
@@ -166,6 +166,9 @@ def test_best_chunks_serve_too(rows):
 def test_the_level_of_an_order_blind_model_stands_beside_chance(rows):
     found = evaluate_zste(split_of(rows), OPTIONS)[0]["zste"]["eng"]
     assert {task for task, own in found.items() if "order_blind" in own} == {"3A", "4A"}
+    assert (found["3A_order"]["value"], found["3A_order"]["chance"]) == (1, 1 / 2)
+    deaf = evaluate_zste(split_of(rows, hears_order=False), OPTIONS)[0]["zste"]["eng"]
+    assert deaf["3A_order"]["value"] == 0  # a tie is wrong
     assert (found["3A"]["chance"], found["3A"]["order_blind"]) == (pytest.approx(1 / 3), 1 / 2)
 
 

@@ -243,6 +243,14 @@ def test_a_missing_or_repeated_clip_is_an_error(indices):
         in_row_order(prediction)
 
 
+@pytest.mark.parametrize(("place", "name"), [(0, "audio"), (1, "text")])
+def test_embeddings_that_are_no_numbers_are_no_wrong_answers(place, name):
+    prediction = predicted(OWN)
+    prediction.predictions[place][1] = np.nan
+    with pytest.raises(ValueError, match=f"the {name} embeddings of 1 of 3 clips are not finite, such as clip 1"):
+        in_row_order(prediction)
+
+
 def test_intervals_draw_whole_recordings():
     rows = [{**ROWS[0], "source": "one"}, {**ROWS[1], "source": "two"}, {**ROWS[2], "source": "one"}]
     split = split_from_predictions(predicted([1, 0, 0, 1, 1, 2, 2]), rows, ["eng", "fra"])
