@@ -14,6 +14,7 @@ part, and clips of its test split are no longer unseen by the model.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,8 +55,17 @@ class PostTrainingArguments(DatasetArguments):
         default=None,
         metadata={"help": "Call sounds by labels or phrases; default, labels in English alone. Kept in the model."},
     )
+    stages: list[str] = field(
+        default_factory=lambda: ["a", "b"],
+        metadata={"help": "The stages to train, in order; b alone is TeminAL B."},
+    )
+    use_after: bool = field(default=True, metadata={"help": "Say every other time 'y after x' for 'x before y'."})
     pairs_per_epoch: int | None = field(default=None, metadata={"help": "Class pairs an epoch; default, all."})
     eval_pairs: int = field(default=90, metadata={"help": "Held-out pairs to evaluate on."})
+
+    def __post_init__(self) -> None:
+        if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= {"a", "b"}:
+            raise ValueError(f"stages is {self.stages}; give a, b, or both, each once")
 
 
 @dataclass
@@ -104,8 +114,8 @@ def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments)
     classes = len({row["labels"][0] for row in without_audio(held_out)})
     eval_pairs = min(args.eval_pairs, classes * (classes - 1))
     return (
-        TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, **shared),
-        TemporalItems(held_out, training.seed, pairs_per_epoch=eval_pairs, **shared),
+        TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, use_after=args.use_after, **shared),
+        TemporalItems(held_out, training.seed, pairs_per_epoch=eval_pairs, use_after=args.use_after, **shared),
     )
 
 
@@ -172,6 +182,9 @@ def main() -> None:
     post_args, part_args, args = parse_arguments(
         (PostTrainingArguments, LastPartArguments, TemporalTrainingArguments), default_config=DEFAULT_CONFIG
     )
+    for word in sys.argv[1:]:
+        if word.split("=")[0] == "--stage":
+            raise ValueError("the stages are chosen by --stages here, such as --stages b")
     if post_args.model is None:
         raise ValueError("there is no model to post-train; give --model with a folder or a Hub id")
     set_seed(args.seed)
@@ -183,7 +196,7 @@ def main() -> None:
 
     untrained = TemporalTrainer(model, args, items[0], items[1], processing_class=processor)
     predictions = {"before": untrained.predict(untrained.eval_rows)}
-    for stage in ("a", "b"):
+    for stage in post_args.stages:
         predictions[f"stage_{stage}"] = run_stage(stage, model, processor, args, items)
     if not untrained.is_world_process_zero():
         return

@@ -201,3 +201,18 @@ def test_a_model_is_needed(esc_folder, tmp_path):
     code, printed = launch("--data_dir", str(esc_folder), "--output_dir", str(tmp_path))
     assert code != 0
     assert "there is no model to post-train; give --model" in printed
+
+
+def test_stage_b_alone_is_trained_alone(esc_folder, model_folder, tmp_path, monkeypatch):
+    small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--use_cpu", "true"]
+    places = ["--model", model_folder, "--data_dir", esc_folder, "--output_dir", tmp_path / "run"]
+    words = ["posttrain_teminal.py", *map(str, places), *small, "--languages", "eng", "--use_after", "false"]
+    monkeypatch.setattr(sys, "argv", [*words, "--stages", "b"])
+    posttrain_teminal.main()
+    assert list(Results.load(tmp_path / "run").scores["temporal"]["eng"]) == ["before", "stage_b"]
+    assert not (tmp_path / "run" / "stage_a").exists()
+
+    for wrong in (["--stages", "c"], ["--stages", "b", "b"], ["--stage", "b"]):
+        monkeypatch.setattr(sys, "argv", [*words, *wrong])
+        with pytest.raises(ValueError, match="stages"):
+            posttrain_teminal.main()
