@@ -14,6 +14,7 @@ from pathlib import Path
 import evaluate
 import numpy as np
 import pytest
+import torch
 from metric_cards import run_card
 from sklearn.metrics import coverage_error, label_ranking_average_precision_score, top_k_accuracy_score
 
@@ -367,6 +368,21 @@ def test_evaluate_gives_the_same_numbers(load_metric):
     for start in range(0, 30, 8):
         metric.add_batch(predictions=similarity[start : start + 8], references=relevant[start : start + 8])
     assert metric.compute(k=[1, 3]) == expected
+
+
+def test_evaluate_stores_nothing_that_it_gets_at_once(load_metric, monkeypatch):
+    similarity, relevant = random_case(5, 30, 12, 4, 5)
+    metric, stored = load_metric("recall"), []
+    monkeypatch.setattr(metric, "add_batch", lambda **columns: stored.append(columns))
+    assert metric.compute(predictions=similarity, references=relevant) == retrieval_scores(similarity, relevant)
+    assert not stored
+
+
+def test_evaluate_reads_tensors(load_metric):
+    similarity, relevant = random_case(5, 30, 12, 4, 5)
+    rows = torch.tensor(similarity, dtype=torch.bfloat16, requires_grad=True)
+    expected = retrieval_scores(rows.detach().float().numpy(), relevant)
+    assert load_metric("recall").compute(predictions=rows, references=relevant) == expected
 
 
 def test_evaluate_takes_the_whole_matrix_as_a_keyword(load_metric):
