@@ -112,6 +112,7 @@ def read_row(
     max_seconds: float | None = None,
     crop_position: float = 0.0,
     from_first_sound: bool = False,
+    min_seconds: float = 0.0,
 ) -> np.ndarray:
     """The sound of a row, from wherever the row has it.
 
@@ -125,6 +126,7 @@ def read_row(
         crop_position: Where a crop lies, as for `load_clip`.
         from_first_sound: Whether a crop that is silent is taken from the first sound on: silence has no level to bring
             another clip's to, and no caption fits it.
+        min_seconds: The shortest clip that the model takes, 0.15 s for CED; a shorter one is refused.
 
     Returns:
         float32 of shape `(samples,)` at `sampling_rate_hz`.
@@ -151,7 +153,11 @@ def read_row(
         recording = _Samples(np.asarray(audio["array"], dtype=np.float32), audio["sampling_rate"], name)
 
     with closing(recording):
-        return _crop(recording, sampling_rate_hz, max_seconds, crop_position, from_first_sound)
+        clip = _crop(recording, sampling_rate_hz, max_seconds, crop_position, from_first_sound)
+    if len(clip) < min_seconds * sampling_rate_hz:
+        seconds = len(clip) / sampling_rate_hz
+        raise BadAudioError(f"{name} lasts {seconds:.4f} s; the model needs {min_seconds} s")
+    return clip
 
 
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:

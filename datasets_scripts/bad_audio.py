@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,12 +36,13 @@ class BadClip(NamedTuple):
     reason: str
 
 
-def read_recording(source: str | bytes, name: str) -> tuple[bytes, np.ndarray, int]:
+def read_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> tuple[bytes, np.ndarray, int]:
     """Reads a recording from end to end, so that whatever is wrong with it shows now.
 
     Args:
         source: The file, or its bytes.
         name: What errors call it.
+        min_seconds: The shortest recording that will do.
 
     Returns:
         The bytes of the file, its waveform as `read_audio` gives it, and its sampling rate in Hz.
@@ -62,15 +64,18 @@ def read_recording(source: str | bytes, name: str) -> tuple[bytes, np.ndarray, i
 
     if not waveform.any():
         raise BadAudioError(f"{name} is silent: every sample is zero")
+    if len(waveform) < min_seconds * rate_hz:
+        raise BadAudioError(f"{name} lasts {len(waveform) / rate_hz:.4f} s; the model needs {min_seconds} s")
     return content, waveform, rate_hz
 
 
-def find_bad_audio(rows: Sequence[Any], workers: int = 1) -> list[BadClip]:
+def find_bad_audio(rows: Sequence[Any], workers: int = 1, min_seconds: float = 0.0) -> list[BadClip]:
     """Reads every recording from end to end.
 
     Args:
         rows: Rows of the schema. Those stored as samples were checked when they were prepared, and are passed over.
         workers: Processes that read.
+        min_seconds: The shortest recording that will do.
 
     Returns:
         The clips that cannot be used: missing, corrupt, truncated, empty or silent. The same for any number of workers.
@@ -82,13 +87,15 @@ def find_bad_audio(rows: Sequence[Any], workers: int = 1) -> list[BadClip]:
         return []
 
     bad = []
-    for place, problem in enumerate(map_in_order(_problem, rows, workers)):
+    for place, problem in enumerate(map_in_order(partial(_problem, min_seconds=min_seconds), rows, workers)):
         if problem:
             bad.append(BadClip(place, rows[place]["clip_id"], problem))
     return bad
 
 
-def usable_rows(rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path | None = None) -> Any:
+def usable_rows(
+    rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path | None = None, min_seconds: float = 0.0
+) -> Any:
     """The rows whose recordings can be used, in their order.
 
     Args:
@@ -98,6 +105,7 @@ def usable_rows(rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path
         workers: Processes that read.
         memo: A JSON file of what was found, so that the next process or run need not look again, but for files that
             have changed.
+        min_seconds: The shortest recording that will do.
 
     Returns:
         The same rows, or fewer.
@@ -111,7 +119,10 @@ def usable_rows(rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path
     if on_bad_audio == "error" or _are_samples(rows):
         return rows
 
-    bad = find_bad_audio(rows, workers) if memo is None else _remembered(rows, workers, Path(memo))
+    if memo is None:
+        bad = find_bad_audio(rows, workers, min_seconds)
+    else:
+        bad = _find_new(rows, workers, Path(memo), min_seconds)
     if not bad:
         return rows
     if len(bad) == len(rows):
@@ -198,10 +209,10 @@ def _are_samples(rows: Any) -> bool:
     return len(rows) > 0 and rows[0].get("samples") is not None
 
 
-def _problem(row: Mapping[str, Any]) -> str | None:
+def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
     """What is wrong with the recording of a row, if anything."""
     try:
-        read_recording(source_of(row), row["audio_path"])
+        read_recording(source_of(row), row["audio_path"], min_seconds)
     except MissingDecoderError:
         raise
     except BadAudioError as error:
@@ -209,13 +220,15 @@ def _problem(row: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _remembered(rows: Any, workers: int, memo: Path) -> list[BadClip]:
+def _find_new(rows: Any, workers: int, memo: Path, min_seconds: float) -> list[BadClip]:
     """As `find_bad_audio`, but reads only the recordings that the memo does not know in their present state."""
     known: dict[str, str | None] = json.loads(memo.read_text(encoding="utf-8")) if memo.is_file() else {}
-    states = list(map(_state, rows))
+    states = list(map(partial(_state, min_seconds=min_seconds), rows))
     new = [place for place, state in enumerate(states) if state not in known]
     if new:
-        for place, problem in zip(new, map_in_order(_problem, _select(rows, new), workers), strict=True):
+        for place, problem in zip(
+            new, map_in_order(partial(_problem, min_seconds=min_seconds), _select(rows, new), workers), strict=True
+        ):
             known[states[place]] = problem
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_json(memo, known)
@@ -232,9 +245,9 @@ def _select(rows: Any, places: Sequence[int]) -> Any:
     return rows.select(places) if hasattr(rows, "select") else [rows[place] for place in places]
 
 
-def _state(row: Mapping[str, Any]) -> str:
-    """A hash of which recording a row has, and of the state of its file."""
-    digest = hashlib.blake2b(f"{row['clip_id']}\0{row['audio_path']}".encode(), digest_size=12)
+def _state(row: Mapping[str, Any], min_seconds: float) -> str:
+    """A hash of which recording a row has, of the state of its file, and of what is asked of it."""
+    digest = hashlib.blake2b(f"{row['clip_id']}\0{row['audio_path']}\0{min_seconds}".encode(), digest_size=12)
     source = source_of(row)
     if isinstance(source, bytes):
         digest.update(source)

@@ -375,11 +375,13 @@ def read_clip(model: EmbeddingModel, row: Row, max_seconds: float | None, from_f
         FileNotFoundError: It is not there.
         BadAudioError: It holds no usable sound, or less than the model needs.
     """
-    waveform = read_row(row, model.sampling_rate_hz, max_seconds, from_first_sound=from_first_sound)
-    seconds = len(waveform) / model.sampling_rate_hz
-    if seconds < model.min_seconds:
-        raise BadAudioError(f"clip {row['clip_id']} lasts {seconds:.4f} s; {model.name} needs {model.min_seconds} s")
-    return waveform
+    return read_row(
+        row,
+        model.sampling_rate_hz,
+        max_seconds,
+        from_first_sound=from_first_sound,
+        min_seconds=model.min_seconds,
+    )
 
 
 def embed_waveforms(

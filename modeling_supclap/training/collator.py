@@ -38,20 +38,22 @@ class IndexedRows(Dataset):
         return {**self.rows[index], "clip_index": index}
 
 
-def usable_rows(rows: Any, args: SupCLAPTrainingArguments) -> Any:
+def usable_rows(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:
     """Selects the rows of a split that a run can use, the same in every process and when the run is resumed.
 
     Args:
         rows: A split.
         args: `on_bad_audio` says what to do, see `datasets_scripts/bad_audio.py`. Recordings are read once, by
             `dataloader_num_workers` processes; `bad_audio.json` in the output folder remembers what was found.
+        min_seconds: The shortest recording that the model takes.
 
     Returns:
         The same rows, or those whose recordings can be used.
     """
     with args.main_process_first(desc="reading the recordings"):
         memo = Path(args.output_dir or ".") / "bad_audio.json"
-        return bad_audio.usable_rows(rows, args.on_bad_audio, max(1, args.dataloader_num_workers), memo)
+        workers = max(1, args.dataloader_num_workers)
+        return bad_audio.usable_rows(rows, args.on_bad_audio, workers, memo, min_seconds)
 
 
 class ContrastiveCollator:
@@ -76,6 +78,7 @@ class ContrastiveCollator:
     ) -> None:
         self.processor = processor
         self.rate_hz = processor.feature_extractor.sampling_rate
+        self.min_seconds = getattr(processor.feature_extractor, "min_samples", 0) / self.rate_hz
         self.languages = tuple(languages)
         self.positives = positives
         self.max_audio_seconds = max_audio_seconds
@@ -93,7 +96,7 @@ class ContrastiveCollator:
         return captions
 
     def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
-        return read_row(row, self.rate_hz, self.max_audio_seconds, crop_position)
+        return read_row(row, self.rate_hz, self.max_audio_seconds, crop_position, min_seconds=self.min_seconds)
 
     def _inputs(
         self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]

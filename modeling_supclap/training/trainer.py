@@ -89,6 +89,8 @@ class SupCLAPTrainer(Trainer):
                 "--logit_bias -10 --temperature 0.1"
             )
 
+        extractor = processing_class.feature_extractor
+        self._min_seconds = getattr(extractor, "min_samples", 0) / extractor.sampling_rate
         train_dataset = self._usable(train_dataset, args)
         eval_dataset = self._usable(eval_dataset, args)
         batch = args.train_batch_size * args.world_size
@@ -141,7 +143,7 @@ class SupCLAPTrainer(Trainer):
                 "load_splits, or of load_prepared without streaming, so that a resumed run sees the same batches. "
                 "A stream goes into a DataLoader with TrainingCollator as its collate_fn"
             )
-        rows = usable_rows(rows, args)
+        rows = usable_rows(rows, args, self._min_seconds)
 
         if args.positives == "clip" and args.process_index == 0:
             light = without_audio(rows)

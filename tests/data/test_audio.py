@@ -325,6 +325,18 @@ class TestRows:
         assert clip.dtype == np.float32
         np.testing.assert_array_equal(clip, load_clip(tone, RATE_HZ, **crop))
 
+    def test_a_clip_that_is_too_short_is_named(self):
+        stored = {"samples": to_int16(sine(440, 0.1)).tobytes(), "sampling_rate_hz": RATE_HZ}
+        with pytest.raises(BadAudioError, match=r"a\.wav \(clip 'a'\) lasts 0\.1000 s; the model needs 0\.15 s"):
+            read_row({"clip_id": "a", "audio_path": "a.wav", **stored}, RATE_HZ, min_seconds=0.15)
+
+    def test_a_silent_beginning_is_cut_where_asked(self):
+        late = np.concatenate([np.zeros(RATE_HZ), sine(440, 1.0)])
+        row = {"clip_id": "a", "samples": to_int16(late).tobytes(), "sampling_rate_hz": RATE_HZ}
+        assert not read_row(row, RATE_HZ, 0.5).any()
+        clip = read_row(row, RATE_HZ, 0.5, from_first_sound=True)
+        np.testing.assert_allclose(clip[:-1], sine(440, 0.5)[1:], atol=1 / 16384)
+
     def test_stored_samples_are_resampled(self):
         stored = {"samples": to_int16(sine(440, 0.5)).tobytes(), "sampling_rate_hz": RATE_HZ}
         clip = read_row({"clip_id": "a", "audio_path": "a.wav", **stored}, 32_000)

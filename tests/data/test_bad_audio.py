@@ -59,6 +59,17 @@ def test_bad_clips_leave_the_rows(rows, make, policy, named, caplog):
     assert len(caplog.messages) == 1 + named
 
 
+@pytest.mark.parametrize("memo", [None, "memo.json"])
+def test_clips_that_are_too_short_for_the_model_are_bad(tmp_path, memo):
+    rows = tone_rows(tmp_path, 3)
+    soundfile.write(tmp_path / "tone_1.wav", [0.1, -0.1] * 800, 16_000)
+    options = {"memo": memo and tmp_path / memo}
+    assert len(usable_rows(rows, "skip", **options)) == 3
+    kept = usable_rows(rows, "skip", min_seconds=0.15, **options)
+    assert [row["clip_id"] for row in kept] == ["clip0", "clip2"]
+    assert "lasts 0.1000 s; the model needs 0.15 s" in find_bad_audio(rows, min_seconds=0.15)[0].reason
+
+
 def test_error_reads_nothing(rows):
     assert usable_rows(rows, "error") is rows
 
@@ -76,7 +87,9 @@ def test_no_row_left_is_an_error(rows):
 def test_the_memo_spares_the_second_look_but_for_what_has_changed(rows, tmp_path, monkeypatch):
     looked_at = []
     read = bad_audio.read_recording
-    monkeypatch.setattr(bad_audio, "read_recording", lambda source, name: looked_at.append(name) or read(source, name))
+    monkeypatch.setattr(
+        bad_audio, "read_recording", lambda source, name, *rest: looked_at.append(name) or read(source, name, *rest)
+    )
     memo = tmp_path / "out" / "bad_audio.json"
     kept = usable_rows(rows, "skip", memo=memo)
     assert len(looked_at) == 8

@@ -138,7 +138,7 @@ def test_a_split_of_which_nothing_can_be_heard_is_an_error(tmp_path, rows):
 def test_a_recording_shorter_than_the_model_needs_is_bad(rows):
     model = load_embedding_model(Listener())
     model.min_seconds = 0.6
-    with pytest.raises(BadAudioError, match=r"clip clip0 lasts 0\.5000 s; Listener needs 0\.6 s"):
+    with pytest.raises(BadAudioError, match=r"\(clip \'clip0\'\) lasts 0\.5000 s; the model needs 0\.6 s"):
         embed_split(model, rows)
 
 
