@@ -15,7 +15,6 @@ data give the same bytes, whatever the number of workers.
 from __future__ import annotations
 
 import argparse
-import difflib
 import hashlib
 import io
 import json
@@ -48,7 +47,7 @@ from modeling_supclap.datasets_scripts.manifest import (
     versions,
     write_card,
 )
-from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, ROOT_NOTE, STORAGES, read_manifest
+from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, ROOT_NOTE, STORAGES, PreparedSet
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
 
 ROW_GROUP_ROWS = 100  # as the Hub's viewer likes it: a row is read by reading its row group
@@ -118,7 +117,7 @@ def prepare(
         root = audio_root(request, splits)
         folder, plan = Path(out), _plan(request, splits, root)
         if _claim(folder, plan, overwrite):
-            return read_manifest(folder)
+            return PreparedSet(folder).manifest
 
         records = {}
         for split, rows in splits.items():
@@ -368,7 +367,7 @@ def payload_bytes(value: Any) -> int:
 
 def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | None) -> str:
     """A hash of all that the bytes of a set depend on: the request, the rows and the state of their files."""
-    digest = hashlib.sha256(json.dumps([FORMAT, asdict(request), versions()], default=str).encode())
+    digest = hashlib.sha256(json.dumps([FORMAT, asdict(request), versions()], default=str, sort_keys=True).encode())
     for split, rows in splits.items():
         digest.update(split.encode())
         for row in without_audio(rows):
@@ -423,7 +422,7 @@ def _finish(
 
     asked = {
         "dataset": getattr(builder, "origin", request.dataset),
-        "options": public_options(request.options),
+        "options": dict(sorted(public_options(request.options).items())),
         "storage": request.storage,
         "shard_bytes": request.shard_bytes,
     }
@@ -462,7 +461,7 @@ def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
     """
     from huggingface_hub import HfApi
 
-    if read_manifest(folder)["storage"] == "reference":
+    if PreparedSet(folder).manifest["storage"] == "reference":
         raise ValueError("a set of storage 'reference' holds no audio to push; prepare it with another storage")
     api = HfApi()
     address = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
@@ -482,7 +481,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="prepare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("dataset", metavar="DATASET", type=_dataset, help=f"one of {', '.join(builder_names())}")
+    names = builder_names()
+    parser.add_argument("dataset", metavar="DATASET", choices=names, help=f"one of {', '.join(names)}")
     parser.add_argument("--out", required=True, help="the folder to write")
     storages = "; ".join(f"{name}, {storage.meaning}" for name, storage in STORAGES.items())
     parser.add_argument("--storage", choices=STORAGES, default="original", help=f"how to keep the audio: {storages}")
@@ -500,17 +500,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
     # The dataset comes first: its builder says which further options there are.
-    named = argv[0] if argv and argv[0] in builder_names() else None
+    named = argv[0] if argv and argv[0] in names else None
     fields = [] if named is None else add_builder_options(parser, find_builder(named).BUILDER_CONFIG_CLASS)
-    arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
-        close = []
-        for word in unknown:
-            close += difflib.get_close_matches(word.split("=")[0], parser._option_string_actions, n=1)
-        hint = f" (did you mean {', '.join(close)}?)" if close else ""
-        parser.error(
-            f"unrecognized arguments: {' '.join(unknown)}{hint}; {named or 'DATASET'} --help lists the options"
-        )
+    arguments = parser.parse_args(argv)
     arguments.builder_options = {name: getattr(arguments, name) for name in fields if hasattr(arguments, name)}
     return arguments
 
@@ -536,14 +528,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"prepare.py: error: {cause}", file=sys.stderr)
         return 1
     return 0
-
-
-def _dataset(text: str) -> str:
-    try:
-        find_builder(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
 
 
 if __name__ == "__main__":

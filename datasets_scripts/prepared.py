@@ -68,38 +68,6 @@ STORAGES = {
 """The values of `prepare.py --storage`."""
 
 
-def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of a prepared folder.
-
-    Args:
-        folder: What `prepare.py --out` named.
-
-    Returns:
-        What `manifest.json` says: "splits" (clips, seconds, captions by language, shards), "storage", "options",
-        "bad_audio", "missing", "left_out" and more.
-
-    Raises:
-        FileNotFoundError: The folder is no prepared set, or its preparation did not finish.
-        ValueError: It is of another format.
-    """
-    return _checked_manifest(_read_manifest(Path(folder)), folder)
-
-
-def _read_manifest(folder: Path) -> bytes:
-    if not (folder / MANIFEST).is_file():
-        raise FileNotFoundError(f"{folder} is no prepared set, as it holds no {MANIFEST}; make one with prepare.py")
-    return (folder / MANIFEST).read_bytes()
-
-
-def _checked_manifest(content: bytes, place: str | Path) -> dict[str, Any]:
-    manifest = json.loads(content)
-    if manifest["format"] != FORMAT:
-        raise ValueError(
-            f"{place} is of format {manifest['format']}, this version reads {FORMAT}; prepare the set again"
-        )
-    return manifest
-
-
 class PreparedSet:
     """Where a prepared set is, and what its manifest says.
 
@@ -112,8 +80,13 @@ class PreparedSet:
     Attributes:
         place: What the names of the manifest are relative to: a folder or an address. On the Hub it names a commit, so
             that all shards come from the same one.
-        manifest: What `manifest.json` says, see `read_manifest`.
+        manifest: What `manifest.json` says: "splits" (clips, seconds, captions by language, shards), "storage",
+            "options", "bad_audio", "missing", "left_out" and more.
         digest: The SHA-256 of the manifest, which names every shard by its hash.
+
+    Raises:
+        FileNotFoundError: There is no prepared set, or its preparation did not finish.
+        ValueError: It is of another format.
     """
 
     def __init__(self, data_dir: str | Path | None, audio_dir: str | None = None, revision: str | None = None) -> None:
@@ -130,7 +103,11 @@ class PreparedSet:
                 content = file.read()
         elif self.is_local:
             self.place = str(folder.resolve())
-            content = _read_manifest(folder)
+            if not (folder / MANIFEST).is_file():
+                raise FileNotFoundError(
+                    f"{data_dir} is no prepared set, as it holds no {MANIFEST}; make one with prepare.py"
+                )
+            content = (folder / MANIFEST).read_bytes()
         elif str(data_dir).count("/") == 1:
             path = _download_manifest(str(data_dir), revision)
             self.place = f"hf://datasets/{data_dir}@{path.parent.name}"
@@ -139,8 +116,11 @@ class PreparedSet:
             raise FileNotFoundError(f"data_dir {data_dir} is neither a folder nor an id of the Hub")
 
         self.audio_dir = audio_dir
-        self.manifest = _checked_manifest(content, self.place)
         self.digest = hashlib.sha256(content).hexdigest()
+        self.manifest = json.loads(content)
+        found = self.manifest["format"]
+        if found != FORMAT:
+            raise ValueError(f"{data_dir} is of format {found}, this version reads {FORMAT}; prepare the set again")
 
     def shard_paths(self, split: str) -> list[str]:
         """The files of a split, or their addresses."""

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from accelerate import PartialState
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
     bad: list[dict[str, str]]
 
 
-class Corpus:
+class Corpus(Dataset):
     """Rows to embed, end to end: a dataset that a `DataLoader` reads, and all that must not change between two runs.
 
     Args:
@@ -211,7 +211,7 @@ def write_files(
             ends.append(start + args.batch_size >= len(places))
 
     loader: Any = DataLoader(
-        corpus,  # type: ignore[arg-type]
+        corpus,
         batch_sampler=batches,  # type: ignore[arg-type]
         collate_fn=collator,
         num_workers=args.num_workers,

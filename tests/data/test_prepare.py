@@ -370,9 +370,8 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            (["nonsense", "--out", "x"], "unknown dataset: 'nonsense'; valid: audio_folder, "),
-            (["esc5", "--data_dir", "d", "--out", "x"], "unknown dataset: 'esc5' (did you mean 'esc50'?)"),
-            (["esc50", "--out", "x", "--test_fld=4"], "--test_fld=4 (did you mean --test_fold?)"),
+            (["nonsense", "--out", "x"], "invalid choice: 'nonsense' (choose from"),
+            (["esc50", "--out", "x", "--test_fld=4"], "unrecognized arguments: --test_fld=4"),
             (["synthetic", "--out", "x", "--data_dir", "d"], "unrecognized arguments: --data_dir d"),
             (["esc50"], "the following arguments are required: --out"),
             (["esc50", "--out", "x", "--num_train", "5"], "unrecognized arguments: --num_train"),

@@ -12,7 +12,7 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts import prepare as preparing
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
-from modeling_supclap.datasets_scripts.prepared import dataset_origin, load_prepared, read_manifest
+from modeling_supclap.datasets_scripts.prepared import PreparedSet, dataset_origin, load_prepared
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
@@ -48,7 +48,7 @@ def load(folder, storage, **config):
 @pytest.mark.parametrize("storage", STORAGES)
 def test_splits_and_rows_are_those_of_the_builder(folder, storage):
     before, after = load_splits("esc50", str(folder / "cache"), **options(folder)), load(folder, storage)
-    manifest = read_manifest(folder / storage)
+    manifest = PreparedSet(folder / storage).manifest
     assert {name: len(rows) for name, rows in after.items()} == {name: len(rows) for name, rows in before.items()}
     assert {name: about["clips"] for name, about in manifest["splits"].items()} == dict(after.num_rows)
     for split, rows in before.items():
