@@ -152,8 +152,8 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     def _log_mel(self, waveform: np.ndarray) -> torch.Tensor:
         """(samples,) to decibels (feature_size, T).
 
-        The steps of torchaudio's MelSpectrogram and amplitude_to_DB, to the same numbers in less than half of the time:
-        a clip at a time stays in the cache, and no band is multiplied with the bins of all others.
+        The steps of torchaudio's MelSpectrogram and amplitude_to_DB, to the same numbers: a clip at a time stays in the
+        cache, and no band is multiplied with the bins of all others.
         """
         if self.center:
             waveform = np.pad(waveform, self.n_fft // 2, mode="reflect")
