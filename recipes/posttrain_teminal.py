@@ -111,6 +111,7 @@ def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments)
     by_phrases = choose_prompts(args, training.languages) == "phrases"
     phrases = load_phrases(args.origin, training.languages) if by_phrases else None
     shared: dict[str, Any] = {"phrases": phrases, "languages": training.languages}
+
     classes = len({row["labels"][0] for row in without_audio(held_out)})
     eval_pairs = min(args.eval_pairs, classes * (classes - 1))
     return (
@@ -136,6 +137,7 @@ def run_stage(
         eval_items=items[1],
         processing_class=processor,
     )
+
     train(trainer, last)
     return trainer.predict(trainer.eval_rows)
 
@@ -189,6 +191,7 @@ def main() -> None:
         raise ValueError("there is no model to post-train; give --model with a folder or a Hub id")
     set_seed(args.seed)
     origin = post_args.origin
+
     model, processor = load_start(post_args.model)
     items = load_items(post_args, args)
     model.config.temporal_prompts = choose_prompts(post_args, args.languages)

@@ -46,6 +46,7 @@ def run_command(main: Callable[[], int | None]) -> None:
         print(f"{name}: error: {_plain(cause)}", file=sys.stderr)
     finally:
         leave_process_group()
+
     if code:
         sys.exit(code)
 
@@ -58,6 +59,7 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
         checkpoint: The checkpoint to resume from.
     """
     folder = trainer.args.output_dir or "."
+
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt:
@@ -87,6 +89,7 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
     """
     if args.on_bad_audio != "error" or not is_first_process():
         return
+
     for name in ("validation", "test"):
         bad = find_bad_audio(splits[name], max(1, args.dataloader_num_workers)) if name in splits else []
         if bad:
