@@ -11,6 +11,7 @@ import io
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +75,7 @@ class Table(NamedTuple):
 
     def groups(self) -> list[tuple[str, int]]:
         """Each direction with the number of its columns."""
-        counts = Counter(direction for direction, _ in self.columns)
+        counts = Counter(map(itemgetter(0), self.columns))
         return [(DIRECTIONS.get(direction, ""), count) for direction, count in counts.items()]
 
 
@@ -292,7 +293,7 @@ def _table(
         levels["chance"].append(last.get("chance"))
         levels["an order-blind model"].append(last.get("order_blind"))
     for line in _lines(columns, levels, "chance"):
-        if any(cell.value for cell in line.cells):
+        if any(map(itemgetter(0), line.cells)):
             lines.append(line)
 
     printed: dict[tuple[str | None, Column], list[float]] = defaultdict(list)

@@ -153,6 +153,7 @@ def push_to_hub(
         facts = facts or CardFacts(model, repo_id.split("/")[-1], repo_id, sampling_rate_hz=rate_hz)
         content = model_card(facts).content.encode()
         api.upload_file(path_or_fileobj=content, path_in_repo="README.md", repo_id=repo_id)
+
     processor.push_to_hub(repo_id, **kwargs)
     sent: Any = model  # typed as a decorated function in transformers
     return sent.push_to_hub(repo_id, **kwargs)
@@ -164,6 +165,7 @@ def push_to_hub(
 def _describe_objective(arguments: Mapping[str, Any]) -> str:
     if arguments.get("stage"):
         return "TeminAL's temporal objective."
+
     names = {
         "infonce": "InfoNCE in both directions",
         "siglip": "SigLIP's sigmoid loss",
@@ -171,6 +173,7 @@ def _describe_objective(arguments: Mapping[str, Any]) -> str:
         "kcl": "1-to-K contrastive learning (KCL)",
         "cacl": "audio-English co-anchor contrastive learning (CACL)",
     }
+
     base = names.get(str(arguments.get("loss")), "A contrastive objective")
     svr = arguments.get("svr", "none")
     return f"{base}." if svr == "none" else f"{base} with Support Vector Regularisation ({svr})."
@@ -183,8 +186,12 @@ def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str
     ['luo2025supclap', 'yin2025atri', 'yan2024bridging']
     """
     loss, svr = arguments.get("loss"), arguments.get("svr", "none")
-    kinds = {part.kind for part in parts}
-    layouts = {part.layout for part in parts}
+    kinds, layouts, sources = set(), set(), ""
+    for part in parts:
+        kinds.add(part.kind)
+        layouts.add(part.layout)
+        sources += f"{part.source.lower()} "
+
     used = {
         "sinha2024teminal": bool(arguments.get("stage")),
         "luo2025supclap": svr != "none" or loss == "reweighted",
@@ -200,7 +207,7 @@ def citations(arguments: Mapping[str, Any], parts: Sequence[Origin]) -> list[str
         "elizalde2023natural": "MS-CLAP 2023" in layouts,
         "wu2022laion": bool(layouts & {"LAION-CLAP, authors' file", "CLAP, Hub"}),
         "duquenne2023sonar": "m2m_100" in kinds,
-        "feng2020labse": any("labse" in part.source.lower() for part in parts),
+        "feng2020labse": "labse" in sources,
     }
     return list(filter(used.get, used))
 

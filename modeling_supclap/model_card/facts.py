@@ -40,7 +40,7 @@ class CardFacts:
         dataset: The names of the training data, Hub ids or builders of `datasets_scripts`.
         clips: How many it was trained on.
         licenses: Of those clips, counted.
-        results: Contents of `results.json`, of a recipe or of an evaluation receipt.
+        results: Contents of `results.json`, of a training run or of an evaluation.
         base_model: Id or folder of the model that training continued; None takes it from the model.
         license: In place of the one that follows from the parts.
         tags: Beside our own.
@@ -76,6 +76,7 @@ def facts_of_run(trainer: Any) -> CardFacts:
     arguments = _telling_arguments(args, recorded)
     for found in own["scores"].get("temporal", {}).values():
         arguments["stage"] = ", then ".join(stage[-1] for stage in found if stage.startswith("stage_"))
+
     rows = getattr(getattr(trainer, "train_items", None), "rows", None) or trainer.train_rows
     dataset = own["protocol"].get("origin") or recorded.get("dataset")
     return CardFacts(
@@ -162,6 +163,7 @@ def public_command(arguments: Sequence[str]) -> str:
     script = Path(arguments[0]) if arguments else Path()
     if script.suffix != ".py" or "site-packages" in script.parts:
         return ""
+
     resolved = script.resolve()
     words = [str(resolved.relative_to(_ROOT)) if resolved.is_relative_to(_ROOT) else script.name]
 

@@ -129,6 +129,10 @@ def test_a_folder_that_holds_no_model_is_told_by_what_it_holds(tmp_path):
         load_embedding_model(tmp_path)
     with pytest.raises(FileNotFoundError, match=f"there is no model folder {tmp_path}/typo"):
         load_embedding_model(tmp_path / "typo")
+    with pytest.raises(
+        FileNotFoundError, match="there is no folder outputs/nothing here"
+    ):  # it may be an id of the Hub
+        load_embedding_model("outputs/nothing")
 
 
 @pytest.mark.parametrize(
