@@ -10,6 +10,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 
+class InUseError(RuntimeError):
+    """Another process is writing to the same place."""
+
+
 @contextmanager
 def whole_file(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
     """A file beside `path` to write; at the end of the block it takes the place of `path`, at one stroke.
@@ -65,7 +69,7 @@ def only_writer(path: str | Path) -> Iterator[None]:
         path: The file or folder, which need not exist yet.
 
     Raises:
-        RuntimeError: Another process is at it.
+        InUseError: Another process is at it.
     """
     target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +77,7 @@ def only_writer(path: str | Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise RuntimeError(
+        raise InUseError(
             f"{path} is being written by another run; wait until that has ended, or choose another output"
         ) from error
 

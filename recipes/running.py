@@ -13,13 +13,14 @@ from datasets.exceptions import DatasetsError
 from transformers import Trainer
 from transformers.utils import logging as transformers_logging
 
+from modeling_supclap.datasets_scripts.atomic_files import InUseError
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
 from modeling_supclap.training.checkpoints import last_checkpoint
 from modeling_supclap.training.distributed import is_first_process, leave_process_group
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
-USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError)
+USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError)
 """What data and arguments raise; their messages say it all, where of anything else the traceback is wanted."""
 
 

@@ -82,11 +82,6 @@ def _disturb(
         arguments = _next_arguments(job, out)
 
     ended = forking.run(job.script, arguments, out.with_suffix(".log"))
-    if ended.code != 0 and "checkpoint" in ended.last_line and arguments != job.start(out):
-        # Nothing was saved before the kill, and the run says so: its user starts it again.
-        shutil.rmtree(out, ignore_errors=True)
-        ended = forking.run(job.script, job.start(out), out.with_suffix(".log"))
-        counts[f"{name}: told that there is no checkpoint yet"] += 1
     assert ended.code == 0, f"{name} does not go on after {hits} kills:\n{ended.output[-3000:]}"
     return hits
 
