@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train results bench test test-fast test-slow test-gpu test-oldest check
+.PHONY: setup train results bench test test-fast test-slow test-gpu test-oldest campaigns check
 .DEFAULT_GOAL := test
 
 setup: .venv/ready
@@ -47,6 +47,17 @@ test-slow: setup
 
 test-gpu: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu $(ARGS)
+
+# Kills, broken input, hostile files, small disks, two writers: what tests/campaigns/RESULTS.md keeps. Half an hour; the
+# disks want root, to mount them.
+CAMPAIGN := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 PYTHONPATH=tests:tests/campaigns HF_HOME=$(abspath .cache/campaigns/hf) $(BIN)/python
+campaigns: setup
+	rm -rf .cache/campaigns && mkdir -p .cache/campaigns/kills .cache/campaigns/hostile .cache/campaigns/disks .cache/campaigns/writers
+	$(CAMPAIGN) tests/campaigns/kills.py --kills 200 --folder .cache/campaigns/kills
+	$(CAMPAIGN) tests/campaigns/fuzz.py --inputs 20000 --folder .cache/campaigns/fuzz
+	$(CAMPAIGN) tests/campaigns/hostile.py --folder .cache/campaigns/hostile
+	$(CAMPAIGN) tests/campaigns/disks.py --trials 30 --folder .cache/campaigns/disks
+	$(CAMPAIGN) tests/campaigns/writers.py --trials 20 --folder .cache/campaigns/writers
 
 # The oldest transformers and huggingface_hub that pyproject.toml allows, in front of those of .venv.
 OLDEST := .cache/oldest

@@ -125,7 +125,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
     arguments = parser.parse_args()
     forking.warm_up()
-    for what, count in sorted(campaign(arguments.trials, arguments.folder, arguments.seed, arguments.jobs).items()):
+    counts = campaign(arguments.trials, arguments.folder.resolve(), arguments.seed, arguments.jobs)
+    for what, count in sorted(counts.items()):
         print(f"{count:6d}  {what}")
 
 

@@ -119,7 +119,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     forking.warm_up()
-    for what, count in sorted(campaign(arguments.kills, arguments.folder, arguments.seed, arguments.jobs).items()):
+    counts = campaign(arguments.kills, arguments.folder.resolve(), arguments.seed, arguments.jobs)
+    for what, count in sorted(counts.items()):
         print(f"{count:6d}  {what}")
 
 
