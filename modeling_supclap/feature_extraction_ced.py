@@ -25,8 +25,9 @@ Audio = Any
 """One clip or several, as numpy arrays, torch tensors or lists of numbers."""
 
 
-# Rates below it are kilohertz by mistake (192 is the highest that recorders have).
+# Rates below are kilohertz by mistake (192 is the highest that recorders have), rates above are no sound.
 LEAST_RATE_HZ = 200
+MOST_RATE_HZ = 10_000_000
 
 
 class CEDFeatureExtractor(SequenceFeatureExtractor):
@@ -272,10 +273,8 @@ def _check_rate(sampling_rate: float | None) -> int:
         raise ValueError(f"sampling_rate must be one number in hertz, got {sampling_rate!r}")
     if not sampling_rate > 0 or sampling_rate % 1 != 0:
         raise ValueError(f"sampling_rate must be a positive whole number of hertz, got {sampling_rate}")
-    if sampling_rate < LEAST_RATE_HZ:
-        raise ValueError(
-            f"sampling_rate is {sampling_rate} Hz, which no recording of sound has; give hertz, not kilohertz"
-        )
+    if not LEAST_RATE_HZ <= sampling_rate <= MOST_RATE_HZ:
+        raise ValueError(f"sampling_rate is {sampling_rate} Hz, which no recording has; give hertz, not kilohertz")
     return int(sampling_rate)
 
 

@@ -169,8 +169,6 @@ def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) ->
 
 def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
     """A value of the file as the command line would read it: `languages: eng` is the list of one language."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError
     if value is None or isinstance(value, dict):
         if ("None" if value is None else "dict") not in kind:
             raise TypeError
@@ -185,6 +183,8 @@ def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
         if item is None or isinstance(item, (dict, list)) or not callable(action.type):
             raise TypeError
         typed.append(action.type(str(item)))
+        if isinstance(typed[-1], float) and not math.isfinite(typed[-1]):
+            raise ValueError
     return typed if action.nargs == "+" else typed[0]
 
 

@@ -163,8 +163,9 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path, content):
         parse_arguments((SupCLAPTrainingArguments,), [str(path)])
 
 
-def test_no_key_is_infinite(tmp_path):
+@pytest.mark.parametrize("number", [".inf", "1e999", ".nan"])
+def test_no_key_is_infinite(tmp_path, number):
     path = tmp_path / "endless.yaml"
-    path.write_text("logging_steps: .inf\n")
+    path.write_text(f"logging_steps: {number}\n")
     with pytest.raises(ValueError, match="logging_steps"):
         parse_arguments((SupCLAPTrainingArguments,), [str(path)])
