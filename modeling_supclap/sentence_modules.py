@@ -4,6 +4,7 @@ LaBSE, for example, is BERT's first token, a linear layer, tanh and the norm; th
 """
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_utils import load_state_dict
 from transformers.utils import cached_file
+
+from .strict_loading import is_hub_id
 
 # By the names that sentence-transformers has for them, before and since its version 6.
 _POOLINGS = {
@@ -144,6 +147,8 @@ def _read_json(name: str, path: str) -> Any:
 
 
 def _find(name: str, path: str) -> str | None:
+    if not Path(name).is_dir() and not is_hub_id(name):
+        return None  # whoever loads the tower says what is wrong with its name
     missing_is_fine = {
         "_raise_exceptions_for_missing_entries": False,
         "_raise_exceptions_for_connection_errors": False,

@@ -156,16 +156,17 @@ def public_command(arguments: Sequence[str]) -> str:
     >>> public_command(["recipes/train_supclap.py", "--data_dir", "/home/me/ESC-10", "--hub_token", "hf_x"])
     'python recipes/train_supclap.py --data_dir ESC-10'
     """
-    command = os.environ.get("SUPCLAP_COMMAND")
-    if command:
-        return f"{command} {shlex.join(_public_word(word) for word in arguments[1:])}".rstrip()
-
-    script = Path(arguments[0]) if arguments else Path()
-    if script.suffix != ".py" or "site-packages" in script.parts:
-        return ""
-
-    resolved = script.resolve()
-    words = [str(resolved.relative_to(_ROOT)) if resolved.is_relative_to(_ROOT) else script.name]
+    launcher = os.environ.get("SUPCLAP_COMMAND", "")
+    words = []
+    if not launcher:
+        script = Path(arguments[0]) if arguments else Path()
+        if script.suffix != ".py" or "site-packages" in script.parts:
+            return ""
+        resolved = script.resolve()
+        words.append(str(resolved.relative_to(_ROOT)) if resolved.is_relative_to(_ROOT) else script.name)
+        launcher = "accelerate launch" if "ACCELERATE_MIXED_PRECISION" in os.environ else "python"
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            launcher = f"torchrun --nproc_per_node {os.environ.get('LOCAL_WORLD_SIZE', 1)}"
 
     is_left_out = False
     for word in arguments[1:]:
@@ -177,11 +178,7 @@ def public_command(arguments: Sequence[str]) -> str:
                 words.append(f"{option}={_public_word(value)}" if sign else word)
         elif not is_left_out:
             words.append(_public_word(word))
-
-    launcher = "accelerate launch" if "ACCELERATE_MIXED_PRECISION" in os.environ else "python"
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        launcher = f"torchrun --nproc_per_node {os.environ.get('LOCAL_WORLD_SIZE', 1)}"
-    return f"{launcher} {shlex.join(words)}"
+    return f"{launcher} {shlex.join(words)}".rstrip()
 
 
 def _public_word(word: str) -> str:

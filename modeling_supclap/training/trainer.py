@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import logging
 import os
 import shutil
@@ -268,9 +269,12 @@ class SupCLAPTrainer(Trainer):
         pushes, self.args.push_to_hub, self._saving = self.args.push_to_hub, False, True
         try:
             super()._save_checkpoint(model, trial)
-        except BaseException:
+        except BaseException as error:
             if self.args.should_save:
                 shutil.rmtree(unfinished, ignore_errors=True)  # room again, where the disk is full
+            if isinstance(error, RuntimeError) and "inline_container" in str(error):  # what torch.save makes of it
+                message = f"{os.strerror(errno.ENOSPC)}, or the disk fails: {name} cannot be written"
+                raise OSError(errno.ENOSPC, message, str(folder)) from error
             raise
         finally:
             self.args.push_to_hub, self._saving = pushes, False

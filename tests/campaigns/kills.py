@@ -40,12 +40,13 @@ def campaign(kills: int, folder: Path, seed: int = 0, names: list[str] | None = 
     for name, (_, seconds) in references.items():
         print(f"{name}: {seconds:.1f} s undisturbed", flush=True)
 
-    done = 0
-    while done < kills:
-        name = names[done % len(names)] if done < len(names) else draw.choice(names)
+    done = trial = 0
+    while done < kills or trial < len(names):
+        name = names[trial] if trial < len(names) else draw.choice(names)
+        trial += 1
         expected, seconds = references[name]
-        out = folder / f"{name}-{done}"
-        hits = _disturb(jobs[name], name, out, seconds, draw, counts, at_most=min(3, kills - done))
+        out = folder / f"{name}-{trial}"
+        hits = _disturb(jobs[name], name, out, seconds, draw, counts, at_most=min(3, max(1, kills - done)))
         found = jobs[name].outcome(out)
         assert found == expected, f"{name}, trial {out.name}: the result differs from that of an undisturbed run"
         counts[f"{name}: ended like one run"] += 1

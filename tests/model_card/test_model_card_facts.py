@@ -107,13 +107,18 @@ def test_licenses_are_counted(make):
             {},
             "python recipes/x.py --dataset_config '{\"data_dir\": \"ESC\", \"num\": 1}' --out run",
         ),
+        (
+            ["supclap train", "my.yaml", "--hub_token", "hf_x", "--resume_from_checkpoint", "last"],
+            {"SUPCLAP_COMMAND": "supclap train"},
+            "supclap train my.yaml",
+        ),
         (["/lib/site-packages/ipykernel_launcher.py"], {}, ""),
         (["pytest", "tests"], {}, ""),
         ([], {}, ""),
     ],
 )  # fmt: skip
 def test_the_command_without_the_folders_of_this_machine(monkeypatch, arguments, environment, expected):
-    for name in ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"):
+    for name in ("ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "SUPCLAP_COMMAND"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -19,6 +19,12 @@ from modeling_supclap.recipes import command
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def _restored_environment(monkeypatch):
+    """The command tells its name to the recipe by the environment, which must not outlive the test."""
+    monkeypatch.setenv("SUPCLAP_COMMAND", "")
+
+
 def test_help_names_the_commands(capsys):
     assert command.main([]) == command.main(["--help"]) == 0
     assert "train,posttrain,evaluate" in capsys.readouterr().out

@@ -100,7 +100,10 @@ def test_two_processes_and_a_kill(saved, sounds, tmp_path, capsys):
     asked = []
     for name in ("one", "two", "killed"):
         asked.append(search(capsys, "query", tmp_path / name, "a dog barks", "--json", "--all_windows", "-k", 50))
-    hits = [json.loads(printed)["hits"] for printed in asked]
-    for other in hits[1:]:
-        assert [hit["file"] for hit in other] == [hit["file"] for hit in hits[0]]
-        assert [hit["score"] for hit in other] == pytest.approx([hit["score"] for hit in hits[0]], abs=1e-5)
+    places = []
+    for printed in asked:  # scores that are equal but for rounding may change places
+        hits = json.loads(printed)["hits"]
+        places.append({(hit["file"], hit["start_seconds"]): hit["score"] for hit in hits})
+    assert len(places[0]) > 6
+    for other in places[1:]:
+        assert other == pytest.approx(places[0], abs=1e-5)
