@@ -126,13 +126,16 @@ class SoundIndex:
 
     def __init__(self, folder: str | Path, dim: int | None = None, about: dict[str, str] | None = None) -> None:
         self.folder = str(folder)
+        missing = f"{folder} holds no index of sounds; make one with `search_audio.py index`"
+        if dim is None and "://" not in self.folder and not Path(folder).is_dir():
+            raise FileNotFoundError(missing)  # LanceDB would make the folder
         self._database = _import_lancedb().connect(self.folder)
         names = self._database.list_tables().tables
         if "windows" in names and "files" in names:
             self.windows = self._database.open_table("windows")
             self.files = self._database.open_table("files")
         elif dim is None:
-            raise FileNotFoundError(f"{folder} holds no index of sounds; make one with `search_audio.py index`")
+            raise FileNotFoundError(missing)
         else:
             schema = windows_schema(dim).with_metadata(about or {})
             self.windows = self._database.create_table("windows", schema=schema, exist_ok=True)

@@ -127,6 +127,7 @@ def test_bad_arguments_are_refused(ear, folder, tmp_path):
         build_index(load_embedding_model(ear), tmp_path / "empty", tmp_path / "index")
     with pytest.raises(FileNotFoundError, match="no index"):
         SoundIndex(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_path, monkeypatch):
