@@ -6,11 +6,9 @@ Each trial gives a job a disk of its own that is too small by a random part of w
 written to. The job must fail, name the disk's error, and after the disk has grown end like a run that had room.
 """
 
-import argparse
 import random
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -116,19 +114,5 @@ def _try(job: Job, name: str, place: Path, reference: Path, needed: int, kind: s
     return f"{kind}: refused by name, then ended like one run"
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", nargs="+")
-    parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
-    arguments = parser.parse_args()
-    forking.warm_up()
-    counts = campaign(arguments.trials, arguments.folder.resolve(), arguments.seed, arguments.jobs)
-    for what, count in sorted(counts.items()):
-        print(f"{count:6d}  {what}")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    forking.run_as_command(__doc__, campaign, "--trials", 30)

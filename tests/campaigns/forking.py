@@ -4,12 +4,14 @@ A fork starts where an interpreter would have spent its first seconds on imports
 user starts: the script's own `__main__`, its own session, its own output file.
 """
 
+import argparse
 import os
 import runpy
 import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -109,6 +111,28 @@ class Run:
 def run(script: str, arguments: Sequence[str], log: Path, before: Callable[[], None] | None = None) -> Ended:
     """Runs a script to its end."""
     return Run(script, arguments, log, before).wait()
+
+
+def run_as_command(description: str, campaign: Callable[..., Counter[str]], option: str, default: int) -> None:
+    """The command line of a campaign of jobs; prints how often what happened.
+
+    Args:
+        description: What `--help` says.
+        campaign: Takes how many, an empty folder, the seed and the names of the jobs.
+        option: The option that says how many.
+        default: How many by default.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(option, dest="number", type=int, default=default)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", nargs="+", help="training, post-training, preparing, evaluation, translation")
+    parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
+    arguments = parser.parse_args()
+
+    warm_up()
+    counts = campaign(arguments.number, arguments.folder.resolve(), arguments.seed, arguments.jobs)
+    for what, count in sorted(counts.items()):
+        print(f"{count:6d}  {what}")
 
 
 def _be_the_script(script: str, arguments: list[str], log: Path, before: Callable[[], None] | None) -> None:

@@ -6,10 +6,8 @@ Each trial starts a job, kills it up to three times, goes on each time as the RE
 in the end with a run that nobody disturbed: weights to the bit, prepared files to the byte, outcomes of every query.
 """
 
-import argparse
 import random
 import shutil
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -110,20 +108,5 @@ def _await_writing(run: forking.Run, out: Path, pattern: str, draw: random.Rando
         time.sleep(0.002)
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", nargs="+", help="training, post-training, preparing, evaluation, translation")
-    parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
-    arguments = parser.parse_args()
-
-    forking.warm_up()
-    counts = campaign(arguments.kills, arguments.folder.resolve(), arguments.seed, arguments.jobs)
-    for what, count in sorted(counts.items()):
-        print(f"{count:6d}  {what}")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    forking.run_as_command(__doc__, campaign, "--kills", 200)

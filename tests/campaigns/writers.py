@@ -3,9 +3,7 @@
 python tests/campaigns/writers.py --trials 20 --folder DIR
 """
 
-import argparse
 import random
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -56,19 +54,5 @@ def campaign(trials: int, folder: Path, seed: int = 0, names: list[str] | None =
     return counts
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", nargs="+")
-    parser.add_argument("--folder", type=Path, required=True, help="an empty folder to work in")
-    arguments = parser.parse_args()
-    forking.warm_up()
-    counts = campaign(arguments.trials, arguments.folder.resolve(), arguments.seed, arguments.jobs)
-    for what, count in sorted(counts.items()):
-        print(f"{count:6d}  {what}")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    forking.run_as_command(__doc__, campaign, "--trials", 20)
