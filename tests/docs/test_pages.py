@@ -1,0 +1,130 @@
+"""The README and the pages of the site are true: their Python runs and their commands are understood."""
+
+import argparse
+import importlib
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import builders
+import pytest
+import soundfile
+from transformers import BertModel
+
+from modeling_supclap import CEDModel
+from modeling_supclap.recipes import arguments
+from modeling_supclap.recipes.command import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+SOUNDS = ("bell", "birds", "dog", "door", "engine", "owl", "rain", "siren", "train", "wind")
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """The blocks of a language, each with its page."""
+    found = []
+    for page in PAGES:
+        name = page.relative_to(ROOT).as_posix()
+        text = page.read_text(encoding="utf-8")
+        found += [(name, block) for block in re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.M | re.S)]
+    return found
+
+
+def commands() -> list[tuple[str, str]]:
+    """Each command of a recipe, with its page: the words from the recipe on, without a comment."""
+    found = []
+    for page, block in blocks("bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = re.search(r"(supclap |(?:recipes|datasets_scripts)/\S+\.py)[^#]*", line)
+            if words and "git clone" not in line and "--help" not in line:
+                found.append((page, " ".join(words[0].split())))
+    return found
+
+
+@pytest.fixture(scope="session")
+def things_of_a_reader(tmp_path_factory) -> Path:
+    """What the pages speak of: a trained model, recordings with captions, and tiny models by the names of real ones."""
+    folder = tmp_path_factory.mktemp("reader")
+    for name in ("outputs/synthetic", "outputs/esc10"):
+        builders.supclap_model().save_pretrained(folder / name)
+        builders.bert_processor().save_pretrained(folder / name)
+    builders.clap_model().save_pretrained(folder / "laion/clap-htsat-unfused")
+    builders.clap_processor().save_pretrained(folder / "laion/clap-htsat-unfused")
+    CEDModel(builders.ced_config()).save_pretrained(folder / "mispeech/ced-base")
+    builders.bert_processor().feature_extractor.save_pretrained(folder / "mispeech/ced-base")
+    tower = builders.supclap_model().text_model
+    assert isinstance(tower, BertModel)
+    tower.save_pretrained(folder / "sentence-transformers/LaBSE")
+    builders.bert_tokenizer().save_pretrained(folder / "sentence-transformers/LaBSE")
+
+    sounds = folder / "my_sounds"
+    sounds.mkdir()
+    lines = ["file_name,caption"]
+    for number, name in enumerate(SOUNDS):
+        soundfile.write(sounds / f"{name}.wav", 0.5 * builders.tone(300.0 * (number + 1)), 16000)
+        lines.append(f"{name}.wav,the sound of a {name}")
+    soundfile.write(sounds / "dawn.flac", builders.noise(12 * 16000), 16000)
+    lines.append("dawn.flac,birds sing at dawn")
+    (sounds / "metadata.csv").write_text("\n".join(lines))
+
+    (folder / "my.yaml").write_text("dataset: synthetic\n")
+    return folder
+
+
+@pytest.fixture
+def at_a_readers(things_of_a_reader, tmp_path, monkeypatch):
+    """A folder of a reader's own, to work in."""
+    shutil.copytree(things_of_a_reader, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "metrics").symlink_to(ROOT / "metrics")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("at_a_readers")
+@pytest.mark.parametrize("page", list(dict.fromkeys(page for page, _ in blocks("python"))))
+def test_python_blocks_run(page, capsys):
+    names: dict = {"__name__": "__main__"}
+    for where, block in blocks("python"):
+        if where == page:
+            exec(compile(block, page, "exec"), names)
+    if page in ("README.md", "docs/index.md"):
+        assert "torch.Size([4, 4])" in capsys.readouterr().out
+
+
+class Understood(Exception):
+    """The words of a command were read."""
+
+
+@pytest.mark.usefixtures("at_a_readers")
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_commands_are_understood(page, command, monkeypatch):
+    words = shlex.split(command)
+    name = words.pop(0)
+    if name == "supclap":
+        name = COMMANDS[words.pop(0)]
+    recipe = importlib.import_module("modeling_supclap." + name.removesuffix(".py").replace("/", "."))
+
+    def reading(function):
+        def read(*args, **kwargs):
+            function(*args, **kwargs)
+            raise Understood
+
+        return read
+
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    if hasattr(recipe, "parse_arguments") and recipe.parse_arguments is arguments.parse_arguments:
+        monkeypatch.setattr(recipe, "parse_arguments", reading(arguments.parse_arguments))
+    else:
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", reading(argparse.ArgumentParser.parse_args))
+    with pytest.raises(Understood):
+        recipe.main()
+
+
+def test_verbs_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    verbs: dict[str, str] = {}
+    for page, block in blocks("bash"):
+        verbs |= dict.fromkeys(re.findall(r"^make ([a-z0-9-]+)", block, flags=re.M), page)
+    assert {"train", "test"} <= verbs.keys()
+    assert not [verb for verb in verbs if f"\n{verb}:" not in makefile]
