@@ -60,7 +60,10 @@ class PostTrainingArguments(DatasetArguments):
         metadata={"help": "The stages to train, in order; b alone is TeminAL B."},
     )
     use_after: bool = field(default=True, metadata={"help": "Say every other time 'y after x' for 'x before y'."})
-    pairs_per_epoch: int | None = field(default=None, metadata={"help": "Class pairs an epoch; default, all."})
+    num_phrasings: int | None = field(
+        default=None, metadata={"help": "Use the first so many phrasings of each sentence; 1: the paper's alone."}
+    )
+    pairs_per_epoch: int | None = field(default=None, metadata={"help": "Class pairs an epoch; default, all once."})
     eval_pairs: int = field(default=90, metadata={"help": "Held-out pairs to evaluate on."})
 
     def __post_init__(self) -> None:
@@ -110,13 +113,18 @@ def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments)
     train, held_out = (rows.select(part) for part in parts)
     by_phrases = choose_prompts(args, training.languages) == "phrases"
     phrases = load_phrases(args.origin, training.languages) if by_phrases else None
-    shared: dict[str, Any] = {"phrases": phrases, "languages": training.languages}
+    shared: dict[str, Any] = {
+        "phrases": phrases,
+        "languages": training.languages,
+        "use_after": args.use_after,
+        "num_phrasings": args.num_phrasings,
+    }
 
     classes = len({row["labels"][0] for row in without_audio(held_out)})
     eval_pairs = min(args.eval_pairs, classes * (classes - 1))
     return (
-        TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, use_after=args.use_after, **shared),
-        TemporalItems(held_out, training.seed, pairs_per_epoch=eval_pairs, use_after=args.use_after, **shared),
+        TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, **shared),
+        TemporalItems(held_out, training.seed, pairs_per_epoch=eval_pairs, **shared),
     )
 
 

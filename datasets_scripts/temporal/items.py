@@ -189,12 +189,14 @@ class TemporalItems:
         languages: The caption languages, the anchor first.
         labels: The classes to use; by default all that the rows have.
         pairs_per_epoch: How many pairs an epoch has; by default all. The epochs go round all pairs in a random order
-            of the seed's own, so none comes twice before all have come.
+            of the seed's own, so none comes twice before all have come; an epoch may go round several times.
         use_after: Says every other time "c_j after c_i" for "c_i before c_j", drawn for each item.
+        num_phrasings: Says everything in the first so many phrasings of its sentence; 1 is the paper's "X before Y",
+            which ZSTE asks by. By default in all of them.
 
     Raises:
         ValueError: A row without a label or with several, two rows with one id, a class without recordings, a class
-            named twice, fewer than two classes, a label without a phrase, more pairs an epoch than there are.
+            named twice, fewer than two classes, a label without a phrase, no pairs an epoch, no phrasings.
     """
 
     def __init__(
@@ -206,8 +208,9 @@ class TemporalItems:
         labels: Sequence[str] | None = None,
         pairs_per_epoch: int | None = None,
         use_after: bool = True,
+        num_phrasings: int | None = None,
     ) -> None:
-        self.rows, self._seed, self._use_after = rows, seed, use_after
+        self.rows, self._seed, self._use_after, self._num_phrasings = rows, seed, use_after, num_phrasings
         self._recordings = recordings_by_label(rows)
         self.languages = check_languages(languages)
         self.labels = _check_labels(sorted(self._recordings) if labels is None else labels, self._recordings)
@@ -220,8 +223,8 @@ class TemporalItems:
 
         self.pairs = shuffled(itertools.permutations(self.labels, 2), seed, "pairs")
         self._length = len(self.pairs) if pairs_per_epoch is None else pairs_per_epoch
-        if not 0 < self._length <= len(self.pairs):
-            raise ValueError(f"pairs_per_epoch is {pairs_per_epoch}; give 1 to {len(self.pairs)}, the ordered pairs")
+        if self._length < 1 or (num_phrasings is not None and num_phrasings < 1):
+            raise ValueError(f"pairs_per_epoch is {pairs_per_epoch}, num_phrasings is {num_phrasings}; give 1 or more")
 
     def __len__(self) -> int:
         """The pairs of an epoch."""
@@ -269,7 +272,7 @@ class TemporalItems:
 
         row = rows[drawn((0, 1), self._seed, "single", epoch, index)]
         (label,) = row["labels"]
-        captions = describe("single", self._phrases[label], None, self.languages)
+        captions = self._describe("single", self._phrases[label], None)
         clip_id = f"single:{row['clip_id']} of {combined.clip_id}"
         return TemporalItem("single", (row,), (label,), captions, clip_id), combined
 
@@ -288,11 +291,17 @@ class TemporalItems:
 
     def _pair_item(self, role: str, relation: str, rows: tuple[Row, Row]) -> TemporalItem:
         first, second = self._phrases[rows[0]["labels"][0]], self._phrases[rows[1]["labels"][0]]
-        captions = describe(relation, first, second, self.languages, exchange=role == "reversed")
+        captions = self._describe(relation, first, second, exchange=role == "reversed")
 
         rows = rows[::-1] if role == "reversed" else rows
         labels = (rows[0]["labels"][0], rows[1]["labels"][0])
         return TemporalItem(role, rows, labels, captions, f"{role}:{rows[0]['clip_id']}+{rows[1]['clip_id']}")
+
+    def _describe(
+        self, relation: str, first: Mapping[str, str], second: Mapping[str, str] | None, exchange: bool = False
+    ) -> dict[str, list[str]]:
+        captions = describe(relation, first, second, self.languages, exchange)
+        return {language: texts[: self._num_phrasings] for language, texts in captions.items()}
 
 
 class Recording(NamedTuple):

@@ -219,6 +219,28 @@ def test_epochs_of_some_pairs_go_round_all_of_them():
     assert set(Counter(in_order).values()) == {5}
 
 
+def test_an_epoch_goes_round_all_pairs_several_times_with_other_recordings():
+    items = TemporalItems(make_rows(), seed=0, pairs_per_epoch=36)
+    drawn = [items.triple(0, index)[0] for index in range(len(items))]
+    assert set(Counter(item.labels for item in drawn).values()) == {3}
+    assert len({item.clip_id for item in drawn}) > 24
+
+
+def test_the_first_phrasing_alone_is_said_where_asked_for():
+    items = TemporalItems(make_rows(), seed=0, num_phrasings=1, use_after=False)
+    for index in range(len(items)):
+        for item in (*items.triple(0, index), *items.stage_a(0, index)):
+            first, second = item.labels[0].capitalize(), item.labels[-1]
+            said = {
+                "forward": f"{first} before {second}",
+                "reversed": f"{first} before {second}",
+                "overlaid": f"{first} while {second}",
+                "combined": f"Combined sound of {first.lower()} and {second}",
+                "single": f"Single sound of {first.lower()}",
+            }
+            assert item.captions == {"eng": [said[item.role]]}
+
+
 def test_chosen_classes_only():
     items = TemporalItems(make_rows(), seed=0, labels=["dog", "cat", "cow"])
     assert {label for pair in items.pairs for label in pair} == {"dog", "cat", "cow"}
@@ -254,8 +276,8 @@ def test_a_pair_is_never_of_one_source():
         ({"labels": ["dog", "cat", "dog"]}, "name each class once, as no class is paired with itself"),
         ({"languages": ["eng", "fra"]}, "label 'cat' has no phrase in 'fra'"),
         ({"languages": ["en"]}, r"no captions in \['en'\]"),
-        ({"pairs_per_epoch": 13}, "pairs_per_epoch is 13; give 1 to 12"),
         ({"pairs_per_epoch": 0}, "pairs_per_epoch is 0"),
+        ({"num_phrasings": 0}, "num_phrasings is 0"),
     ],
 )
 def test_rows_that_make_no_items_are_refused(change, message):
