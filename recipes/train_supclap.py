@@ -35,6 +35,7 @@ from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
 from modeling_supclap.recipes.models import TrainedPartArguments, load_start
 from modeling_supclap.recipes.running import require_usable_audio, run_command, say, train
+from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
 from modeling_supclap.training.checkpoints import last_checkpoint
 from modeling_supclap.training.collator import usable_rows
 from modeling_supclap.training.plots import plot_drift, plot_training_curves
@@ -286,6 +287,12 @@ def main() -> None:
             if isinstance(value, (int, float)):
                 last_logs[key] = value
 
+    errors: dict[str, float] = {}
+    for name in LANGUAGE_ERRORS:
+        values = [entry[name] for entry in trainer.state.log_history if name in entry]
+        if values:
+            errors[name] = sum(values) / len(values)
+
     seconds = time.perf_counter() - started
     results.content["training"] = {
         "best_validation": {args.metric_for_best_model: trainer.state.best_metric},
@@ -293,6 +300,7 @@ def main() -> None:
         "steps": trainer.state.global_step,
         "seconds": seconds,
         "last_logs": last_logs,
+        "language_errors": errors,
         "arguments": {**vars(data_args), **arguments_in_use(model_args), **vars(part_args), **args.to_dict()},
     }
     results.save(output)

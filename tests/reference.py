@@ -7,8 +7,9 @@ Embeddings come in as tensors and are taken apart into lists of floats at once; 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 Vector = list[float]
@@ -270,6 +271,48 @@ def data_distribution_error(
     everything = math.fsum(score.values())
     seen = math.fsum(score[i, k] for i, k in pairs if trained[i][k])
     return math.fsum(abs(score[i, k] / everything - (score[i, k] / seen if trained[i][k] else 0.0)) for i, k in pairs)
+
+
+def weight_error(
+    embed: Callable[[Tensor], tuple[Tensor, Tensor]],
+    weights: Tensor,
+    logit_scale: float,
+    trained: Sequence[Sequence[bool]],
+) -> tuple[float, float]:
+    """How far apart SGD on p and on p'_e are after a step of rate 1 [ATRI eq. 21], and the bound on it [eq. 25].
+
+    The gradient of log p is taken pair by pair; `embed` gives audio (N, d) and texts (N, K, d) of a model's weights.
+    """
+    weights = weights.detach().requires_grad_()
+    audio, text = embed(weights)
+    pairs = [(i, k) for i in range(len(audio)) for k in range(text.shape[1])]
+    similarity = {(i, k): logit_scale * (audio[i] * text[i, k]).sum() for i, k in pairs}
+    everything = sum(score.exp() for score in similarity.values())
+    seen = math.fsum(similarity[i, k].exp().item() for i, k in pairs if trained[i][k])
+
+    apart, most, distribution = torch.zeros_like(weights), 0.0, 0.0
+    for i, k in pairs:
+        ideal = similarity[i, k].exp() / everything
+        actual = similarity[i, k].exp().item() / seen if trained[i][k] else 0.0
+        (gradient,) = torch.autograd.grad(ideal.log(), weights, retain_graph=True)
+        apart += (actual - ideal.item()) * gradient
+        most = max(most, gradient.norm().item())
+        distribution += abs(actual - ideal.item())
+    return apart.norm().item(), most * distribution
+
+
+def alignment_direction_error(audio: Tensor, text: Tensor, trained: Sequence[Sequence[bool]]) -> float:
+    """[ATRI 3.2, fig. 2]: the mean angle at each clip between the way to its trained captions and to all, degrees."""
+    angles = []
+    for a, captions, mask in zip(audio.tolist(), text.tolist(), trained, strict=True):
+        ways = []
+        for chosen in ([c for c, one in zip(captions, mask, strict=True) if one], captions):
+            ways.append(
+                [math.fsum(axis) / len(chosen) - at for axis, at in zip(zip(*chosen, strict=True), a, strict=True)]
+            )
+        cosine = dot(*ways) / math.sqrt(dot(ways[0], ways[0]) * dot(ways[1], ways[1]))
+        angles.append(math.degrees(math.acos(min(1.0, cosine))))
+    return mean(angles)
 
 
 # --- TeminAL

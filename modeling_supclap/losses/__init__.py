@@ -2,12 +2,14 @@
 
 from .contrastive import info_nce, reweighted_info_nce, sigmoid_loss
 from .multilingual import (
+    alignment_direction_error,
     by_language,
     cacl_loss,
     data_distribution_error,
     kcl_loss,
     language_distribution_error,
     multilingual_support_vector_loss,
+    weight_error_term,
 )
 from .similarity import similarity_matrix
 from .support_vector import (
@@ -23,6 +25,7 @@ from .temporal import teminal_a_weights, teminal_b_weights, temporal_nce
 __all__ = [
     "DynamicRadius",
     "StaticRadius",
+    "alignment_direction_error",
     "by_language",
     "cacl_loss",
     "data_distribution_error",
@@ -40,4 +43,5 @@ __all__ = [
     "teminal_a_weights",
     "teminal_b_weights",
     "temporal_nce",
+    "weight_error_term",
 ]

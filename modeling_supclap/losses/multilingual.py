@@ -1,4 +1,4 @@
-"""The multilingual losses of ATRI, SVR on them, and the data distribution error they are meant to reduce.
+"""The multilingual losses of ATRI, SVR on them, and the errors of a step's languages that they are meant to reduce.
 
 Random-language training (ML-CLAP) needs no loss of its own: it is InfoNCE on one drawn language per clip.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .contrastive import info_nce
@@ -199,12 +200,77 @@ def data_distribution_error(
     >>> data_distribution_error(torch.eye(2), captions, 1.0, torch.eye(4, dtype=torch.bool)[:2])
     tensor(1.5000)
     """
+    logits, trained = _positive_logits(audio_embeds, text_embeds, logit_scale, trained)
+    ideal = logits.softmax(0)
+    actual = logits.masked_fill(~trained, -torch.inf).softmax(0)
+    return (ideal - actual).abs().sum()
+
+
+def weight_error_term(
+    audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
+) -> Tensor:
+    """A term whose gradient is the weight error of one step [ATRI eq. 21].
+
+    Two runs from the same weights w, one on all languages and one on those of a step, are apart by eta times the norm
+    of sum (p'_e - p) grad_w log p after one step of SGD; p and p'_e are those of `data_distribution_error`. This is
+    sum (p'_e - p) log p with both weights held fixed: its gradient with respect to w is that sum, 0 for KCL.
+
+    Args:
+        audio_embeds: (N, d), unit norm.
+        text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        trained: (N, K) bool; [i, k] says whether this step trains clip i in language k.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: The shapes do not fit.
+    """
+    logits, trained = _positive_logits(audio_embeds, text_embeds, logit_scale, trained)
+    ideal = logits.detach().softmax(0)
+    actual = logits.detach().masked_fill(~trained, -torch.inf).softmax(0)
+    return ((actual - ideal) * logits.log_softmax(0)).sum()
+
+
+def _positive_logits(
+    audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The scaled similarity of every clip to its own caption in every language, and which are trained; (N K,) each."""
     if trained.shape != text_embeds.shape[:2]:
         raise ValueError(
             f"got trained of shape {tuple(trained.shape)} for text_embeds {tuple(text_embeds.shape)}; give (N, K)"
         )
     audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
-    logits = logit_scale * (audio_embeds.unsqueeze(1) * text_embeds).sum(-1)
-    ideal = logits.flatten().softmax(0)
-    actual = logits.masked_fill(~trained, -torch.inf).flatten().softmax(0)
-    return (ideal - actual).abs().sum()
+    logits = logit_scale * (audio_embeds.unsqueeze(1) * text_embeds).sum(-1)  # (N, 1, d), (N, K, d) -> (N, K)
+    return logits.flatten(), trained.flatten()
+
+
+@torch.no_grad()
+def alignment_direction_error(audio_embeds: Tensor, text_embeds: Tensor, trained: Tensor) -> Tensor:
+    """How far a step aligns clips in another direction than all languages would [ATRI 3.2, fig. 2].
+
+    The best direction for a clip a is that toward the mean of its captions in all languages [eq. 20]; a step aligns it
+    toward the mean of those that it trains. The error is the angle between the two, 0 for KCL.
+
+    Args:
+        audio_embeds: (N, d), unit norm.
+        text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
+        trained: (N, K) bool; [i, k] says whether this step trains clip i in language k, at least one of each clip.
+
+    Returns:
+        0-d tensor, the mean over the clips in degrees, 0 to 180, without gradient.
+
+    >>> captions = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    >>> alignment_direction_error(torch.zeros(1, 2), captions, torch.tensor([[True, False]]))
+    tensor(45.)
+    """
+    audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
+    weights = trained.to(text_embeds) / trained.sum(dim=1, keepdim=True)
+    aligned = (weights.unsqueeze(-1) * text_embeds).sum(dim=1) - audio_embeds  # (N, K, d) -> (N, d)
+    best = text_embeds.mean(dim=1) - audio_embeds
+
+    # Exact for small angles, where the arc cosine is not.
+    aligned, best = F.normalize(aligned, dim=-1), F.normalize(best, dim=-1)
+    half = torch.atan2((aligned - best).norm(dim=-1), (aligned + best).norm(dim=-1))
+    return half.mul(2).rad2deg().mean()

@@ -1,4 +1,4 @@
-"""What watches a run: the progress bar, the throughput, the drift, the epoch that the collator draws for."""
+"""What watches a run: progress, throughput, drift, the errors of its languages, and the epoch to draw for."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ import torch
 from torch import Tensor, nn
 from transformers import ProgressCallback, TrainerCallback
 
+from ..losses.multilingual import alignment_direction_error, data_distribution_error, weight_error_term
 from ..losses.similarity import at_least_float32
 from ..losses.support_vector import DynamicRadius, StaticRadius
 from .collator import TrainingCollator
+from .contrastive_module import ContrastiveModule
 from .drift import drift_cosine, drift_statistics, positive_similarity_histogram
+
+LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weight_error")
+"""What `LanguageErrorsCallback` logs."""
 
 
 class SupCLAPProgressCallback(ProgressCallback):
@@ -114,6 +119,74 @@ class ThroughputCallback(TrainerCallback):
         clips = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.averages.add({"seconds_per_clip": (now - self._since) / clips})
         self._since = now
+
+
+class LanguageErrorsCallback(TrainerCallback):
+    """Logs what the languages of a step miss, of the batch in which a log falls [A 3.2, eq. 6].
+
+    The clips of that batch are embedded once more, with their captions in all K languages, without dropout; that costs
+    a step of KCL a log. Of several processes each measures its own clips, and the log has those of the first.
+
+    - `data_distribution_error`: `losses.data_distribution_error`, 0 to 2. With a model that knows nothing it is 0 for
+      KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
+    - `alignment_direction_error`: `losses.alignment_direction_error`, in degrees.
+    - `weight_error`: by how much a step of SGD misses the weights that all languages would give, for each unit of the
+      learning rate; the norm of the gradient of `losses.weight_error_term` over all weights that train.
+
+    Args:
+        module: The module that trains.
+        collator: Its collator, which knows what is drawn of each clip.
+        rows: The training split, with every caption in all languages.
+        averages: Where the numbers go for the next log.
+    """
+
+    def __init__(self, module: ContrastiveModule, collator: TrainingCollator, rows: Any, averages: Averages) -> None:
+        self.model, self.collator, self.rows, self.averages = module.model, collator, rows, averages
+        self._batch: Mapping[str, Tensor] = {}
+        module.register_forward_pre_hook(self._keep_batch, with_kwargs=True)
+
+    def _keep_batch(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if module.training:
+            self._batch = kwargs
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measures the last batch if the step ends with a log."""
+        if control.should_log and self._batch:
+            self.model.eval()
+            self.averages.add(self._numbers())
+            self.model.train()
+
+    on_epoch_end = on_step_end
+
+    @torch.enable_grad()
+    def _numbers(self) -> dict[str, Tensor]:
+        trained: list[list[bool]] = []
+        languages: list[str] = []
+        texts: list[str] = []
+        for index in self._batch["clip_index"].tolist():
+            mask, captions = self.collator.drawn_among_all(self.rows[index])
+            trained.append(mask)
+            languages += [language for language, _ in captions]
+            texts += [text for _, text in captions]
+
+        names = {"input_features", "audio_attention_mask", "is_longer"} & self._batch.keys()
+        audio = {name: self._batch[name] for name in names}
+        audio_embeds = self.model.get_audio_features(**audio).pooler_output
+        tokens = self.collator.processor(text=texts, language=languages, return_tensors="pt").to(audio_embeds.device)
+        text_embeds = self.model.get_text_features(**tokens).pooler_output
+        text_embeds = text_embeds.unflatten(0, (len(trained), -1))  # (N K, d) -> (N, K, d)
+
+        mask = torch.tensor(trained, device=audio_embeds.device)
+        scale = self.model.logit_scale.exp().squeeze()
+        term = weight_error_term(audio_embeds, text_embeds, scale, mask)
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        gradients = torch.autograd.grad(term, weights, materialize_grads=True)
+        errors = (
+            data_distribution_error(audio_embeds, text_embeds, scale, mask),
+            alignment_direction_error(audio_embeds, text_embeds, mask),
+            torch.stack([gradient.norm() for gradient in gradients]).norm(),
+        )
+        return dict(zip(LANGUAGE_ERRORS, errors, strict=True))
 
 
 class DriftCallback(TrainerCallback):

@@ -181,6 +181,18 @@ class TrainingCollator(ContrastiveCollator):
             captions.append(drawn)
         return self._batch(rows, positions, captions)
 
+    def drawn_among_all(self, row: Row) -> tuple[list[bool], list[tuple[str, str]]]:
+        """The drawn caption of a clip in all languages, as (language, text), and in which of them it is trained."""
+        drawn = dict(self._draw(row)[1])
+        language, text = next(iter(drawn.items()))
+        number = row["captions"][language].index(text)
+
+        captions: list[tuple[str, str]] = []
+        for each in self.languages:
+            several = row["captions"][each]
+            captions.append((each, several[min(number, len(several) - 1)]))
+        return [each in drawn for each in self.languages], captions
+
     def _draw(self, row: Row) -> tuple[float, list[tuple[str, str]]]:
         """Draws where to crop a clip, and its K captions as (language, text)."""
         random = np.random.default_rng([self.seed, int(self._epoch), stable_id(row["clip_id"])])

@@ -21,7 +21,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import only_writer
-from modeling_supclap.datasets_scripts.schema import group_id, without_audio
+from modeling_supclap.datasets_scripts.schema import group_id, require_captions, without_audio
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
 
 from ..encoding import max_window_seconds
@@ -29,7 +29,15 @@ from ..evaluation import retrieval_metrics, temporal_metrics
 from ..model_card import write_card_of_run
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from .callbacks import Averages, DriftCallback, EpochCallback, LineCallback, SupCLAPProgressCallback, ThroughputCallback
+from .callbacks import (
+    Averages,
+    DriftCallback,
+    EpochCallback,
+    LanguageErrorsCallback,
+    LineCallback,
+    SupCLAPProgressCallback,
+    ThroughputCallback,
+)
 from .checkpoints import last_checkpoint, refuse_another_run, write_run_file
 from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, usable_rows
 from .contrastive_module import ContrastiveModule
@@ -122,6 +130,10 @@ class SupCLAPTrainer(Trainer):
         self._logs = Averages()
         if args.track_drift:
             self.add_callback(DriftCallback(self.module.objective, self._logs))
+        if args.track_language_errors and train_dataset is not None:
+            light = without_audio(train_dataset)
+            require_captions(light, args.languages, "kcl", "train")
+            self.add_callback(LanguageErrorsCallback(self.module, collator, light, self._logs))
         self.add_callback(ThroughputCallback(self._logs))
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(SupCLAPProgressCallback() if sys.stderr.isatty() else LineCallback())

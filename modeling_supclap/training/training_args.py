@@ -48,6 +48,8 @@ class SupCLAPTrainingArguments(TrainingArguments):
             `skip`, read all once before the run and leave them out; `report`, also name each in the log.
         track_drift: Whether to log drift, radius and positive similarity of the batch in which a log falls, see
             `callbacks.DriftCallback`.
+        track_language_errors: Whether to log what training on some of `languages` at a time misses, see
+            `callbacks.LanguageErrorsCallback`; a log then costs as much as a step of KCL.
         loss_chunk_size: So many rows of the similarities exist at a time, made once more in the backward pass: memory
             linear in the global batch, for batches whose N x N matrix does not fit. By default they are one matrix.
         cached_chunk_size: With gradient caching, the clips (and texts) whose activations are in memory at a time: a
@@ -69,6 +71,7 @@ class SupCLAPTrainingArguments(TrainingArguments):
     max_audio_seconds: float = field(default=30.0, metadata={"help": "Longer recordings are cropped to this."})
     on_bad_audio: str = field(default="error", metadata={"help": f"One of {', '.join(ON_BAD_AUDIO)}."})
     track_drift: bool = field(default=True, metadata={"help": "Log drift, radius and positive similarity."})
+    track_language_errors: bool = field(default=False, metadata={"help": "Log ATRI's errors of the languages."})
     loss_chunk_size: int | None = field(default=None, metadata={"help": "Similarities in chunks of so many rows."})
     cached_chunk_size: int | None = field(default=None, metadata={"help": "Gradient caching in chunks of this size."})
 
@@ -105,8 +108,9 @@ class SupCLAPTrainingArguments(TrainingArguments):
 
         if not self.languages:
             raise ValueError("languages is empty; name at least one, such as eng")
-        if self.loss in MULTILINGUAL_LOSSES and len(self.languages) < 2:
-            raise ValueError(f"loss {self.loss} needs two languages or more, got {self.languages}")
+        several = f"loss {self.loss}" if self.loss in MULTILINGUAL_LOSSES else "track_language_errors"
+        if (self.loss in MULTILINGUAL_LOSSES or self.track_language_errors) and len(self.languages) < 2:
+            raise ValueError(f"{several} needs two languages or more, got {self.languages}")
         if self.max_audio_seconds <= 0:
             raise ValueError(f"max_audio_seconds is {self.max_audio_seconds}; it must be positive")
         for name in ("loss_chunk_size", "cached_chunk_size"):
@@ -167,8 +171,11 @@ class TemporalTrainingArguments(SupCLAPTrainingArguments):
         super().__post_init__()
         _require_one_of("stage", self.stage, ("a", "b"))
         _require_one_of("text_scheme", self.text_scheme, ("random", "kcl"))
-        if self.loss != "infonce" or self.svr != "none":
-            raise ValueError(f"TeminAL has a loss of its own; leave loss and svr alone, got {self.loss} and {self.svr}")
+        if self.loss != "infonce" or self.svr != "none" or self.track_language_errors:
+            raise ValueError(
+                f"TeminAL has a loss of its own; leave loss, svr and track_language_errors alone, got {self.loss}, "
+                f"{self.svr} and {self.track_language_errors}"
+            )
 
     @property
     def alphas(self) -> dict[str, float]:

@@ -43,6 +43,14 @@ def test_scores_stand_with_interval_and_chance(results):
     assert page.count("text to audio") == 2  # above its columns and above its bars, not in each column
 
 
+def test_the_errors_of_the_languages_of_a_run_stand_beside_their_agreement(results):
+    results.content["training"] = {"steps": 3, "arguments": {}, "language_errors": {"data_distribution_error": 1.25}}
+    page = render_report(results)
+    assert page.count("<dt>data distribution error</dt><dd>1.25</dd>") == 1
+    results.content["training"]["language_errors"] = {}
+    assert "data distribution error" not in render_report(results).casefold()
+
+
 def test_numbers_of_a_column_have_as_many_decimals(results):
     means = results.scores["multilingual"]
     means["fra"]["Gap"], means["all"]["MRV"] = score(0.16), score(347.3412, (99.5, 1234.5))

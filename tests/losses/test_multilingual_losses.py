@@ -12,6 +12,7 @@ from torch import Tensor
 from modeling_supclap.losses import (
     DynamicRadius,
     StaticRadius,
+    alignment_direction_error,
     by_language,
     cacl_loss,
     data_distribution_error,
@@ -21,6 +22,7 @@ from modeling_supclap.losses import (
     multilingual_support_vector_loss,
     radius_constraint,
     similarity_matrix,
+    weight_error_term,
 )
 
 SCALE = 1 / 0.07
@@ -246,6 +248,35 @@ def test_the_two_errors_agree_on_a_model_that_knows_nothing() -> None:
         trained = scheme(name, 5, 4)
         error = data_distribution_error(alike, alike.unsqueeze(1).expand(5, 4, 7), SCALE, trained)
         assert error.item() == pytest.approx(language_distribution_error(trained).item(), abs=1e-6)
+
+
+def embed_by(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Two towers of one layer each, whose weights are one vector: audio (5, 7), texts (5, 4, 7)."""
+    audio, text = unit_rows(5, 6, seed=2), unit_rows(5, 4, 6, seed=3)
+    towers = weights.view(2, 6, 7)
+    return F.normalize(audio @ towers[0], dim=-1), F.normalize(text @ towers[1], dim=-1)
+
+
+@pytest.mark.parametrize("name", ["random", "cacl", "kcl"])
+def test_the_weight_error_of_a_step_equals_the_loops_and_keeps_to_its_bound(name: str) -> None:
+    trained = scheme(name, 5, 4)
+    weights = unit_rows(1, 2 * 6 * 7, seed=4)[0].mul(3).requires_grad_()
+    expected, bound = reference.weight_error(embed_by, weights, SCALE, trained.tolist())
+
+    (gradient,) = torch.autograd.grad(weight_error_term(*embed_by(weights), SCALE, trained), weights)
+    assert gradient.norm().item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert expected <= bound + 1e-12
+    assert (expected > 1e-3) == (name != "kcl")
+
+
+@pytest.mark.parametrize("name", ["random", "cacl", "kcl"])
+def test_the_alignment_direction_error_equals_the_loops(name: str) -> None:
+    audio, text = multilingual_batch(languages=4)
+    trained = scheme(name, 5, 4)
+    expected = reference.alignment_direction_error(audio, text, trained.tolist())
+    error = alignment_direction_error(audio, text, trained).item()
+    assert error == pytest.approx(expected, abs=1e-5)
+    assert (error > 1) == (name != "kcl")
 
 
 # --- errors

@@ -85,6 +85,7 @@ def test_results_hold_scores_chance_and_how_they_came_about(run):
     assert results.protocol["clips"] == 64
     training = results.content["training"]
     assert (training["steps"], training["arguments"]["svr"]) == (8, "bi-dynamic")
+    assert 0 < training["language_errors"]["data_distribution_error"] < 2  # of two languages one at a time
     assert results.content["versions"]["transformers"]
     zero_shot = results.scores["zero_shot"]["eng"]["run"]
     assert 0 <= zero_shot["top1"]["value"] <= zero_shot["top5"]["value"] <= 1

@@ -104,6 +104,56 @@ def test_without_a_terminal_there_is_a_line_a_log_and_a_line_an_evaluation(capsy
     ]
 
 
+# ---- the errors of the languages ----
+
+
+@pytest.fixture(scope="module")
+def spoken_rows(tmp_path_factory):
+    rows = tone_rows(tmp_path_factory.mktemp("spoken"), count=12)
+    for row in rows:
+        row["captions"] = {"eng": ["a dog"], "fra": ["un chien"], "deu": ["la pluie"]}
+    return rows
+
+
+@pytest.mark.parametrize("loss", ["infonce", "cacl", "kcl"])
+def test_the_errors_of_the_languages_are_those_of_the_last_batch_and_change_nothing(tmp_path, spoken_rows, loss):
+    languages = ["eng", "fra", "deu"]
+    options = {"loss": loss, "languages": languages, "max_steps": 2, "learning_rate": 1e-2, **QUICK}
+    trainer = build(tmp_path / "on", spoken_rows, track_language_errors=True, **options)
+    drawn = []
+    trainer.module.register_forward_pre_hook(lambda module, args, kwargs: drawn.append(kwargs), with_kwargs=True)
+    trainer.train()
+
+    rows = [spoken_rows[index] for index in drawn[-1]["clip_index"].tolist()]
+    trainer.clap.eval()
+    audio = trainer.clap.get_audio_features(drawn[-1]["input_features"], drawn[-1]["audio_attention_mask"])
+    texts = trainer.processor(
+        text=[row["captions"][each][0] for row in rows for each in languages], return_tensors="pt"
+    )
+    texts = trainer.clap.get_text_features(**texts).pooler_output.unflatten(0, (len(rows), 3)).detach()
+    masks = []
+    for ids, row in zip(drawn[-1]["input_ids"].tolist(), rows, strict=True):
+        trained = [[token for token in text if token] for text in ids]
+        masks.append(
+            [trainer.processor(text=row["captions"][each][0])["input_ids"][0] in trained for each in languages]
+        )
+
+    logged = [entry for entry in trainer.state.log_history if "weight_error" in entry][-1]
+    audio = audio.pooler_output.detach()
+    scale = trainer.clap.logit_scale.exp().item()
+    expected = reference.data_distribution_error(audio, texts, scale, masks)
+    assert logged["data_distribution_error"] == pytest.approx(expected, abs=1e-5)
+    expected = reference.alignment_direction_error(audio, texts, masks)
+    assert logged["alignment_direction_error"] == pytest.approx(expected, abs=1e-2)
+    for name in ("data_distribution_error", "alignment_direction_error", "weight_error"):
+        assert (logged[name] > 1e-3) == (loss != "kcl")
+
+    unwatched = build(tmp_path / "off", spoken_rows, **options)
+    unwatched.train()
+    for name, value in unwatched.module.state_dict().items():
+        torch.testing.assert_close(trainer.module.state_dict()[name], value, rtol=0, atol=0)
+
+
 # ---- drift: the numbers ----
 
 SCALE = torch.tensor(1 / 0.07, dtype=torch.float64)
