@@ -22,6 +22,8 @@ import re
 import tarfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, repeat
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import datasets
@@ -29,7 +31,8 @@ import fsspec
 import numpy as np
 import pyarrow.parquet
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from datasets.fingerprint import Hasher
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from .builders.recordings import SUFFIXES
 from .prepared import PreparedSet, with_absolute_paths
@@ -67,6 +70,8 @@ class ParquetSplit:
 
     def __init__(self, prepared: PreparedSet, split: str) -> None:
         self.features = datasets.Features.from_dict(prepared.manifest["features"])
+        self.licenses: dict[str, int] = prepared.manifest["licenses"]  # of all splits
+        self.digest = f"{prepared.digest} {split}"
         self.row_groups: list[RowGroup] = []
         self._root = prepared.audio_root()
 
@@ -77,10 +82,10 @@ class ParquetSplit:
                 self.row_groups.append(RowGroup(path, number, start, rows))
                 start += rows
 
-    def read(self, group: RowGroup) -> Callable[[int], Row]:
-        """Reads a row group, and gives what finds a row of it by its place."""
+    def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
+        """Reads those columns of a row group, and gives what finds a row of it by its place."""
         with fsspec.open(group.path, "rb") as file:
-            table = pyarrow.parquet.ParquetFile(file).read_row_group(group.place)
+            table = pyarrow.parquet.ParquetFile(file).read_row_group(group.place, columns=list(columns))
         table = with_absolute_paths(table, self._root)
         return lambda number: table.slice(number, 1).to_pylist()[0]
 
@@ -100,19 +105,23 @@ class TarSplit:
     def __init__(self, paths: Sequence[str], language: str = "eng") -> None:
         self.features = features([language])
         self.features["audio"] = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+        self.licenses: dict[str, int] = {}
+        self.digest = ""
         self.row_groups: list[RowGroup] = []
         self.language = language
 
         start = 0
         for path in paths:
+            system, name = fsspec.core.url_to_fs(path)
+            self.digest += system.ukey(name)
             samples = self._samples(path)
             for first in range(0, len(samples), ROWS_OF_A_GROUP):
                 held = samples[first : first + ROWS_OF_A_GROUP]
                 self.row_groups.append(RowGroup(path, (held[0][0], held[-1][1]), start, len(held)))
                 start += len(held)
 
-    def read(self, group: RowGroup) -> Callable[[int], Row]:
-        """Reads a row group, and gives what finds a row of it by its place."""
+    def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
+        """Reads those columns of a row group, and gives what finds a row of it by its place."""
         first, last = group.place
         with fsspec.open(group.path, "rb") as file:
             file.seek(first)
@@ -126,7 +135,11 @@ class TarSplit:
                 if extracted is not None:
                     samples.setdefault(key, {})[suffix] = extracted.read()
 
-        rows = [self._row(key, parts) for key, parts in samples.items() if set(parts) & set(SUFFIXES)]
+        rows = []
+        for key, parts in samples.items():
+            if set(parts) & set(SUFFIXES):
+                row = self._row(key, parts)
+                rows.append({name: row[name] for name in columns})
         return rows.__getitem__
 
     def _row(self, key: str, parts: Mapping[str, bytes]) -> Row:
@@ -196,18 +209,23 @@ def load_tars(data_dir: str, language: str = "eng") -> dict[str, RowStream]:
 class RowStream(IterableDataset):
     """The rows of one split, each with its place in the split as `clip_index`.
 
-    As it comes it gives the split in order. `shuffle`, `shard` and `map` give other streams of the same rows. Of a
-    `DataLoader` with several workers, each gives a part of the process's rows, so that the composition of the batches
-    depends on the number of workers, and on nothing else; a run that is resumed keeps that number.
+    As it comes it gives the split in order. `shuffle`, `shard`, `map` and `remove_columns` give other streams of the
+    same rows. Of a `DataLoader` with several workers, each gives a part of the process's rows, so that the composition
+    of the batches depends on the number of workers, and on nothing else; a run that is resumed keeps that number.
 
     Args:
         split: What is read: a `ParquetSplit` or a `TarSplit`.
+
+    Attributes:
+        licenses: How many clips have which licence, of the whole set, as far as its maker says so.
     """
 
     def __init__(self, split: ParquetSplit | TarSplit) -> None:
         self.features = datasets.Features({**split.features, "clip_index": datasets.Value("int64")})
+        self.licenses = split.licenses
         self.row_groups = split.row_groups
         self._split = split
+        self._columns = list(split.features)
         self._seed: int | None = None
         self._process, self._num_processes = 0, 1
         self._functions: list[Callable[[Row], Row]] = []
@@ -218,6 +236,15 @@ class RowStream(IterableDataset):
     def num_rows(self) -> int:
         """The number of rows of the whole split."""
         return self.row_groups[-1].start + self.row_groups[-1].rows if self.row_groups else 0
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns, as of a `datasets.Dataset`."""
+        return list(self.features)
+
+    def __len__(self) -> int:
+        """How many rows this process gives in an epoch."""
+        return self.rows_per_epoch
 
     def shuffle(self, seed: int) -> RowStream:
         """The same rows in a random order, another one for each epoch.
@@ -251,6 +278,28 @@ class RowStream(IterableDataset):
             features: The types of the new rows; None, the same as before.
         """
         return self._changed(_functions=[*self._functions, function], features=features or self.features)
+
+    def remove_columns(self, names: Sequence[str]) -> RowStream:
+        """The same rows without some columns of the split, which are not read; of Parquet, not even fetched.
+
+        Args:
+            names: The columns.
+        """
+        kept = {name: kind for name, kind in self.features.items() if name not in names}
+        columns = [name for name in self._columns if name not in names]
+        return self._changed(_columns=columns, features=datasets.Features(kept))
+
+    def to_dataset(self, cache_dir: str | None = None) -> datasets.Dataset:
+        """All rows in order, on this machine: for a split that is walked through several times, to evaluate on.
+
+        Args:
+            cache_dir: Where `datasets` keeps the memory-mapped rows; its own default when None. What is there of the
+                same files is not read again.
+        """
+        fingerprint = Hasher.hash([self._split.digest, self._columns, self._functions])
+        return datasets.Dataset.from_generator(
+            self.__iter__, features=self.features, cache_dir=cache_dir, fingerprint=fingerprint
+        )
 
     def _changed(self, **attributes: Any) -> RowStream:
         changed = copy.copy(self)
@@ -297,86 +346,127 @@ class RowStream(IterableDataset):
         worker = 0 if info is None else (info.id + batches) % workers
         skipped = given if info is None else batch_size * len(range(worker, batches, workers))
 
-        reader = _Reader(self._lanes(epoch), self._split.read, self._shuffled_group(epoch))
-        own, last = 0, self.rows_per_epoch
-        for place, (lane, row) in enumerate(reader.places()):
-            turn, process = divmod(place, self._num_processes)
-            if turn == last:
-                break
-            if process != self._process or turn % workers != worker:
-                continue
-
-            own += 1
-            if own > skipped:
-                if info is None:
-                    self._state[1] = own
-                yield self._finish(reader.read(lane, row))
+        rows = self.read_epoch(epoch)
+        for turn in range(worker, self.rows_per_epoch, workers)[skipped:]:
+            if info is None:
+                self._state[1] = turn + 1
+            yield rows[turn]
         if info is None:
             self._state[1] = 0  # the next iteration is another epoch, or the same again
 
-    def _finish(self, row: Row) -> Row:
-        for function in self._functions:
-            row = function(row)
-        return row
-
-    def _lanes(self, epoch: int) -> list[list[RowGroup]]:
-        """The row groups of an epoch, in the order of each lane."""
-        if self._seed is None:
-            return [self.row_groups]
-
-        lanes: list[list[RowGroup]] = [[] for _ in range(min(LANES, len(self.row_groups)))]
-        order = np.random.default_rng([self._seed, epoch]).permutation(len(self.row_groups))
-        for place, number in enumerate(order):
-            lanes[place % LANES].append(self.row_groups[number])
-        return lanes
-
-    def _shuffled_group(self, epoch: int) -> Callable[[RowGroup], np.ndarray]:
-        """The order of the rows within a row group."""
-        if self._seed is None:
-            return lambda group: np.arange(group.rows)
-        return lambda group: np.random.default_rng([self._seed or 0, epoch, group.start]).permutation(group.rows)
+    def read_epoch(self, epoch: int) -> EpochReader:
+        """The rows of this process in an epoch, by their turn; those of one turn after the other are read fast."""
+        order = [self.row_groups]
+        if self._seed is not None:
+            order = [[] for _ in range(min(LANES, len(self.row_groups)))]
+            for place, number in enumerate(
+                np.random.default_rng([self._seed, epoch]).permutation(len(self.row_groups))
+            ):
+                order[place % LANES].append(self.row_groups[number])
+        return EpochReader(self, epoch, order)
 
 
-class _Reader:
-    """The lanes of one epoch; of each, the row group is in memory that was read last.
+class EpochReader:
+    """The rows of a process in one epoch; of each lane, the row group is in memory that was read last.
 
     Args:
-        lanes: The row groups of each lane.
-        read_group: Reads a row group, and gives what finds a row of it by its place.
-        order: Gives the order of the rows within a row group.
+        stream: Whose rows they are.
+        epoch: Which epoch.
+        lanes: The row groups of each lane, in their order.
     """
 
-    def __init__(
-        self,
-        lanes: list[list[RowGroup]],
-        read_group: Callable[[RowGroup], Callable[[int], Row]],
-        order: Callable[[RowGroup], np.ndarray],
-    ) -> None:
-        self.lanes, self.read_group, self.order = lanes, read_group, order
-        self.starts: list[list[int]] = []
+    def __init__(self, stream: RowStream, epoch: int, lanes: list[list[RowGroup]]) -> None:
+        self.stream, self.epoch, self.lanes = stream, epoch, lanes
+        self._groups: dict[int, tuple[RowGroup, Callable[[int], Row], np.ndarray]] = {}
+        self._starts: list[list[int]] = []
         for lane in lanes:
-            self.starts.append([0])
-            for group in lane:
-                self.starts[-1].append(self.starts[-1][-1] + group.rows)
-        self.groups: dict[int, tuple[RowGroup, Callable[[int], Row], np.ndarray]] = {}
+            self._starts.append(list(accumulate((group.rows for group in lane), initial=0)))
 
-    def places(self) -> Iterator[tuple[int, int]]:
-        """Lane and place in the lane of each row of the epoch, in the order of the epoch."""
-        row, alive = 0, list(enumerate(self.starts))
-        while alive:
-            alive = [(lane, starts) for lane, starts in alive if row < starts[-1]]
-            for lane, _ in alive:
-                yield lane, row
-            row += 1
+        # Lanes give a row in turn. Where the shortest ones are at their end, the others go on: a new stretch.
+        lengths = [starts[-1] for starts in self._starts]
+        self._stretches: list[tuple[int, int, list[int]]] = []  # first place, first row of each lane, lanes
+        place = first_row = 0
+        for length in sorted(set(lengths)):
+            alive = [lane for lane, own in enumerate(lengths) if own > first_row]
+            self._stretches.append((place, first_row, alive))
+            place += (length - first_row) * len(alive)
+            first_row = length
 
-    def read(self, lane: int, row: int) -> Row:
+    def __getitem__(self, turn: int) -> Row:
+        stream = self.stream
+        place = turn * stream._num_processes + stream._process
+        start, first_row, alive = self._stretches[bisect_right(self._stretches, place, key=itemgetter(0)) - 1]
+        row, number = divmod(place - start, len(alive))
+        return self._read(alive[number], first_row + row)
+
+    def _read(self, lane: int, row: int) -> Row:
         """The row at a place of a lane."""
-        place = bisect_right(self.starts[lane], row) - 1
+        stream = self.stream
+        place = bisect_right(self._starts[lane], row) - 1
         group = self.lanes[lane][place]
-        if lane not in self.groups or self.groups[lane][0] != group:
-            self.groups.pop(lane, None)  # before the next is read: never two of a lane in memory
-            self.groups[lane] = group, self.read_group(group), self.order(group)
+        if lane not in self._groups or self._groups[lane][0] != group:
+            self._groups.pop(lane, None)  # before the next is read: never two of a lane in memory
+            order = np.arange(group.rows)
+            if stream._seed is not None:
+                order = np.random.default_rng([stream._seed, self.epoch, group.start]).permutation(group.rows)
+            self._groups[lane] = group, stream._split.read(group, stream._columns), order
 
-        _, get_row, order = self.groups[lane]
-        number = int(order[row - self.starts[lane][place]])
-        return {**get_row(number), "clip_index": group.start + number}
+        _, get_row, order = self._groups[lane]
+        number = int(order[row - self._starts[lane][place]])
+        found = {**get_row(number), "clip_index": group.start + number}
+        for function in stream._functions:
+            found = function(found)
+        return found
+
+
+class EpochRows(Dataset):
+    """The rows of a stream by (epoch, turn), as `EpochBatches` names them, so that no skipped row need be read."""
+
+    def __init__(self, stream: RowStream) -> None:
+        self.stream = stream
+        self._reader: EpochReader | None = None
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def __getitem__(self, place: tuple[int, int]) -> Row:
+        epoch, turn = place
+        if self._reader is None or self._reader.epoch != epoch:
+            self._reader = self.stream.read_epoch(epoch)
+        return self._reader[turn]
+
+
+class EpochBatches(Sampler):
+    """The batches of a process in one epoch, as places in `EpochRows`: the batch sampler of a `DataLoader`.
+
+    `accelerate` and `torchdata` resume a stream by the states of its workers, `skip_first_batches` by reading what it
+    skips. Here a batch is a function of its number, and whoever goes on with batch n needs no state.
+
+    Each worker of the loader takes the batches in turn, and the rows of its own lanes. The last rows of an epoch, which
+    fill no batch, are left out.
+
+    Args:
+        stream: The rows of this process.
+        batch_size: How many of them a batch has.
+        workers: The processes that read.
+    """
+
+    def __init__(self, stream: RowStream, batch_size: int, workers: int = 0) -> None:
+        self.num_rows, self.batch_size, self.workers = len(stream), batch_size, max(1, workers)
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the batches those of this epoch, counted from 0."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        count = 0
+        for worker in range(self.workers):
+            count += len(range(worker, self.num_rows, self.workers)) // self.batch_size
+        return count
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for number in range(len(self)):
+            own, worker = divmod(number, self.workers)
+            turns = range(worker, self.num_rows, self.workers)[own * self.batch_size :][: self.batch_size]
+            yield list(zip(repeat(self.epoch), turns))

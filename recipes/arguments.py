@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from datasets import DatasetDict
 from transformers import HfArgumentParser
 
 from modeling_supclap.datasets_scripts import find_builder, load_splits
@@ -55,7 +54,7 @@ class DatasetArguments:
             return get_origin(options["data_dir"])
         return dataset_origin(self.dataset, options.get("data_dir"), options.get("revision"))
 
-    def load_splits(self) -> DatasetDict:
+    def load_splits(self) -> dict[str, Any]:
         """All splits of the dataset, as `datasets_scripts.load_splits` gives them."""
         return load_splits(self.dataset, **self.builder_options)
 

@@ -7,6 +7,7 @@
 The first argument may be a YAML file; `--key value` pairs override it, and options of the dataset's builder are keys
 too (`--test_fold 4`). Without a file, `configs/synthetic.yaml` is read, unless `--dataset` names another set: then the
 keys have their own defaults, those of the SupCLAP paper. `--model` continues a SupCLAP model or a `ClapModel`.
+`--streaming true` reads a prepared set, or tar files of WebDataset, as its rows are needed, from wherever it is.
 The output folder then holds the model for `from_pretrained`, its model card, `results.json` with `outcomes.npz` and
 `report.html`, as of an evaluation, `training_curves.png` and `drift.png`.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,10 @@ from modeling_supclap import (
     SupCLAPProcessor,
     evaluation,
 )
+from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.schema import all_captions, require_captions, without_audio
+from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
 from modeling_supclap.recipes.models import TrainedPartArguments, load_start
@@ -42,6 +46,9 @@ from modeling_supclap.training.plots import plot_drift, plot_training_curves
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
+SAMPLE_ROWS = 1000
+"""Of a training split that is streamed, so many rows are looked at before the run."""
+
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
 
@@ -49,9 +56,19 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 class DataArguments(DatasetArguments):
     """What to train on."""
 
+    streaming: bool = field(
+        default=False, metadata={"help": "Read the training split as it is needed: of prepared and webdataset."}
+    )
     zero_shot_templates: list[str] = field(
         default_factory=list, metadata={"help": "Class prompts such as 'This is a sound of {}'; empty: no such test."}
     )
+
+    def load_splits(self) -> dict[str, Any]:
+        """All splits of the dataset; with `streaming`, the training split as a stream."""
+        if not self.streaming:
+            return super().load_splits()
+        splits = load_splits(self.dataset, streaming=True, **self.builder_options)
+        return {name: rows if name == "train" else rows.to_dataset() for name, rows in splits.items()}
 
 
 @dataclass
@@ -103,6 +120,13 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
                 f"zero_shot_templates need one label a clip, and clip {row['clip_id']!r} of {name}'s test split has "
                 f"{len(row['labels'])}; leave the templates out"
             )
+
+
+def rows_to_check(rows: Any, seed: int) -> Any:
+    """The rows of a split that are looked at before the run: all, or of a stream some from all over it, unheard."""
+    if not isinstance(rows, RowStream):
+        return rows
+    return list(islice(without_audio(rows).shuffle(seed), SAMPLE_ROWS))
 
 
 def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
@@ -160,6 +184,8 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_audio_seconds: float) -> None:
     """Gives an audio encoder from scratch the spectral mean and variance of a sample of the training clips."""
     rate_hz = processor.feature_extractor.sampling_rate
+    if isinstance(rows, RowStream):
+        rows = list(islice(rows.shuffle(0), 256))
     clips = []
     for index in range(0, len(rows), max(1, len(rows) // 256)):
         clips.append(read_row(rows[index], rate_hz, max_audio_seconds))
@@ -209,7 +235,7 @@ def make_model(
     Args:
         model_args: What it starts from.
         args: Of the run.
-        rows: The training split, whose captions a tokenizer from scratch is trained on.
+        rows: Of the training split, those whose captions a tokenizer from scratch is trained on.
     """
     if model_args.model is not None:
         return load_start(model_args.model)
@@ -242,13 +268,14 @@ def main() -> None:
 
     with args.main_process_first(desc="preparing the data"):
         splits = data_args.load_splits()
-    check_splits(splits, data_args, args)
+    looked_at = {name: rows_to_check(rows, args.seed) for name, rows in splits.items()}
+    check_splits(looked_at, data_args, args)
     origin = data_args.origin
     require_usable_audio(splits, args)
     if "test" in splits:
         splits["test"] = usable_rows(splits["test"], args)  # the trainer does this with its own splits
 
-    model, processor = make_model(model_args, args, splits["train"])
+    model, processor = make_model(model_args, args, looked_at["train"])
     part_args.choose_parameters(model)
     trainer = SupCLAPTrainer(
         model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor

@@ -108,10 +108,15 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def count_licenses(rows: Any) -> dict[str, int]:
-    """How many clips have which licence, the most frequent first; a clip without one counts as `not stated`."""
+    """How many clips have which licence, the most frequent first; a clip without one counts as `not stated`.
+
+    Of a stream, what its maker has counted of the whole set.
+    """
     if rows is None or not len(rows):
         return {}
-    if "license" in getattr(rows, "column_names", []):
+    if hasattr(rows, "licenses"):
+        counts = Counter(rows.licenses)
+    elif "license" in getattr(rows, "column_names", []):
         counts = Counter(rows["license"])
     else:
         counts = Counter(row.get("license") for row in rows)

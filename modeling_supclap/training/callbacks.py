@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import ProgressCallback, TrainerCallback
 
+from modeling_supclap.datasets_scripts.stream import EpochBatches
+
 from ..losses.multilingual import alignment_direction_error, data_distribution_error, weight_error_term
 from ..losses.similarity import at_least_float32
 from ..losses.support_vector import DynamicRadius, StaticRadius
@@ -91,14 +93,15 @@ class Averages:
 
 
 class EpochCallback(TrainerCallback):
-    """Tells the collator which epoch it draws for."""
+    """Tells the collator, and the batches of a stream, which epoch they draw for: `set_epoch` of each."""
 
-    def __init__(self, collator: TrainingCollator) -> None:
-        self.collator = collator
+    def __init__(self, *drawing: TrainingCollator | EpochBatches) -> None:
+        self.drawing = drawing
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Counts whole epochs, in a run that is resumed too."""
-        self.collator.set_epoch(int(state.epoch or 0))
+        for each in self.drawing:
+            each.set_epoch(int(state.epoch or 0))
 
 
 class ThroughputCallback(TrainerCallback):

@@ -15,6 +15,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import sort_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json
+from modeling_supclap.datasets_scripts.stream import EpochBatches
 
 from ..configuration_supclap import SupCLAPConfig
 from ..modeling_supclap import SupCLAPModel
@@ -114,9 +115,11 @@ def _is_damaged(file: Path) -> bool:
     return file.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(file)
 
 
-def write_run_file(folder: str | Path, args: TrainingArguments, module: nn.Module) -> None:
+def write_run_file(
+    folder: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
+) -> None:
     """Writes what `refuse_another_run` compares, into a checkpoint."""
-    write_json(Path(folder) / RUN_FILE, {"settings": _settings(args), "trainable": _trainable(module)})
+    write_json(Path(folder) / RUN_FILE, {"settings": _settings(args, batches), "trainable": _trainable(module)})
 
 
 def refuse_another_run(
@@ -125,6 +128,7 @@ def refuse_another_run(
     module: nn.Module,
     model: SupCLAPModel,
     processor: SupCLAPProcessor,
+    batches: EpochBatches | None = None,
 ) -> None:
     """Refuses to go on from a checkpoint of another run, or from one that is not whole.
 
@@ -134,6 +138,7 @@ def refuse_another_run(
         module: What this run trains, the model and its objective.
         model: The model of this run.
         processor: The processor of this run.
+        batches: Those of a stream, whose rows depend on who reads them.
 
     Raises:
         ValueError: The checkpoint is not whole; or its run had another objective, data, model or tokenizer, or trained
@@ -151,7 +156,7 @@ def refuse_another_run(
     if (folder / RUN_FILE).is_file():  # checkpoints from before it was written lack it
         run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         differences = [
-            *_differences(run["settings"], _settings(args)),
+            *_differences(run["settings"], _settings(args, batches)),
             *differences,
             *_trainable_differences(run["trainable"], _trainable(module)),
         ]
@@ -163,10 +168,18 @@ def refuse_another_run(
         )
 
 
-def _settings(args: TrainingArguments) -> dict[str, Any]:
-    """Collects what makes the loss of a run: the fields that are not the Trainer's, and the seed."""
+def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str, Any]:
+    """Collects what makes the loss of a run: the fields that are not the Trainer's, the seed, the parts of a stream."""
     own = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
-    return {name: getattr(args, name) for name in sorted(own | {"seed"})}
+    settings = {name: getattr(args, name) for name in sorted(own | {"seed"})}
+    if batches is not None:
+        settings["stream"] = {
+            "rows of a process": batches.num_rows,
+            "batch_size": batches.batch_size,
+            "workers": batches.workers,
+            "processes": args.world_size,
+        }
+    return settings
 
 
 def _trainable(module: nn.Module) -> list[str]:

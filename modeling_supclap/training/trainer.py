@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import only_writer
 from modeling_supclap.datasets_scripts.schema import group_id, require_captions, without_audio
+from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
 
 from ..encoding import max_window_seconds
@@ -60,18 +62,19 @@ class SupCLAPTrainer(Trainer):
     Args:
         model: The model to train; `trainer.clap` is the same object, `trainer.model` holds it and its objective.
         args: See `SupCLAPTrainingArguments`.
-        train_dataset: The rows to train on, map-style, so that a resumed run sees the same batches. What
-            `args.on_bad_audio` leaves out is left out here: `trainer.train_rows` and `trainer.eval_rows` are the rest.
-        eval_dataset: The rows to evaluate on, treated alike.
+        train_dataset: The rows to train on: map-style, or a `stream.RowStream`, whose rows are read as they are needed;
+            a resumed run sees the same batches of either. What `args.on_bad_audio` leaves out is left out here:
+            `trainer.train_rows` and `trainer.eval_rows` are the rest.
+        eval_dataset: The rows to evaluate on, map-style, treated alike.
         processing_class: The model's processor.
         objective: An objective of your own; by default `build_objective(args)`.
         callbacks: As the Trainer's.
         optimizers: As the Trainer's.
 
     Raises:
-        ValueError: The processor is missing, a split is a stream, the training split is smaller than a batch, siglip
-            finds no bias in the model, or one process was started on a machine with several GPUs, where each GPU would
-            contrast only its own part of the batch.
+        ValueError: The processor is missing, the training split is smaller than a batch or a stream of another kind,
+            siglip finds no bias in the model, or one process was started on a machine with several GPUs, where each GPU
+            would contrast only its own part of the batch.
     """
 
     args: SupCLAPTrainingArguments
@@ -113,14 +116,24 @@ class SupCLAPTrainer(Trainer):
         objective = build_objective(args) if objective is None else objective
         self.module = ContrastiveModule(model, objective, args.cached_chunk_size)
         self.train_rows, self.eval_rows = train_dataset, eval_dataset
+
+        indexed: Any = None if train_dataset is None else IndexedRows(train_dataset)
+        epochs: list[Any] = [collator]
+        self._batches: EpochBatches | None = None
+        if isinstance(train_dataset, RowStream):
+            own_rows = train_dataset.shuffle(args.seed).shard(args.process_index, args.world_size)
+            indexed = EpochRows(own_rows)
+            self._batches = EpochBatches(own_rows, args.train_batch_size, args.dataloader_num_workers)
+            epochs.append(self._batches)
+
         super().__init__(
             model=self.module,
             args=args,
             data_collator=collator,
-            train_dataset=None if train_dataset is None else IndexedRows(train_dataset),
+            train_dataset=indexed,
             eval_dataset=None if eval_dataset is None else IndexedRows(eval_dataset),
             processing_class=processing_class,
-            callbacks=[EpochCallback(collator), *(callbacks or [])],
+            callbacks=[EpochCallback(*epochs), *(callbacks or [])],
             optimizers=optimizers,
         )
         self.clap = model
@@ -147,15 +160,21 @@ class SupCLAPTrainer(Trainer):
         )
 
     def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
-        """Takes out of a split what `on_bad_audio` leaves out; a stream is refused, and shared captions are counted."""
+        """Takes out of a split what `on_bad_audio` leaves out; shared captions are counted."""
         if rows is None:
             return None
         if not hasattr(rows, "__len__"):
             raise ValueError(
-                f"got a stream of rows ({type(rows).__name__}); the trainer wants rows that it can number, as of "
-                "load_splits, or of load_prepared without streaming, so that a resumed run sees the same batches. "
-                "A stream goes into a DataLoader with TrainingCollator as its collate_fn"
+                f"got a stream of rows ({type(rows).__name__}), of which a resumed run would not see the same batches; "
+                "the trainer reads the streams of load_splits(..., streaming=True), and all rows that it can number"
             )
+        if isinstance(rows, RowStream):
+            if args.on_bad_audio != "error" or args.track_language_errors:
+                raise ValueError(
+                    "a stream is read as it is needed, and on_bad_audio (but error) and track_language_errors look at "
+                    "all rows before: leave them out; prepare.py leaves out of a set what cannot be used"
+                )
+            return rows
         rows = usable_rows(rows, args, self._min_seconds)
 
         if args.positives == "clip" and args.process_index == 0:
@@ -178,6 +197,24 @@ class SupCLAPTrainer(Trainer):
 
     # ---- training ----
 
+    def get_train_dataloader(self) -> DataLoader:
+        """As the Trainer's; of a stream, the batches of this process, whose workers read parts of it of their own."""
+        if self._batches is None:
+            return super().get_train_dataloader()
+
+        # Not prepared by accelerate, which would deal the batches of one loader out to the processes.
+        workers, rows = self.args.dataloader_num_workers, self.train_dataset
+        assert isinstance(rows, EpochRows)
+        return DataLoader(
+            rows,
+            batch_sampler=self._batches,
+            collate_fn=self.data_collator,
+            num_workers=workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=workers > 0 and self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+        )
+
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -185,7 +222,9 @@ class SupCLAPTrainer(Trainer):
         outputs = model(**inputs)
         if not torch.isfinite(outputs.loss):
             broken = [name for name, value in outputs.logs.items() if not torch.isfinite(value)]
-            clips = [self.train_rows[int(index)]["clip_id"] for index in inputs["clip_index"]]
+            clips = inputs["clip_index"].tolist()
+            if self._batches is None:
+                clips = [self.train_rows[index]["clip_id"] for index in clips]
             raise FloatingPointError(
                 f"the loss is {outputs.loss.item()} at step {self.state.global_step + 1}, "
                 f"from {broken or 'the total'}, on clips {clips}; "
@@ -211,7 +250,9 @@ class SupCLAPTrainer(Trainer):
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = last_checkpoint(folder, resumes=True)
             if resume_from_checkpoint:
-                refuse_another_run(resume_from_checkpoint, self.args, self.module, self.clap, self.processor)
+                refuse_another_run(
+                    resume_from_checkpoint, self.args, self.module, self.clap, self.processor, self._batches
+                )
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -296,7 +337,7 @@ class SupCLAPTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             self.state.save_to_json(str(unfinished / name / TRAINER_STATE_NAME))
-            write_run_file(unfinished / name, self.args, self.module)
+            write_run_file(unfinished / name, self.args, self.module, self._batches)
             if (folder / name).exists():
                 os.replace(folder / name, unfinished / "replaced")
             os.replace(unfinished / name, folder / name)

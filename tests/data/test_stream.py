@@ -1,14 +1,11 @@
 """Streams of a prepared set: every row once, in an order of seed and epoch alone, taken up anywhere."""
 
-import functools
-import http.server
 import io
 import json
 import os
 import subprocess
 import sys
 import tarfile
-import threading
 from bisect import bisect_right
 from itertools import chain
 
@@ -18,6 +15,7 @@ import pytest
 import soundfile
 from prepared_sets import make_folder, sound
 from torch.utils.data import DataLoader
+from web_server import served
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts import prepare as preparing
@@ -171,17 +169,9 @@ def test_rows_are_mapped_as_they_are_read(stream):
 
 
 def test_a_web_server_will_do(folder, stream):
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-    handler.log_message = lambda *arguments: None
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        address = f"http://127.0.0.1:{server.server_port}/int16"
-        served = load_splits("prepared", data_dir=address, streaming=True)["train"]
-        assert list(served.shuffle(0)) == list(stream.shuffle(0))
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served(folder) as address:
+        rows = load_splits("prepared", data_dir=f"{address}/int16", streaming=True)["train"]
+        assert list(rows.shuffle(0)) == list(stream.shuffle(0))
 
 
 MEMORY = """

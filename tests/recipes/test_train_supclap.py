@@ -238,9 +238,9 @@ def test_languages_without_captions_are_refused_before_the_run(sounds, options, 
         )
 
 
-def test_a_prepared_set_goes_by_the_name_of_what_it_was_made_from(sounds, tmp_path):
+def test_a_prepared_set_is_streamed_and_goes_by_the_name_of_what_it_was_made_from(sounds, tmp_path):
     prepare(Request("audio_folder", {"data_dir": str(sounds), "languages": ["eng"]}), tmp_path / "set", quiet=True)
-    words = ["--dataset", "prepared", "--data_dir", str(tmp_path / "set"), *WORDS]
+    words = ["--dataset", "prepared", "--data_dir", str(tmp_path / "set"), "--streaming", "true", *WORDS]
     code, output = launch(*words, "--output_dir", str(tmp_path / "run"))
     assert code == 0, output
     card = ModelCard.load(tmp_path / "run" / "README.md")

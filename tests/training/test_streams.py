@@ -1,0 +1,131 @@
+"""Training from a stream: what a killed run saw and became is what an uninterrupted one sees and becomes."""
+
+import json
+import sys
+from pathlib import Path
+
+import builders
+import pytest
+import torch
+from killing import KillAt, Killed
+from prepared_sets import make_folder
+from processes import run_processes
+from test_trainer import arguments, losses, processor
+from web_server import served
+
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts import prepare as preparing
+from modeling_supclap.datasets_scripts.prepare import Request, prepare
+from modeling_supclap.training.distributed import leave_process_group
+from modeling_supclap.training.trainer import SupCLAPTrainer
+
+# 30 clips are 7 batches of 4 an epoch, or 6 of two workers.
+RUN = {
+    "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 20, "eval_strategy": "no",
+    "load_best_model_at_end": False, "languages": ["eng", "fra"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A prepared set of 30 clips for training, in row groups of two."""
+    folder = tmp_path_factory.mktemp("streams")
+    make_folder(folder / "ESC", clips=40, seconds=0.2)
+    options = {"data_dir": str(folder / "ESC"), "languages": ["eng", "fra"], "test_fold": 4, "validation_fraction": 0.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparing, "ROW_GROUP_ROWS", 2)
+        prepare(Request("esc50", options, "int16"), folder / "int16", cache_dir=str(folder / "cache"), quiet=True)
+    return folder
+
+
+class Seen(SupCLAPTrainer):
+    """Remembers the clips of each batch."""
+
+    def compute_loss(self, model, inputs, **kwargs):
+        self.__dict__.setdefault("batches", []).append(inputs["clip_index"].tolist())
+        return super().compute_loss(model, inputs, **kwargs)
+
+
+def build(output, data_dir, seed=0, callbacks=None, dropout=0.3, **kwargs):
+    text = builders.bert_config(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    model = builders.supclap_model(builders.supclap_config(text), seed=seed)
+    rows = load_splits("prepared", data_dir=data_dir, streaming=True)["train"]
+    args = arguments(output, **{**RUN, **kwargs})
+    return Seen(model, args, train_dataset=rows, processing_class=processor(), callbacks=callbacks)
+
+
+def cut_and_resume(output, data_dir, step, **kwargs):
+    """A run that crashes after a step, and one that goes on from its checkpoint in place of it."""
+    cut = build(output, data_dir, callbacks=[KillAt(step + 1)], **kwargs)
+    with pytest.raises(Killed):
+        cut.train()
+    resumed = build(output, data_dir, seed=99, **kwargs)
+    resumed.train(resume_from_checkpoint=f"{output}/checkpoint-{step}")
+    return resumed
+
+
+def assert_same_end(resumed, whole, step):
+    assert resumed.batches == whole.batches[step:]
+    assert losses(resumed) == losses(whole)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(("step", "workers"), [(5, 0), (8, 2)])
+def test_a_killed_run_sees_the_same_batches_and_ends_with_the_same_weights(folder, tmp_path, step, workers):
+    with served(folder) as address:
+        whole = build(tmp_path / "whole", f"{address}/int16", dataloader_num_workers=workers)
+        whole.train()
+        resumed = cut_and_resume(tmp_path / "cut", f"{address}/int16", step, dataloader_num_workers=workers)
+    assert_same_end(resumed, whole, step)
+
+    half = len(whole.batches) // 2
+    first, second = whole.batches[:half], whole.batches[half:]
+    for epoch in (first, second):
+        clips = [clip for batch in epoch for clip in batch]
+        assert len(set(clips)) == len(clips) == 4 * (6 if workers else 7)
+    assert first != second
+
+
+def test_it_goes_on_with_as_many_workers_only(folder, tmp_path):
+    build(tmp_path, str(folder / "int16"), max_steps=1).train()
+    other = build(tmp_path, str(folder / "int16"), max_steps=2, dataloader_num_workers=2)
+    with pytest.raises(ValueError, match=r"stream.workers was 1 and is 2"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_what_wants_all_recordings_beforehand_is_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match="on_bad_audio"):
+        build(tmp_path, str(folder / "int16"), on_bad_audio="skip")
+
+
+# ---- two processes ----
+
+
+def train_and_report(data_dir, output, batch_size):
+    """Trains; where there are two processes, kills a run of theirs too, and goes on."""
+    options = {"per_device_train_batch_size": int(batch_size), "dropout": 0.0}
+    whole = build(f"{output}/whole{batch_size}", data_dir, **options)
+    whole.train()
+    if whole.args.world_size > 1:
+        assert_same_end(cut_and_resume(f"{output}/cut", data_dir, 5, **options), whole, 5)
+
+    weights = {name: value.tolist() for name, value in whole.model.named_parameters()}
+    report = {"batches": whole.batches, "weights": weights, "losses": losses(whole)}
+    Path(output, f"{batch_size}-{whole.args.process_index}.json").write_text(json.dumps(report))
+
+
+def test_two_processes_see_the_batches_of_one_and_resume(folder, tmp_path):
+    train_and_report(str(folder / "int16"), str(tmp_path), "4")
+    run_processes(__file__, str(folder / "int16"), str(tmp_path), "2")
+    one, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("4-0", "2-0", "2-1"))
+
+    together = [sorted(a + b) for a, b in zip(first["batches"], second["batches"], strict=True)]
+    assert together == list(map(sorted, one["batches"]))
+    assert first["weights"] == second["weights"]
+    assert first["losses"] == pytest.approx(one["losses"], abs=2e-3)
+
+
+if __name__ == "__main__":
+    train_and_report(*sys.argv[1:])
+    leave_process_group()
