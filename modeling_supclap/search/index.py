@@ -32,6 +32,8 @@ from ..evaluation import EmbeddingModel
 
 # Below this many windows the store is searched exactly; beyond, an approximate index pays.
 APPROXIMATE_FROM_ROWS = 100_000
+# The share of new windows from which the approximate index is made anew: its partitions no longer fit.
+_NEW_SHARE = 0.1
 # Windows of a recording that are in memory at a time, and recordings whose windows are written together.
 _WINDOWS_AT_ONCE = 64
 _FILES_AT_ONCE = 64
@@ -73,7 +75,8 @@ class IndexReport:
         windows: Windows that the store holds now.
         unreadable: What is wrong with each file that could not be read, by its path.
         seconds: How long it took.
-        recall: The share of exact search's ten best that the approximate index finds; None where search is exact.
+        recall: The share of exact search's ten best that the approximate index finds; None where search is exact, or
+            the index is as it was.
     """
 
     added: int = 0
@@ -183,21 +186,27 @@ class SoundIndex:
             self.files.merge_insert("file").when_matched_update_all().execute(table)
 
     def optimize(self) -> float | None:
-        """Joins small fragments, and beyond `APPROXIMATE_FROM_ROWS` makes the approximate index anew.
+        """Joins small fragments, and beyond `APPROXIMATE_FROM_ROWS` sees to the approximate index.
+
+        New windows are put into the partitions that are there; the index is made anew when they are a tenth of all.
 
         Returns:
             The index's recall of the ten best windows against exact search, over windows of the store as queries; None
-            where search is exact.
+            where search is exact, or no window is new.
         """
+        self.windows.checkout_latest()  # other processes have written too
+        rows = self.windows.count_rows()
+        new_rows = self.windows.index_stats("vector_idx").num_unindexed_rows if self.is_approximate else rows
+
         for table in (self.windows, self.files):
             table.optimize(cleanup_older_than=timedelta(hours=1))  # whoever is reading may finish
-
-        rows = self.windows.count_rows()
-        if rows < APPROXIMATE_FROM_ROWS:
+        if rows < APPROXIMATE_FROM_ROWS or not new_rows:
             return None
-        partitions = 2 ** round(math.log2(math.sqrt(rows)))
-        config = _import_lancedb().index.IvfSq(distance_type="dot", num_partitions=partitions)
-        self.windows.create_index("vector", config=config, replace=True)
+
+        if new_rows > _NEW_SHARE * rows:
+            partitions = 2 ** round(math.log2(math.sqrt(rows)))
+            config = _import_lancedb().index.IvfSq(distance_type="dot", num_partitions=partitions)
+            self.windows.create_index("vector", config=config, replace=True)
         return self.measure_recall()
 
     @property

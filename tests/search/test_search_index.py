@@ -145,3 +145,17 @@ def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_p
     exact = store.nearest(rows[7], 10, exact=True)
     cosines = rows @ rows[7]
     assert [round(row["start_seconds"]) for row in exact] == np.argsort(-cosines)[:10].tolist()
+
+    made = []
+    monkeypatch.setattr(type(store.windows), "create_index", lambda *args, **options: made.append(options))
+    assert store.optimize() is None  # nothing is new
+    few = entry._replace(file="b.wav", starts_seconds=starts[:50], ends_seconds=starts[:50] + 5, embeds=-rows[:50])
+    store.replace([few])
+    assert store.optimize() >= 0.9
+    assert not made  # few are put into the partitions that are there
+    found = store.nearest(-rows[7], 1)[0]
+    assert (found["file"], found["start_seconds"]) == ("b.wav", 7.0)
+    store.remove(["b.wav"])
+    store.replace([entry._replace(file="c.wav")])
+    store.optimize()
+    assert made
