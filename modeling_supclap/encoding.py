@@ -152,7 +152,7 @@ def encode_audio(
     places: list[tuple[int, int, int]] = []  # of each embedding: its recording, its first sample, and where it ends
     embeds = []
 
-    with _inference(model):
+    with inference(model):
         most_samples = round(batch_size * _SECONDS_PER_CLIP * target_hz)
         for batch in _batches(_read_ahead(blocks(), num_workers), _positive(batch_size), most_samples):
             waveforms = []
@@ -224,7 +224,7 @@ def encode_text(
     wanted = sorted(set(pairs), key=lambda pair: (-len(pair[0]), pair[0], str(pair[1])))
     embeds = []
 
-    with _inference(model):
+    with inference(model):
         starts = range(0, len(wanted), _positive(batch_size))
         for start in logging.tqdm(starts, disable=not show_progress_bar, unit="texts"):
             embeds.append(_embed_text(model, processor, wanted[start : start + batch_size]))
@@ -401,6 +401,25 @@ def _blocks(
         yield total - chunk_samples, total
 
 
+def read_spans(recording: Recording, extractor: Any, chunk_samples: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Reads a recording bit by bit, however long it is.
+
+    Args:
+        recording: The recording.
+        extractor: The model's front end.
+        chunk_samples: The length of the chunks that it will be cut into: a bit holds whole ones.
+
+    Yields:
+        The first sample of a bit at the front end's rate, and its waveform, (samples,). The last is moved back to end
+        with the recording.
+    """
+    rate_hz = int(extractor.sampling_rate)
+    for start, stop in _blocks(recording, recording.get_seconds(), rate_hz, chunk_samples):
+        waveform = recording.read(rate_hz, start, stop)
+        _check_length(waveform, extractor, recording.name)
+        yield start, waveform
+
+
 def _check_length(waveform: np.ndarray, extractor: Any, name: str) -> None:
     least = getattr(extractor, "min_samples", 1)
     if len(waveform) < least:
@@ -463,7 +482,7 @@ def _batches(parts: Iterable[_Part], batch_size: int, most_samples: int) -> Iter
 
 
 @contextmanager
-def _inference(model: Any) -> Iterator[None]:
+def inference(model: Any) -> Iterator[None]:
     """Evaluation mode without gradients; every module is then left in the mode that it was in."""
     modes = []
     for module in model.modules():
@@ -477,7 +496,8 @@ def _inference(model: Any) -> Iterator[None]:
             module.training = mode
 
 
-def _embed_audio(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> torch.Tensor:
+def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> Any:
+    """The inputs of `get_audio_features` for waveforms of the model's rate, where the model is and in its type."""
     inputs = processor(audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
     # In the type of the layer that sees the spectrogram first: CED's stays float32 in half precision.
     dtype = model.dtype
@@ -485,7 +505,11 @@ def _embed_audio(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
         if isinstance(module, _BatchNorm):
             dtype = dtype if module.weight is None else module.weight.dtype
             break
-    return _float32(model.get_audio_features(**inputs.to(model.device, dtype=dtype)))
+    return inputs.to(model.device, dtype=dtype)
+
+
+def _embed_audio(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> torch.Tensor:
+    return _float32(model.get_audio_features(**audio_inputs(model, processor, waveforms)))
 
 
 def _embed_text(model: Any, processor: SupCLAPProcessor, pairs: Sequence[tuple[str, str | None]]) -> torch.Tensor:

@@ -16,6 +16,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .configuration_supclap import SupCLAPConfig
 from .encoding import EncodingMixin
+from .localization import localize
 from .modeling_sonar import last_pool, mean_pool
 from .sentence_modules import SentenceDense, read_sentence_modules
 from .strict_loading import StrictLoadingMixin
@@ -152,6 +153,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
 
     # The loss is a mean over the batch; the Trainer must not divide or multiply it further.
     accepts_loss_kwargs = False
+    localize = localize
 
     def __init__(
         self,

@@ -1,0 +1,193 @@
+"""What a search costs at scale: time and memory of building an index of many windows, and of asking it.
+
+    OMP_NUM_THREADS=1 python benchmarks/bench_search.py --rows 100000 1000000 --folder /tmp/indexes
+
+    # Real embeddings, from a model and its recordings, in place of drawn ones:
+    python benchmarks/bench_search.py --model outputs/esc10 --recordings path/to/ESC-10/audio --folder /tmp/indexes
+
+Windows are those of recordings of an hour each. Without a model their embeddings are drawn around 1,000 centres. With
+one, the embeddings of the recordings, in windows of a second, are turned into `--dim` dimensions by a rotation, which
+keeps every cosine, and copied with a little noise until there are enough; half of the queries are then class names in
+words. Each size is built and asked in processes of its own, so that peak memory is that of this size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modeling_supclap.search.index import IndexedFile, SoundIndex, Stamp
+
+WINDOWS_PER_FILE = 1440  # an hour, every 2.5 s
+FILES_AT_ONCE = 64
+NOISE = 0.5  # the norm of what is added to a centre, whose norm is 1
+TEXTS = ("a dog barks", "the sound of rain", "sea waves", "a crying baby", "a ticking clock", "a person sneezing")
+
+
+def draw_centres(dim: int, model: str | None, recordings: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings that the windows lie around, (n, dim), and the queries in words, (texts, dim), of unit norm."""
+    generator = np.random.default_rng(0)
+    if model is None or recordings is None:
+        return _unit(generator.normal(size=(1000, dim))), np.empty((0, dim), np.float32)
+
+    from modeling_supclap import SupCLAPModel
+    from modeling_supclap.search.index import list_recordings
+
+    clap = SupCLAPModel.from_pretrained(model)
+    files = list(list_recordings(recordings).values())
+    chunks = clap.encode_audio(files, chunk_seconds=1.0, return_chunks=True, show_progress_bar=True)
+    audio = np.concatenate([recording.embeds for recording in chunks])
+    text = clap.encode_text(list(TEXTS))
+
+    # (d, dim), whose rows are orthonormal: every cosine stays as it was.
+    rotation = np.linalg.qr(generator.normal(size=(dim, audio.shape[1])))[0].T
+    return _unit(audio @ rotation), _unit(text @ rotation)
+
+
+def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
+    """Recordings of an hour whose windows lie around the centres, until there are `number` windows."""
+    generator = np.random.default_rng(1)
+    for file in range(math.ceil(number / WINDOWS_PER_FILE)):
+        count = min(WINDOWS_PER_FILE, number - file * WINDOWS_PER_FILE)
+        places = generator.integers(len(centres), size=count)
+        noise = generator.standard_normal((count, centres.shape[1]), np.float32)
+        starts = 2.5 * np.arange(count)
+        name = f"{file:05d}.wav"
+        yield IndexedFile(
+            name,
+            Stamp(1, 1, 1),
+            name,
+            2.5 * count + 2.5,
+            starts,
+            starts + 5,
+            _unit(centres[places] + noise * NOISE / math.sqrt(centres.shape[1])),
+        )
+
+
+def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
+    """Fills a store and optimises it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    store = SoundIndex(folder, centres.shape[1])
+
+    before, started = _peak_gigabytes(), time.perf_counter()
+    waiting = []
+    for file in draw_files(number, centres):
+        waiting.append(file)
+        if len(waiting) == FILES_AT_ONCE:
+            store.replace(waiting)
+            waiting = []
+    store.replace(waiting)
+    written = time.perf_counter()
+    recall = store.optimize()
+    optimized = time.perf_counter()
+    store.optimize()
+
+    size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+    return {
+        "memory before, GB": before,
+        "write, s": written - started,
+        "index, s": optimized - written,
+        "index again, nothing new, s": time.perf_counter() - optimized,
+        "disk, GB": size / 1e9,
+        "recall@10 of windows": math.nan if recall is None else recall,
+        "peak memory of building, GB": _peak_gigabytes(),
+    }
+
+
+def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
+    """Asks a store, exactly and by its approximate index, and for one recording only."""
+    import lancedb  # noqa: F401, which takes longer than anything here
+
+    started = time.perf_counter()
+    store = SoundIndex(folder)
+    rows = store.windows.count_rows()
+    results = {"open, s": time.perf_counter() - started}
+
+    places = np.random.default_rng(2).choice(rows, size=number - len(texts), replace=False)
+    audio = store.windows.take_offsets(sorted(places.tolist())).select(["vector"]).to_arrow()["vector"].to_pylist()
+    vectors = [*texts, *audio]
+
+    results |= _timed("exact", vectors, lambda vector: store.nearest(vector, 10, exact=True))
+    if store.is_approximate:
+        results |= _timed("approximate", vectors, lambda vector: store.nearest(vector, 10))
+        if len(texts):
+            results["recall@10 of words"] = _recall(store, texts)
+    file = f"{rows // WINDOWS_PER_FILE // 2:05d}.wav"
+    results |= _timed("one recording", vectors, lambda vector: store.nearest(vector, WINDOWS_PER_FILE, within=file))
+    results["peak memory of asking, GB"] = _peak_gigabytes()
+    return results
+
+
+def _timed(name: str, vectors: list[Any], work: Callable[[Any], Any]) -> dict[str, float]:
+    """The first query, which warms up, the median of the others, and the slowest."""
+    seconds = []
+    for vector in vectors:
+        started = time.perf_counter()
+        assert work(vector)
+        seconds.append(time.perf_counter() - started)
+    return {
+        f"{name}, first, ms": 1000 * seconds[0],
+        f"{name}, median, ms": 1000 * statistics.median(seconds[1:]),
+        f"{name}, slowest, ms": 1000 * max(seconds),
+    }
+
+
+def _recall(store: SoundIndex, vectors: np.ndarray) -> float:
+    found = 0
+    for vector in vectors:
+        exact = {(row["file"], row["start_seconds"]) for row in store.nearest(vector, 10, exact=True)}
+        found += len(exact & {(row["file"], row["start_seconds"]) for row in store.nearest(vector, 10)})
+    return found / (10 * len(vectors))
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def _peak_gigabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def main() -> None:
+    """Prints a table, a column a size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000], help="windows of each index")
+    parser.add_argument("--dim", type=int, default=768, help="width of the embeddings (default: 768)")
+    parser.add_argument("--queries", type=int, default=30, help="queries of each kind of search (default: 30)")
+    parser.add_argument("--folder", help="where the indexes are made, and stay (default: a temporary folder)")
+    parser.add_argument("--model", help="a SupCLAP model whose embeddings are taken")
+    parser.add_argument("--recordings", help="a folder of recordings that it hears")
+    args = parser.parse_args()
+
+    centres, texts = draw_centres(args.dim, args.model, args.recordings)
+    columns = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for number in args.rows:
+            folder = str(Path(args.folder or temporary) / f"{number}.index")
+            column = {}
+            for work, options in ((build, (number, centres)), (ask, (texts, args.queries))):
+                with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+                    column |= pool.submit(work, folder, *options).result()
+            columns[number] = column
+            print(f"{number} windows of {args.dim} numbers, drawn around {len(centres)}: {column}", flush=True)
+
+    print("\n| | " + " | ".join(f"{number:,} windows" for number in columns) + " |")
+    print("|---|" + "---:|" * len(columns))
+    for key in max(columns.values(), key=len):
+        print(f"| {key} | " + " | ".join(f"{columns[number].get(key, math.nan):.3g}" for number in columns) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The second of a sound: against the embeddings of chunks, and against where a sound was put in."""
+
+import builders
+import numpy as np
+import pytest
+import torch
+
+from modeling_supclap import CNN14Config, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
+from modeling_supclap.feature_extraction_msclap import MSCLAPFeatureExtractor
+from modeling_supclap.localization import localize
+
+TEXTS = ["rain", "a dog barks"]
+
+
+def ced():
+    return builders.supclap_model(), builders.bert_processor(), 2.56  # 16 whole steps
+
+
+def dasheng():
+    audio = builders.ced_config(patch_size=[64, 4], target_length=256)
+    model = builders.supclap_model(SupCLAPConfig(audio_config=audio, text_config=builders.bert_config()))
+    return model, builders.bert_processor(), 2.5
+
+
+def htsat():
+    clap = builders.clap_model()
+    return supclap_from_clap(clap), processor_from_clap(builders.clap_processor("rand_trunc")), None
+
+
+def cnn14():
+    audio = CNN14Config(hidden_size=8, channels=[4, 8, 8, 8])
+    model = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=builders.bert_config(), projection_dim=8)).eval()
+    extractor = MSCLAPFeatureExtractor(max_length_s=2)
+    return model, SupCLAPProcessor(extractor, builders.bert_processor().tokenizer), None
+
+
+@pytest.mark.parametrize("make", [ced, dasheng, htsat, cnn14])
+def test_windows_as_long_as_the_chunks_are_their_embeddings(make):
+    model, processor, chunk_seconds = make()
+    seconds = chunk_seconds or processor.feature_extractor.max_length_s
+    rate_hz = processor.feature_extractor.sampling_rate
+    waveform = builders.noise(round(3 * seconds * rate_hz))
+    options = {"sampling_rate": rate_hz, "chunk_seconds": chunk_seconds, "processor": processor}
+    chunks = model.encode_audio(waveform, return_chunks=True, **options)
+    expected = chunks.embeds @ model.encode_text(TEXTS, processor).T
+
+    found = localize(model, waveform, TEXTS, window_seconds=seconds, hop_seconds=seconds, batch_size=2, **options)
+    assert (found.scores.shape, found.scores.dtype) == ((3, 2), np.float32)
+    np.testing.assert_allclose(found.start_seconds, chunks.onset_seconds)
+    np.testing.assert_allclose(found.end_seconds, chunks.offset_seconds)
+    np.testing.assert_allclose(found.scores, expected, atol=2e-6, rtol=0)
+
+
+def test_a_sound_changes_the_windows_that_hold_it_and_no_others():
+    model, rate_hz = builders.supclap_model(), builders.RATE_HZ
+    model.audio_model.blocks = torch.nn.ModuleList()  # nothing passes from step to step
+    model.processor = builders.bert_processor()
+    quiet = 1e-3 * builders.noise(round(11.3 * rate_hz))
+    loud = quiet.copy()
+    loud[round(6.2 * rate_hz) : round(6.9 * rate_hz)] += builders.noise(round(0.7 * rate_hz), seed=1)
+
+    before, after = (model.localize(sound, "rain", sampling_rate=rate_hz) for sound in (quiet, loud))
+    assert before.start_seconds.tolist() == [*np.arange(0, 10.5, 0.5), pytest.approx(10.3)]
+    is_changed = np.abs(before.scores - after.scores)[:, 0] > 1e-6
+    holds_it = (before.start_seconds < 6.9) & (before.end_seconds > 6.2)
+    assert is_changed.tolist() == holds_it.tolist()
+
+
+@pytest.mark.parametrize("seconds", [0.5, 5.0, 7.1, 12.0])
+def test_every_moment_is_scored_once_whatever_the_length(seconds):
+    model = builders.supclap_model()
+    model.processor = builders.bert_processor()
+    waveform = builders.noise(round(seconds * builders.RATE_HZ))
+    found = model.localize(waveform, TEXTS, sampling_rate=builders.RATE_HZ, chunk_seconds=5.0, hop_seconds=0.25)
+    assert np.isfinite(found.scores).all()
+    assert found.end_seconds[-1] == pytest.approx(seconds)
+    assert (np.diff(found.start_seconds) > 0).all()
+    alone = model.localize(waveform, TEXTS, sampling_rate=builders.RATE_HZ, batch_size=1, hop_seconds=0.25)
+    np.testing.assert_allclose(found.scores, alone.scores, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hop_seconds": 0}, "hop_seconds is 0"),
+        ({"window_seconds": float("nan")}, "window_seconds is nan"),
+        ({"chunk_seconds": 60}, "chunk_seconds is 60"),
+        ({"audio": [np.zeros(16000), np.zeros(16000)]}, "got 2"),
+        ({"texts": [" "]}, "text 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, words):
+    model = builders.supclap_model()
+    model.processor = builders.bert_processor()
+    with pytest.raises(ValueError, match=words), torch.no_grad():
+        model.localize(**{"audio": builders.noise(16000), "texts": "rain", "sampling_rate": 16000, **options})
