@@ -10,7 +10,7 @@ import io
 import re
 import threading
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ import soundfile
 import torch
 import torchaudio
 
-from .audio_headers import announce_mp3_frames, ends_as_ogg, find_missing_bytes
+from .audio_headers import announce_mp3_frames, ends_as_ogg
 
 Source: TypeAlias = str | Path | bytes
 """A file, or the encoded bytes of one."""
@@ -40,6 +40,12 @@ _MP3 = re.compile(rb"ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
 
 # Encoders pad the last frame and players drop a first one; more than this much sound is not lost by either.
 _MP4_TOLERANCE_SECONDS = 0.1
+
+# In the log of libsndfile, the chunk that tells of missing sound: WAV, AIFF, Wave64, RF64 and AU in this order. It
+# reads what is left of a cut file as if that were the whole.
+_ANNOUNCED = re.compile(r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
+# Sizes of a WAV or AU that was written to a pipe, whose length was not known yet: nothing is missing.
+_STREAMED_SIZES = (0x7FFFFFFF, 0x7FFFFFFF - 36, 0xFFFFFFFF, 0xFFFFFFFF - 36)
 
 _FFMPEG_SECONDS = 120  # no recording of a dataset takes that long, a file that was made to do so does
 _BLOCK_FRAMES = 2**22  # read at a time, since a header may announce more than any memory holds
@@ -73,37 +79,12 @@ def read_audio(
         BadAudioError: The file is no audio, is truncated or empty, or holds NaN or infinite samples; a
             `MissingDecoderError` where FFmpeg would read it but is not installed.
     """
-    with closing(_open(source, _name_of(source) if name is None else name)) as recording:
+    if name is None:
+        name = f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
+    with closing(_open(source, name)) as recording:
         start = round(offset_seconds * recording.rate_hz)
         count = None if duration_seconds is None else round(duration_seconds * recording.rate_hz)
-        return recording.read(start, count), recording.rate_hz
-
-
-def load_clip(
-    source: Source,
-    sampling_rate_hz: int,
-    max_seconds: float | None = None,
-    crop_position: float = 0.0,
-    name: str | None = None,
-) -> np.ndarray:
-    """A recording at the model's rate, cropped when it is too long, and certain to hold sound.
-
-    Args:
-        source: The file, or its bytes.
-        sampling_rate_hz: The rate wanted, usually the feature extractor's.
-        max_seconds: Longer recordings are cropped to this; None keeps everything.
-        crop_position: Where the crop lies, from 0 (the beginning) to 1 (the end); drawn at random in training.
-        name: What errors call the recording; by default its path.
-
-    Returns:
-        float32 of shape `(samples,)` at `sampling_rate_hz`.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        BadAudioError: As for `read_audio`; also when the whole recording is zero, since silence matches no caption.
-    """
-    with closing(_open(source, _name_of(source) if name is None else name)) as recording:
-        return _crop(recording, sampling_rate_hz, max_seconds, crop_position)
+        return recording.read_mono(start, count), recording.rate_hz
 
 
 def read_row(
@@ -117,13 +98,14 @@ def read_row(
     """The sound of a row, from wherever the row has it.
 
     That is `samples` with `sampling_rate_hz` (int16, as prepared sets store it), or `audio` (the bytes of a file, as
-    prepared sets embed it, or what `datasets.Audio` makes of them), or else the file `audio_path`.
+    prepared sets embed it, or what `datasets.Audio` makes of them), or else the file `audio_path`. It is brought to the
+    model's rate, cropped where it is too long, and certain to hold sound.
 
     Args:
         row: A row of the schema.
-        sampling_rate_hz: The rate wanted, as for `load_clip`.
-        max_seconds: The longest clip, as for `load_clip`.
-        crop_position: Where a crop lies, as for `load_clip`.
+        sampling_rate_hz: The rate wanted, usually the feature extractor's.
+        max_seconds: Longer recordings are cropped to this; None keeps everything.
+        crop_position: Where the crop lies, from 0 (the beginning) to 1 (the end); drawn at random in training.
         from_first_sound: Whether a crop that is silent is taken from the first sound on: silence has no level to bring
             another clip's to, and no caption fits it.
         min_seconds: The shortest clip that the model takes, 0.15 s for CED; a shorter one is refused.
@@ -133,7 +115,8 @@ def read_row(
 
     Raises:
         FileNotFoundError: There is no such file.
-        BadAudioError: As for `load_clip`; the message names the clip too.
+        BadAudioError: As for `read_audio`; also when the whole recording is zero, since silence matches no caption. The
+            message names the clip too.
 
     >>> row = {"clip_id": "a", "samples": np.array([16384, -32768], "<i2").tobytes(), "sampling_rate_hz": 16000}
     >>> read_row(row, 16000)
@@ -153,7 +136,17 @@ def read_row(
         recording = _Samples(np.asarray(audio["array"], dtype=np.float32), audio["sampling_rate"], name)
 
     with closing(recording):
-        clip = _crop(recording, sampling_rate_hz, max_seconds, crop_position, from_first_sound)
+        frames, rate_hz = recording.frames, recording.rate_hz
+        length = frames if max_seconds is None else min(frames, round(max_seconds * rate_hz))
+        part = recording.read_mono(round(crop_position * (frames - length)), length)
+        if not part.any():
+            whole = recording.read_mono(0, None)
+            if not whole.any():
+                raise BadAudioError(f"{name} is silent: every sample is zero")
+            if from_first_sound:
+                part = whole[np.argmax(whole != 0) :][:length]
+
+    clip = resample(part, rate_hz, sampling_rate_hz)
     if len(clip) < min_seconds * sampling_rate_hz:
         seconds = len(clip) / sampling_rate_hz
         raise BadAudioError(f"{name} lasts {seconds:.4f} s; the model needs {min_seconds} s")
@@ -214,80 +207,52 @@ def _get_resampler(from_hz: int, to_hz: int) -> torchaudio.transforms.Resample:
 class _Samples:
     """A recording in memory: floats, or int16 that become floats when they are read."""
 
-    def __init__(self, samples: np.ndarray, rate_hz: int, name: str) -> None:
-        self.samples, self.frames, self.rate_hz, self.name = samples, len(samples), rate_hz, name
+    def __init__(self, samples: np.ndarray, rate_hz: int, label: str) -> None:
+        self.samples, self.frames, self.rate_hz, self.label = samples, len(samples), rate_hz, label
 
-    def read(self, start: int, count: int | None) -> np.ndarray:
+    def read_mono(self, start: int, count: int | None) -> np.ndarray:
         part = self.samples[start : None if count is None else start + count]
         if part.dtype == np.int16:
             part = part.astype(np.float32) * np.float32(1 / 32768)
-        return _check_samples(part, self.name)
+        return _check_samples(part, self.label)
 
     def close(self) -> None:
         pass
 
 
-class _ForwardFile(soundfile.SoundFile):
-    """Not seeking after each read, as soundfile does where it can: at the end of a FLAC without a length that fails."""
-
-    def seekable(self) -> bool:
-        return False
-
-
-class _File:
+class _File(soundfile.SoundFile):
     """A recording that libsndfile decodes, part by part."""
 
-    def __init__(self, file: _ForwardFile, name: str) -> None:
-        self.file, self.frames, self.rate_hz, self.name = file, file.frames, file.samplerate, name
+    def __init__(self, file: Any, label: str) -> None:
+        super().__init__(file)
+        self.label, self.rate_hz = label, self.samplerate
 
-    def read(self, start: int, count: int | None) -> np.ndarray:
+    def seekable(self) -> bool:
+        """No, or soundfile seeks after each read: at the end of a FLAC without a length that fails."""
+        return False
+
+    def read_mono(self, start: int, count: int | None) -> np.ndarray:
         start = min(start, self.frames)
         wanted = self.frames - start if count is None else min(count, self.frames - start)
         try:
-            if soundfile.SoundFile.seekable(self.file):
-                self.file.seek(start)
+            if super().seekable():
+                self.seek(start)
             blocks, done = [], 0
             while done < wanted:
-                block = self.file.read(min(_BLOCK_FRAMES, wanted - done), dtype="float32", always_2d=True)
+                block = self.read(min(_BLOCK_FRAMES, wanted - done), dtype="float32", always_2d=True)
                 if not len(block):
                     break
                 blocks.append(block.mean(axis=1))  # (frames, channels) -> (frames,)
                 done += len(block)
         except soundfile.SoundFileError as error:
             raise BadAudioError(
-                f"{self.name} stops in the middle of its data and is probably truncated: {_first_line(error)}"
+                f"{self.label} stops in the middle of its data and is probably truncated: {_first_line(error)}"
             ) from error
 
         if done < wanted and self.frames < _MOST_FRAMES:
-            raise BadAudioError(f"{self.name} is truncated: {done} of {wanted} samples could be read")
+            raise BadAudioError(f"{self.label} is truncated: {done} of {wanted} samples could be read")
         waveform = blocks[0] if len(blocks) == 1 else np.concatenate([np.empty(0, np.float32), *blocks])
-        return _check_samples(waveform, self.name)
-
-    def close(self) -> None:
-        self.file.close()
-
-
-def _crop(
-    recording: _Samples | _File,
-    sampling_rate_hz: int,
-    max_seconds: float | None,
-    crop_position: float,
-    from_first_sound: bool = False,
-) -> np.ndarray:
-    """The part of a recording that `load_clip` promises."""
-    length = recording.frames if max_seconds is None else min(recording.frames, round(max_seconds * recording.rate_hz))
-    part = recording.read(round(crop_position * (recording.frames - length)), length)
-    if not part.any():
-        whole = recording.read(0, None)
-        if not whole.any():
-            raise BadAudioError(f"{recording.name} is silent: every sample is zero")
-        if from_first_sound:
-            part = whole[np.argmax(whole != 0) :][:length]
-    return resample(part, recording.rate_hz, sampling_rate_hz)
-
-
-def _name_of(source: Source) -> str:
-    return f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
+        return _check_samples(waveform, self.label)
 
 
 def _open(source: Source, name: str) -> _Samples | _File:
@@ -301,23 +266,23 @@ def _open(source: Source, name: str) -> _Samples | _File:
     if _MP3.match(head):
         source = announce_mp3_frames(_read_part(source, 0))
     try:
-        file = _ForwardFile(io.BytesIO(source) if isinstance(source, bytes) else source)
+        file = _File(io.BytesIO(source) if isinstance(source, bytes) else source, name)
     except soundfile.SoundFileError as error:
         if _LIBSNDFILE.match(head):
             raise _not_audio(source, name, "libsndfile", error) from error
         return _Samples(*_decode_with_ffmpeg(_read_part(source, 0), name, error), name)
 
-    missing = find_missing_bytes(file.extra_info)
-    if missing:
-        file.close()
-        raise BadAudioError(f"{name} is truncated: its header announces {missing[0]} bytes, {missing[1]} are there")
-    if head.startswith(b"OggS") and not ends_as_ogg(_read_part(source, -(2**16) - 512)):
-        file.close()
-        raise BadAudioError(f"{name} is truncated: its last page is not there")
-    if file.frames < _MOST_FRAMES and soundfile.SoundFile.seekable(file):
-        return _File(file, name)
-    with closing(_File(file, name)) as recording:  # of unknown length, or GSM
-        return _Samples(recording.read(0, None), recording.rate_hz, name)
+    with ExitStack() as unless_it_is_whole:
+        unless_it_is_whole.callback(file.close)
+        for announced, there in _ANNOUNCED.findall(file.extra_info):
+            if int(there) < int(announced) not in _STREAMED_SIZES:
+                raise BadAudioError(f"{name} is truncated: its header announces {announced} bytes, {there} are there")
+        if head.startswith(b"OggS") and not ends_as_ogg(_read_part(source, -(2**16) - 512)):
+            raise BadAudioError(f"{name} is truncated: its last page is not there")
+        if file.frames >= _MOST_FRAMES or not soundfile.SoundFile.seekable(file):  # of unknown length, or GSM
+            return _Samples(file.read_mono(0, None), file.rate_hz, name)
+        unless_it_is_whole.pop_all()
+    return file
 
 
 def _decode_with_ffmpeg(content: bytes, name: str, refusal: Exception) -> tuple[np.ndarray, int]:

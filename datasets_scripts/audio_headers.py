@@ -1,16 +1,8 @@
 """What the headers of audio files announce, where libsndfile asks too little of them.
 
-libsndfile takes the part of a cut file that is there for the whole, and estimates how long an MP3 is that does not say
-so. Nothing is decoded here.
+libsndfile takes the part of a cut Ogg file that is there for the whole, and estimates how long an MP3 is that does not
+say so. Nothing is decoded here.
 """
-
-import re
-
-# Sizes of a WAV or AU that was written to a pipe, whose length was not known yet: nothing is missing.
-_STREAMED_SIZES = {0x7FFFFFFF, 0x7FFFFFFF - 36, 0xFFFFFFFF, 0xFFFFFFFF - 36}
-
-# In the log of libsndfile, the chunk that tells of missing sound: WAV, AIFF, Wave64, RF64 and AU in this order.
-_ANNOUNCED = re.compile(r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
 
 # Kilobits per second by the index in a frame's header, of MPEG 1 and of MPEG 2 and 2.5, layer III.
 _KILOBITS = {
@@ -19,22 +11,6 @@ _KILOBITS = {
 }
 _RATES_HZ = (44100, 48000, 32000)  # of MPEG 1; MPEG 2 has half of them, MPEG 2.5 a quarter
 _MPEG_1, _MPEG_2, _MPEG_2_5 = 3, 2, 0  # as a frame's header has them
-
-
-def find_missing_bytes(log: str) -> tuple[int, int] | None:
-    """The bytes that a header announces and those that are there, where they are fewer; else None.
-
-    Args:
-        log: What libsndfile notes of a file that it opens, `SoundFile.extra_info`.
-
-    >>> find_missing_bytes("data : 64000 (should be 31978)")
-    (64000, 31978)
-    """
-    for match in _ANNOUNCED.finditer(log):
-        announced, there = int(match[1]), int(match[2])
-        if announced > there and announced not in _STREAMED_SIZES:
-            return announced, there
-    return None
 
 
 def ends_as_ogg(tail: bytes) -> bool:
@@ -61,7 +37,11 @@ def announce_mp3_frames(content: bytes) -> bytes:
     Args:
         content: The file; what is no MP3 is given back as it is.
     """
-    start = _skip_id3(content)
+    start = 0
+    if content[:3] == b"ID3" and len(content) >= 10:  # a tag, whose size is in four bytes of seven bits
+        for byte in content[6:10]:
+            start = start << 7 | byte & 0x7F
+        start += 10
     while (length := _frame_length(content, start)) == 0 or not _frame_length(content, start + length):
         start = content.find(b"\xff", start + 1)
         if start < 0:
@@ -79,16 +59,6 @@ def announce_mp3_frames(content: bytes) -> bytes:
         else:  # a tag, or something damaged
             position = content.find(b"\xff", position + 1)
     return _make_announcing_frame(int.from_bytes(first[:4], "big"), num_frames) + content[start:]
-
-
-def _skip_id3(content: bytes) -> int:
-    """Where an ID3v2 tag ends; its size is in four bytes of seven bits."""
-    if content[:3] != b"ID3" or len(content) < 10:
-        return 0
-    size = 0
-    for byte in content[6:10]:
-        size = size << 7 | byte & 0x7F
-    return 10 + size
 
 
 def _frame_length(content: bytes, start: int) -> int:

@@ -55,9 +55,28 @@ def bootstrap_intervals(
     >>> 0 <= low <= 0.5 <= high <= 1
     True
     """
-    sums, sizes = _cluster_sums(_table(outcomes), clusters)
-    lows, highs = _intervals(sums, sizes, num_resamples, confidence, seed)
-    return {name: (float(low), float(high)) for name, low, high in zip(outcomes, lows, highs, strict=True)}
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples is {num_resamples}; give 1 or more")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}; give a share between 0 and 1, such as 0.95")
+    sums, sizes = _sum_clusters(_stack(outcomes), clusters)
+
+    def mean(*columns: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+        *drawn_sums, drawn_sizes = columns  # (resamples, C) each
+        return np.stack([column.sum(axis) for column in drawn_sums]) / drawn_sizes.sum(axis)
+
+    ends = stats.bootstrap(
+        (*sums.T, sizes),
+        mean,
+        paired=True,  # all outcomes of a cluster, and its size, are drawn together
+        vectorized=True,
+        method="percentile",
+        n_resamples=num_resamples,
+        confidence_level=confidence,
+        batch=max(1, _DRAWS // len(sizes)),
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return {name: (float(low), float(high)) for name, low, high in zip(outcomes, ends.low, ends.high, strict=True)}
 
 
 def paired_test(
@@ -95,26 +114,27 @@ def paired_test(
     """
     if a.keys() != b.keys():
         raise ValueError(f"a has the outcomes {list(a)}, b has {list(b)}; both must have the same")
-    first, second = _table(a), _table({name: b[name] for name in a})
+    first, second = _stack(a), _stack({name: b[name] for name in a})
     if first.shape != second.shape:
         raise ValueError(f"a has {len(first)} queries and b {len(second)}; both must answer the same ones")
 
     difference = first - second
-    sums, sizes = _cluster_sums(difference, clusters)
-    lows, highs = _intervals(sums, sizes, num_resamples, confidence, seed)
+    sums, _ = _sum_clusters(difference, clusters)
+    differences = dict(zip(a, difference.T, strict=True))
+    intervals = bootstrap_intervals(differences, clusters, num_resamples, confidence, seed)
 
     tested = {}
     for column, name in enumerate(a):
         tested[name] = {
-            "difference": float(difference[:, column].mean()),
-            "low": float(lows[column]),
-            "high": float(highs[column]),
+            "difference": float(differences[name].mean()),
+            "low": intervals[name][0],
+            "high": intervals[name][1],
             "p_value": _sign_flip_p_value(sums[:, column], num_resamples, seed),
         }
     return tested
 
 
-def _table(outcomes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
+def _stack(outcomes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
     """(Q, M), one column for each outcome."""
     columns = {name: np.asarray(values, np.float64) for name, values in outcomes.items()}
     shapes = {name: column.shape for name, column in columns.items()}
@@ -128,7 +148,7 @@ def _table(outcomes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
     return np.stack(list(columns.values()), axis=1)
 
 
-def _cluster_sums(
+def _sum_clusters(
     table: NDArray[np.float64], clusters: Sequence[Any] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(C, M) the sum of each outcome over each cluster's queries, and (C,) how many these are."""
@@ -145,33 +165,6 @@ def _cluster_sums(
     sums = np.zeros((len(order), table.shape[1]))
     np.add.at(sums, numbers, table)  # (Q, M) -> (C, M)
     return sums, np.bincount(numbers).astype(np.float64)
-
-
-def _intervals(
-    sums: NDArray[np.float64], sizes: NDArray[np.float64], num_resamples: int, confidence: float, seed: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The lower and the upper ends, (M,) each, of the means over all queries of the clusters drawn."""
-    if num_resamples < 1:
-        raise ValueError(f"num_resamples is {num_resamples}; give 1 or more")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}; give a share between 0 and 1, such as 0.95")
-
-    def mean(*columns: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-        *drawn_sums, drawn_sizes = columns  # (resamples, C) each
-        return np.stack([column.sum(axis) for column in drawn_sums]) / drawn_sizes.sum(axis)
-
-    interval = stats.bootstrap(
-        (*sums.T, sizes),
-        mean,
-        paired=True,  # all outcomes of a cluster, and its size, are drawn together
-        vectorized=True,
-        method="percentile",
-        n_resamples=num_resamples,
-        confidence_level=confidence,
-        batch=max(1, _DRAWS // len(sizes)),
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return interval.low, interval.high
 
 
 def _sign_flip_p_value(differences: NDArray[np.float64], num_resamples: int, seed: int) -> float:

@@ -13,13 +13,15 @@ never holds that array. `relevant` has one list of candidate columns for each qu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .relevance import Relevant, RelevantColumns, relevant_from_qrels
-from .similarity import TILE_CANDIDATES, TILE_QUERIES, LazySimilarity, Matrix, Source
+from .relevance import relevant_from_qrels
+from .similarity import TILE_CANDIDATES, TILE_QUERIES, LazySimilarity, Matrix
 
 __all__ = [
     "LazySimilarity",
@@ -32,6 +34,9 @@ __all__ = [
 ]
 
 MAP_CUTOFF = 10
+
+RelevantColumns = Sequence[Sequence[int]] | NDArray[Any]
+"""For each query the list of its relevant columns; or, where each has as many, an array (Q, m)."""
 
 
 def best_ranks(similarity: ArrayLike | LazySimilarity, relevant: RelevantColumns) -> NDArray[np.int64]:
@@ -120,7 +125,12 @@ def retrieval_outcomes(
     outcomes: dict[str, NDArray[Any]] = {}
     for cutoff in cutoffs:
         outcomes[f"R@{cutoff}"] = (ranks < cutoff).astype(np.float64)
-    return {**outcomes, f"mAP@{last}": _average_precisions(counts, sizes, last), "rank": ranks.copy()}
+
+    # Of each query the mean of the precisions at its relevant candidates' ranks, those from 1 to `last`.
+    order = np.arange(1, counts.shape[1] + 1)
+    is_found = (counts >= 0) & (counts + order <= last)
+    outcomes[f"mAP@{last}"] = (is_found * order / np.maximum(counts + order, 1)).sum(axis=1) / sizes
+    return {**outcomes, "rank": ranks.copy()}
 
 
 def retrieval_scores(
@@ -196,13 +206,17 @@ def chance_scores(
     {'R@2': 0.5, 'mAP@10': 0.5208333333333333}
     """
     cutoffs, (last,) = _check_cutoffs(k), _check_cutoffs([map_cutoff])
-    sizes, repeats = np.unique(Relevant.parse(relevant, len(relevant), num_candidates).sizes, return_counts=True)
+    n = num_candidates
+    sizes, repeats = np.unique(Relevant.parse(relevant, len(relevant), n).sizes, return_counts=True)
+    ranks = np.arange(1, min(last, n) + 1)
 
     chance = dict.fromkeys([*(f"R@{cutoff}" for cutoff in cutoffs), f"mAP@{last}"], 0.0)
     for m, share in zip(sizes, repeats / repeats.sum(), strict=True):
-        for cutoff in cutoffs:
-            chance[f"R@{cutoff}"] += float(share) * _chance_recall(m, num_candidates, cutoff)
-        chance[f"mAP@{last}"] += float(share) * _chance_average_precision(m, num_candidates, last)
+        for cutoff in cutoffs:  # k > n - m: there are too few wrong ones to fill the first k
+            recall = 1.0 if cutoff > n - m else -np.expm1(np.log1p(-cutoff / (n - np.arange(m))).sum())
+            chance[f"R@{cutoff}"] += float(share * recall)
+        again = (m - 1) / (n - 1) if n > 1 else 0.0
+        chance[f"mAP@{last}"] += float(share * ((1 + (ranks - 1) * again) / ranks).sum() / n)
     return chance
 
 
@@ -221,56 +235,27 @@ def _count_outranking(
 
     for start in range(0, len(counts), source.chunk):
         rows = slice(start, min(start + source.chunk, len(counts)))
-        columns = parsed.padded(rows, counts.shape[1])  # (n, M)
-        counts[rows] = _count_rows(source, rows, columns, counts.shape[1], depth)
+        scores, tiles = source.scored(rows, parsed.padded(rows, counts.shape[1]))  # (n, M), and (n, 1024) at a time
+        best = -np.sort(-scores, axis=1)[:, : counts.shape[1]]
+
+        # Every candidate is counted that scores as high, the relevant ones too, which are therefore taken off first.
+        own = np.empty(best.shape, np.int64)
+        for i in range(best.shape[1]):
+            own[:, i] = -(scores >= best[:, i : i + 1]).sum(axis=1)
+
+        ahead = np.zeros((len(best), TILE_CANDIDATES), bool)
+        for _, tile in tiles:
+            ahead[:, tile.shape[1] :] = False
+            for i in range(best.shape[1]):
+                # A rank that is beyond the cutoff already need not be known further, nor those after it.
+                if i and not (own[:, i] + i < depth).any():
+                    break
+                np.greater_equal(tile, best[:, i : i + 1], out=ahead[:, : tile.shape[1]])
+                # Eight bytes are added at a time; each holds at most TILE_CANDIDATES / 8 = 128 and does not overflow.
+                lanes = ahead.view(np.uint64).sum(axis=1)
+                own[:, i] += lanes.view(np.uint8).reshape(-1, 8).sum(axis=1, dtype=np.int64)
+        counts[rows] = np.where(np.isneginf(best), -1, own)
     return counts, parsed.sizes
-
-
-def _count_rows(source: Source, rows: slice, columns: NDArray[np.int64], width: int, depth: int) -> NDArray[np.int64]:
-    scores, tiles = source.scored(rows, columns)  # (n, M), and (n, 1024) at a time
-    best = -np.sort(-scores, axis=1)[:, :width]
-    ahead = np.zeros((len(best), TILE_CANDIDATES), bool)
-
-    # Every candidate is counted that scores as high, the relevant ones too, which are therefore taken off beforehand.
-    counts = np.empty(best.shape, np.int64)
-    for i in range(width):
-        counts[:, i] = -(scores >= best[:, i : i + 1]).sum(axis=1)
-
-    for _, tile in tiles:
-        held = ahead[:, : tile.shape[1]]
-        ahead[:, tile.shape[1] :] = False
-        for i in range(width):
-            # A rank that is beyond the cutoff already need not be known further, nor those after it.
-            if i and not (counts[:, i] + i < depth).any():
-                break
-            np.greater_equal(tile, best[:, i : i + 1], out=held)
-            counts[:, i] += _row_sums(ahead)
-    return np.where(np.isneginf(best), -1, counts)
-
-
-def _row_sums(truths: NDArray[np.bool_]) -> NDArray[np.int64]:
-    # Eight bytes are added at a time; each holds at most TILE_CANDIDATES / 8 = 128 and so does not overflow.
-    lanes = truths.view(np.uint64).sum(axis=1)
-    return lanes.view(np.uint8).reshape(-1, 8).sum(axis=1, dtype=np.int64)
-
-
-def _average_precisions(counts: NDArray[np.int64], sizes: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    order = np.arange(1, counts.shape[1] + 1)
-    ranks = counts + order
-    found = (counts >= 0) & (ranks <= k)
-    return (found * order / np.maximum(ranks, 1)).sum(axis=1) / sizes
-
-
-def _chance_recall(m: int, n: int, k: int) -> float:
-    if k > n - m:
-        return 1.0
-    return float(-np.expm1(np.log1p(-k / (n - np.arange(m))).sum()))
-
-
-def _chance_average_precision(m: int, n: int, k: int) -> float:
-    ranks = np.arange(1, min(k, n) + 1)
-    again = (m - 1) / (n - 1) if n > 1 else 0.0
-    return float(((1 + (ranks - 1) * again) / ranks).sum() / n)
 
 
 def _check_cutoffs(k: int | Sequence[int]) -> list[int]:
@@ -278,3 +263,56 @@ def _check_cutoffs(k: int | Sequence[int]) -> list[int]:
     if cutoffs.dtype.kind not in "iu" or not cutoffs.size or cutoffs.min() < 1:
         raise ValueError(f"k is {k!r}; give one or more positive whole numbers, such as [1, 5, 10]")
     return cutoffs.tolist()
+
+
+@dataclass
+class Relevant:
+    """The relevant columns of all queries, end to end; those of query q are `columns[ends[q] - sizes[q] : ends[q]]`."""
+
+    columns: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def parse(cls, relevant: RelevantColumns, num_queries: int, num_candidates: int) -> Relevant:
+        """Checks the lists against the numbers of queries and candidates."""
+        if len(relevant) != num_queries:
+            raise ValueError(
+                f"got {len(relevant)} lists of relevant candidates for {num_queries} queries; give one each"
+            )
+        if not num_queries or num_candidates < 1:
+            raise ValueError(f"got {num_queries} queries and {num_candidates} candidates; there must be one at least")
+        if np.ndim(relevant[0]) != 1:
+            raise ValueError(f"relevant[0] is {relevant[0]!r}; give a list of columns for each query, be it of one")
+
+        sizes = np.fromiter(map(len, relevant), np.int64, num_queries)
+        if not sizes.all():
+            raise ValueError(f"query {np.argmin(sizes)} has no relevant candidate; leave such queries out")
+
+        whole = isinstance(relevant, np.ndarray)
+        columns = np.ravel(relevant) if whole else np.array(list(chain.from_iterable(relevant)))
+        if columns.dtype.kind not in "iu":
+            raise ValueError(f"relevant columns are of type {columns.dtype}; they must be integers")
+
+        columns = columns.astype(np.int64)
+        owner = np.repeat(np.arange(num_queries), sizes)
+        outside = np.flatnonzero((columns < 0) | (columns >= num_candidates))
+        if len(outside):
+            raise ValueError(
+                f"query {owner[outside[0]]} names column {columns[outside[0]]} as relevant; columns run from 0 to "
+                f"{num_candidates - 1}"
+            )
+
+        pairs, repeats = np.unique(owner * num_candidates + columns, return_counts=True)
+        if repeats.max() > 1:
+            query, column = divmod(int(pairs[np.argmax(repeats)]), num_candidates)
+            raise ValueError(f"query {query} names column {column} as relevant {repeats.max()} times; name it once")
+        return cls(columns, sizes, sizes.cumsum())
+
+    def padded(self, rows: slice, least: int) -> NDArray[np.int64]:
+        """(len(rows), M) the columns of these queries, filled up with -1; M is `least` or more."""
+        sizes, ends = self.sizes[rows], self.ends[rows]
+        held = np.arange(max(least, sizes.max())) < sizes[:, None]
+        table = np.full(held.shape, -1, np.int64)
+        table[held] = self.columns[ends[0] - sizes[0] : ends[-1]]
+        return table

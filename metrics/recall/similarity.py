@@ -85,24 +85,28 @@ class LazySimilarity:
         self.chunk = chunk
         self._dtype = np.result_type(self.queries, self.candidates, np.float32)
         self._width = min(TILE_CANDIDATES, -(-self.shape[1] // _TILE_ALIGNMENT) * _TILE_ALIGNMENT)
-        self._query_scales = self._scales(self.queries, "queries", similarity)
-        self._candidate_scales = self._scales(self.candidates, "candidates", similarity)
+        self._query_scales = self._get_scales(self.queries, "queries", similarity)
+        self._candidate_scales = self._get_scales(self.candidates, "candidates", similarity)
 
     def tiles(self, rows: slice) -> Tiles:
         """Yields (first column, scores) over all candidates; the scores stand until the next tile."""
-        yield from self._tiles(self._units(self.queries, self._query_scales, rows))
+        queries = self._get_units(self.queries, self._query_scales, rows)
+        out = np.empty((len(queries), self._width), self._dtype)
+        for start in range(0, self.shape[1], self._width):
+            yield start, self._product(queries, slice(start, start + self._width), out)
 
     def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
         """The scores of each row's own columns, -inf where the column is -1, and the tiles of these rows."""
-        queries = self._units(self.queries, self._query_scales, rows)
+        queries = self._get_units(self.queries, self._query_scales, rows)
         if self.shape[1] > _HELD_CANDIDATES:
-            return self._at(queries, columns), self._tiles(queries)
+            return self._at(queries, columns), self.tiles(rows)
 
         block = np.empty((len(queries), -(-self.shape[1] // self._width) * self._width), self._dtype)
+        tiles = []
         for start in range(0, self.shape[1], self._width):
-            columns_held = slice(start, start + self._width)
-            self._product(queries, columns_held, block[:, columns_held])
-        return _taken(block, columns), _cut(block[:, : self.shape[1]])
+            held = slice(start, start + self._width)
+            tiles.append((start, self._product(queries, held, block[:, held])))
+        return _take(block, columns), iter(tiles)
 
     def _at(self, queries: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
         # Through the same product as the tiles: from a dot product of its own a score differs in the last bit.
@@ -118,25 +122,25 @@ class LazySimilarity:
 
         return np.where(columns >= 0, scores, -np.inf)
 
-    def _tiles(self, queries: NDArray[Any]) -> Tiles:
-        out = np.empty((len(queries), self._width), self._dtype)
-        for start in range(0, self.shape[1], self._width):
-            yield start, self._product(queries, slice(start, start + self._width), out)
-
     def _product(self, queries: NDArray[Any], columns: Any, out: NDArray[Any]) -> NDArray[Any]:
-        candidates = padded = self._units(self.candidates, self._candidate_scales, columns)
+        candidates = padded = self._get_units(self.candidates, self._candidate_scales, columns)
         if len(candidates) < self._width:
             padded = np.zeros((self._width, candidates.shape[1]), self._dtype)
             padded[: len(candidates)] = candidates
         return np.matmul(queries, padded.T, out=out)[:, : len(candidates)]
 
-    def _units(self, embeds: NDArray[Any], scales: NDArray[Any] | None, rows: Any) -> NDArray[Any]:
+    def _get_units(self, embeds: NDArray[Any], scales: NDArray[Any] | None, rows: Any) -> NDArray[Any]:
         block = embeds[rows].astype(self._dtype, copy=False)
         return block if scales is None else block * scales[rows]
 
-    def _scales(self, embeds: NDArray[Any], name: str, similarity: str) -> NDArray[Any] | None:
+    def _get_scales(self, embeds: NDArray[Any], name: str, similarity: str) -> NDArray[Any] | None:
         """(rows, 1) factors to unit norm, or None where none is needed."""
-        norms = _norms(embeds, self._dtype)
+        squares = np.empty(len(embeds), self._dtype)
+        for start in range(0, len(embeds), _NORM_ROWS):
+            block = embeds[start : start + _NORM_ROWS].astype(self._dtype, copy=False)
+            squares[start : start + _NORM_ROWS] = np.einsum("id,id->i", block, block)
+        norms = np.sqrt(squares)[:, None]
+
         # Finite squared norms bound every product (Cauchy-Schwarz), so that no tile need be looked at.
         bad = np.flatnonzero(~np.isfinite(norms))
         if len(bad):
@@ -155,7 +159,7 @@ class LazySimilarity:
             "them (similarity='dot' takes embeddings as they are)",
             stacklevel=3,
         )
-        return (1 / _norms(embeds, np.float64)).astype(self._dtype)
+        return 1 / norms
 
 
 class Matrix:
@@ -173,24 +177,20 @@ class Matrix:
 
     def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
         """The scores of each row's own columns, -inf where the column is -1, and the tiles of these rows."""
-        return _taken(self.scores[rows], columns), self._tiles(rows)
+        return _take(self.scores[rows], columns), self._tiles(rows)
 
     def _tiles(self, rows: slice) -> Tiles:
-        for first, tile in _cut(self.scores[rows]):
+        for first in range(0, self.shape[1], TILE_CANDIDATES):
+            tile = self.scores[rows, first : first + TILE_CANDIDATES]
             with np.errstate(all="ignore"):
-                suspect = not np.isfinite(tile.sum())
-            if suspect:
-                self._check_finite(tile, rows.start, first)
+                is_suspect = not np.isfinite(tile.sum())
+            if is_suspect and not np.isfinite(tile).all():
+                row, column = np.argwhere(~np.isfinite(tile))[0]
+                raise ValueError(
+                    f"similarity[{rows.start + row}, {first + column}] is {tile[row, column]}; all scores must be "
+                    "finite, for a rank among NaN or inf means nothing"
+                )
             yield first, tile
-
-    def _check_finite(self, tile: NDArray[Any], first_row: int, first_column: int) -> None:
-        infinite = np.argwhere(~np.isfinite(tile))
-        if len(infinite):
-            row, column = infinite[0]
-            raise ValueError(
-                f"similarity[{first_row + row}, {first_column + column}] is {tile[row, column]}; all scores must be "
-                "finite, for a rank among NaN or inf means nothing"
-            )
 
 
 def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
@@ -219,19 +219,5 @@ def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
     return matrix
 
 
-def _norms(embeds: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """(rows, 1), of squares that are summed in this precision."""
-    squares = np.empty(len(embeds), dtype)
-    for start in range(0, len(embeds), _NORM_ROWS):
-        block = embeds[start : start + _NORM_ROWS].astype(dtype, copy=False)
-        squares[start : start + _NORM_ROWS] = np.einsum("id,id->i", block, block)
-    return np.sqrt(squares)[:, None]
-
-
-def _cut(block: NDArray[Any]) -> Tiles:
-    for first in range(0, block.shape[1], TILE_CANDIDATES):
-        yield first, block[:, first : first + TILE_CANDIDATES]
-
-
-def _taken(block: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
+def _take(block: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
     return np.where(columns >= 0, np.take_along_axis(block, np.maximum(columns, 0), axis=1), -np.inf)

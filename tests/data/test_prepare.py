@@ -21,7 +21,7 @@ from fake_hub import COMMIT, FakeHub
 from prepared_sets import make_folder
 
 from modeling_supclap.datasets_scripts import load_splits, prepare
-from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, load_clip
+from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
 from modeling_supclap.datasets_scripts.manifest import file_sha256
 from modeling_supclap.datasets_scripts.prepare import Entry, Request, ShardWriter, main, pack, payload_bytes
 from modeling_supclap.datasets_scripts.prepare import prepare as run
@@ -248,7 +248,7 @@ def test_a_prepared_set_can_be_prepared_in_another_way(folder, cache, tmp_path):
     assert manifest["dataset"] == "esc50"
     assert sorted(manifest["left_out"]["bad audio"]) == ["2-5", "2-9", "3-14"]
     (row,) = load_splits("prepared", cache, data_dir=str(tmp_path / "int16"))["test"].select([0])
-    expected = load_clip(folder / row["audio_path"], 16_000)
+    expected = read_row({"audio_path": folder / row["audio_path"]}, 16_000)
     np.testing.assert_allclose(np.frombuffer(row["samples"], "<i2") / 32768, expected, atol=0.501 / 32768)
 
 
@@ -286,7 +286,7 @@ class TestPack:
             assert columns["audio"]["path"] == "tone.flac"
             samples, found_hz = soundfile.read(io.BytesIO(columns["audio"]["bytes"]))
             assert found_hz == rate_hz
-        np.testing.assert_allclose(samples, load_clip(recording, rate_hz), atol=0.501 / 32768)
+        np.testing.assert_allclose(samples, read_row({"audio_path": recording}, rate_hz), atol=0.501 / 32768)
 
     def test_a_sound_below_one_step_of_16_bits_is_silent_there(self, tmp_path):
         soundfile.write(tmp_path / "faint.wav", 1e-6 * TONE, RATE_HZ, "FLOAT")

@@ -7,7 +7,7 @@ import torch
 from recordings import tone_rows
 from torch.utils.data import DataLoader
 
-from modeling_supclap.datasets_scripts.audio import load_clip
+from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.schema import group_id, lacking_languages, require_captions
 from modeling_supclap.training.collator import EvaluationCollator, IndexedRows, TrainingCollator
 
@@ -37,7 +37,7 @@ def test_a_training_batch(processor, rows):
 
 def test_audio_and_text_are_those_of_the_row(processor, rows):
     batch = TrainingCollator(processor, ["fra"])([rows[3]])
-    expected = processor(audio=load_clip(rows[3]["audio_path"], 16000), sampling_rate=16000, return_tensors="pt")
+    expected = processor(audio=read_row(rows[3], 16000), sampling_rate=16000, return_tensors="pt")
     torch.testing.assert_close(batch["input_features"], expected["input_features"], rtol=0, atol=0)
     encoded = [processor(text=caption)["input_ids"][0] for caption in rows[3]["captions"]["fra"]]
     assert batch["input_ids"][0, 0].tolist() in encoded
@@ -173,7 +173,7 @@ def test_crops_move_in_training_and_stay_in_evaluation(processor, rows, tmp_path
         levels.add(training([row])["input_features"].max().item())
     assert len(levels) == 5
     evaluation = EvaluationCollator(processor, max_audio_seconds=0.3)
-    expected = processor(audio=load_clip(row["audio_path"], 16000, 0.3), sampling_rate=16000, return_tensors="pt")
+    expected = processor(audio=read_row(row, 16000, 0.3), sampling_rate=16000, return_tensors="pt")
     torch.testing.assert_close(evaluation([row])["input_features"], expected["input_features"])
 
 

@@ -14,7 +14,7 @@ from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from test_trainer import losses, processor, with_dropout
 
-from modeling_supclap.datasets_scripts.audio import load_clip
+from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, render
 from modeling_supclap.evaluation import temporal_metrics
 from modeling_supclap.training.collator import TemporalCollator
@@ -67,7 +67,7 @@ def test_a_batch_of_stage_b_holds_each_pair_in_three_roles(items):
     assert batch["input_ids"].shape[:2] == (2, 3)
     assert batch["group_ids"].shape == (2, 3)
     drawn = [item for number in (3, 5) for item in items.triple(0, number)]
-    waveforms = [render(item, lambda row: load_clip(row["audio_path"], 16000), 16000) for item in drawn]
+    waveforms = [render(item, lambda row: read_row(row, 16000), 16000) for item in drawn]
     expected = processor()(audio=waveforms, sampling_rate=16000, return_tensors="pt")
     torch.testing.assert_close(batch["input_features"], expected["input_features"], rtol=0, atol=0)
     for ids, item in zip(batch["input_ids"].flatten(0, 1), drawn, strict=True):
