@@ -59,7 +59,7 @@ def bootstrap_intervals(
         raise ValueError(f"num_resamples is {num_resamples}; give 1 or more")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}; give a share between 0 and 1, such as 0.95")
-    sums, sizes = _sum_clusters(_stack(outcomes), clusters)
+    sums, sizes = _sum_clusters(outcomes, clusters)
 
     def mean(*columns: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
         *drawn_sums, drawn_sizes = columns  # (resamples, C) each
@@ -114,13 +114,13 @@ def paired_test(
     """
     if a.keys() != b.keys():
         raise ValueError(f"a has the outcomes {list(a)}, b has {list(b)}; both must have the same")
-    first, second = _stack(a), _stack({name: b[name] for name in a})
-    if first.shape != second.shape:
-        raise ValueError(f"a has {len(first)} queries and b {len(second)}; both must answer the same ones")
-
-    difference = first - second
-    sums, _ = _sum_clusters(difference, clusters)
-    differences = dict(zip(a, difference.T, strict=True))
+    differences = {}
+    for name in a:
+        first, second = np.asarray(a[name], np.float64), np.asarray(b[name], np.float64)
+        if first.shape != second.shape:
+            raise ValueError(f"a has {len(first)} queries and b {len(second)}; both must answer the same ones")
+        differences[name] = first - second
+    sums, _ = _sum_clusters(differences, clusters)
     intervals = bootstrap_intervals(differences, clusters, num_resamples, confidence, seed)
 
     tested = {}
@@ -134,24 +134,20 @@ def paired_test(
     return tested
 
 
-def _stack(outcomes: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
-    """(Q, M), one column for each outcome."""
+def _sum_clusters(
+    outcomes: Mapping[str, ArrayLike], clusters: Sequence[Any] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(C, M) the sum of each of M outcomes over each cluster's queries, and (C,) how many these are."""
     columns = {name: np.asarray(values, np.float64) for name, values in outcomes.items()}
     shapes = {name: column.shape for name, column in columns.items()}
     if not columns or len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
         raise ValueError(f"outcomes have the shapes {shapes}; give one outcome at least, each with one number a query")
-
     for name, column in columns.items():
         bad = np.flatnonzero(~np.isfinite(column))
         if len(bad):
             raise ValueError(f"{name}[{bad[0]}] is {column[bad[0]]}; every outcome must be finite")
-    return np.stack(list(columns.values()), axis=1)
+    table = np.stack(list(columns.values()), axis=1)  # (Q, M)
 
-
-def _sum_clusters(
-    table: NDArray[np.float64], clusters: Sequence[Any] | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(C, M) the sum of each outcome over each cluster's queries, and (C,) how many these are."""
     if clusters is None:
         clusters = range(len(table))
     if len(clusters) != len(table):

@@ -235,7 +235,9 @@ def _count_outranking(
 
     for start in range(0, len(counts), source.chunk):
         rows = slice(start, min(start + source.chunk, len(counts)))
-        scores, tiles = source.scored(rows, parsed.padded(rows, counts.shape[1]))  # (n, M), and (n, 1024) at a time
+        columns = parsed.padded(rows, counts.shape[1])
+        scores, tiles = source.scored(rows, columns)  # (n, M), and (n, 1024) at a time
+        scores = np.where(columns >= 0, scores, -np.inf)
         best = -np.sort(-scores, axis=1)[:, : counts.shape[1]]
 
         # Every candidate is counted that scores as high, the relevant ones too, which are therefore taken off first.

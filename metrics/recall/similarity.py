@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,15 +26,6 @@ _NORM_TOLERANCE = 1e-2
 _NORM_ROWS = 4096
 
 Tiles = Iterator[tuple[int, NDArray[Any]]]
-
-
-class Source(Protocol):
-    """What can be counted."""
-
-    shape: tuple[int, int]
-    chunk: int
-
-    def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]: ...
 
 
 class LazySimilarity:
@@ -96,7 +87,7 @@ class LazySimilarity:
             yield start, self._product(queries, slice(start, start + self._width), out)
 
     def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
-        """The scores of each row's own columns, -inf where the column is -1, and the tiles of these rows."""
+        """The scores of each row's own columns, of any column where that is -1, and the tiles of these rows."""
         queries = self._get_units(self.queries, self._query_scales, rows)
         if self.shape[1] > _HELD_CANDIDATES:
             return self._at(queries, columns), self.tiles(rows)
@@ -106,7 +97,7 @@ class LazySimilarity:
         for start in range(0, self.shape[1], self._width):
             held = slice(start, start + self._width)
             tiles.append((start, self._product(queries, held, block[:, held])))
-        return _take(block, columns), iter(tiles)
+        return np.take_along_axis(block, np.maximum(columns, 0), axis=1), iter(tiles)
 
     def _at(self, queries: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
         # Through the same product as the tiles: from a dot product of its own a score differs in the last bit.
@@ -120,7 +111,7 @@ class LazySimilarity:
             row, item = np.nonzero((where >= start) & (where < start + self._width))
             scores[row, item] = tile[row, where[row, item] - start]
 
-        return np.where(columns >= 0, scores, -np.inf)
+        return scores
 
     def _product(self, queries: NDArray[Any], columns: Any, out: NDArray[Any]) -> NDArray[Any]:
         candidates = padded = self._get_units(self.candidates, self._candidate_scales, columns)
@@ -176,8 +167,9 @@ class Matrix:
         self.shape = (len(self.scores), self.scores.shape[1])
 
     def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
-        """The scores of each row's own columns, -inf where the column is -1, and the tiles of these rows."""
-        return _take(self.scores[rows], columns), self._tiles(rows)
+        """The scores of each row's own columns, of any column where that is -1, and the tiles of these rows."""
+        own = np.take_along_axis(self.scores[rows], np.maximum(columns, 0), axis=1)
+        return own, self._tiles(rows)
 
     def _tiles(self, rows: slice) -> Tiles:
         for first in range(0, self.shape[1], TILE_CANDIDATES):
@@ -217,7 +209,3 @@ def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
             f"{name} has shape {matrix.shape}, type {matrix.dtype}; give a non-empty matrix of real numbers"
         )
     return matrix
-
-
-def _take(block: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
-    return np.where(columns >= 0, np.take_along_axis(block, np.maximum(columns, 0), axis=1), -np.inf)

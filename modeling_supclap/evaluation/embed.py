@@ -177,8 +177,10 @@ class EmbeddedSplit:
         policy: What was heard of each recording.
         cache: Where embeddings are kept.
         batch_size: How much goes through the model at once.
-        files: The digest of each recording, by clip id.
+        files: The digest of each recording, by clip id; empty where none was taken.
         held: The embedding of each text that was asked for, by language and text, so that nothing is embedded twice.
+        ids: The id of each clip, (N,) strings.
+        sources: The recording that each clip was cut from, (N,) strings.
     """
 
     rows: list[Row]
@@ -192,22 +194,12 @@ class EmbeddedSplit:
     files: dict[str, str] = field(default_factory=dict)
     held: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
 
-    @cached_property
-    def ids(self) -> np.ndarray:
-        """The id of each clip, (N,) strings."""
-        return np.array([row["clip_id"] for row in self.rows])
-
-    @cached_property
-    def sources(self) -> np.ndarray:
-        """The recording that each clip was cut from, (N,) strings."""
-        return np.array([str(row.get("source") or row["clip_id"]) for row in self.rows])
-
-    @cached_property
-    def dataset_hash(self) -> str:
-        """The name of the data, see `hash_dataset`."""
-        if not self.files:
-            self.files = hash_recordings(self.dataset, self.cache)
-        return hash_dataset(self.rows, self.files)
+    def __post_init__(self) -> None:
+        ids, sources = [], []
+        for row in self.rows:
+            ids.append(row["clip_id"])
+            sources.append(str(row.get("source") or row["clip_id"]))
+        self.ids, self.sources = np.array(ids), np.array(sources)
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -216,7 +208,13 @@ class EmbeddedSplit:
     def read(self, clip_id: str, max_seconds: float | None = None) -> np.ndarray:
         """The beginning of a clip at the model's rate, or from its first sound on where that is silent."""
         assert self.model is not None
-        return read_clip(self.model, self.dataset[self._places[clip_id]], max_seconds, from_first_sound=True)
+        return read_row(
+            self.dataset[self._places[clip_id]],
+            self.model.sampling_rate_hz,
+            max_seconds,
+            from_first_sound=True,
+            min_seconds=self.model.min_seconds,
+        )
 
     def texts(self, texts: Sequence[str], language: str) -> np.ndarray:
         """Embeds texts of one language, or finds them; equal texts get equal embeddings.
@@ -284,7 +282,7 @@ def embed_split(
         raise ValueError(f"none of the {len(listed)} recordings is there, such as {listed[0]['audio_path']}")
 
     def read(place: int) -> np.ndarray:
-        return read_clip(model, rows[place], policy.max_audio_seconds)
+        return read_row(rows[place], model.sampling_rate_hz, policy.max_audio_seconds, min_seconds=model.min_seconds)
 
     key = {"max_audio_seconds": policy.max_audio_seconds, "files": found}
     clips = embed_waveforms(model, there, read, policy, cache, key, on_bad_audio, batch_size)
@@ -366,22 +364,6 @@ def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
                 f"such as clip {bad.argmax()}"
             )
     return audio_embeds[order], text_embeds[order]
-
-
-def read_clip(model: EmbeddingModel, row: Row, max_seconds: float | None, from_first_sound: bool = False) -> np.ndarray:
-    """The beginning of a row's recording at the model's rate.
-
-    Raises:
-        FileNotFoundError: It is not there.
-        BadAudioError: It holds no usable sound, or less than the model needs.
-    """
-    return read_row(
-        row,
-        model.sampling_rate_hz,
-        max_seconds,
-        from_first_sound=from_first_sound,
-        min_seconds=model.min_seconds,
-    )
 
 
 def embed_waveforms(

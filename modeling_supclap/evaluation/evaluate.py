@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .cache import EmbeddingCache
-from .embed import AudioPolicy, EmbeddedSplit, embed_split
+from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings
 from .models import EmbeddingModel, load_embedding_model
 from .results import SCHEMA, Intervals, Results, package_versions
 from .retrieval import evaluate_retrieval
@@ -150,7 +150,7 @@ def score_split(
         "shared_sources": None,
         "without_rows": None,
         **(data or {}),
-        "dataset_hash": split.dataset_hash,
+        "dataset_hash": hash_dataset(split.rows, split.files or hash_recordings(split.dataset, split.cache)),
         "clips": len(split.rows),
         "captions": {},
         "classes": len(labels if classes is None else classes),

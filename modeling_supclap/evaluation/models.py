@@ -255,8 +255,14 @@ def _settings(config: Any) -> Any:
 
 
 def _of_stranger(model: Any, name: str) -> EmbeddingModel:
-    audio_takes, text_takes = _argument_names(model.encode_audio), _argument_names(model.encode_text)
-    if "sampling_rate" not in audio_takes and getattr(model, "sampling_rate", None) is None:
+    takes = {}
+    for function in ("encode_audio", "encode_text"):
+        parameters = inspect.signature(getattr(model, function)).parameters
+        takes[function] = set(parameters)
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+            takes[function] = {"sampling_rate", "batch_size", "language"}
+
+    if "sampling_rate" not in takes["encode_audio"] and getattr(model, "sampling_rate", None) is None:
         warnings.warn(
             f"{name} neither takes sampling_rate= nor has the attribute; it gets {DEFAULT_RATE_HZ} Hz", stacklevel=3
         )
@@ -264,12 +270,14 @@ def _of_stranger(model: Any, name: str) -> EmbeddingModel:
 
     def encode_audio(waveforms: Sequence[np.ndarray], batch_size: int = 32) -> np.ndarray:
         offered = {"sampling_rate": rate_hz, "batch_size": batch_size}
-        embeds = model.encode_audio(list(waveforms), **{key: offered[key] for key in offered if key in audio_takes})
+        taken = {key: offered[key] for key in takes["encode_audio"] & offered.keys()}
+        embeds = model.encode_audio(list(waveforms), **taken)
         return unit_norm(embeds, len(waveforms), f"{name}: audio embeddings")
 
     def encode_text(texts: Sequence[str], language: str, batch_size: int = 32) -> np.ndarray:
         offered = {"language": language, "batch_size": batch_size}
-        embeds = model.encode_text(list(texts), **{key: offered[key] for key in offered if key in text_takes})
+        taken = {key: offered[key] for key in takes["encode_text"] & offered.keys()}
+        embeds = model.encode_text(list(texts), **taken)
         return unit_norm(embeds, len(texts), f"{name}: text embeddings")
 
     return EmbeddingModel(
@@ -285,11 +293,3 @@ def _of_stranger(model: Any, name: str) -> EmbeddingModel:
         device=str(getattr(model, "device", "unknown")),
         dtype=str(getattr(model, "dtype", "unknown")).removeprefix("torch."),
     )
-
-
-def _argument_names(function: Callable[..., Any]) -> set[str]:
-    """The arguments that may be given by name; for `**kwargs` all that we would give."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return {"sampling_rate", "batch_size", "language"}
-    return {parameter.name for parameter in parameters}
