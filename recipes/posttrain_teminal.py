@@ -14,10 +14,9 @@ part, and clips of its test split are no longer unseen by the model.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +79,13 @@ class LastPartArguments(TrainedPartArguments):
     )
 
 
+@dataclass
+class AllStagesArguments(TemporalTrainingArguments):
+    """What all stages share: which one is trained is `stages`, and `stage` is no key here."""
+
+    stage: str = field(default="b", init=False)
+
+
 def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, str]] | None:
     """The phrases of the labels in eight languages; None where there are none and the labels serve, in English."""
     try:
@@ -138,9 +144,10 @@ def run_stage(
     """Trains one stage in its own folder, from its last checkpoint when the run is resumed; predicts held-out pairs."""
     folder = Path(args.output_dir or ".") / f"stage_{stage}"
     last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
+    shared = {each.name: getattr(args, each.name) for each in fields(args) if each.init}
     trainer = TemporalTrainer(
         model,
-        replace(args, stage=stage, output_dir=str(folder)),
+        TemporalTrainingArguments(**{**shared, "stage": stage, "output_dir": str(folder)}),
         train_items=items[0],
         eval_items=items[1],
         processing_class=processor,
@@ -190,11 +197,8 @@ def main() -> None:
     """Parse, load, freeze, train A, train B, save."""
     started = time.perf_counter()
     post_args, part_args, args = parse_arguments(
-        (PostTrainingArguments, LastPartArguments, TemporalTrainingArguments), default_config=DEFAULT_CONFIG
+        (PostTrainingArguments, LastPartArguments, AllStagesArguments), default_config=DEFAULT_CONFIG
     )
-    for word in sys.argv[1:]:
-        if word.split("=")[0] == "--stage":
-            raise ValueError("the stages are chosen by --stages here, such as --stages b")
     if post_args.model is None:
         raise ValueError("there is no model to post-train; give --model with a folder or a Hub id")
     set_seed(args.seed)

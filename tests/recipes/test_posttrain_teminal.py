@@ -212,7 +212,9 @@ def test_stage_b_alone_is_trained_alone(esc_folder, model_folder, tmp_path, monk
     assert list(Results.load(tmp_path / "run").scores["temporal"]["eng"]) == ["before", "stage_b"]
     assert not (tmp_path / "run" / "stage_a").exists()
 
-    for wrong in (["--stages", "c"], ["--stages", "b", "b"], ["--stage", "b"]):
-        monkeypatch.setattr(sys, "argv", [*words, *wrong])
+    config = tmp_path / "stage.yaml"
+    config.write_text(posttrain_teminal.DEFAULT_CONFIG.read_text() + "\nstage: b\n")
+    for wrong in (["--stages", "c"], ["--stages", "b", "b"], ["--stage", "b"], [str(config)]):
+        monkeypatch.setattr(sys, "argv", [words[0], *wrong] if wrong == [str(config)] else [*words, *wrong])
         with pytest.raises(ValueError, match="stages"):
             posttrain_teminal.main()
