@@ -8,7 +8,6 @@ folder that it was loaded from, whose model card states a licence.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from ..conversion.provenance import SONAR_LICENSE, known_license, read_provenance
 from ..modeling_supclap import SupCLAPModel
+from ..strict_loading import is_hub_id
 
 # They ask for no more than to be named, so that Apache-2.0, the licence of this code, can hold for the whole.
 PERMISSIVE = {"apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "unlicense"}
@@ -46,8 +46,7 @@ class Origin:
     @property
     def hub_id(self) -> str | None:
         """The source as `owner/name`, if it is a repository of the Hub."""
-        is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", self.source) and not os.path.isdir(self.source)
-        return self.source if is_id else None
+        return self.source if "/" in self.source and is_hub_id(self.source) else None
 
 
 def origins(model: SupCLAPModel, base_model: str | None = None) -> list[Origin]:
