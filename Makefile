@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train results bench test test-fast test-slow test-gpu test-oldest campaigns check docs
+.PHONY: setup train results reproduce reproduce-gpu bench test test-fast test-slow test-gpu test-oldest campaigns check docs
 .DEFAULT_GOAL := test
 
 setup: .venv/ready
@@ -25,6 +25,17 @@ results: setup
 	$(BIN)/accelerate launch recipes/train_supclap.py --output_dir outputs/results/synthetic
 	$(BIN)/accelerate launch recipes/train_supclap.py recipes/configs/esc10.yaml --data_dir $(DATA) \
 		--output_dir outputs/results/esc10
+
+# The papers' tables at scale mini, about a minute of one core a run: make reproduce TABLES="supclap/table3 atri/table3"
+# DATA=folder-of-ESC-10 adds real recordings. What is finished is not run again.
+TABLES := supclap/table3 supclap/figure1 supclap/figure3 supclap/table7 atri/table3
+DATA_DIR = $(if $(DATA),--data_dir $(DATA))
+reproduce: setup
+	HF_HUB_OFFLINE=1 $(BIN)/python -m modeling_supclap.recipes.reproduce $(TABLES) $(DATA_DIR) $(ARGS)
+
+# All of them on a GPU within 40 minutes; says so where there is none.
+reproduce-gpu: setup
+	bash recipes/reproduce_gpu.sh $(DATA_DIR) $(ARGS)
 
 # Costs as ratios, each beside its peer in one run.
 bench: setup

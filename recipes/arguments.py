@@ -1,4 +1,7 @@
-"""How a recipe is configured: a flat YAML file, `--key value` pairs that override it, and the options of a dataset."""
+"""How a recipe is configured: a flat YAML file, `--key value` pairs that override it, and the options of a dataset.
+
+A file may name another as its `base` and hold the differences only.
+"""
 
 from __future__ import annotations
 
@@ -139,8 +142,18 @@ def _take_builder_options(group: DatasetArguments, words: list[str], keys: Colle
     group.dataset_config = {**as_mapping(group.dataset_config), **vars(given)}
 
 
-def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) -> dict[str, Any]:
-    """The values of a YAML file, each of the type that its key has on the command line."""
+def read_settings(path: str | Path, base: str | Path | None = None) -> dict[str, Any]:
+    """The values of a YAML file, over those of the file that its key `base` names, by its place beside it.
+
+    Args:
+        path: The file.
+        base: Another file to take in place of its own base.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: It is not YAML, or holds something other than `key: value` lines.
+    """
+    path = Path(path)
     if not path.is_file():  # one that comes with the package goes by its name, or by its place in a checkout
         shipped = CONFIGS / path.as_posix().removeprefix("recipes/configs/")
         if not shipped.is_file():
@@ -155,6 +168,14 @@ def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) ->
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; it should hold `key: value` lines")
 
+    own_base = values.pop("base", None)
+    base = base or (path.parent / own_base if own_base else None)
+    return values if base is None else {**read_settings(base), **values}
+
+
+def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) -> dict[str, Any]:
+    """The values of a YAML file and of its base, each of the type that its key has on the command line."""
+    values = read_settings(path)
     for key, value in values.items():
         if key not in hints:
             _reject_unknown([key], hints)

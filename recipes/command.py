@@ -21,6 +21,7 @@ TRAINING = {"train": "recipes.train_supclap", "posttrain": "recipes.posttrain_te
 COMMANDS = {
     **TRAINING,
     "evaluate": "recipes.evaluate_supclap",
+    "reproduce": "recipes.reproduce",
     "convert": "recipes.convert_checkpoint",
     "export": "recipes.export_onnx",
     "search": "recipes.search_audio",

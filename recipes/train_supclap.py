@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import BertConfig, RobertaTokenizer, set_seed
 
 from modeling_supclap import (
@@ -294,6 +295,7 @@ def main() -> None:
     train(trainer, args.resume_from_checkpoint)
     part_args.finished(model)
     trainer.save_model()
+    trainer.save_state()  # what it logged, for figures of several runs
     if "test" in splits:
         results = evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates)
     else:
@@ -326,6 +328,7 @@ def main() -> None:
         "best_step": trainer.state.best_global_step,
         "steps": trainer.state.global_step,
         "seconds": seconds,
+        "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         "last_logs": last_logs,
         "language_errors": errors,
         "arguments": {**vars(data_args), **arguments_in_use(model_args), **vars(part_args), **args.to_dict()},

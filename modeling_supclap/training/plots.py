@@ -91,6 +91,56 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
     _write_png(figure, path)
 
 
+def plot_runs(
+    histories: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], curves: Mapping[str, str], path: str | Path
+) -> None:
+    """Draws several runs in one picture, after the SupCLAP paper's figures 1, 3, 4 and 5.
+
+    Args:
+        histories: What was logged, by the label of a curve: one history a seed. The curve is their mean, the band
+            reaches from the least to the largest; histograms are added up.
+        curves: The panels: a logged name and the title.
+        path: The PNG to write; it appears whole or not at all.
+
+    Raises:
+        ValueError: No run has logged one of the names.
+    """
+    figure, places = _panels(len(curves))
+    for axes, (key, title) in zip(places, curves.items(), strict=True):
+        is_histogram = False
+        for label, seeds in histories.items():
+            entries = [entry for history in seeds for entry in history if key in entry]
+            if not entries:
+                continue
+            is_histogram = isinstance(entries[0][key], Mapping)
+            if is_histogram:
+                _draw_histogram(axes, [entry[key] for entry in entries], label)
+            else:
+                _draw_mean(axes, [_curve(history, key) for history in seeds], label)
+
+        if not axes.has_data():
+            raise ValueError(f"none of the runs {list(histories)} has logged {key}")
+        _finish_panel(axes, title, "cosine" if is_histogram else "step")
+    _write_png(figure, path)
+
+
+def _draw_mean(axes: Axes, curves: Sequence[tuple[list[int], list[float]]], label: str) -> None:
+    """Draws the mean of the curves of several seeds, as far as the shortest goes."""
+    length = min(len(steps) for steps, _ in curves)
+    steps = curves[0][0][:length]
+    values = np.array([several[:length] for _, several in curves])  # (seeds, length)
+
+    _draw_curve(axes, steps, values.mean(axis=0).tolist(), label)
+    axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.15)
+
+
+def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: str) -> None:
+    """Draws the sum of histograms of equal bins."""
+    counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
+    edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
+    axes.stairs(counts / counts.sum(), edges, label=label)
+
+
 def _draw_drift(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
     for key, label in _DRIFT_CURVES.items():
         if key in tracked[0]:
@@ -111,13 +161,8 @@ def _draw_radius(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
 def _draw_positive_similarity(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
     window = max(1, len(tracked) // 10)
     for label, first in (("start", 0), ("middle", (len(tracked) - window) // 2), ("end", len(tracked) - window)):
-        histogram = tracked[first]["positive_similarity_histogram"]
-        edges = np.linspace(histogram["low"], histogram["high"], len(histogram["counts"]) + 1)
-
-        counts = np.zeros(len(histogram["counts"]))
-        for entry in tracked[first : first + window]:
-            counts += entry["positive_similarity_histogram"]["counts"]
-        axes.stairs(counts / counts.sum(), edges, label=label)
+        entries = tracked[first : first + window]
+        _draw_histogram(axes, [entry["positive_similarity_histogram"] for entry in entries], label)
     _finish_panel(axes, "positive pairs (share of the batch)", "cosine")
 
 

@@ -1,0 +1,95 @@
+"""What a training run would cost, before anything is downloaded: steps, hours and memory from shapes alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from transformers import BertConfig, M2M100Config
+
+from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
+from modeling_supclap.recipes.arguments import as_mapping
+
+TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050, "esc50": 320}
+"""Clips of the training splits: AudioCaps as [S 4.1.1] counts it, Clotho's development split, WavCaps without the 5,000
+that [S E.2] holds out, ESC-10 without a fold."""
+
+TOKENS_PER_CAPTION = 20
+FLOPS_PER_SECOND = {"cuda": 1e14, "cpu": 2e10}
+"""What a training step sustains: a third of an H100's TF32 peak, and one core of a server."""
+
+
+class Estimate(NamedTuple):
+    """The cost of a run.
+
+    Attributes:
+        steps: Optimiser steps.
+        hours: At `FLOPS_PER_SECOND`, the input pipeline left out.
+        memory_gib: Weights, gradients and Adam's two moments, and the activations of a batch.
+    """
+
+    steps: int
+    hours: float
+    memory_gib: float
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps, {60 * self.hours:.1f} minutes of arithmetic, {self.memory_gib:.1f} GiB"
+
+
+def estimate(parsed: Sequence[Any]) -> Estimate:
+    """Estimates a run of `train_supclap` from its parsed arguments.
+
+    A step of a transformer takes 6 floating-point operations for each parameter and token, forward and backward, and
+    keeps about 34 bytes of activations for each token, layer and unit of width (Korthikanti et al., 2022), in float32
+    twice that. A published encoder counts with its own shape, CED-Base or SONAR's.
+
+    Args:
+        parsed: The dataclasses of the recipe, in its order: data, model, trained part, training.
+    """
+    data, model_args, _, args = parsed
+    options = data.builder_options
+    clips = options.get("num_train") or TRAIN_CLIPS.get(data.dataset, 0)
+    batch = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+    steps = args.max_steps if args.max_steps > 0 else int(clips // batch * args.num_train_epochs)
+
+    shapes = as_mapping(model_args.audio_config), as_mapping(model_args.text_config)
+    is_published = shapes == ({}, {})
+    model = _shape(json.dumps(shapes), model_args.vocab_size)
+
+    texts = {"kcl": len(args.languages), "cacl": 2}.get(args.loss, 1)
+    seconds = min(args.max_audio_seconds, options.get("duration_seconds", 10.0))
+    tokens = {"audio": 25 * seconds, "text": TOKENS_PER_CAPTION * texts}  # 25 patches of 16 x 16 a second of audio
+    work, activations = 0.0, 0.0
+    for name, tower in (("audio", model.audio_model), ("text", model.text_model)):
+        weights = tower.num_parameters(exclude_embeddings=True)
+        work += 6 * weights * tokens[name]
+        width = tower.config.hidden_size
+        layers = weights / (12 * width**2)
+        activations += 68 * tokens[name] * layers * width
+
+    device = "cuda" if is_published else "cpu"
+    hours = work * batch * steps / FLOPS_PER_SECOND[device] / 3600
+    chunk = min(batch, args.cached_chunk_size or batch)
+    memory = 16 * model.num_parameters() + activations * chunk
+    return Estimate(steps, hours, memory / 2**30)
+
+
+@cache
+def _shape(configs: str, vocab_size: int) -> SupCLAPModel:
+    """A model of these shapes, or of CED-Base and SONAR where there are none, without its weights."""
+    audio_config, text_config = json.loads(configs)
+    text: Any = M2M100Config(
+        vocab_size=256206,
+        d_model=1024,
+        encoder_layers=24,
+        encoder_ffn_dim=8192,
+        encoder_attention_heads=16,
+        encoder_layerdrop=0.0,
+    )
+    if text_config:
+        text = BertConfig(vocab_size=vocab_size, **text_config)
+    with torch.device("meta"):
+        return SupCLAPModel(SupCLAPConfig(audio_config=CEDConfig(**audio_config), text_config=text))

@@ -1,0 +1,559 @@
+"""Reproduces a table or figure of the papers: trains its rows with several seeds and sets them beside what is printed.
+
+    supclap reproduce supclap/table1 --scale mini
+    supclap reproduce supclap/table1 supclap/table2 --scale mini --data_dir ESC-10 --seeds 0 1 2
+    supclap reproduce supclap --scale full --data_dir DATA --dry_run true
+
+`mini` takes minutes on two cores: tiny encoders from random weights, on generated sounds and, with `--data_dir`, on the
+recordings of ESC-10. It shows the direction of a claim, not its size. `full` is the papers' data and encoders;
+`--data_dir` then holds a folder for each dataset. `--dry_run true` reads every setting and file reference and estimates
+steps, time and memory, and trains nothing.
+
+`configs/<paper>/tables.yaml` says what a table compares, `configs/<paper>/<table>_<row>.yaml` how a row trains. A run
+is trained once, however many tables it is in: its folder is named after its settings, and a run whose results are whole
+is not trained again. Each table ends as `.md`, `.html`, `.json` and, where there are curves, `.png`.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from modeling_supclap import evaluation
+from modeling_supclap.datasets_scripts.atomic_files import write_json, write_text
+from modeling_supclap.evaluation.results import Results, flat_scores
+from modeling_supclap.metrics.bootstrap import paired_test
+from modeling_supclap.recipes import evaluate_supclap, posttrain_teminal, train_supclap
+from modeling_supclap.recipes.arguments import CONFIGS, as_mapping, parse_arguments, read_settings
+from modeling_supclap.recipes.estimates import Estimate, estimate
+from modeling_supclap.recipes.models import TrainedPartArguments
+from modeling_supclap.recipes.result_tables import html_table, markdown_table
+from modeling_supclap.recipes.running import run_command, say
+from modeling_supclap.training.checkpoints import last_checkpoint
+from modeling_supclap.training.plots import plot_runs
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
+
+SCALES = ("mini", "full")
+RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
+    "train": (
+        train_supclap.main,
+        (
+            train_supclap.DataArguments,
+            train_supclap.ModelArguments,
+            TrainedPartArguments,
+            SupCLAPTrainingArguments,
+        ),
+    ),
+    "posttrain": (
+        posttrain_teminal.main,
+        (
+            posttrain_teminal.PostTrainingArguments,
+            posttrain_teminal.LastPartArguments,
+            TemporalTrainingArguments,
+        ),
+    ),
+    "evaluate": (evaluate_supclap.main, (evaluate_supclap.EvaluationArguments,)),
+}
+"""What a step of a run calls, and the dataclasses of its keys."""
+
+
+@dataclass
+class ReproductionArguments:
+    """What to reproduce, and at which scale."""
+
+    scale: str = field(default="mini", metadata={"help": f"One of {', '.join(SCALES)}."})
+    seeds: list[int] = field(default_factory=list, metadata={"help": "Seeds; default, those of the table, or 0 1 2."})
+    rows: list[str] = field(default_factory=list, metadata={"help": "Some rows only, such as table1_infonce."})
+    dry_run: bool = field(default=False, metadata={"help": "Resolve and estimate everything, train nothing."})
+    data_dir: str | None = field(
+        default=None, metadata={"help": "The folder of the data, or of one folder for each dataset."}
+    )
+    output_dir: str = field(default="outputs/reproduce", metadata={"help": "Where runs and tables go."})
+    settings: dict | str | None = field(
+        default=None, metadata={"help": "Settings of every training run besides, as JSON; such a run is another run."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise ValueError(f"scale is {self.scale!r}; it must be one of {', '.join(SCALES)}")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call of a recipe.
+
+    Attributes:
+        recipe: A key of `RECIPES`.
+        settings: What its configuration file holds.
+        folder: Where its results go.
+    """
+
+    recipe: str
+    settings: dict[str, Any]
+    folder: Path
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its results are there and whole."""
+        try:
+            Results.load(self.folder)
+        except (OSError, ValueError):
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What fills the places of one row under one dataset: its runs, one for each seed.
+
+    Attributes:
+        row: The name of the row's file.
+        model: What the paper calls it.
+        baseline: The row that it is compared with, or None.
+        dataset: The heading of the columns.
+        runs: For each seed the steps, the last of which holds the results.
+    """
+
+    row: str
+    model: str
+    baseline: str | None
+    dataset: str
+    runs: list[list[Step]]
+
+
+def list_tables() -> dict[str, dict[str, Any]]:
+    """What there is to reproduce, by name, such as "supclap/table1"."""
+    tables = {}
+    for path in sorted(CONFIGS.glob("*/tables.yaml")):
+        for name, table in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+            tables[f"{path.parent.name}/{name}"] = table
+    return tables
+
+
+def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The tables of some names, where the name of a paper stands for all of its tables and `all` for everything.
+
+    Raises:
+        ValueError: There is no such table, or it cannot be reproduced; the message says what is lacking.
+    """
+    tables = list_tables()
+    if not names:
+        raise ValueError(f"there is no table to reproduce; name some of: all, {', '.join(tables)}")
+
+    found = {}
+    for name in names:
+        several = [each for each in tables if name == "all" or each.startswith(f"{name}/")]
+        several = [each for each in several if "lacks" not in tables[each]]
+        if not several and name not in tables:
+            raise ValueError(f"there is no table {name!r}; there are {', '.join(tables)}")
+        for each in several or [name]:
+            if "lacks" in tables[each]:
+                raise ValueError(f"{each} cannot be reproduced: {tables[each]['lacks']}")
+            found[each] = tables[each]
+    return found
+
+
+def plan(name: str, table: Mapping[str, Any], args: ReproductionArguments) -> list[Cell]:
+    """The runs of a table: every row, on every dataset of the scale whose data is given, with every seed.
+
+    Args:
+        name: Such as "supclap/table1".
+        table: Its entry of tables.yaml.
+        args: Of the command.
+
+    Raises:
+        ValueError: The table has nothing at this scale, or lacks a row that was asked for.
+    """
+    datasets = table.get(args.scale)
+    if not datasets:
+        raise ValueError(f"{name} has nothing at scale {args.scale}: {table.get(f'no_{args.scale}', 'not yet')}")
+
+    known = {}
+    for group in table["groups"]:
+        baseline = None
+        for row, entry in group.items():
+            entry = entry if isinstance(entry, dict) else {"model": entry}
+            known[row] = {**entry, "baseline": baseline}
+            baseline = baseline or row
+    unknown = sorted(set(args.rows) - set(known))
+    if unknown and len(args.rows) == len(unknown):
+        raise ValueError(f"{name} has no rows {unknown}; it has {', '.join(known)}")
+
+    seeds = args.seeds or table.get("seeds", [0, 1, 2])
+    cells = []
+    for dataset, scale in datasets.items():
+        scale = scale if isinstance(scale, dict) else {"base": scale}
+        if scale.get("needs_data") and args.data_dir is None and not args.dry_run:
+            say(f"{name}: {dataset} is left out, since no --data_dir was given")
+            continue
+
+        for row, entry in known.items():
+            if args.rows and row not in args.rows:
+                continue
+            runs = [_steps(name, row, entry, scale, seed, args) for seed in seeds]
+            model = entry["model"] + scale.get("model_suffix", "")
+            cells.append(Cell(row, model, entry["baseline"], dataset, runs))
+    if not cells:
+        raise ValueError(f"{name} has nothing to train without data; give --data_dir")
+    return cells
+
+
+def _steps(
+    table: str, row: str, entry: Mapping[str, Any], scale: Mapping[str, Any], seed: int, args: ReproductionArguments
+) -> list[Step]:
+    """What is run for one row and seed: what it starts from, the row itself, and its evaluation on other data."""
+    paper = table.partition("/")[0]
+    own = read_settings(CONFIGS / paper / f"{row}.yaml", CONFIGS / paper / scale["base"])
+    more = {**scale.get("settings", {}), **as_mapping(args.settings)}
+    recipe = entry.get("recipe", "train")
+
+    steps = []
+    if "start" in entry:
+        base = {"base": scale.get("start_base", scale["base"])}
+        steps = _steps(table, entry["start"], {}, {**scale, **base, "evaluate": None}, seed, args)
+        more["model"] = str(steps[-1].folder)
+    steps.append(_step(row, recipe, {**own, **more, "seed": seed}, args))
+
+    if scale.get("evaluate"):
+        settings = {**scale["evaluate"], "model": str(steps[-1].folder), "seed": seed}
+        steps.append(_step(row, "evaluate", settings, args))
+    return steps
+
+
+def _step(row: str, recipe: str, settings: dict[str, Any], args: ReproductionArguments) -> Step:
+    """A call of a recipe, in the folder that its settings name: where they change, so does the folder."""
+    dataset = settings.get("dataset", "synthetic")
+    if dataset != "synthetic" and args.data_dir is not None:
+        own = Path(args.data_dir, dataset)
+        settings["data_dir"] = str(own if own.is_dir() else Path(args.data_dir))
+    settings.pop("output_dir", None)
+
+    # The data and what it starts from may lie elsewhere tomorrow; that does not make another run.
+    told = {key: value for key, value in settings.items() if key not in ("data_dir", "seed")}
+    told["model"] = Path(settings.get("model") or "").name
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+    name = f"{row}-{recipe}-{dataset}-{digest}-seed{settings['seed']}"
+    folder = Path(args.output_dir) / args.scale / "runs" / name
+    return Step(recipe, {**settings, "output_dir": str(folder)}, folder)
+
+
+def run_step(step: Step) -> None:
+    """Calls the recipe as its command does, unless its results are there; a run that was stopped goes on.
+
+    Args:
+        step: The call. Its settings are left beside its results, as a configuration that the recipe takes.
+    """
+    if step.is_done:
+        return
+    step.folder.mkdir(parents=True, exist_ok=True)
+    path = step.folder / "settings.yaml"
+    write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
+    words = [str(path)]
+    if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
+        words += ["--resume_from_checkpoint", "last"]
+
+    before = sys.argv
+    sys.argv = [f"supclap {step.recipe}", *words]
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        RECIPES[step.recipe][0]()
+    finally:
+        sys.argv = before
+    gc.collect()  # a trainer and its model hold each other
+
+
+def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
+    """Reads the settings of a step as its recipe would.
+
+    Args:
+        step: The call; nothing is run, loaded or downloaded.
+
+    Returns:
+        What it would cost, for a training, and the references that lead nowhere on this machine.
+    """
+    _, groups = RECIPES[step.recipe]
+    folder = step.folder.parent.parent / "dry_run"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{step.folder.name}.yaml"
+    write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
+    parsed = parse_arguments(groups, [str(path)])
+
+    missing = []
+    for key in ("data_dir", "model"):
+        value = step.settings.get(key)
+        if value is not None and not Path(value).exists() and Path(value).parent != step.folder.parent:
+            missing.append(f"{key} {value}")
+    if step.settings.get("dataset", "synthetic") != "synthetic" and "data_dir" not in step.settings:
+        missing.append(f"data of {step.settings['dataset']}")
+    translations = as_mapping(step.settings.get("dataset_config")).get("translations")
+    if translations is not None and not Path(translations).exists():
+        missing.append(f"translations {translations}")
+    return (estimate(parsed) if step.recipe == "train" else None), missing
+
+
+def dry_run(name: str, cells: Sequence[Cell]) -> str:
+    """What a table would run and cost, as text. The runs of a row differ in their seed only: the first is read.
+
+    Args:
+        name: Of the table.
+        cells: From `plan`.
+    """
+    lines, missing, hours = [f"{name}:"], set(), 0.0
+    for cell in cells:
+        done = sum(run[-1].is_done for run in cell.runs)
+        for step in cell.runs[0]:
+            cost, lacking = check_step(step)
+            missing.update(lacking)
+            row = step.folder.name.partition("-")[0]
+            lines.append(f"  {cell.dataset}, {row}: {cost or step.recipe}; {len(cell.runs)} seeds, {done} done")
+            hours += 0.0 if cost is None else cost.hours * (len(cell.runs) - done)
+
+    lines.append(f"  in all {60 * hours:.0f} minutes of arithmetic, {hours:.1f} hours")
+    for reference in sorted(missing):
+        lines.append(f"  not on this machine: {reference}")
+    return "\n".join(lines)
+
+
+# ---- from results to a table ----
+
+
+def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequence[str]) -> float | None:
+    """One number of a run.
+
+    Args:
+        results: Of the run.
+        log: What it logged while it trained.
+        place: Where it stands among the scores, where a mean that is not there is taken over the languages; or
+            "training" and a key of that part; or "similarity" for the mean cosine of the positive pairs; or "log", a
+            logged name, and which of its values: mean, first or last.
+    """
+    if place[0] == "training":
+        return results.content["training"].get(place[1])
+    if place[0] == "similarity":
+        return float(results.arrays["similarity/eng/positive"].mean())
+    if place[0] == "log":
+        values = [entry[place[1]] for entry in log if place[1] in entry]
+        if not values:
+            return None
+        return {"mean": float(np.mean(values)), "first": values[0], "last": values[-1]}[place[2]]
+
+    found = {score.place: score.value for score in flat_scores(results.scores)}
+    if place[1] == "mean" and tuple(place) not in found:
+        several = [value for (task, _, *rest), value in found.items() if task == place[0] and rest == list(place[2:])]
+        return float(np.mean(several)) if several else None
+    return found.get(tuple(place))
+
+
+def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
+    """What each query contributes to a score, (Q,), and the recording that it is about, (Q,); None where it has none.
+
+    The mean over the languages is taken query by query, where the languages are parallel.
+    """
+    arrays = results.arrays
+    if place[-1] == "MRV":
+        if "multilingual/ranks" not in arrays:
+            return None
+        return arrays["multilingual/ranks"].var(axis=1), arrays["multilingual/cluster"]
+
+    task, language, *rest = place if len(place) > 1 else (*place, "")
+    languages = results.protocol.get("languages", []) if language == "mean" else [language]
+    columns = []
+    for each in languages:
+        prefix = "/".join((task, each, *rest))
+        columns.append(arrays.get(prefix, arrays.get(f"{prefix}/score")))
+    if not columns or any(column is None for column in columns) or len({len(column) for column in columns}) > 1:
+        return None
+
+    own = (task, languages[0], *rest)
+    clusters = arrays.get("/".join((*own, "cluster")), arrays.get("/".join((*own[:-1], "cluster"))))
+    return None if clusters is None else (np.mean(columns, axis=0), clusters)
+
+
+def compare_seeds(own: Sequence[Results], other: Sequence[Results], place: Sequence[str]) -> dict[str, float] | None:
+    """The paired test of two rows: each query by its mean over the seeds, resampled by recordings.
+
+    Args:
+        own: The results of a row, one for each seed.
+        other: Those of the row that it is compared with.
+        place: Of the score.
+
+    Returns:
+        "difference" (own minus other), its interval "low" and "high", and "p_value"; None where queries left nothing.
+    """
+    sides = []
+    for several in (own, other):
+        outcomes = [get_outcomes(results, place) for results in several]
+        if not outcomes or any(each is None for each in outcomes):
+            return None
+        values, clusters = zip(*outcomes, strict=True)  # type: ignore[arg-type]  # none of them is None
+        sides.append((np.mean(values, axis=0), clusters[0]))
+    (first, clusters), (second, others) = sides
+    if list(clusters) != list(others) or len(set(clusters)) < 2:
+        return None
+    return paired_test({"score": first}, {"score": second}, clusters.tolist())["score"]
+
+
+def gather(name: str, table: Mapping[str, Any], cells: Sequence[Cell], scale: str) -> dict[str, Any]:
+    """All numbers of a table: what was measured, and what the paper prints.
+
+    Args:
+        name: Such as "supclap/table1".
+        table: Its entry of tables.yaml.
+        cells: From `plan`, with results.
+        scale: "mini" or "full".
+
+    Returns:
+        "table", "title", "claim", "scale" and "rows". A row has "row", "model", "dataset", "baseline", "seeds" and
+        "scores": by column "values" (one a seed), "mean", "std" (of a sample; None for one seed), "paper" (the
+        printed number or None) and, beside a baseline, "differences" (one a seed), "difference", "low", "high" and
+        "p_value".
+    """
+    loaded = {}
+    for cell in cells:
+        results = [Results.load(run[-1].folder) for run in cell.runs]
+        logs = [read_log(run) for run in cell.runs]
+        loaded[cell.row, cell.dataset] = results, logs
+
+    rows = []
+    for cell in cells:
+        results, logs = loaded[cell.row, cell.dataset]
+        baseline = loaded.get((str(cell.baseline), cell.dataset))
+        scores = {}
+        for column in table["columns"]:
+            place = column.split()
+            values = [get_value(*pair, place) for pair in zip(results, logs, strict=True)]
+            if None in values:
+                continue
+            told = summarise([float(value) for value in values if value is not None])
+            told["paper"] = printed(name, table, cell, place, scale)
+            if baseline is not None:
+                others = [get_value(*pair, place) for pair in zip(*baseline, strict=True)]
+                pairs = zip(told["values"], others, strict=True)
+                told["differences"] = [own - other for own, other in pairs if other is not None]
+                told |= compare_seeds(results, baseline[0], place) or {}
+            scores[column] = told
+        seeds = [run[-1].settings["seed"] for run in cell.runs]
+        rows.append(
+            {
+                "row": cell.row,
+                "model": cell.model,
+                "dataset": cell.dataset,
+                "baseline": cell.baseline if baseline is not None else None,
+                "seeds": seeds,
+                "scores": scores,
+            }
+        )
+    told = {key: table.get(key, "") for key in ("title", "claim")}
+    return {"table": name, "scale": scale, **told, "versions": evaluation.package_versions(), "rows": rows}
+
+
+def summarise(values: Sequence[float]) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds; one seed has no deviation.
+
+    >>> summarise([0.25, 0.75])
+    {'values': [0.25, 0.75], 'mean': 0.5, 'std': 0.3535533905932738}
+    """
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return {"values": list(values), "mean": float(np.mean(values)), "std": spread}
+
+
+def printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str], scale: str) -> float | None:
+    """What the paper prints in a place; at scale mini, which has other data, under its first dataset.
+
+    Args:
+        name: Of the table.
+        table: Its entry of tables.yaml.
+        cell: The row and the dataset.
+        place: Of the score.
+        scale: "mini" or "full".
+    """
+    first, full = next(iter(table["full"].items())) if table.get("full") else (cell.dataset, {})
+    is_mini = scale == "mini"
+    model = cell.model
+    if is_mini and isinstance(full, dict):
+        model += full.get("model_suffix", "")
+    languages = (place[1], {"mean": "avg", "all": "avg"}.get(place[1]), None) if len(place) > 1 else (None,)
+    wanted = {"dataset": (first if is_mini else cell.dataset).split(" to ")[-1], "model": model, "metric": place[-1]}
+
+    paper, _, number = name.partition("/table")
+    for entry in evaluation.paper_results(table=table.get("printed", number)):
+        is_place = entry["language"] in languages and (len(place) < 4 or entry["direction"] in (*place, None))
+        if entry["paper"].lower() == paper and is_place and wanted.items() <= entry.items():
+            return entry["value"]
+    return None
+
+
+def read_log(run: Sequence[Step]) -> list[dict[str, Any]]:
+    """What the last training of a run logged, and as its last entry the cosines of the positive pairs of the test."""
+    log: list[dict[str, Any]] = []
+    for step in run:
+        path = step.folder / "trainer_state.json"
+        if path.is_file():
+            log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+
+    cosines = Results.load(run[-1].folder).arrays.get("similarity/eng/positive")
+    if cosines is not None:
+        counts, edges = np.histogram(cosines, bins=40, range=(-1.0, 1.0))
+        log.append({"test_similarity": {"low": edges[0], "high": edges[-1], "counts": counts.tolist()}})
+    return log
+
+
+def write_table(name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: ReproductionArguments) -> Path:
+    """Writes a table as JSON, Markdown and HTML, and its curves as PNG.
+
+    Returns:
+        The path of the Markdown file.
+    """
+    stem = Path(args.output_dir) / args.scale / name.replace("/", "_")
+    content = gather(name, table, cells, args.scale)
+    write_json(stem.with_suffix(".json"), content)
+    write_text(stem.with_suffix(".html"), html_table(content))
+    write_text(stem.with_suffix(".md"), markdown_table(content))
+
+    if "curves" in table:
+        histories: dict[str, list[list[dict[str, Any]]]] = {}
+        for cell in cells:
+            label = cell.model if len({each.dataset for each in cells}) == 1 else f"{cell.model}, {cell.dataset}"
+            histories[label] = [read_log(run) for run in cell.runs]
+        plot_runs(histories, table["curves"], stem.with_suffix(".png"))
+    return stem.with_suffix(".md")
+
+
+def main() -> None:
+    """Parse, plan, run, gather."""
+    words = sys.argv[1:]
+    names = []
+    while words and not words[0].startswith("-"):
+        names.append(words.pop(0))
+    (args,) = parse_arguments((ReproductionArguments,), words)
+    tables = find_tables(names)
+
+    plans = {}
+    for name, table in tables.items():
+        if args.scale in table or len(tables) == 1:
+            plans[name] = plan(name, table, args)
+    for name, cells in plans.items():
+        if args.dry_run:
+            say(dry_run(name, cells))
+            continue
+        for cell in cells:
+            for run in cell.runs:
+                for step in run:
+                    run_step(step)
+        path = write_table(name, tables[name], cells, args)
+        say(f"\n{path.read_text(encoding='utf-8')}\n{path}, with .html, .json and, where there are curves, .png")
+
+
+if __name__ == "__main__":
+    run_command(main)

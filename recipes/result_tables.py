@@ -1,0 +1,108 @@
+"""The numbers of a reproduced table as text: Markdown for a page of the docs, HTML for a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from modeling_supclap.metrics.names import get_metric
+
+
+def format_value(column: str, value: float, signed: bool = False) -> str:
+    """A number as its metric is written, shares in percent.
+
+    >>> format_value("retrieval eng t2a R@1", 0.4187), format_value("retrieval eng t2a R@1", 0.021, signed=True)
+    ('41.9', '+2.1')
+    """
+    try:
+        text = get_metric(column.split()[-1]).format(abs(value))
+    except KeyError:  # a logged number
+        text = f"{abs(value):.3g}"
+    return f"{'-' if value < 0 else '+' if signed else ''}{text}"
+
+
+def format_cell(column: str, told: Mapping[str, Any]) -> str:
+    """A measured number with its spread, and where there is a baseline the difference to it.
+
+    >>> told = {"mean": 0.5, "std": 0.01, "difference": 0.1, "low": 0.05, "high": 0.15, "differences": [0.1, 0.1]}
+    >>> format_cell("retrieval eng t2a R@1", told)
+    '50.0 ± 1.0 (+10.0, +5.0 to +15.0; 2 of 2 up)'
+    """
+    text = format_value(column, told["mean"])
+    if told.get("std") is not None:
+        text += f" ± {format_value(column, told['std'])}"
+    if not told.get("differences"):
+        return text
+
+    differences = told["differences"]
+    mean = format_value(column, sum(differences) / len(differences), signed=True)
+    interval = ""
+    if "low" in told:
+        ends = [format_value(column, told[end], signed=True) for end in ("low", "high")]
+        interval = f", {' to '.join(ends)}"
+    up = sum(difference > 0 for difference in differences)
+    return f"{text} ({mean}{interval}; {up} of {len(differences)} up)"
+
+
+def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
+    """Heading and lines of a table; under a measured number what the paper prints.
+
+    Args:
+        content: As `reproduce.gather` gives it.
+    """
+    columns = list(dict.fromkeys(column for row in content["rows"] for column in row["scores"]))
+    several = len({row["dataset"] for row in content["rows"]}) > 1
+    lines = [["row", *(["data"] if several else []), *map(_heading, columns)]]
+    for row in content["rows"]:
+        line = [row["model"], *([row["dataset"]] if several else [])]
+        for column in columns:
+            told = row["scores"].get(column)
+            text = "" if told is None else format_cell(column, told)
+            if told is not None and told["paper"] is not None:
+                text += f"; paper {format_value(column, told['paper'])}"
+            line.append(text)
+        lines.append(line)
+    return lines
+
+
+def _heading(column: str) -> str:
+    """A place of a score as people call it: `retrieval eng t2a R@1` is `eng t2a R@1`."""
+    return column.removeprefix("retrieval ").removeprefix("log ").removeprefix("training ")
+
+
+def caption(content: Mapping[str, Any]) -> str:
+    """What the numbers are, in two sentences."""
+    seeds = sorted({seed for row in content["rows"] for seed in row["seeds"]})
+    return (
+        f"Scale {content['scale']}, seeds {', '.join(map(str, seeds))}: mean ± standard deviation; in brackets the "
+        "difference to the row's baseline, its 95 % interval over recordings (paired, mean of the seeds), and in how "
+        "many seeds it is above 0."
+    )
+
+
+def markdown_table(content: Mapping[str, Any]) -> str:
+    """A table in Markdown, with its title and claim."""
+    heading, *lines = table_lines(content)
+    written = [f"### {content['table']}: {content['title']}", "", f"Claim: {content['claim']}", ""]
+    written += [f"| {' | '.join(heading)} |", f"|{'---|' * len(heading)}"]
+    for line in lines:
+        written.append(f"| {' | '.join(line)} |")
+    return "\n".join([*written, "", caption(content), ""])
+
+
+def html_table(content: Mapping[str, Any]) -> str:
+    """A table as a page of its own."""
+    heading, *lines = table_lines(content)
+    rows = [_html_row(heading, "th"), *(_html_row(line, "td") for line in lines)]
+    title = escape(f"{content['table']}: {content['title']}")
+    style = "body{font-family:sans-serif}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}"
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
+        f"<h1>{title}</h1><p>Claim: {escape(content['claim'])}</p><table>{''.join(rows)}</table>"
+        f"<p>{escape(caption(content))}</p></html>\n"
+    )
+
+
+def _html_row(cells: Sequence[str], tag: str) -> str:
+    return f"<tr><{tag}>{f'</{tag}><{tag}>'.join(map(escape, cells))}</{tag}></tr>"

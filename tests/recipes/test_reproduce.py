@@ -1,0 +1,163 @@
+"""Tables of the papers: what they run, what they make of it, and that each of their files is one a recipe takes."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from modeling_supclap import evaluation
+from modeling_supclap.evaluation.results import SCHEMA, Results, score
+from modeling_supclap.recipes import reproduce
+from modeling_supclap.recipes.reproduce import ReproductionArguments
+from modeling_supclap.training.plots import plot_runs
+
+TABLES = reproduce.list_tables()
+R1 = "retrieval eng t2a R@1"
+
+
+def save_results(folder, hits, seconds=1.0):
+    """Results of as many queries as there are hits, two for each recording."""
+    queries = np.arange(len(hits))
+    arrays = {
+        "retrieval/eng/t2a/R@1": np.array(hits, float),
+        "retrieval/eng/t2a/query_id": queries.astype(str),
+        "retrieval/eng/t2a/cluster": (queries // 2).astype(str),
+    }
+    scores = {"retrieval": {"eng": {"t2a": {"R@1": score(float(np.mean(hits)))}}}}
+    content = {"schema": SCHEMA, "protocol": {"languages": ["eng"]}, "scores": scores, "training": {"seconds": seconds}}
+    Results(content, arrays).save(folder)
+
+
+def run(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *map(str, words)])
+    reproduce.main()
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    """A training that only writes results: by row and seed, how many of 8 queries are answered."""
+    calls = []
+
+    def train():
+        settings = yaml.safe_load(Path(sys.argv[1]).read_text())
+        calls.append((settings["svr"], settings["seed"]))
+        answered = (4 if settings["svr"] == "none" else 6) + settings["seed"]
+        save_results(settings["output_dir"], [1] * answered + [0] * (8 - answered))
+
+    monkeypatch.setitem(reproduce.RECIPES, "train", (train, reproduce.RECIPES["train"][1]))
+    return calls
+
+
+ROWS = ("--rows", "table1_infonce", "table1_infonce_bi_static", "--seeds", "0", "1")
+
+
+def test_a_table_says_what_was_measured_beside_what_is_printed(recipe, monkeypatch, tmp_path):
+    run(monkeypatch, "supclap/table1", *ROWS, "--output_dir", tmp_path)
+    content = json.loads((tmp_path / "mini" / "supclap_table1.json").read_text())
+    baseline, static = (row["scores"][R1] for row in content["rows"])
+
+    assert baseline["values"] == [0.5, 0.625]
+    assert (baseline["mean"], static["mean"]) == (0.5625, 0.8125)
+    assert baseline["std"] == pytest.approx(0.125 / 2**0.5)
+    assert (baseline["paper"], static["paper"]) == (0.4187, 0.4389)
+    assert static["differences"] == [0.25, 0.25]
+    assert static["difference"] == pytest.approx(0.25)
+    assert static["low"] < 0.25 < static["high"]
+    assert "difference" not in baseline
+
+    text = (tmp_path / "mini" / "supclap_table1.md").read_text()
+    assert "81.2 ± 8.8 (+25.0" in text
+    assert "2 of 2 up); paper 43.9" in text
+    assert "paper 43.9" in (tmp_path / "mini" / "supclap_table1.html").read_text()
+
+
+def test_what_is_whole_is_not_run_again(recipe, monkeypatch, tmp_path):
+    words = ("supclap/table1", *ROWS, "--output_dir", tmp_path)
+    run(monkeypatch, *words)
+    assert sorted(recipe) == [("bi-static", 0), ("bi-static", 1), ("none", 0), ("none", 1)]
+    recipe.clear()
+    run(monkeypatch, "supclap/table3", *words[1:])  # which has the same two rows
+    assert recipe == []
+
+    (broken,) = tmp_path.glob("mini/runs/table1_infonce-*-seed1")
+    (broken / "outcomes.npz").write_bytes(b"of another run")
+    run(monkeypatch, *words)
+    assert recipe == [("none", 1)]
+    run(monkeypatch, *words, "--settings", '{"learning_rate": 0.5}')
+    assert len(recipe) == 5
+
+
+def test_the_mean_over_languages_is_compared_query_by_query():
+    ranks = np.array([[0, 2], [1, 1]])
+    arrays = {
+        "retrieval/eng/t2a/R@1": np.array([1.0, 0.0]),
+        "retrieval/fra/t2a/R@1": np.array([1.0, 1.0]),
+        "retrieval/eng/t2a/cluster": np.array(["a", "b"]),
+        "multilingual/ranks": ranks,
+        "multilingual/cluster": np.array(["a", "b"]),
+    }
+    results = Results({"protocol": {"languages": ["eng", "fra"]}}, arrays)
+    values, clusters = reproduce.get_outcomes(results, ["retrieval", "mean", "t2a", "R@1"])
+    assert (values.tolist(), clusters.tolist()) == ([1.0, 0.5], ["a", "b"])
+    values, _ = reproduce.get_outcomes(results, ["multilingual", "all", "MRV"])
+    assert values.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("scale", reproduce.SCALES)
+def test_every_file_of_every_table_is_one_that_its_recipe_takes(scale, tmp_path):
+    args = ReproductionArguments(scale=scale, data_dir=str(tmp_path), output_dir=str(tmp_path), seeds=[0])
+    checked = {}
+    for name, table in TABLES.items():
+        if "lacks" in table:
+            assert len(table["lacks"]) > 20
+        elif scale not in table:
+            assert table[f"no_{scale}"], name
+        else:
+            for cell in reproduce.plan(name, table, args):
+                checked.update({step.folder: step for step in cell.runs[0]})
+    for step in checked.values():
+        cost, _ = reproduce.check_step(step)
+        assert cost is None or cost.steps > 0, step
+
+
+def test_every_row_that_a_paper_prints_has_its_number():
+    """A name in `groups` that the printed results do not have would leave the paper's column empty."""
+    args = ReproductionArguments(scale="full", data_dir=".", seeds=[0])
+    for name, table in TABLES.items():
+        if "/table" not in name or "lacks" in table or not evaluation.paper_results(table=name.partition("/table")[2]):
+            continue
+        for cell in reproduce.plan(name, table, args):
+            places = [column.split() for column in table["columns"]]
+            found = [reproduce.printed(name, table, cell, place, "full") for place in places]
+            assert any(value is not None for value in found), (name, cell.model)
+
+
+@pytest.mark.parametrize("names", [["supclap/table99"], []])
+def test_an_unknown_table_is_told_the_known_ones(names):
+    with pytest.raises(ValueError, match=r"atri/table1.*supclap/table14"):
+        reproduce.find_tables(names)
+
+
+def test_what_cannot_be_reproduced_says_what_it_lacks():
+    with pytest.raises(ValueError, match="supclap/table10 cannot be reproduced: it scores translations"):
+        reproduce.find_tables(["supclap/table10"])
+    assert "supclap/table10" not in reproduce.find_tables(["supclap"])
+
+
+def test_a_dry_run_names_what_is_not_there(monkeypatch, capsys, tmp_path):
+    run(monkeypatch, "atri/table1", "--scale", "full", "--dry_run", "true", "--output_dir", tmp_path)
+    printed = capsys.readouterr().out
+    assert "20530 steps" in printed  # 49,274 clips in batches of 24, ten times
+    assert "not on this machine: model models/ml-clap" in printed
+    assert "translations audiocaps.parquet" in printed
+
+
+def test_several_runs_in_one_picture(tmp_path):
+    history = [{"step": step, "drift": 0.1 * step} for step in range(3)]
+    plot_runs({"one": [history, history[:2]], "other": [history]}, {"drift": "drift"}, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="radius"):
+        plot_runs({"one": [history]}, {"radius": "radius"}, tmp_path / "b.png")
