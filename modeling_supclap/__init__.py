@@ -1,28 +1,21 @@
 """Contrastive audio-text models for the Hugging Face ecosystem: SupCLAP, its towers, losses and trainer."""
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-try:
-    import torchaudio  # noqa: F401
-except Exception as error:  # a torchaudio that does not fit torch raises OSError or RuntimeError, not ImportError
-    # transformers imports torchaudio wherever it is installed, so without this line the failure would surface there.
-    raise ImportError(
-        f"torchaudio does not import: {error}\n"
-        "Most often the CPU build of torch stands beside the CUDA build of torchaudio, or their CUDA versions differ. "
-        "Install a fitting pair from one source, for example: pip install torch==2.13.0 torchaudio==2.11.0"
-    ) from error
+from .integrations.auto_classes import watch_imports
 
-from transformers import AutoConfig, AutoFeatureExtractor, AutoModel, AutoProcessor
-
-from .configuration_supclap import CEDConfig, CNN14Config, SupCLAPConfig
-from .feature_extraction_ced import CEDFeatureExtractor
-from .feature_extraction_msclap import MSCLAPFeatureExtractor
-from .integrations import pipeline
-from .modeling_ced import CEDModel
-from .modeling_cnn14 import CNN14Model
-from .modeling_sonar import SonarTextModel
-from .modeling_supclap import SupCLAPModel
-from .processing_supclap import SupCLAPProcessor
+if TYPE_CHECKING:
+    from .configuration_supclap import CEDConfig, CNN14Config, SupCLAPConfig
+    from .feature_extraction_ced import CEDFeatureExtractor
+    from .feature_extraction_msclap import MSCLAPFeatureExtractor
+    from .modeling_ced import CEDModel
+    from .modeling_cnn14 import CNN14Model
+    from .modeling_sonar import SonarTextModel
+    from .modeling_supclap import SupCLAPModel
+    from .processing_supclap import SupCLAPProcessor
+    from .training.trainer import SupCLAPTrainer, TemporalTrainer
+    from .training.training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 __version__ = "0.1.0"
 
@@ -44,49 +37,31 @@ __all__ = [
     "__version__",
 ]
 
-
-class _NativeCED:
-    """`CEDConfig` for `AutoConfig`, under a module's name of transformers.
-
-    A registered class of any other module wins over the code that a folder brings, even with `trust_remote_code=True`:
-    the official tagger (`AutoModelForAudioClassification` on "mispeech/ced-base") could not be loaded beside ours.
-    """
-
-    __module__ = "transformers.models.ced"
-    model_type = CEDConfig.model_type
-    from_dict = CEDConfig.from_dict
-
-    def __new__(cls, **fields: Any) -> Any:
-        return CEDConfig(**fields)
-
-
-for _config, _model, _feature_extractor in (
-    (CEDConfig, CEDModel, CEDFeatureExtractor),
-    (CNN14Config, CNN14Model, MSCLAPFeatureExtractor),
-    (SupCLAPConfig, SupCLAPModel, CEDFeatureExtractor),
-):
-    _registered: Any = _NativeCED if _config is CEDConfig else _config
-    AutoConfig.register(_config.model_type, _registered)
-    AutoModel.register(_config, _model)
-    AutoFeatureExtractor.register(_config, _feature_extractor)
-    # A saved folder then carries the code and loads where this package is not installed (trust_remote_code=True).
-    _config.register_for_auto_class()
-    _model.register_for_auto_class("AutoModel")
-AutoProcessor.register(SupCLAPConfig, SupCLAPProcessor)
-CEDFeatureExtractor.register_for_auto_class()
-MSCLAPFeatureExtractor.register_for_auto_class()
-SupCLAPProcessor.register_for_auto_class()
-pipeline.register()
+_MODULES = {
+    "CEDConfig": "configuration_supclap",
+    "CEDFeatureExtractor": "feature_extraction_ced",
+    "CEDModel": "modeling_ced",
+    "CNN14Config": "configuration_supclap",
+    "CNN14Model": "modeling_cnn14",
+    "MSCLAPFeatureExtractor": "feature_extraction_msclap",
+    "SonarTextModel": "modeling_sonar",
+    "SupCLAPConfig": "configuration_supclap",
+    "SupCLAPModel": "modeling_supclap",
+    "SupCLAPProcessor": "processing_supclap",
+    "SupCLAPTrainer": "training.trainer",
+    "SupCLAPTrainingArguments": "training.training_args",
+    "TemporalTrainer": "training.trainer",
+    "TemporalTrainingArguments": "training.training_args",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a trainer when first asked for: transformers' Trainer takes seconds that inference need not spend."""
-    if name in ("SupCLAPTrainer", "TemporalTrainer"):
-        from .training import trainer
+    """Imports a class when it is first asked for: torch and transformers take seconds that `--help` need not spend."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = value
+    return value
 
-        return getattr(trainer, name)
-    if name in ("SupCLAPTrainingArguments", "TemporalTrainingArguments"):
-        from .training import training_args
 
-        return getattr(training_args, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+watch_imports()
