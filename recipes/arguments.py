@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import inspect
 import json
 import math
+import shutil
 import sys
+import textwrap
 import typing
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
 
 from modeling_supclap.datasets_scripts import find_builder, load_splits
 from modeling_supclap.datasets_scripts.builders.hf import get_origin
@@ -85,7 +88,13 @@ def parse_arguments(
         ValueError: A key that no group has, where the message names those that come close, or a value of another type.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(list(groups), allow_abbrev=False)
+    if {"-h", "--help"} & set(words):
+        print(format_help(groups))
+        sys.exit()
+    parser = _Parser(list(groups), allow_abbrev=False, add_help=False)
+    if "--help_all" in words:
+        parser.print_help()
+        sys.exit()
     hints: dict[str, Any] = {}
     for group in groups:
         types = typing.get_type_hints(group)
@@ -109,6 +118,34 @@ def parse_arguments(
     return tuple(filled)
 
 
+def format_help(groups: Sequence[Any]) -> str:
+    """What a recipe does and its own keys, with their own defaults; to the keys of transformers it only points."""
+    lines = [f"usage: {Path(sys.argv[0]).name} [CONFIG.yaml] [--KEY VALUE ...]", ""]
+    lines.append((sys.modules[groups[0].__module__].__doc__ or "").strip())
+
+    for group in groups:
+        options = {option.name: option for option in dataclasses.fields(group) if option.init}
+        own: dict[str, None] = {}  # in the order in which they are declared
+        for base in reversed(group.__mro__):
+            if base not in TrainingArguments.__mro__:
+                own |= dict.fromkeys(inspect.get_annotations(base))
+
+        lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
+        for name in own:
+            if name in options:
+                lines.append(_describe(options[name]))
+
+    lines.append("")
+    if any(issubclass(group, TrainingArguments) for group in groups):
+        lines.append(
+            "All keys of transformers' TrainingArguments work too, such as --output_dir and --learning_rate:"
+            " --help_all lists them."
+        )
+    if any(issubclass(group, DatasetArguments) for group in groups):
+        lines.append("So do the options of the dataset's builder: see `supclap prepare NAME --help`.")
+    return "\n".join(lines)
+
+
 def as_mapping(value: dict | str | None) -> dict[str, Any]:
     """A mapping from the YAML file, or the same as JSON from the command line."""
     parsed = json.loads(value) if isinstance(value, str) else value or {}
@@ -122,6 +159,23 @@ class _Parser(HfArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
+
+
+def _describe(option: dataclasses.Field) -> str:
+    """The key, what it is for, and its default where it has one that says something."""
+    value = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+    text = option.metadata.get("help", "")
+    if value is dataclasses.MISSING:
+        text += " Required."
+    elif value not in (None, [], ""):
+        shown = " ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+        text += f" Default: {shown}."
+    width = min(shutil.get_terminal_size().columns, 120)
+    lines = textwrap.wrap(text.strip(), width - 30) or [""]
+    name = f"  --{option.name}"
+    if len(name) > 28:
+        lines.insert(0, "")
+    return "\n".join(f"{name if number == 0 else '':30}{line}".rstrip() for number, line in enumerate(lines))
 
 
 def _dataset_parser() -> argparse.ArgumentParser:

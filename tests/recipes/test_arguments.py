@@ -1,6 +1,7 @@
 """Arguments from a YAML file, the command line and the builder of the dataset, and what is refused."""
 
 import json
+import re
 from dataclasses import dataclass, field
 
 import pytest
@@ -169,3 +170,19 @@ def test_no_key_is_infinite(tmp_path, number):
     path.write_text(f"logging_steps: {number}\n")
     with pytest.raises(ValueError, match="logging_steps"):
         parse_arguments((SupCLAPTrainingArguments,), [str(path)])
+
+
+def test_help_shows_the_own_keys_first_and_points_to_those_of_transformers(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse("--dataset", "esc50", "--help")
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert printed.index("--data_dir") < printed.index("--options") < printed.index("--svr_alpha")
+    assert re.search(r"--svr_alpha +Weight of the SVR term. Default: 1.0.", printed)
+    assert "--per_device_train_batch_size" in printed  # has a default of ours
+    assert "--gradient_accumulation_steps" not in printed
+    assert max(map(len, printed.splitlines())) <= 120
+
+    with pytest.raises(SystemExit):
+        parse("--help_all")
+    assert "--gradient_accumulation_steps" in capsys.readouterr().out
