@@ -124,8 +124,8 @@ def main() -> None:
     for window in (1.0, 2.0, 5.0):
         ways[f"localize, windows of {window:g} s every 0.5 s"] = partial(localized, model, window_seconds=window)
     for window in (5.0, 1.0):
-        way = partial(search_windows, model, window_seconds=window, hop_seconds=window / 2)
-        ways[f"each window for itself, {window:g} s every {window / 2:g} s"] = way
+        name = f"each window for itself, {window:g} s every {window / 2:g} s"
+        ways[name] = partial(search_windows, model, window_seconds=window, hop_seconds=window / 2)
     ways["localize, random weights, windows of 1 s"] = partial(localized, untrained, window_seconds=1.0)
 
     sets = {seconds: make_recordings(rows, rate_hz, args.each, seconds) for seconds in (5.0, 1.0)}

@@ -176,7 +176,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for number in args.rows:
             folder = str(Path(args.folder or temporary) / f"{number}.index")
-            column = {}
+            column: dict[str, float] = {}
             for work, options in ((build, (number, centres)), (ask, (texts, args.queries))):
                 with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
                     column |= pool.submit(work, folder, *options).result()

@@ -371,8 +371,11 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
     columns = []
     for each in languages:
         prefix = "/".join((task, each, *rest))
-        columns.append(arrays.get(prefix, arrays.get(f"{prefix}/score")))
-    if not columns or any(column is None for column in columns) or len({len(column) for column in columns}) > 1:
+        column = arrays.get(prefix, arrays.get(f"{prefix}/score"))
+        if column is None:
+            return None
+        columns.append(column)
+    if len({len(column) for column in columns}) != 1:
         return None
 
     own = (task, languages[0], *rest)
@@ -393,10 +396,11 @@ def compare_seeds(own: Sequence[Results], other: Sequence[Results], place: Seque
     """
     sides = []
     for several in (own, other):
-        outcomes = [get_outcomes(results, place) for results in several]
-        if not outcomes or any(each is None for each in outcomes):
+        found = (get_outcomes(results, place) for results in several)
+        outcomes = [outcome for outcome in found if outcome is not None]
+        if not outcomes or len(outcomes) < len(several):
             return None
-        values, clusters = zip(*outcomes, strict=True)  # type: ignore[arg-type]  # none of them is None
+        values, clusters = zip(*outcomes, strict=True)
         sides.append((np.mean(values, axis=0), clusters[0]))
     (first, clusters), (second, others) = sides
     if list(clusters) != list(others) or len(set(clusters)) < 2:

@@ -163,12 +163,12 @@ class LanguageErrorsCallback(TrainerCallback):
 
     @torch.enable_grad()
     def _numbers(self) -> dict[str, Tensor]:
-        trained: list[list[bool]] = []
+        drawn: list[list[bool]] = []
         languages: list[str] = []
         texts: list[str] = []
         for index in self._batch["clip_index"].tolist():
-            mask, captions = self.collator.drawn_among_all(self.rows[index])
-            trained.append(mask)
+            mask_of_clip, captions = self.collator.drawn_among_all(self.rows[index])
+            drawn.append(mask_of_clip)
             languages += [language for language, _ in captions]
             texts += [text for _, text in captions]
 
@@ -177,9 +177,9 @@ class LanguageErrorsCallback(TrainerCallback):
         audio_embeds = self.model.get_audio_features(**audio).pooler_output
         tokens = self.collator.processor(text=texts, language=languages, return_tensors="pt").to(audio_embeds.device)
         text_embeds = self.model.get_text_features(**tokens).pooler_output
-        text_embeds = text_embeds.unflatten(0, (len(trained), -1))  # (N K, d) -> (N, K, d)
+        text_embeds = text_embeds.unflatten(0, (len(drawn), -1))  # (N K, d) -> (N, K, d)
 
-        mask = torch.tensor(trained, device=audio_embeds.device)
+        mask = torch.tensor(drawn, device=audio_embeds.device)
         scale = self.model.logit_scale.exp().squeeze()
         term = weight_error_term(audio_embeds, text_embeds, scale, mask)
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
