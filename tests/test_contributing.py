@@ -17,6 +17,7 @@ from modeling_supclap.training.training_args import LOSSES, MULTILINGUAL_LOSSES,
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDES = ROOT / "docs" / "guides"
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
@@ -37,7 +38,7 @@ def test_a_loss_is_built_and_told(loss, tmp_path):
     languages = ["eng", "fra"] if loss in MULTILINGUAL_LOSSES else ["eng"]
     args = SupCLAPTrainingArguments(output_dir=str(tmp_path), loss=loss, languages=languages)
     assert build_objective(args).loss == loss
-    assert f"`{loss}`" in README
+    assert f"`{loss}`" in (GUIDES / "train.md").read_text(encoding="utf-8")
     assert f"`--loss` {loss}" in (ROOT / "docs" / "paper_index.md").read_text(encoding="utf-8")
 
 
@@ -45,7 +46,7 @@ def test_a_loss_is_built_and_told(loss, tmp_path):
 def test_a_dataset_is_built_tested_and_told(dataset):
     assert find_builder(dataset).BUILDER_CONFIG_CLASS
     assert (ROOT / "tests" / "data" / f"test_{dataset}.py").exists()
-    assert f"`{dataset}`" in README
+    assert f"`{dataset}`" in (GUIDES / "data.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("metric", [path.parent.name for path in (ROOT / "metrics").glob("*/README.md")])
