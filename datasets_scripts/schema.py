@@ -215,7 +215,12 @@ def _problems(row: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]
             yield f"{field} is {row[field]!r}; give a string that is not empty"
     yield from _caption_problems(row["captions"], languages)
     for event in row["events"]:
-        yield from _event_problems(event)
+        label, onset, offset = event["label"], event["onset_seconds"], event["offset_seconds"]
+        # Written as "not >=" so that NaN is caught too.
+        if not onset >= 0:
+            yield f"event {label!r} starts at {onset} seconds; an onset is 0 or later"
+        if not offset >= onset:
+            yield f"event {label!r} ends at {offset} seconds, before its onset at {onset}"
 
 
 def _caption_problems(captions: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]:
@@ -230,12 +235,3 @@ def _caption_problems(captions: Mapping[str, Any], languages: Sequence[str]) -> 
                 yield f"caption {index} of {language!r} is blank; drop it or write one"
     if not any(captions.values()):
         yield "no caption in any language; give at least one"
-
-
-def _event_problems(event: Mapping[str, Any]) -> Iterator[str]:
-    label, onset, offset = event["label"], event["onset_seconds"], event["offset_seconds"]
-    # Written as "not >=" so that NaN is caught too.
-    if not onset >= 0:
-        yield f"event {label!r} starts at {onset} seconds; an onset is 0 or later"
-    if not offset >= onset:
-        yield f"event {label!r} ends at {offset} seconds, before its onset at {onset}"

@@ -113,7 +113,13 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
         elif _is_pair(clip):  # (rate, samples) by scipy and Gradio, (samples, rate) by torchaudio and librosa
             rate_hz, clip = clip if np.ndim(clip[0]) == 0 else clip[::-1]
         elif isinstance(clip, Mapping):
-            clip, rate_hz = _inside(clip, name)
+            if {"array", "sampling_rate"} <= clip.keys():
+                clip, rate_hz = clip["array"], clip["sampling_rate"]
+            elif file := clip.get("bytes") or clip.get("path"):  # as `datasets.Audio(decode=False)` gives it
+                clip, rate_hz = file, None
+            else:
+                keys = sorted(clip)
+                raise ValueError(f'{name} has the keys {keys}; give "array" and "sampling_rate", or a path')
         recordings.append(Recording(clip, rate_hz, name))
 
     return recordings, is_one
@@ -200,15 +206,6 @@ def _is_pair(clip: Any) -> bool:
         return False
     arrays = sum(isinstance(part, (np.ndarray, torch.Tensor)) for part in clip)
     return arrays == 1 and any(isinstance(part, (int, float, np.number)) for part in clip)
-
-
-def _inside(clip: Mapping[str, Any], name: str) -> tuple[Any, float | None]:
-    """The array of a mapping with its rate, or the file as `datasets.Audio(decode=False)` gives it."""
-    if {"array", "sampling_rate"} <= clip.keys():
-        return clip["array"], clip["sampling_rate"]
-    if file := clip.get("bytes") or clip.get("path"):
-        return file, None
-    raise ValueError(f'{name} has the keys {sorted(clip)}; give "array" and "sampling_rate", or a path')
 
 
 def _read_file(file: Any, name: str, **span: float) -> tuple[np.ndarray, int]:

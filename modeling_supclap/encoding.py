@@ -227,7 +227,10 @@ def encode_text(
     with inference(model):
         starts = range(0, len(wanted), _positive(batch_size))
         for start in logging.tqdm(starts, disable=not show_progress_bar, unit="texts"):
-            embeds.append(_embed_text(model, processor, wanted[start : start + batch_size]))
+            batch, languages = zip(*wanted[start : start + batch_size], strict=True)
+            spoken = None if languages[0] is None else list(languages)
+            inputs = processor(text=list(batch), language=spoken, return_tensors="pt")
+            embeds.append(_float32(model.get_text_features(**inputs.to(model.device))))
 
     place = dict(zip(wanted, range(len(wanted)), strict=True))
     joined = _joined(embeds, model)
@@ -510,13 +513,6 @@ def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
 
 def _embed_audio(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> torch.Tensor:
     return _float32(model.get_audio_features(**audio_inputs(model, processor, waveforms)))
-
-
-def _embed_text(model: Any, processor: SupCLAPProcessor, pairs: Sequence[tuple[str, str | None]]) -> torch.Tensor:
-    texts, languages = zip(*pairs, strict=True)
-    spoken = None if languages[0] is None else list(languages)
-    inputs = processor(text=list(texts), language=spoken, return_tensors="pt")
-    return _float32(model.get_text_features(**inputs.to(model.device)))
 
 
 def _float32(outputs: Any) -> torch.Tensor:

@@ -104,8 +104,9 @@ def parse_arguments(
         parser.set_defaults(**_read_config(Path(words.pop(0)), parser, hints))
     elif default_config is not None:
         values = _read_config(Path(default_config), parser, hints)
-        dataset, _ = _dataset_parser().parse_known_args(words)
-        if dataset.dataset in (None, values.get("dataset")):
+        finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        finder.add_argument("--dataset")
+        if finder.parse_known_args(words)[0].dataset in (None, values.get("dataset")):
             parser.set_defaults(**values)
 
     parsed: Any = parser.parse_args_into_dataclasses(words, return_remaining_strings=True, look_for_args_file=False)
@@ -176,13 +177,6 @@ def _describe(option: dataclasses.Field) -> str:
     if len(name) > 28:
         lines.insert(0, "")
     return "\n".join(f"{name if number == 0 else '':30}{line}".rstrip() for number, line in enumerate(lines))
-
-
-def _dataset_parser() -> argparse.ArgumentParser:
-    """Finds `--dataset` among the words of a command line."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--dataset")
-    return parser
 
 
 def _take_builder_options(group: DatasetArguments, words: list[str], keys: Collection[str]) -> None:

@@ -297,7 +297,9 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     given: dict[str, str] = {}
     without: list[str] = []
     for name, record in records.items():
-        split = record.split or _get_split_of_folder(name)
+        split = record.split
+        for part in PurePosixPath(name).parts[:-1]:  # else one of the folders is named after it
+            split = split or SPLIT_NAMES.get(part.casefold(), "")
         if split:
             given[name] = split
         else:
@@ -332,14 +334,6 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
         )
     drawn = draw_sources(there, counts, config.seed)
     return {name: drawn.get(source, "train") for name, source in sources.items()}
-
-
-def _get_split_of_folder(name: str) -> str:
-    """The split that one of the folders in a path is named after; empty where none is."""
-    for part in PurePosixPath(name).parts[:-1]:
-        if part.casefold() in SPLIT_NAMES:
-            return SPLIT_NAMES[part.casefold()]
-    return ""
 
 
 def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig) -> Record:

@@ -245,17 +245,13 @@ def find_segments(recordings: Recordings, segments: Sequence[Segment], seconds: 
     counts = Counter(youtube_id for youtube_id, _ in segments)
     found = {}
     for youtube_id, start in segments:
-        stems = _list_stems(youtube_id, start, start + seconds)
+        end = start + seconds
+        fields = {"id": youtube_id, "start": start, "end": end, "start_ms": 1000 * start, "end_ms": 1000 * end}
+        stems = [naming.format(**fields) for naming in YOUTUBE_NAMINGS]
         path = recordings.named(stems if counts[youtube_id] == 1 else stems[:-2])
         if path is not None:
             found[youtube_id, start] = path
     return found
-
-
-def _list_stems(youtube_id: str, start: int, end: int) -> list[str]:
-    """The names that a clip may have, by `YOUTUBE_NAMINGS`."""
-    fields = {"id": youtube_id, "start": start, "end": end, "start_ms": 1000 * start, "end_ms": 1000 * end}
-    return [naming.format(**fields) for naming in YOUTUBE_NAMINGS]
 
 
 def duration_seconds(path: Path) -> float | None:

@@ -108,16 +108,11 @@ class Recall(evaluate.Metric):
 
         if similarity is None:
             return retrieval_scores(predictions, references, k, map_cutoff)
-        relevant = _in_row_order(predictions, references, np.shape(similarity)[0])
+        num_queries = np.shape(similarity)[0]
+        if np.ndim(predictions[0]) or sorted(predictions) != list(range(num_queries)):
+            raise ValueError(
+                f"with `similarity`, predictions are its row numbers, each of 0..{num_queries - 1} once; "
+                f"got {len(predictions)}, the first {predictions[0]}"
+            )
+        relevant = [references[place] for place in np.argsort(np.asarray(predictions))]
         return retrieval_scores(similarity, relevant, k, map_cutoff)
-
-
-def _in_row_order(
-    query_ids: Sequence[int], references: Sequence[Sequence[int]], num_queries: int
-) -> list[Sequence[int]]:
-    if np.ndim(query_ids[0]) or sorted(query_ids) != list(range(num_queries)):
-        raise ValueError(
-            f"with `similarity`, predictions are its row numbers, each of 0..{num_queries - 1} once; "
-            f"got {len(query_ids)}, the first {query_ids[0]}"
-        )
-    return [references[place] for place in np.argsort(np.asarray(query_ids))]

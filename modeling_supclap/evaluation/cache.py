@@ -74,8 +74,12 @@ class EmbeddingCache:
         path = None if self.folder is None else self.folder / name[:2] / f"{name}.npz"
         arrays = self._held.pop(name, None)
         if arrays is None and path is not None and path.is_file():
-            arrays = _load_arrays(path)
-            self.read += arrays is not None
+            try:
+                with np.load(path, allow_pickle=False) as stored:
+                    arrays = dict(stored)
+                self.read += 1
+            except Exception as error:
+                warnings.warn(f"{path} cannot be read ({error}); its embeddings are made again", stacklevel=3)
         if arrays is None:
             arrays = make()
             self.embedded += 1
@@ -137,15 +141,6 @@ def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     return packed.getvalue()
-
-
-def _load_arrays(path: Path) -> Arrays | None:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except Exception as error:
-        warnings.warn(f"{path} cannot be read ({error}); its embeddings are made again", stacklevel=3)
-        return None
 
 
 def _load_digests(path: Path) -> dict[str, str]:
