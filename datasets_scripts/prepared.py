@@ -24,6 +24,8 @@ import pyarrow.compute
 import pyarrow.parquet
 from datasets.builder import Key
 
+from modeling_supclap.hub_ids import is_hub_id
+
 MANIFEST = "manifest.json"
 ROOT_NOTE = ".prepare/audio_root"
 """Says on this machine, and is never pushed, where the recordings of a set are that holds none."""
@@ -108,7 +110,7 @@ class PreparedSet:
                     f"{data_dir} is no prepared set, as it holds no {MANIFEST}; make one with prepare.py"
                 )
             content = (folder / MANIFEST).read_bytes()
-        elif str(data_dir).count("/") == 1:
+        elif "/" in str(data_dir) and is_hub_id(data_dir):
             path = _download_manifest(str(data_dir), revision)
             self.place = f"hf://datasets/{data_dir}@{path.parent.name}"
             content = path.read_bytes()
@@ -154,11 +156,11 @@ class PreparedSet:
 
 def _download_manifest(repo_id: str, revision: str | None) -> Path:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
     try:
         return Path(hf_hub_download(repo_id, MANIFEST, repo_type="dataset", revision=revision))
-    except (HFValidationError, RepositoryNotFoundError) as error:
+    except RepositoryNotFoundError as error:
         raise FileNotFoundError(f"data_dir {repo_id} is neither a folder nor a dataset on the Hub") from error
     except EntryNotFoundError as error:
         raise FileNotFoundError(f"{repo_id} on the Hub is no prepared set, as it has no {MANIFEST}") from error

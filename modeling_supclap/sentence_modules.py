@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_utils import load_state_dict
 from transformers.utils import cached_file
 
-from .strict_loading import is_hub_id
+from .hub_ids import is_hub_id
 
 # By the names that sentence-transformers has for them, before and since its version 6.
 _POOLINGS = {

@@ -4,33 +4,12 @@ And where a file of weights cannot be read, the error names it.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers.modeling_utils import load_state_dict
-
-
-def is_hub_id(name: Any) -> bool:
-    """Whether a name can be that of a repository on the Hub, and nothing on this machine has it.
-
-    Args:
-        name: What a user gave for a model or a dataset: a path or a Hub id.
-
-    Example:
-        >>> is_hub_id("mispeech/ced-base"), is_hub_id("./outputs/esc10"), is_hub_id("outputs/esc10/model")
-        (True, False, False)
-    """
-    if os.path.exists(name):
-        return False
-    try:
-        validate_repo_id(str(name))
-    except HFValidationError:
-        return False
-    return True
 
 
 @contextmanager
@@ -52,7 +31,10 @@ def naming_damaged_files(folder: Any) -> Iterator[None]:
             if str(path) in str(error):
                 raise
             try:
-                _try_to_read(path)
+                if path.suffix == ".json":
+                    json.loads(path.read_text(encoding="utf-8"))
+                else:
+                    load_state_dict(path, map_location="meta")
             except Exception as damage:
                 raise OSError(damaged(path, damage)) from error
         raise
@@ -74,13 +56,6 @@ def _weight_files(folder: Any) -> list[Path]:
     if folder is None:
         return []
     return sorted(Path(folder).glob("*model*.safetensors*")) or sorted(Path(folder).glob("*model*.bin*"))
-
-
-def _try_to_read(path: Path) -> None:
-    if path.suffix == ".json":
-        json.loads(path.read_text(encoding="utf-8"))
-    else:
-        load_state_dict(path, map_location="meta")
 
 
 class StrictLoadingMixin:

@@ -20,10 +20,11 @@ from transformers import (
 )
 
 from .configuration_supclap import config_from_dict
+from .hub_ids import is_hub_id
 from .modeling_ced import CEDModel
 from .modeling_cnn14 import CNN14Model
 from .modeling_sonar import SonarTextModel
-from .strict_loading import is_hub_id, naming_damaged_files
+from .strict_loading import naming_damaged_files
 
 AUDIO_TOWERS: dict[str, type[PreTrainedModel]] = {
     "ced": CEDModel,

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import datasets
+
+from modeling_supclap.hub_ids import is_hub_id
 
 from ..atomic_files import write_text
 from ..schema import LANGUAGES, Event, Row, features, validate_row
@@ -34,8 +35,6 @@ REPORT_NAME = "report.json"
 """The file beside the prepared rows that holds what `RowBuilder.report` gives."""
 
 ENGLISH = LANGUAGES[0]
-
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 class Clip(NamedTuple):
@@ -234,7 +233,7 @@ class FolderConfig(RowConfig):
         folder = Path(str(self.data_dir)).expanduser().resolve()
         if folder.is_dir():
             return folder
-        if not _HUB_ID.fullmatch(str(self.data_dir)):
+        if "/" not in str(self.data_dir) or not is_hub_id(self.data_dir):
             raise FileNotFoundError(f"data_dir {folder} is not a folder; give {self.LAYOUT}")
 
         import huggingface_hub

@@ -21,7 +21,8 @@ from huggingface_hub import ModelCard, hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file
 
-from ..strict_loading import damaged, is_hub_id
+from ..hub_ids import is_hub_id
+from ..strict_loading import damaged
 from .provenance import known_license
 from .tensors import below
 

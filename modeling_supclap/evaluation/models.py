@@ -32,9 +32,9 @@ from transformers import ClapModel, ClapProcessor, PreTrainedConfig
 
 from .. import encoding
 from ..conversion import load_clap, processor_from_clap
+from ..hub_ids import is_hub_id
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from ..strict_loading import is_hub_id
 
 DEFAULT_RATE_HZ = 48000
 # Half precision leaves the norm of a unit vector within this of 1.

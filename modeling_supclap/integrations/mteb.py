@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..hub_ids import is_hub_id
 from ..languages import LANGUAGE_TABLE
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
-from ..strict_loading import is_hub_id
 
 try:
     from mteb.models import ModelMeta

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..conversion.provenance import SONAR_LICENSE, known_license, read_provenance
+from ..hub_ids import is_hub_id
 from ..modeling_supclap import SupCLAPModel
-from ..strict_loading import is_hub_id
 
 # They ask for no more than to be named, so that Apache-2.0, the licence of this code, can hold for the whole.
 PERMISSIVE = {"apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "unlicense"}

@@ -9,7 +9,6 @@ from transformers import AutoModel, M2M100ForConditionalGeneration, M2M100Model
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
 from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel
-from modeling_supclap.strict_loading import is_hub_id
 
 DECODER = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8}
 
@@ -82,23 +81,3 @@ def test_a_clap_is_no_supclap(tmp_path):
     clap.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"lacks \d+ weights of SupCLAPModel.*it has \d+ that the model has not"):
         SupCLAPModel.from_pretrained(tmp_path, config=builders.supclap_config(clap.config.text_config))
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("mispeech/ced-base", True),
-        ("bert-base-uncased", True),
-        ("/models/ced", False),
-        ("./ced", False),
-        ("~/ced", False),
-        ("outputs/esc10/model", False),
-        ("C:\\models", False),
-        ("", False),
-        ("here", False),  # a folder of this name is there
-    ],
-)
-def test_what_can_be_an_id_of_the_hub(tmp_path, monkeypatch, name, expected):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "here").mkdir()
-    assert is_hub_id(name) is expected

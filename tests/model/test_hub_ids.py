@@ -1,0 +1,25 @@
+"""A name is a path, or an id of the Hub."""
+
+import pytest
+
+from modeling_supclap.hub_ids import is_hub_id
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mispeech/ced-base", True),
+        ("bert-base-uncased", True),
+        ("/models/ced", False),
+        ("./ced", False),
+        ("~/ced", False),
+        ("outputs/esc10/model", False),
+        ("C:\\models", False),
+        ("", False),
+        ("here", False),  # a folder of this name is there
+    ],
+)
+def test_what_can_be_an_id_of_the_hub(tmp_path, monkeypatch, name, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    assert is_hub_id(name) is expected
