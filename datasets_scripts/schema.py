@@ -72,6 +72,7 @@ def features(languages: Sequence[str] = LANGUAGES) -> Features:
     {'eng': List(Value('string')), 'fra': List(Value('string'))}
     """
     text, seconds = Value("string"), Value("float64")
+
     return Features(
         {
             "clip_id": text,
@@ -111,7 +112,7 @@ def group_id(row: Mapping[str, Any], positives: str) -> int:
     """Which rows count as right answers to each other: those with the same group id.
 
     Args:
-        row: a row of the schema.
+        row: A row of the schema.
         positives: `"clip"`, every clip only to itself (the papers' protocol); or `"captions"`, also to the clips that
             carry exactly the same captions, as where captions are made from class names.
     """
@@ -124,22 +125,27 @@ def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple
     >>> all_captions({"captions": {"eng": ["a dog", "a barking dog"], "fra": ["un chien"]}}, ["fra", "eng"])
     [('fra', 'un chien'), ('eng', 'a dog'), ('eng', 'a barking dog')]
     """
-    return [(language, text) for language in languages for text in row["captions"].get(language) or ()]
+    captions = []
+    for language in languages:
+        for text in row["captions"].get(language) or ():
+            captions.append((language, text))
+    return captions
 
 
 def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:
     """The languages in which a clip has no caption, if they keep a scheme from drawing for it.
 
     Args:
-        row: a row of the schema.
+        row: A row of the schema.
         languages: ISO 639-3 codes, the anchor first.
-        scheme: as `TrainingCollator`; `random` wants one of the languages, `kcl` all, `cacl` the first and another.
+        scheme: As for `TrainingCollator`; `random` wants one of the languages, `kcl` all, `cacl` the first and another.
 
     >>> clip = {"captions": {"eng": ["a dog"], "fra": []}}
     >>> lacking_languages(clip, ["eng", "fra"]), lacking_languages(clip, ["eng", "fra"], "kcl")
     ([], ['fra'])
     """
     absent = [language for language in languages if not row["captions"].get(language)]
+
     enough = {
         "random": len(absent) < len(languages),
         "kcl": not absent,
@@ -154,24 +160,28 @@ def require_captions(
     """Refuses a split that would end a run when the turn of some clip comes.
 
     Args:
-        rows: rows of the schema.
-        languages: as `lacking_languages`.
-        scheme: as `lacking_languages`.
-        split: what the message calls the rows.
+        rows: Rows of the schema.
+        languages: As for `lacking_languages`.
+        scheme: As for `lacking_languages`.
+        split: What the message calls the rows.
 
     Raises:
-        ValueError: clips lack captions that the scheme draws from, or no clip has a caption in one of the languages.
+        ValueError: Clips lack captions that the scheme draws from, or no clip has a caption in one of the languages.
     """
     present: set[str] = set()
     lacking: dict[str, list[str]] = {}
     for row in rows:
-        present.update(language for language, texts in row["captions"].items() if texts)
+        for language, texts in row["captions"].items():
+            if texts:
+                present.add(language)
         absent = lacking_languages(row, languages, scheme)
         if absent:
             lacking[row["clip_id"]] = absent
+
     nowhere = [language for language in languages if language not in present]
     if nowhere:
         raise ValueError(f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}")
+
     if lacking:
         clip_id, absent = next(iter(lacking.items()))
         wanted = {"random": "one of", "kcl": "all of", "cacl": "the first and another of"}[scheme]
@@ -210,10 +220,12 @@ def _problems(row: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]
     if missing:
         yield f"the fields {missing} are missing; a row has {list(Row.__annotations__)}"
         return
+
     for field in ("clip_id", "audio_path", "source"):
         if not isinstance(row[field], str) or not row[field].strip():
             yield f"{field} is {row[field]!r}; give a string that is not empty"
     yield from _caption_problems(row["captions"], languages)
+
     for event in row["events"]:
         label, onset, offset = event["label"], event["onset_seconds"], event["offset_seconds"]
         # Written as "not >=" so that NaN is caught too.
@@ -230,6 +242,7 @@ def _caption_problems(captions: Mapping[str, Any], languages: Sequence[str]) -> 
         if isinstance(texts, str):
             yield f"the captions of {language!r} are the string {texts!r}; give a list of strings"
             continue
+
         for index, text in enumerate(texts):
             if not text.strip():
                 yield f"caption {index} of {language!r} is blank; drop it or write one"

@@ -138,15 +138,18 @@ def _sum_clusters(
     outcomes: Mapping[str, ArrayLike], clusters: Sequence[Any] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(C, M) the sum of each of M outcomes over each cluster's queries, and (C,) how many these are."""
-    columns = {name: np.asarray(values, np.float64) for name, values in outcomes.items()}
-    shapes = {name: column.shape for name, column in columns.items()}
-    if not columns or len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
-        raise ValueError(f"outcomes have the shapes {shapes}; give one outcome at least, each with one number a query")
-    for name, column in columns.items():
-        bad = np.flatnonzero(~np.isfinite(column))
-        if len(bad):
-            raise ValueError(f"{name}[{bad[0]}] is {column[bad[0]]}; every outcome must be finite")
-    table = np.stack(list(columns.values()), axis=1)  # (Q, M)
+    columns, shapes = [], []
+    for name, values in outcomes.items():
+        column = np.asarray(values, np.float64)
+        columns.append(column)
+        shapes.append(column.shape)
+        bad = np.argwhere(~np.isfinite(column))
+        if column.ndim == 1 and len(bad):
+            raise ValueError(f"{name}[{bad[0, 0]}] is {column[bad[0, 0]]}; every outcome must be finite")
+    if len(set(shapes)) != 1 or len(shapes[0]) != 1:
+        told = dict(zip(outcomes, shapes, strict=True))
+        raise ValueError(f"outcomes have the shapes {told}; give one outcome at least, each with one number a query")
+    table = np.stack(columns, axis=1)  # (Q, M)
 
     if clusters is None:
         clusters = range(len(table))
@@ -154,7 +157,9 @@ def _sum_clusters(
         raise ValueError(f"got {len(clusters)} clusters for {len(table)} queries; give the cluster of each query")
 
     order: dict[Any, int] = {}
-    numbers = np.array([order.setdefault(cluster, len(order)) for cluster in clusters], np.int64)
+    numbers = []
+    for cluster in clusters:
+        numbers.append(order.setdefault(cluster, len(order)))
     if len(order) < 2:
         raise ValueError(f"there are {len(order)} clusters of queries; resampling needs two or more")
 

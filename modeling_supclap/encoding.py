@@ -119,7 +119,7 @@ def encode_audio(
     extractor = processor.feature_extractor
     target_hz = int(extractor.sampling_rate)
     chunk_samples = _chunk_samples(extractor, chunk_seconds)
-    seconds = [recording.get_seconds() for recording in recordings]
+    seconds = list(map(Recording.get_seconds, recordings))
     order = sorted(range(len(recordings)), key=lambda index: -seconds[index])
     bad: dict[int, Exception] = {}
 
@@ -535,12 +535,12 @@ def _sort_chunks(
         if clip not in bad:
             rows[clip].append(row)
 
-    samples = np.array([(start, stop) for _, start, stop in places], dtype=np.float64).reshape(-1, 2) / rate_hz
+    seconds = np.array(places, dtype=np.float64).reshape(-1, 3)[:, 1:] / rate_hz  # where each begins and ends
     chunks = []
 
     for own in rows:
         span = slice(own[0], own[-1] + 1) if own else slice(0)
-        chunks.append(AudioChunks(embeds[span], samples[span, 0], samples[span, 1]))
+        chunks.append(AudioChunks(embeds[span], seconds[span, 0], seconds[span, 1]))
 
     return chunks
 

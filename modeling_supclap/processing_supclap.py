@@ -172,7 +172,9 @@ class SupCLAPProcessor(ProcessorMixin):
 
         own = self.tokenizer.init_kwargs
         if "truncation_strategy" in own:  # read off tokenizer.json, which holds what the last call before it was cut to
-            own = {name: value for name, value in own.items() if name not in ("max_length", "stride")}
+            own = dict(own)
+            for name in ("max_length", "stride"):
+                own.pop(name, None)
 
         return self._merge_kwargs(self.valid_processor_kwargs, tokenizer_init_kwargs=own, **kwargs)
 
@@ -339,7 +341,7 @@ def _check_captions(captions: list[str]) -> list[str]:
         if not caption.strip():
             raise ValueError(f"caption {index} is blank: {caption!r}; leave the clip out or give it words")
 
-    return [caption.strip() for caption in captions]
+    return list(map(str.strip, captions))
 
 
 def _plain(caption: str) -> str:

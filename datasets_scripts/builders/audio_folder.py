@@ -304,6 +304,7 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
             given[name] = split
         else:
             without.append(name)
+
     if not without:
         return given
     if given:
@@ -316,6 +317,7 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     # Drawn among the recordings that are there, so that each split gets its part of them.
     sources: dict[str, str] = {}
     there: set[str] = set()
+
     for name, record in records.items():
         sources[name] = record.source or f"{FILE_SOURCE}{name}"
         if config.recordings.at(name) is not None:
@@ -326,6 +328,7 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     for split, part in (("validation", config.validation_fraction), ("test", config.test_fraction)):
         if part:
             counts[split] = max(1, round(part * len(there)))
+
     left_to_train = len(there) - sum(counts.values())
     if left_to_train < 0 or (left_to_train == 0 and config.validation_fraction + config.test_fraction < 1):
         raise ValueError(

@@ -75,6 +75,7 @@ def walk(folder: str | Path) -> list[str]:
             entries = list(os.scandir(place))
         except PermissionError:  # such as lost+found
             continue
+
         folders = []
         for entry in entries:
             if entry.name.startswith((".", "__MACOSX")):
@@ -136,9 +137,12 @@ class Recordings:
         self.folder = Path(folder).expanduser().resolve()
         if not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is not a folder; give the one that holds the audio")
-        self.files = tuple(
-            file for file in (walk(self.folder) if files is None else files) if file.lower().endswith(SUFFIXES)
-        )
+
+        audio = []
+        for file in walk(self.folder) if files is None else files:
+            if file.lower().endswith(SUFFIXES):
+                audio.append(file)
+        self.files = tuple(audio)
 
     def at(self, name: str) -> Path | None:
         """The recording of a path, relative to the folder or absolute.
@@ -192,6 +196,7 @@ class Recordings:
             Those; where no sub-folder has the word, the recordings that are in none of the others' sub-folders.
         """
         own, shared = [], []
+
         for file in self.files:
             folder = os.path.dirname(file).casefold()
             if word in folder:
@@ -294,4 +299,5 @@ def _index_unique(names: Iterable[str], key: Callable[[str], str]) -> dict[str, 
     for name in names:
         by_key.setdefault(key(name), []).append(name)
     by_key.pop("", None)
+
     return {text: members[0] for text, members in by_key.items() if len(members) == 1}

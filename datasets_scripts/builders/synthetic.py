@@ -84,6 +84,7 @@ def _harmonics(pitch_hz: float | np.ndarray, amplitudes: Sequence[float], second
 
 def _noise(low_hz: float, high_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     spectrum = fft.rfft(rng.standard_normal(seconds.size))
+
     frequencies_hz = fft.rfftfreq(seconds.size, seconds[1] - seconds[0])
     return fft.irfft(spectrum * ((frequencies_hz >= low_hz) & (frequencies_hz <= high_hz)), seconds.size)
 
@@ -156,6 +157,7 @@ def _bell(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.
 
 def _knocks(rate_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     since = _since_pulse(rate_hz, seconds)
+
     wood_hz = rng.uniform(150, 220)
     body = np.sin(2 * np.pi * wood_hz * since) + 0.6 * np.sin(2 * np.pi * 2.3 * wood_hz * since)
     contact = np.exp(-since / 0.003) * rng.standard_normal(seconds.size)
@@ -240,6 +242,7 @@ def render_clip(
     """
     description, rng = describe(seed, split, index), _generator(seed, split, index)
     sound = SOUNDS[description.sound]
+
     start, length = _draw_place(description, rng, duration_seconds, sampling_rate_hz)
 
     seconds = np.arange(round(duration_seconds * sampling_rate_hz)) / sampling_rate_hz
@@ -324,6 +327,7 @@ class SyntheticEventsConfig(RowConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         least_values = {"duration_seconds": 1, "sampling_rate_hz": 16000}
+
         for name in ("num_train", "num_validation", "num_test", "seed", *least_values):
             least = least_values.get(name, 0)
             if getattr(self, name) < least:
@@ -397,9 +401,11 @@ class SyntheticEvents(RowBuilder):
                 path = self._audio_path(split, index)
                 if path.exists():
                     continue
+
                 clip = render_clip(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz)
                 encoded = io.BytesIO()
                 soundfile.write(encoded, clip.samples, config.sampling_rate_hz, format="WAV", subtype="PCM_16")
+
                 with whole_file(path) as unfinished:  # so that no other process ever sees half a file
                     unfinished.write_bytes(encoded.getvalue())
 
