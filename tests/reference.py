@@ -199,7 +199,9 @@ def drift_statistics(audio: Tensor, text: Tensor, tau: float, radii: Sequence[fl
     n = len(a)
     plain = pulls_and_pushes(t, a, tau)
     displaced = pulls_and_pushes([support_vector(t[i], a[i], radii[i]) for i in range(n)], a, tau)
-    rows: dict[str, list[float]] = {name: [] for name in ("drift", "drift_svr", "parallel", "perpendicular", "factor")}
+    rows: dict[str, list[float]] = {
+        name: [] for name in ("drift", "drift_svr", "literal", "literal_svr", "parallel", "perpendicular", "factor")
+    }
     for i in range(n):
         u = pull_direction(t[i], a[i])
         factor = 1 - radii[i] / length(subtract(a[i], t[i]))
@@ -211,12 +213,16 @@ def drift_statistics(audio: Tensor, text: Tensor, tau: float, radii: Sequence[fl
             with_svr = subtract(with_svr, total([parallel, scaled(factor, subtract(force, parallel))]))
         rows["drift"].append(cosine(tangent(update, t[i]), tangent(u, t[i])))
         rows["drift_svr"].append(cosine(tangent(with_svr, t[i]), tangent(u, t[i])))
+        rows["literal"].append(cosine(update, u))
+        rows["literal_svr"].append(cosine(with_svr, u))
         rows["parallel"].append(length(projected(push, u)))
         rows["perpendicular"].append(length(subtract(push, projected(push, u))))
         rows["factor"].append(factor)
     return {
         "drift_cosine": mean(rows["drift"]),
         "drift_cosine_svr": mean(rows["drift_svr"]),
+        "drift_cosine_literal": mean(rows["literal"]),
+        "drift_cosine_svr_literal": mean(rows["literal_svr"]),
         "push_parallel_norm": mean(rows["parallel"]),
         "push_perpendicular_norm": mean(rows["perpendicular"]),
         "distance": mean([length(subtract(a[i], t[i])) for i in range(n)]),

@@ -198,10 +198,11 @@ class DriftCallback(TrainerCallback):
     A step only keeps references to what the objective saw: the embeddings of all processes, the radii and, once it is
     known, the gradient with respect to the texts. The numbers are made when a log is due, in every process alike:
     nothing is communicated, drawn at random or changed. Beside those of `drift_statistics` for the text-to-audio half
-    (its radius and factor for each regularised direction, `_t2a` and `_a2t`) they are
+    of the objective's loss and with its SVR term (radius and factor for each regularised direction, `_t2a` and `_a2t`)
+    they are
 
-    - `drift_cosine_objective`: `drift_cosine` of the update by the whole objective, both halves of it and all its
-      terms; left out where no gradient reaches the texts.
+    - `drift_cosine_objective`, `drift_cosine_objective_literal`: `drift_cosine` of the update by the whole objective,
+      both halves of it and all its terms; left out where no gradient reaches the texts.
     - `positive_similarity_p10`, `_p50`, `_p90`: quantiles of the cosine of the pairs.
     - `positive_similarity_histogram`: its counts between `low` and `high` [SupCLAP fig. 4], in `state.log_history` and
       thus in every checkpoint, but not sent to `report_to`, whose services take scalars.
@@ -220,6 +221,12 @@ class DriftCallback(TrainerCallback):
         self.averages = averages
         self._radii: dict[str, Tensor] = {}
         self._batch: _WatchedBatch | None = None
+        self._is_sigmoid = getattr(objective, "loss", None) == "siglip"
+        regularizer = getattr(objective, "regularizer", None)
+        self._svr: dict[str, Any] = {}
+        if regularizer is not None:
+            for name in ("alpha", "similarity", "decoupled"):
+                self._svr[name] = getattr(regularizer, name)
 
         for name, module in objective.named_modules():
             if isinstance(module, (StaticRadius, DynamicRadius)):
@@ -231,7 +238,7 @@ class DriftCallback(TrainerCallback):
 
     def _keep_batch(self, objective: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         radii, self._radii = self._radii, {}
-        self._batch = _WatchedBatch(radii, *args, **kwargs)
+        self._batch = _WatchedBatch(radii, self._svr, self._is_sigmoid, *args, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measures the last batch if the step ends with a log."""
@@ -252,9 +259,12 @@ class _WatchedBatch:
     def __init__(
         self,
         radii: Mapping[str, Tensor],
+        svr: Mapping[str, Any],
+        is_sigmoid: bool,
         audio_embeds: Tensor,
         text_embeds: Tensor,
         logit_scale: Tensor,
+        logit_bias: Tensor | None = None,
         *others: Any,
         **named: Any,
     ) -> None:
@@ -263,6 +273,9 @@ class _WatchedBatch:
         self.audio_embeds = self._role_major(recordings.detach())
         self.text_embeds = self._role_major(text_embeds.detach())
         self.logit_scale = logit_scale.detach()
+        self.svr = dict(svr)
+        if is_sigmoid and logit_bias is not None:
+            self.svr["logit_bias"] = logit_bias.detach()
         self.radii = {direction: radius.flatten()[: len(self.text_embeds)] for direction, radius in radii.items()}
 
         self.text_gradient: Tensor | None = None  # it follows with the backward pass
@@ -280,7 +293,7 @@ class _WatchedBatch:
     def numbers(self) -> dict[str, Tensor]:
         """Computes what `DriftCallback` names, 0-d tensors."""
         audio, text = at_least_float32(self.audio_embeds, self.text_embeds)
-        numbers = drift_statistics(audio, text, self.logit_scale, self.radii.get("t2a"))
+        numbers = drift_statistics(audio, text, self.logit_scale, self.radii.get("t2a"), **self.svr)
         exchanged = drift_statistics(text, audio, self.logit_scale, self.radii["a2t"]) if "a2t" in self.radii else {}
         for name in ("radius_mean", "radius_std", "svr_factor_mean", "svr_factor_std"):
             if name in numbers:
@@ -290,6 +303,7 @@ class _WatchedBatch:
 
         if self.text_gradient is not None:
             numbers["drift_cosine_objective"] = drift_cosine(-self.text_gradient, text, audio)
+            numbers["drift_cosine_objective_literal"] = drift_cosine(-self.text_gradient, text, audio, literal=True)
 
         cosines = (audio * text).sum(dim=-1)
         for percent in (10, 50, 90):

@@ -5,17 +5,20 @@ the softmax of s t_i . a_j over j. The positive pulls in the direction u_i = (a_
 push with s sum_{j != i} P_ij a_j, whose part across u_i makes the text drift. Exchange the embeddings for the other
 half.
 
-Numbers from embeddings, without gradient: one product with the probabilities, P a, beyond those of the loss.
+Numbers from embeddings alone: those of the loss once more, and one product with the probabilities, P a.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..losses.contrastive import sigmoid_contrast
 from ..losses.similarity import at_least_float32, similarity_matrix
-from ..losses.support_vector import displacement_ratio, positive_distance, support_similarity
+from ..losses.support_vector import Similarity, displacement_ratio, positive_distance
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +60,7 @@ def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Ten
         return pull, logit_scale * (negatives @ targets)
 
 
-def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor) -> Tensor:
+def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: bool = False) -> Tensor:
     """Averages the cosine between an anchor's update and the pull of its target [SupCLAP fig. 1]; 1 is no drift.
 
     Both are projected on the tangent space of the sphere at the anchor, since normalisation takes the radial part of an
@@ -69,6 +72,7 @@ def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor) -> Tensor:
         updates: (N, d), minus the gradient with respect to the anchors, of any norm.
         anchors: (N, d), unit norm.
         targets: (N, d), unit norm.
+        literal: Whether to leave the projection out and take the cosine with a - t, to the letter of the paper.
 
     Returns:
         0-d tensor, -1 to 1; 0 if no anchor moves.
@@ -78,8 +82,10 @@ def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor) -> Tensor:
     tensor(1.)
     """
     updates, anchors = at_least_float32(updates, anchors)
-    movement = _unit(decompose(updates, anchors)[1])
-    pull = _unit(decompose(pull_direction(anchors, targets), anchors)[1])
+    pull = pull_direction(anchors, targets)
+    if not literal:
+        updates, pull = decompose(updates, anchors)[1], decompose(pull, anchors)[1]
+    movement, pull = _unit(updates), _unit(pull)
 
     moving = movement.any(dim=-1) & pull.any(dim=-1)
     return (movement * pull).sum() / moving.sum().clamp_min(1)
@@ -93,25 +99,37 @@ def _unit(vectors: Tensor) -> Tensor:
 
 @torch.no_grad()
 def drift_statistics(
-    audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, radius: float | Tensor | None = None
+    audio_embeds: Tensor,
+    text_embeds: Tensor,
+    logit_scale: float | Tensor,
+    radius: float | Tensor | None = None,
+    alpha: float = 1.0,
+    similarity: Similarity = "cosine",
+    decoupled: bool = False,
+    logit_bias: float | Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Measures what drives a batch's texts off the straight way; means over the texts, by name.
 
-    - `drift_cosine`: the function of this name on the update by InfoNCE's text-to-audio half.
-    - `push_parallel_norm`, `push_perpendicular_norm`: the push of all negatives together, along and across u.
+    - `drift_cosine`: the function of this name on the update by InfoNCE's text-to-audio half, or by SigLIP's loss where
+      there is a bias; `drift_cosine_literal`, to the letter of the paper.
+    - `push_parallel_norm`, `push_perpendicular_norm`: InfoNCE's push of all negatives together, along and across u.
     - `distance`: ||a - t||, 0 to 2. `positive_similarity`: the cosine of the pairs.
 
     And with a radius:
     - `radius_mean`, `radius_std`: the mean and spread of R [SupCLAP fig. 3].
     - `svr_factor_mean`, `svr_factor_std`: those of 1 - R / ||a - t||, by which SVR scales the perpendicular push
       [eq. 8]; 1 where text and audio coincide.
-    - `drift_cosine_svr`: `drift_cosine` by InfoNCE and an SVR term of weight 1, on the dot product [eq. 17, 18].
+    - `drift_cosine_svr`, `drift_cosine_svr_literal`: the same of that loss and its SVR term [eq. 6, 17, 18].
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         radius: The radius of the text-to-audio direction: a number, a 0-d tensor or (N,). Without one there is no SVR.
+        alpha: The weight of the SVR term.
+        similarity: That of a support vector to a target, "cosine" or "dot".
+        decoupled: Whether the SVR term leaves the positive out of its denominator.
+        logit_bias: SigLIP's, a number or a 0-d tensor, where that is the loss.
 
     Returns:
         0-d tensors by name, on the device of the embeddings (reading one waits for it: do so at logging steps).
@@ -124,31 +142,49 @@ def drift_statistics(
     >>> round(statistics["drift_cosine"].item(), 4), round(statistics["push_perpendicular_norm"].item(), 4)
     (0.7071, 0.5)
     """
-    similarity = similarity_matrix(text_embeds, audio_embeds)  # (N, N), [i, j] is text i, audio j
+    cosines = similarity_matrix(text_embeds, audio_embeds)  # (N, N), [i, j] is text i, audio j
     audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
     distance = positive_distance(text_embeds, audio_embeds)  # (N,)
-    straight = pull_direction(text_embeds, audio_embeds)
+    pull, push = contrastive_forces(logit_scale * cosines, audio_embeds, logit_scale)
+    along, across = decompose(push, pull_direction(text_embeds, audio_embeds))
 
-    pull, push = contrastive_forces(logit_scale * similarity, audio_embeds, logit_scale)
-    along, across = decompose(push, straight)
+    def update(loss: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.enable_grad(), torch.autocast(audio_embeds.device.type, enabled=False):
+            texts = text_embeds.detach().requires_grad_()
+            return -torch.autograd.grad(len(texts) * loss(texts), texts)[0]
+
+    def contrast(anchors: Tensor, leave_out_positive: bool = False) -> Tensor:
+        logits = logit_scale * anchors @ audio_embeds.T
+        if logit_bias is not None:
+            return sigmoid_contrast(logits + logit_bias)
+        others = logits - torch.diag(torch.full_like(distance, torch.inf)) if leave_out_positive else logits
+        return (others.logsumexp(-1) - logits.diagonal()).mean()
+
+    def support(texts: Tensor) -> Tensor:
+        assert radius is not None
+        ratio = displacement_ratio(positive_distance(texts, audio_embeds), radius)
+        supports = texts + ratio.unsqueeze(-1) * (audio_embeds - texts)
+        return contrast(F.normalize(supports, dim=-1) if similarity == "cosine" else supports, decoupled)
+
+    updates = {"drift_cosine": -(pull + push) if logit_bias is None else update(contrast)}
+    if radius is not None:
+        updates["drift_cosine_svr"] = updates["drift_cosine"] + alpha * update(support)
+
     statistics = {
-        "drift_cosine": drift_cosine(-(pull + push), text_embeds, audio_embeds),
         "push_parallel_norm": along.norm(dim=-1).mean(),
         "push_perpendicular_norm": across.norm(dim=-1).mean(),
         "distance": distance.mean(),
-        "positive_similarity": similarity.diagonal().mean(),
+        "positive_similarity": cosines.diagonal().mean(),
     }
+    for name, own in updates.items():
+        statistics[name] = drift_cosine(own, text_embeds, audio_embeds)
+        statistics[f"{name}_literal"] = drift_cosine(own, text_embeds, audio_embeds, literal=True)
     if radius is None:
         return statistics
 
     factor = 1 - displacement_ratio(distance, radius)
     radius = torch.as_tensor(radius, dtype=distance.dtype, device=distance.device).expand_as(distance)
-    logits = logit_scale * support_similarity(text_embeds, audio_embeds, radius, "dot")
-    svr_pull, svr_push = contrastive_forces(logits, audio_embeds, logit_scale)
-    svr_along, svr_across = decompose(svr_pull + svr_push, straight)
-    regularised = pull + push + svr_along + factor.unsqueeze(-1) * svr_across
     return statistics | {
-        "drift_cosine_svr": drift_cosine(-regularised, text_embeds, audio_embeds),
         "radius_mean": radius.mean(),
         "radius_std": radius.std(correction=0),
         "svr_factor_mean": factor.mean(),

@@ -93,11 +93,11 @@ class SupportVectorRegularizer(nn.Module):
             if direction == "t2a":
                 anchors, targets, products = text_embeds, audio_embeds, None if cross is None else cross.mT
 
-            if products is None:
-                rows = chunk_size or len(audio_embeds)
-                radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, rows)
+            if products is None and chunk_size is not None:
+                radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size)
             else:
-                radius = radius_module(logit_scale * products, group_ids)
+                seen = similarity_matrix(anchors, targets) if products is None else products
+                radius = radius_module(logit_scale * seen, group_ids)
 
             shared: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids}
             if self.base == "siglip":

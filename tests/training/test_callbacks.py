@@ -27,6 +27,7 @@ from modeling_supclap.training.callbacks import (
     ThroughputCallback,
 )
 from modeling_supclap.training.distributed import gather, leave_process_group
+from modeling_supclap.training.drift import drift_statistics
 from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
 
 # ---- averages, epoch, throughput, progress ----
@@ -193,7 +194,8 @@ def regularised(radii, **kwargs):
 
 def test_the_numbers_equal_the_loops():
     audio, text = unit(6, 8, seed=0), unit(6, 1, 8, seed=1)
-    numbers, histogram = measure(regularised({"t2a": StaticRadius(0.3), "a2t": StaticRadius(0.2)}), audio, text)
+    objective = regularised({"t2a": StaticRadius(0.3), "a2t": StaticRadius(0.2)}, similarity="dot")
+    numbers, histogram = measure(objective, audio, text)
     texts = text.detach()[:, 0]
     expected = reference.drift_statistics(audio.detach(), texts, 0.07, [0.3] * 6)
     exchanged = reference.drift_statistics(texts, audio.detach(), 0.07, [0.2] * 6)
@@ -215,6 +217,19 @@ def test_the_objective_s_own_drift_is_that_of_its_whole_gradient():
     logged = measure(objective, audio, text)[0]["drift_cosine_objective"]
     update = -text.grad[:, 0]
     assert logged == pytest.approx(mean_tangent_cosine(update, text.detach()[:, 0], audio.detach()), abs=1e-12)
+
+
+@pytest.mark.parametrize(("loss", "bias"), [("infonce", None), ("siglip", torch.tensor(-3.0, dtype=torch.float64))])
+def test_the_drift_with_support_vectors_is_that_of_the_run_s_own_term(loss, bias):
+    audio, text = unit(6, 8, seed=2), unit(6, 1, 8, seed=3)
+    options = {"alpha": 0.4, "similarity": "dot"}
+    regularizer = SupportVectorRegularizer({"t2a": StaticRadius(0.3)}, base=loss, **options)
+    objective = ContrastiveObjective(loss, regularizer).double()
+    numbers, _ = measure(objective, audio, text, logit_bias=bias)
+    flat = text.detach()[:, 0], torch.full((6,), 0.3).double()
+    expected = drift_statistics(audio.detach(), flat[0], SCALE, flat[1], **options, logit_bias=bias)
+    for name in ("drift_cosine", "drift_cosine_svr", "drift_cosine_svr_literal"):
+        assert numbers[name] == pytest.approx(expected[name].item(), abs=1e-6)
 
 
 def test_without_svr_one_half_and_the_whole_differ_by_the_other_half():

@@ -38,15 +38,16 @@ def text_gradient(audio: Tensor, text: Tensor, radius: float | Tensor, scale: fl
 def test_statistics_equal_the_loops() -> None:
     audio, text = related_pair()
     expected = reference.drift_statistics(audio, text, 1 / SCALE, RADII)
-    statistics = drift_statistics(audio, text, SCALE, torch.tensor(RADII, dtype=torch.float64))
-    assert {name: value.item() for name, value in statistics.items()} == pytest.approx(expected, abs=1e-12)
+    statistics = drift_statistics(audio, text, SCALE, torch.tensor(RADII, dtype=torch.float64), similarity="dot")
+    assert {name: value.item() for name, value in statistics.items()} == pytest.approx(expected, abs=1e-11)
 
 
 def test_without_a_radius_the_svr_numbers_are_left_out() -> None:
     audio, text = related_pair()
     plain, regularised = drift_statistics(audio, text, SCALE), drift_statistics(audio, text, SCALE, 0.1)
     assert set(plain) == {
-        "drift_cosine", "push_parallel_norm", "push_perpendicular_norm", "distance", "positive_similarity"
+        "drift_cosine", "drift_cosine_literal", "push_parallel_norm", "push_perpendicular_norm", "distance",
+        "positive_similarity",
     }  # fmt: skip
     for name, value in plain.items():
         assert value.ndim == 0
@@ -61,13 +62,42 @@ def test_forces_are_the_gradient() -> None:
     assert ((pull * audio).sum(1) < 0).all()
 
 
-def test_drift_is_that_of_the_gradients_of_the_losses() -> None:
+@pytest.mark.parametrize("loss", ["infonce", "siglip"])
+@pytest.mark.parametrize(
+    ("alpha", "similarity", "decoupled"), [(1.0, "cosine", False), (0.3, "dot", False), (2.0, "cosine", True)]
+)
+def test_drift_is_that_of_the_gradients_of_the_losses(
+    loss: str, alpha: float, similarity: str, decoupled: bool
+) -> None:
+    """The support vectors are formed here, and autograd goes through them."""
     audio, text = related_pair()
-    radius = torch.tensor(RADII, dtype=torch.float64)
-    statistics = drift_statistics(audio, text, SCALE, radius)
-    plain, svr = text_gradient(audio, text, 0.0), text_gradient(audio, text, radius)
-    torch.testing.assert_close(statistics["drift_cosine"], drift_cosine(-plain, text, audio))
-    torch.testing.assert_close(statistics["drift_cosine_svr"], drift_cosine(-plain - svr, text, audio))
+    radius, bias = torch.tensor(RADII, dtype=torch.float64), -3.0
+    texts = text.clone().requires_grad_()
+    ways = audio - texts
+    supports = texts + radius.unsqueeze(1) * F.normalize(ways, dim=1)
+    supports = F.normalize(supports, dim=1) if similarity == "cosine" else supports
+
+    losses = []
+    for anchors in (texts, supports):
+        logits = SCALE * anchors @ audio.T
+        if loss == "siglip":
+            signs = 2 * torch.eye(5, dtype=torch.float64) - 1
+            losses.append(-F.logsigmoid(signs * (logits + bias)).sum())
+            continue
+        others = logits.masked_fill(torch.eye(5, dtype=torch.bool), -torch.inf) if decoupled and losses else logits
+        losses.append((others.logsumexp(1) - logits.diagonal()).sum())
+    plain, whole = (
+        torch.autograd.grad(each, texts, retain_graph=True)[0] for each in (losses[0], losses[0] + alpha * losses[1])
+    )
+
+    options = {"alpha": alpha, "similarity": similarity, "decoupled": decoupled and loss == "infonce"}
+    options |= {"logit_bias": bias} if loss == "siglip" else {}
+    statistics = drift_statistics(audio, text, SCALE, radius, **options)
+    straight = F.normalize(audio - text, dim=1)
+    for name, gradient in (("drift_cosine", plain), ("drift_cosine_svr", whole)):
+        torch.testing.assert_close(statistics[name], drift_cosine(-gradient, text, audio))
+        literal = F.cosine_similarity(-gradient, straight, dim=1).mean()
+        torch.testing.assert_close(statistics[f"{name}_literal"], literal)
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 1.0])
@@ -113,7 +143,7 @@ def test_drift_of_a_push_to_the_side() -> None:
 
 def test_support_vectors_lessen_the_drift() -> None:
     audio, text = related_pair(24, 64)
-    statistics = drift_statistics(audio, text, SCALE, radius=0.3)
+    statistics = drift_statistics(audio, text, SCALE, radius=0.3, similarity="dot")
     assert 0 < statistics["svr_factor_mean"] < 1
     assert statistics["drift_cosine_svr"] > statistics["drift_cosine"]
 
