@@ -404,7 +404,7 @@ class DynamicRadius(nn.Module):
                 def seen(rows: slice, first: Tensor = own_anchors, second: Tensor = own_targets) -> Tensor:
                     return self._seen(logit_scale * first[rows] @ second.mT, rows.start, group_ids)
 
-                inputs.append(torch.cat(list(recomputed(seen, len(own_anchors), chunk_size))))
+                inputs.append(torch.cat(recomputed(seen, len(own_anchors), chunk_size)))
 
         radius = self._radius(torch.stack(inputs))  # (batches, N, num_similarities) -> (batches, N)
         return radius.reshape(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])

@@ -10,11 +10,14 @@ below leave holes in the heap, which the C library does not give back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from .similarity import at_least_float32, check_negatives, check_pairs
@@ -97,7 +100,7 @@ def tiled_row_contrast(
                 logits = logits.masked_fill(_positive_rows(rows, len(anchors), group_ids, logits.device), -torch.inf)
             return (logits - positives[rows, None]).logsumexp(-1)
 
-        return torch.cat(list(recomputed(sums, len(anchors), chunk_size))).mean()
+        return torch.cat(recomputed(sums, len(anchors), chunk_size)).mean()
 
     return _mean_over_batches(loss, anchors, targets)
 
@@ -133,22 +136,67 @@ def tiled_sigmoid_contrast(
             positives = _positive_rows(rows, len(anchors), group_ids, logits.device)
             return -F.logsigmoid(torch.where(positives, logits, -logits)).sum()
 
-        return torch.stack(list(recomputed(total, len(anchors), chunk_size))).sum() / len(anchors)
+        return torch.stack(recomputed(total, len(anchors), chunk_size)).sum() / len(anchors)
 
     return _mean_over_batches(loss, anchors, targets)
 
 
-def recomputed(tile: Callable[[slice], T], size: int, chunk_size: int) -> Iterator[T]:
+class _Share(NamedTuple):
+    process: int
+    num_processes: int
+    gather: Callable[[Tensor], Tensor]
+
+
+_share: ContextVar[_Share | None] = ContextVar("share", default=None)
+
+
+@contextmanager
+def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within this context each process makes the tiles of its own rows, and hears what the others' tiles give.
+
+    Args:
+        process: Which process this is, counted from 0.
+        num_processes: How many compute this loss, on the same embeddings of all clips. Their gradients are to be
+            averaged afterwards, those of the loss's parameters too, as data-parallel training does.
+        gather: Concatenates a tensor of every process along its first axis; its backward pass sums what they want.
+    """
+    token = _share.set(_Share(process, num_processes, gather))
+    try:
+        yield
+    finally:
+        _share.reset(token)
+
+
+def recomputed(tile: Callable[[slice], T], size: int, chunk_size: int) -> list[T]:
     """What a function gives for each slice of rows; its matrices are dropped, and made anew for the gradient.
+
+    Args:
+        tile: Gives a tensor, or several, for a slice.
+        size: How many rows there are.
+        chunk_size: The most rows of a slice.
 
     Raises:
         ValueError: A slice would hold no row.
     """
     if chunk_size < 1:
         raise ValueError(f"got chunk_size={chunk_size}; it must be 1 or more rows")
-    for start in range(0, size, chunk_size):
-        rows = slice(start, min(start + chunk_size, size))
-        yield checkpoint(_without_autocast, tile, rows, use_reentrant=False, preserve_rng_state=False)
+    share = _share.get()
+    if share is None or size % share.num_processes:
+        share = _Share(0, 1, lambda tensor: tensor)
+
+    own = size // share.num_processes
+    parts: list[T] = []
+    for start in range(share.process * own, (share.process + 1) * own, chunk_size):
+        rows = slice(start, min(start + chunk_size, (share.process + 1) * own))
+        parts.append(checkpoint(_without_autocast, tile, rows, use_reentrant=False, preserve_rng_state=False))
+    if share.num_processes == 1:
+        return parts
+
+    gathered = tree_map(lambda result: share.gather(result.unsqueeze(0)), parts)  # each (processes, ...)
+    every: list[T] = []
+    for process in range(share.num_processes):
+        every += tree_map(lambda results, process=process: results[process], gathered)
+    return every
 
 
 def pairs_of_batches(first: Tensor, second: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -24,6 +24,10 @@ LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weig
 """What `LanguageErrorsCallback` logs."""
 
 
+MOST_WATCHED = 4096
+"""The clips of a batch whose drift is measured, by matrices of all their pairs."""
+
+
 class SupCLAPProgressCallback(ProgressCallback):
     """One bar with loss and clips per second, and one line an evaluation."""
 
@@ -209,7 +213,7 @@ class DriftCallback(TrainerCallback):
 
     Where a clip has its caption in K languages, the numbers are those of the first, the anchor language, alone. Where a
     sample has R recordings, `(N, R, d)` with texts `(N, R K, d)`, all R N pairs are one batch. Clips of one group count
-    as negatives of each other here, and all negatives count alike.
+    as negatives of each other here, and all negatives count alike. Of a larger batch the first 4,096 pairs are watched.
 
     Args:
         objective: The objective to watch, see `objectives.py`; its radii are those modules in it that are called `t2a`
@@ -284,7 +288,7 @@ class _WatchedBatch:
 
     def _role_major(self, embeds: Tensor) -> Tensor:
         """Takes the first of K embeddings of each role, one role after the other: (N, R K, d) -> (R N, d)."""
-        return embeds[:, :: embeds.shape[1] // self.roles].transpose(0, 1).flatten(0, 1)
+        return embeds[:MOST_WATCHED, :: embeds.shape[1] // self.roles].transpose(0, 1).flatten(0, 1)
 
     def _keep_gradient(self, gradient: Tensor) -> None:
         self.text_gradient = self._role_major(gradient).clone()  # gathering sums gradients in place

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from ..modeling_supclap import SupCLAPModel
-from .distributed import gather
+from .distributed import gather, share_tiles
 from .grad_cache import embed_in_chunks, refuse_batch_statistics
 
 _WORTH_A_CALL = {"attention_mask": 128, "audio_attention_mask": 1000}
@@ -89,14 +89,15 @@ class ContrastiveModule(nn.Module):
         if not self.training:
             return ContrastiveOutput(audio_embeds=audio_embeds, text_embeds=text_embeds)
 
-        loss, logs = self.objective(
-            gather(audio_embeds),
-            gather(text_embeds),
-            logit_scale=self.model.logit_scale.exp().squeeze(),
-            logit_bias=None if self.model.logit_bias is None else self.model.logit_bias.squeeze(),
-            group_ids=None if group_ids is None else gather(group_ids),
-            **({} if class_ids is None else {"class_ids": gather(class_ids)}),
-        )
+        with share_tiles():
+            loss, logs = self.objective(
+                gather(audio_embeds),
+                gather(text_embeds),
+                logit_scale=self.model.logit_scale.exp().squeeze(),
+                logit_bias=None if self.model.logit_bias is None else self.model.logit_bias.squeeze(),
+                group_ids=None if group_ids is None else gather(group_ids),
+                **({} if class_ids is None else {"class_ids": gather(class_ids)}),
+            )
         if self.model.logit_bias is not None:
             # Most objectives leave the bias alone; without a gradient it would stop DistributedDataParallel.
             loss = loss + 0 * self.model.logit_bias.sum()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate.utils import get_int_from_env
+
+from ..losses.tiles import shared_tiles
 
 
 class _GatherWithGradient(torch.autograd.Function):
@@ -81,3 +84,10 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
     if world_size() == 1:
         return tensor
     return _GatherWithGradient.apply(tensor)
+
+
+def share_tiles() -> AbstractContextManager[None]:
+    """Within this context a loss in tiles is made by all processes together, each making the tiles of its own clips."""
+    if world_size() == 1:
+        return nullcontext()
+    return shared_tiles(dist.get_rank(), world_size(), gather)

@@ -278,6 +278,8 @@ OBJECTIVES = [
     ("infonce", "none with a bias"),
     ("kcl", "bi-dynamic"),
     ("cacl", "bi-static"),
+    ("siglip", "bi-static in tiles"),
+    ("kcl", "bi-dynamic in tiles"),
 ]
 
 
@@ -294,6 +296,7 @@ def train_and_report(folder, report, batch):
             "svr": svr.split()[0],
             "per_device_train_batch_size": int(batch),
             "max_steps": 2,
+            "loss_chunk_size": 3 if svr.endswith("tiles") else None,
             "positives": "captions" if loss in ("kcl", "cacl") else "clip",
             **QUICK,
         }
