@@ -276,6 +276,17 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             The audio tower's output, its `pooler_output` being the embedding (B, projection_dim): unit norm (zero
             stays zero), at least float32.
         """
+        outputs = self.run_audio_tower(input_features, audio_attention_mask, is_longer, **kwargs)
+        return _with_embeds(outputs, self.audio_projection(outputs.pooler_output))
+
+    def run_audio_tower(
+        self,
+        input_features: torch.Tensor,
+        audio_attention_mask: torch.Tensor | None = None,
+        is_longer: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """What `get_audio_features` projects: the tower's output, its `pooler_output` (B, width)."""
         if self._audio_takes_mask:
             kwargs["audio_attention_mask"] = audio_attention_mask
         if self._audio_takes_longer:
@@ -284,9 +295,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         # CED and CNN14 normalise in float32 whatever they compute in.
         if self.audio_model.config.model_type not in ("ced", "cnn14"):
             input_features = input_features.to(self.audio_model.dtype)
-
-        outputs = self.audio_model(input_features=input_features, return_dict=True, **kwargs)
-        return _with_embeds(outputs, self.audio_projection(outputs.pooler_output))
+        return self.audio_model(input_features=input_features, return_dict=True, **kwargs)
 
     @can_return_tuple
     def get_text_features(
@@ -308,14 +317,24 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             The text tower's output, its `pooler_output` being the embedding (B, projection_dim): unit norm (zero
             stays zero), at least float32.
         """
+        outputs, pooled = self.run_text_tower(input_ids, attention_mask, token_type_ids, **kwargs)
+        return _with_embeds(outputs, self.text_projection(pooled))
+
+    def run_text_tower(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, torch.Tensor]:
+        """What `get_text_features` projects: the tower's output, and one vector a text, (B, width)."""
         padding = getattr(self.config.text_config, "pad_token_id", None)
         if attention_mask is None and padding is not None:
             attention_mask = input_ids.ne(padding).long()
         if self._text_takes_types:
             kwargs["token_type_ids"] = token_type_ids
         outputs = self.text_model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
-        pooled = self._pool_text(outputs, attention_mask)
-        return _with_embeds(outputs, self.text_projection(pooled))
+        return outputs, self._pool_text(outputs, attention_mask)
 
     def _pool_text(self, outputs: Any, attention_mask: torch.Tensor | None) -> torch.Tensor:
         """A text tower's output to one vector a text, (B, D)."""
@@ -395,11 +414,16 @@ def _info_nce(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _with_embeds(outputs: Any, projected: torch.Tensor) -> BaseModelOutputWithPooling:
-    """A tower's output around its normalised projection, in float32 at least: half precision has no room for eps."""
-    projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
+    """A tower's output around its normalised projection."""
     return BaseModelOutputWithPooling(
         last_hidden_state=outputs.last_hidden_state,
-        pooler_output=nn.functional.normalize(projected, dim=-1),
+        pooler_output=unit_norm(projected),
         hidden_states=outputs.get("hidden_states"),
         attentions=outputs.get("attentions"),
     )
+
+
+def unit_norm(projected: torch.Tensor) -> torch.Tensor:
+    """Embeddings (B, d) of projections, in float32 at least: half precision has no room for eps."""
+    projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
+    return nn.functional.normalize(projected, dim=-1)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.utils import ModelOutput
 
-from ..modeling_supclap import SupCLAPModel
+from ..modeling_supclap import SupCLAPModel, unit_norm
 from .distributed import gather, share_tiles
+from .frozen import FrozenCache
 from .grad_cache import embed_in_chunks, refuse_batch_statistics
 
 _WORTH_A_CALL = {"attention_mask": 128, "audio_attention_mask": 1000}
@@ -49,16 +51,37 @@ class ContrastiveModule(nn.Module):
         model: What embeds.
         objective: What turns embeddings into a loss, see `objectives.py`.
         chunk_size: The clips, and texts, to hold the activations of; None holds those of one clip and text a row.
+        cache_frozen: What a tower of which nothing trains does in training: "auto", remember its vectors if it draws no
+            random numbers, see `frozen.py`; "always", be in evaluation mode, so that it draws none; "never".
     """
 
     accepts_loss_kwargs = False
 
-    def __init__(self, model: SupCLAPModel, objective: nn.Module, chunk_size: int | None = None) -> None:
+    def __init__(
+        self,
+        model: SupCLAPModel,
+        objective: nn.Module,
+        chunk_size: int | None = None,
+        cache_frozen: str = "auto",
+    ) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
         self.chunk_size = chunk_size
+        self.cache_frozen = cache_frozen
+        self._caches = {
+            "audio": FrozenCache([model.audio_model]),
+            "text": FrozenCache([model.text_model, model.text_dense]),
+        }
         refuse_batch_statistics(model)
+
+    def train(self, mode: bool = True) -> ContrastiveModule:
+        """As in torch, but for frozen towers that are to stay in evaluation mode."""
+        super().train(mode)
+        for kind, cache in self._caches.items():
+            if self.cache_frozen == "always" and cache.is_frozen():
+                self.model.get_submodule(f"{kind}_model").eval()
+        return self
 
     def forward(
         self,
@@ -110,6 +133,14 @@ class ContrastiveModule(nn.Module):
         """Embeds `count` rows of one or several clips or texts each: `(count R, ...) -> (count R, d)`."""
         given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         options: dict[str, Any] = {"mask": mask if mask in given else None}
+
+        kind = "text" if "input_ids" in given else "audio"
+        cache, pool = self._caches[kind], getattr(self, f"_pool_{kind}")
+        if self.training and self.cache_frozen != "never" and cache.is_usable(pool, given):
+            in_chunks = partial(embed_in_chunks, pool, chunk_size=self.chunk_size or count, **options)
+            pooled = cache(in_chunks, given, **options)  # (count R, width)
+            return unit_norm(self.model.get_submodule(f"{kind}_projection")(pooled))
+
         if "input_ids" in given:
             options["tokens"] = self.model.get_input_embeddings()
 
@@ -124,6 +155,13 @@ class ContrastiveModule(nn.Module):
             return tower(**rows).pooler_output
 
         return embed_in_chunks(embed, given, self.chunk_size or count, **options)
+
+    def _pool_audio(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        pooled: torch.Tensor = self.model.run_audio_tower(**rows).pooler_output
+        return pooled
+
+    def _pool_text(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self.model.run_text_tower(**rows)[1]
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
         """Passes the Trainer's request on to both towers, under the name of transformers 5.23 and later."""

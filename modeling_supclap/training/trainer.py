@@ -114,7 +114,10 @@ class SupCLAPTrainer(Trainer):
 
         collator, self.evaluation_collator = self._collators(processing_class, args)
         objective = build_objective(args) if objective is None else objective
-        self.module = ContrastiveModule(model, objective, args.cached_chunk_size)
+        sharded = args.fsdp or args.deepspeed  # a forward pass then wants all processes
+        self.module = ContrastiveModule(
+            model, objective, args.cached_chunk_size, "never" if sharded else args.cache_frozen
+        )
         self.train_rows, self.eval_rows = train_dataset, eval_dataset
 
         indexed: Any = None if train_dataset is None else IndexedRows(train_dataset)

@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
 
 from .distributed import require_the_launched_processes
+from .frozen import CACHE_FROZEN
 
 MULTILINGUAL_LOSSES = ("kcl", "cacl")
 LOSSES = ("infonce", "siglip", "reweighted", *MULTILINGUAL_LOSSES)
@@ -55,6 +56,9 @@ class SupCLAPTrainingArguments(TrainingArguments):
         cached_chunk_size: With gradient caching, the clips (and texts) whose activations are in memory at a time: a
             batch of any size trains in the memory of one of this size, with its own exact gradients, for about a
             third more time. By default those of one text and one clip a row.
+        cache_frozen: Whether what a tower says of which nothing trains is remembered by its input, 2 GiB of it at most,
+            so that a caption, or recording, goes through it once: `auto`, where no dropout acts in it, with the results
+            of the run without; `always`, where frozen towers are in evaluation mode; `never`. Not with sharded weights.
     """
 
     loss: str = field(default="infonce", metadata={"help": f"Base loss, one of {', '.join(LOSSES)}."})
@@ -74,6 +78,8 @@ class SupCLAPTrainingArguments(TrainingArguments):
     track_language_errors: bool = field(default=False, metadata={"help": "Log ATRI's errors of the languages."})
     loss_chunk_size: int | None = field(default=None, metadata={"help": "Similarities in chunks of so many rows."})
     cached_chunk_size: int | None = field(default=None, metadata={"help": "Gradient caching in chunks of this size."})
+
+    cache_frozen: str = field(default="auto", metadata={"help": f"One of {', '.join(CACHE_FROZEN)}."})
 
     per_device_train_batch_size: int = field(default=24, metadata={"help": "Clips per device in a training step."})
     per_device_eval_batch_size: int = field(default=32, metadata={"help": "Clips per device in evaluation."})
@@ -105,6 +111,7 @@ class SupCLAPTrainingArguments(TrainingArguments):
         _require_one_of("svr_similarity", self.svr_similarity, ("cosine", "dot"))
         _require_one_of("positives", self.positives, POSITIVES)
         _require_one_of("on_bad_audio", self.on_bad_audio, ON_BAD_AUDIO)
+        _require_one_of("cache_frozen", self.cache_frozen, CACHE_FROZEN)
 
         if not self.languages:
             raise ValueError("languages is empty; name at least one, such as eng")

@@ -1,0 +1,108 @@
+"""Frozen towers: each text and recording goes through once, and the run is the one without a cache."""
+
+from collections import Counter
+
+import builders
+import pytest
+import torch
+from recordings import tone_rows
+from test_trainer import QUICK, build
+
+from modeling_supclap.training.frozen import FrozenCache
+
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
+
+
+def train(folder, rows, frozen, dropout=0.0, **kwargs):
+    """A run in float64 with some towers frozen: its weights, its losses, and the rows that each tower embeds."""
+    text = builders.bert_config(hidden_dropout_prob=dropout)
+    model = builders.supclap_model(builders.supclap_config(text))
+    for name in frozen:
+        model.get_submodule(f"{name}_model").requires_grad_(False)
+
+    seen = Counter()
+    for name in ("audio", "text"):
+        tower = model.get_submodule(f"{name}_model")
+        tower.register_forward_hook(
+            lambda module, args, kwargs, output, name=name: seen.update({name: len(next(iter(kwargs.values())))}),
+            with_kwargs=True,
+        )
+    options = {"num_train_epochs": EPOCHS, "languages": ["eng", "fra"], **QUICK, **kwargs}
+    trainer = build(folder, rows, model=model, **options)
+    trainer.model.double()
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return trainer.model.state_dict(), losses, seen
+
+
+@pytest.mark.parametrize("frozen", [["text"], ["audio"], ["audio", "text"]])
+@pytest.mark.parametrize("loss", ["infonce", "kcl"])
+def test_the_run_is_the_one_without_a_cache(tmp_path, rows, frozen, loss):
+    weights, losses, seen = train(tmp_path / "auto", rows, frozen, loss=loss)
+    plain_weights, plain_losses, plain_seen = train(tmp_path / "never", rows, frozen, loss=loss, cache_frozen="never")
+    assert losses == pytest.approx(plain_losses, abs=1e-9)
+    for name, value in plain_weights.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-7)
+
+    for name in ("audio", "text"):
+        assert plain_seen[name] >= EPOCHS * 12
+    if "audio" in frozen:
+        assert seen["audio"] == 12 + 1  # one to see whether it draws random numbers
+    if "text" in frozen:  # a clip has two captions, each in two languages
+        texts = {text for row in rows for several in row["captions"].values() for text in several}
+        assert seen["text"] <= len(texts) + 1
+
+
+def test_dropout_in_a_frozen_tower_is_that_of_the_run_without_a_cache(tmp_path, rows):
+    weights, losses, seen = train(tmp_path / "auto", rows, ["text"], dropout=0.3)
+    plain_weights, plain_losses, plain_seen = train(tmp_path / "never", rows, ["text"], 0.3, cache_frozen="never")
+    assert losses == plain_losses
+    assert all(torch.equal(weights[name], value) for name, value in plain_weights.items())
+    assert seen["text"] == plain_seen["text"] + 1
+
+
+def test_always_puts_frozen_towers_in_evaluation_mode(tmp_path, rows):
+    _, losses, seen = train(tmp_path / "always", rows, ["text"], dropout=0.3, cache_frozen="always")
+    _, without_dropout, _ = train(tmp_path / "none", rows, ["text"], cache_frozen="never")
+    assert losses == pytest.approx(without_dropout, abs=1e-9)
+    assert seen["text"] < EPOCHS * 12
+
+
+class Tower(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+        self.rows = 0
+
+    def forward(self, inputs):
+        self.rows += len(inputs["x"])
+        return self.weight * inputs["x"]
+
+
+def test_it_remembers_by_content_up_to_its_limit_and_until_weights_change():
+    tower = Tower()
+    cache = FrozenCache([tower], limit_bytes=2 * 3 * 4)
+    first, second = torch.tensor([[1.0, 2, 3], [4, 5, 6], [1, 2, 3]]), torch.tensor([[7.0, 8, 9], [4, 5, 6]])
+    padded = {"x": torch.tensor([[4.0, 5, 9, 9]]), "mask": torch.tensor([[1, 1, 0, 0]])}
+    for inputs, rows in ((first, 2), (second, 1), (second, 1), (first, 0)):  # the third text finds no room
+        before = tower.rows
+        torch.testing.assert_close(cache(tower, {"x": inputs}, None), inputs)
+        assert tower.rows == before + rows
+
+    with torch.no_grad():
+        tower.weight.mul_(2)
+    torch.testing.assert_close(cache(tower, {"x": first}, None), 2 * first)
+
+    cache = FrozenCache([tower])
+    cache(tower, padded, "mask")
+    before = tower.rows
+    cache(tower, {name: tensor[:, :3] for name, tensor in padded.items()}, "mask")
+    assert tower.rows == before  # padding is no content
+
+    tower.weight.requires_grad_(True)
+    assert not cache.is_usable(tower, {"x": first})
