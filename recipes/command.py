@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
 import signal
 import sys
@@ -67,6 +68,8 @@ def _launch(module: str, words: Sequence[str]) -> int:
 
     recipe = importlib.util.find_spec(f"modeling_supclap.{module}")
     assert recipe is not None
+    # What accelerate chooses where nobody told it otherwise is right: no newcomer needs four lines of it.
+    logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the recipe, which says how to go on
     try:
         # By its path, not by its name: what lies in the current folder cannot stand in the way of what it imports.

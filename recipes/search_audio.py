@@ -45,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     query.add_argument("--language", default="eng", help="ISO 639-3 code of the words (default: eng)")
     query.add_argument("--audio", help="a recording to compare with, in place of words")
     query.add_argument("-k", type=int, default=10, help="how many places (default: 10)")
-    query.add_argument("--within", help="only places in this file")
+    query.add_argument("--within", help="only places in this file, by its path below the folder")
     query.add_argument("--exact", action="store_true", help="compare every window, also in a large index")
     query.add_argument("--all_windows", action="store_true", help="also windows that overlap a better one")
     query.add_argument("--json", action="store_true", help="print one JSON object")

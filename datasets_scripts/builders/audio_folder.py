@@ -19,8 +19,9 @@ From a folder of pairs to a model that is tuned on them:
     )
     trainer.train()
 
-A table is called `metadata` or `captions` and is CSV (with commas, semicolons or tabs), TSV, JSON Lines, a JSON list or
-Parquet. It lies beside the audio or above it, and its column `file_name` holds paths, relative to it or absolute. All
+A table is called `metadata` or `captions` (where `audio_column` or `caption_column` is given, the only table of the
+folder may have any name) and is CSV (with commas, semicolons or tabs), TSV, JSON Lines, a JSON list or Parquet. It lies
+beside the audio or above it, and its column `file_name` holds paths, relative to it or absolute. All
 else is optional; several lines of one file are several captions of it:
 
 - `caption`, `caption_1`, `caption_2`, ...: in the language `caption_language`; `captions`: a list, or a mapping of
@@ -134,6 +135,11 @@ class AudioFolderConfig(FolderConfig):
             if other != file:
                 raise ValueError(f"{self.folder} holds several tables in one place: {other}, {file}; keep one")
             tables[file] = self.folder / file
+
+        # Whoever names its columns has a table, whatever it is called.
+        on_top = [file for file in self.files if "/" not in file and file.endswith(TABLE_SUFFIXES)]
+        if not tables and len(on_top) == 1 and (self.audio_column or self.caption_column):
+            tables[on_top[0]] = self.folder / on_top[0]
         return tables
 
     def metadata_files(self) -> list[Path]:
@@ -141,7 +147,8 @@ class AudioFolderConfig(FolderConfig):
         files = list(self.tables().values()) or [self.folder / file for file in self.files if file.endswith(".txt")]
         if not files:
             others = [file for file in self.files if file.endswith((*TABLE_SUFFIXES, ".arrow"))]
-            hint = f"; there is {some(others, 3)}: rename the table that says what sounds" if others else ""
+            advice = "rename the table that says what sounds, or name its audio_column and caption_column"
+            hint = f"; there is {some(others, 3)}: {advice}" if others else ""
             raise FileNotFoundError(
                 f"{self.folder} holds neither metadata nor captions as {', '.join(TABLE_SUFFIXES)}, nor text files "
                 f"beside the audio{hint}"

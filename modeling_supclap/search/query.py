@@ -86,8 +86,10 @@ class Searcher:
             raise ValueError(f"give either words or a sound, got query={query!r} and audio={audio!r}")
         if k < 1:
             raise ValueError(f"k is {k}; give 1 or more")
-        if within is not None and within not in self.index.known_files():
-            raise ValueError(f"the index holds no file {within!r}; name it by its path below the indexed folder")
+        if within is not None and within not in (known := self.index.known_files()):
+            alike = [name for name in known if Path(name).name == Path(within).name]
+            hint = f", such as {alike[0]!r}" if alike else ""
+            raise ValueError(f"the index holds no file {within!r}; name it by its path below the indexed folder{hint}")
 
         vector = self.embed_audio(audio) if query is None else self.embed(query, language)
         limit, rows = k, self.index.windows.count_rows()

@@ -22,6 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import only_writer
+from modeling_supclap.datasets_scripts.builders.hf import as_rows
 from modeling_supclap.datasets_scripts.schema import group_id, require_captions, without_audio
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
@@ -63,8 +64,9 @@ class SupCLAPTrainer(Trainer):
         model: The model to train; `trainer.clap` is the same object, `trainer.model` holds it and its objective.
         args: See `SupCLAPTrainingArguments`.
         train_dataset: The rows to train on: map-style, or a `stream.RowStream`, whose rows are read as they are needed;
-            a resumed run sees the same batches of either. What `args.on_bad_audio` leaves out is left out here:
-            `trainer.train_rows` and `trainer.eval_rows` are the rest.
+            a resumed run sees the same batches of either. A set of `datasets` with a column of type `Audio` and one of
+            captions is read by `builders.hf.as_rows`, which knows other names of columns too. What `args.on_bad_audio`
+            leaves out is left out here: `trainer.train_rows` and `trainer.eval_rows` are the rest.
         eval_dataset: The rows to evaluate on, map-style, treated alike.
         processing_class: The model's processor.
         objective: An objective of your own; by default `build_objective(args)`.
@@ -178,6 +180,8 @@ class SupCLAPTrainer(Trainer):
                     "all rows before: leave them out; prepare.py leaves out of a set what cannot be used"
                 )
             return rows
+        if "clip_id" not in (getattr(rows, "column_names", None) or ("clip_id",)):
+            rows = as_rows(rows, caption_language=args.languages[0])
         rows = usable_rows(rows, args, self._min_seconds)
 
         if args.positives == "clip" and args.process_index == 0:

@@ -182,6 +182,16 @@ def test_columns_may_have_other_names(folder, load, names):
     assert rows_of(builder)["1.wav"]["captions"] == {"deu": ["Ein Ton"]}
 
 
+def test_the_only_table_may_have_any_name_where_its_columns_are_named(folder, load):
+    lines = [["Nr", "Datei", "Text"], *([number, name, f"sound {name}"] for number, name in enumerate(NAMES))]
+    text = "\n".join(";".join(map(str, line)) for line in lines)
+    (folder / "Übersicht.csv").write_text(text, encoding="utf-8-sig")
+    with pytest.raises(FileNotFoundError, match=r"Übersicht\.csv"):
+        load()
+    rows = rows_of(load(audio_column="Datei", caption_column="Text"))
+    assert {name: row["captions"]["eng"] for name, row in rows.items()} == {name: [f"sound {name}"] for name in NAMES}
+
+
 def test_any_language_may_be_asked_for(folder, load):
     write_csv(
         folder / "metadata.csv", [["file_name", "caption_ita", "caption_fra"], *([name, "A", "B"] for name in NAMES)]

@@ -9,7 +9,7 @@ import builders
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Audio, Dataset
 from killing import KillAt, Killed
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
@@ -36,6 +36,9 @@ def arguments(folder, **kwargs):
 processor = functools.cache(builders.bert_processor)
 
 
+QUICK = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
+
+
 def build(folder, rows, model=None, callbacks=None, **kwargs):
     model = builders.supclap_model() if model is None else model
     return SupCLAPTrainer(
@@ -60,8 +63,21 @@ def test_every_parameter_moves(tmp_path, rows):
     assert still == []
 
 
+def test_any_set_with_a_column_of_audio_and_one_of_captions_trains(tmp_path):
+    rows = tone_rows(tmp_path, captions_per_clip=1)
+    columns = {"audio": [row["audio_path"] for row in rows], "text": [row["captions"]["eng"][0] for row in rows]}
+    own = Dataset.from_dict(columns).cast_column("audio", Audio(decode=False))
+    found = []
+    for name, given in (("own", own), ("rows", rows)):
+        trainer = SupCLAPTrainer(
+            builders.supclap_model(), arguments(tmp_path / name, **QUICK), given, processing_class=processor()
+        )
+        trainer.train()
+        found.append(losses(trainer))
+    assert found[0] == found[1]
+
+
 SCHEMES = [("infonce", "bi-static"), ("kcl", "bi-dynamic"), ("cacl", "bi-static")]
-QUICK = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 
 
 @pytest.mark.parametrize(("loss", "svr"), SCHEMES)
