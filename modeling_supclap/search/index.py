@@ -365,9 +365,8 @@ def build_index(
     workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
     embedder = _Embedder(model, window_seconds, hop_seconds, batch_size, workers)
     done: list[IndexedFile] = []
-    for entry in tqdm(
-        embedder.embed(files, todo), total=len(todo), unit="files", disable=not show_progress_bar or rank > 0
-    ):
+    is_quiet = not show_progress_bar or rank > 0 or None  # with None, a bar is for terminals only
+    for entry in tqdm(embedder.embed(files, todo), total=len(todo), unit="files", disable=is_quiet):
         done.append(entry)
         if len(done) == _FILES_AT_ONCE:
             store.replace(done)
