@@ -332,9 +332,9 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
     there = there or set(sources.values())
 
     counts: dict[str, int] = {}
-    for drawn, fraction in (("validation", config.validation_fraction), ("test", config.test_fraction)):
+    for name_of_split, fraction in (("validation", config.validation_fraction), ("test", config.test_fraction)):
         if fraction:
-            counts[drawn] = max(1, round(fraction * len(there)))
+            counts[name_of_split] = max(1, round(fraction * len(there)))
 
     left_to_train = len(there) - sum(counts.values())
     if left_to_train < 0 or (left_to_train == 0 and config.validation_fraction + config.test_fraction < 1):
