@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -141,7 +142,8 @@ def gpt2_tokenizer() -> GPT2Tokenizer:
     )
     model = json.loads(tokenizer.to_str())["model"]
     vocabulary = {**model["vocab"], "<|endoftext|>": len(model["vocab"])}
-    return GPT2Tokenizer(vocab=vocabulary, merges=[tuple(merge) for merge in model["merges"]])
+    merges: Any = [tuple(merge) for merge in model["merges"]]
+    return GPT2Tokenizer(vocab=vocabulary, merges=merges)
 
 
 def nllb_tokenizer() -> NllbTokenizer:
@@ -154,7 +156,7 @@ def nllb_tokenizer() -> NllbTokenizer:
         CAPTIONS.values(), trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
     )
     model = json.loads(tokenizer.to_str())["model"]
-    merges = [tuple(merge) for merge in model["merges"]]
+    merges: Any = [tuple(merge) for merge in model["merges"]]
     return NllbTokenizer(vocab=model["vocab"], merges=merges, extra_special_tokens=LANGUAGE_CODES, src_lang="eng_Latn")
 
 
@@ -205,7 +207,7 @@ def nllb_processor() -> SupCLAPProcessor:
     return SupCLAPProcessor(CEDFeatureExtractor(), nllb_tokenizer())
 
 
-def clap_config(audio: dict | None = None, text: dict | None = None) -> ClapConfig:
+def clap_config(audio: dict | None = None, text: dict | None = None) -> Any:
     """Transformers' CLAP, tiny: stages of 1, 1, 2 and 2 blocks, two text layers, no dropout, 16 shared dimensions."""
     stages = {"depths": [1, 1, 2, 2], "num_attention_heads": [1, 2, 2, 2], "patch_embeds_hidden_size": 4}
     front_end = {"num_mel_bins": 32, "spec_size": 64, "window_size": 2}
@@ -235,7 +237,7 @@ def clap_processor(truncation: str = "rand_trunc") -> ClapProcessor:
         CAPTIONS.values(), trainers.BpeTrainer(vocab_size=290, special_tokens=special, show_progress=False)
     )
     model = json.loads(tokenizer.to_str())["model"]
-    merges = [tuple(merge) for merge in model["merges"]]
+    merges: Any = [tuple(merge) for merge in model["merges"]]
     extractor = ClapFeatureExtractor(
         feature_size=32,
         sampling_rate=RATE_HZ,

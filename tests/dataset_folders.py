@@ -58,7 +58,7 @@ def audiocaps(folder: Path, train: int = 6, held_out: int = 2, naming: str = "Y{
     """AudioCaps: a caption a clip in train, five in the others."""
     counts, audio, number = {"train": train, "val": held_out, "test": held_out}, [], 0
     for split, count in counts.items():
-        lines = [["audiocap_id", "youtube_id", "start_time", "caption"]]
+        lines: list[list[Any]] = [["audiocap_id", "youtube_id", "start_time", "caption"]]
         for _ in range(count):
             number += 1
             turns = range(1 if split == "train" else 5)

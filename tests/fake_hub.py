@@ -58,7 +58,7 @@ class FakeHub(BaseHTTPRequestHandler):
                 etag = hashlib.sha1(content).hexdigest()
                 self.answer(content, X_Repo_Commit=COMMIT, ETag=f'"{etag}"')
         elif listing := re.fullmatch(r"/api/models/(.+)/tree/[^/]+(/.*)?", path):
-            paths = self.files[listing[1]] if not listing[2] else []
+            paths = self.files[listing[1]] if not listing[2] else {}
             self.answer([{"type": "file", "path": p, "size": len(paths[p]), "oid": COMMIT} for p in paths])
         elif info := re.fullmatch(r"/api/models/(.+?)(/revision/.+)?", path):
             siblings = [{"rfilename": name} for name in self.files[info[1]]]

@@ -1,6 +1,7 @@
 """The names and shapes of public checkpoints, written down from their descriptions and not from the converters."""
 
 import math
+from typing import Any
 
 import builders
 import torch
@@ -164,12 +165,12 @@ def ml_clap(
     return {**towers, **joint, **scale}
 
 
-def laion_config(fused: bool = False) -> ClapConfig:
+def laion_config(fused: bool = False) -> Any:
     """A narrow HTSAT of the published kind and a narrow RoBERTa."""
     audio = {"patch_embeds_hidden_size": 16, "hidden_size": 128, "depths": [2, 1, 1, 1], "hidden_dropout_prob": 0.0}
     if fused:
         audio |= {"enable_fusion": True, "fusion_type": "aff_2d", "aff_block_r": 4}
-    text = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+    text: dict[str, Any] = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
     text |= {"intermediate_size": 96, "max_position_embeddings": 66, "layer_norm_eps": 1e-5}
     return ClapConfig(audio_config=audio, text_config=text, projection_dim=24)
 

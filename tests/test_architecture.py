@@ -35,7 +35,7 @@ def imports(path: Path) -> frozenset[str]:
     if path.stem != "__init__":
         package.pop()
 
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)

@@ -64,7 +64,7 @@ class _Pipelines(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def stand_ins() -> dict[str, types.ModuleType]:
     """What the common tests import and the source distribution leaves out, by the names of the modules."""
-    inside = {
+    inside: dict[str, dict[str, Any]] = {
         "exporters.test_export": {"ExportTesterMixin": type("ExportTesterMixin", (), {})},
         "generation.test_utils": {"GenerationTesterMixin": type("GenerationTesterMixin", (), {})},
         "utils.test_configuration_utils": {"config_common_kwargs": CONFIG_FIELDS},

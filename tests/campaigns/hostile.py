@@ -6,6 +6,9 @@ Each attempt hides a command that leaves a mark in every format that can hold on
 inside a recording, and then does with the file what a user would do.
 """
 
+# mypy: disable-error-code="misc"
+# It infers no type for a lambda whose defaults hold the values of a loop.
+
 import argparse
 import io
 import json

@@ -20,10 +20,10 @@ IDS = torch.tensor([[46, 10, 20, 299, 0, 0], [56, 7, 8, 9, 11, 299]])
 def project(tensors: dict[str, torch.Tensor], encoder: str, pooled: torch.Tensor) -> torch.Tensor:
     """The residual projection in torch's functions alone."""
     weights = {name: tensors[f"{encoder}.projection.{name}"] for name in ("linear1.weight", "linear2.weight")}
-    norm = [tensors[f"{encoder}.projection.layer_norm.{kind}"] for kind in ("weight", "bias")]
+    weight, bias = (tensors[f"{encoder}.projection.layer_norm.{kind}"] for kind in ("weight", "bias"))
     hidden = pooled @ weights["linear1.weight"].T
     total = hidden + functional.gelu(hidden) @ weights["linear2.weight"].T
-    return functional.normalize(functional.layer_norm(total, total.shape[1:], *norm), dim=-1)
+    return functional.normalize(functional.layer_norm(total, total.shape[1:], weight, bias), dim=-1)
 
 
 @torch.no_grad()

@@ -98,7 +98,7 @@ class Largest(TorchDispatchMode):
 
     entries = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, Tensor):

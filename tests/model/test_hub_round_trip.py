@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import builders
 import numpy as np
@@ -27,7 +28,13 @@ from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SupCLAPCo
 TESTS = Path(__file__).parents[1]
 TEXTS = [builders.CAPTIONS["eng"], builders.CAPTIONS["fra"]]
 CLIPS = [builders.noise(16000, seed=1), builders.noise(200_000, seed=2)]
-CALL = {"audio": CLIPS, "sampling_rate": 16000, "text": TEXTS, "language": ["eng", "fra"], "return_tensors": "pt"}
+CALL: dict[str, Any] = {
+    "audio": CLIPS,
+    "sampling_rate": 16000,
+    "text": TEXTS,
+    "language": ["eng", "fra"],
+    "return_tensors": "pt",
+}
 
 
 def save(folder: Path, text: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:

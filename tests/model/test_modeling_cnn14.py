@@ -1,5 +1,7 @@
 """CNN14 against its description, in another library's words; and what it takes part in as a tower."""
 
+from typing import Any
+
 import builders
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from torch.nn import functional
 from modeling_supclap import CNN14Config, CNN14Model, MSCLAPFeatureExtractor, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.training.lora import train_last_layers
 
-SMALL = {"hidden_size": 16, "channels": [4, 6, 8, 12]}
+SMALL: dict[str, Any] = {"hidden_size": 16, "channels": [4, 6, 8, 12]}
 
 
 def small() -> CNN14Model:

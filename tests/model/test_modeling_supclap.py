@@ -1,6 +1,7 @@
 """The two-tower model: what its numbers mean, and that nothing but the clip and the caption decides them."""
 
 import math
+from typing import Any
 
 import builders
 import pytest
@@ -167,7 +168,7 @@ def test_mask_is_read_off_the_padding_token(model):
     torch.testing.assert_close(model.get_text_features(ids[1:2, :4]).pooler_output[0], with_mask[1], atol=1e-6, rtol=0)
 
 
-SMALL = {"vocab_size": 200, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL: dict[str, Any] = {"vocab_size": 200, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 TEXT_CONFIGS = {
     "xlm-roberta": XLMRobertaConfig(**SMALL, intermediate_size=32),
     "distilbert": DistilBertConfig(vocab_size=200, dim=16, n_layers=1, n_heads=2, hidden_dim=32),

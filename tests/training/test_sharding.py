@@ -72,5 +72,5 @@ def test_two_shards_have_the_gradients_of_one_process(tmp_path):
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    report_gradients(*sys.argv[1:], rank=dist.get_rank(), count=dist.get_world_size())
+    report_gradients(sys.argv[1], sys.argv[2], rank=dist.get_rank(), count=dist.get_world_size())
     leave_process_group()

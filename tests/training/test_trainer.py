@@ -357,5 +357,6 @@ def test_several_processes_evaluate_every_clip_once(tmp_path):
 
 
 if __name__ == "__main__":
-    {"train": train_and_report, "predict": predict_and_report}[sys.argv[1]](*sys.argv[2:])
+    report = train_and_report if sys.argv[1] == "train" else predict_and_report
+    report(*sys.argv[2:])
     leave_process_group()
