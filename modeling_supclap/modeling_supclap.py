@@ -292,8 +292,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         if self._audio_takes_longer:
             kwargs["is_longer"] = is_longer
 
-        # CED and CNN14 normalise in float32 whatever they compute in.
-        if self.audio_model.config.model_type not in ("ced", "cnn14"):
+        # The audio towers of this package normalise in float32 whatever they compute in; transformers' does not.
+        if self.audio_model.config.model_type == "clap_audio_model":
             input_features = input_features.to(self.audio_model.dtype)
         return self.audio_model(input_features=input_features, return_dict=True, **kwargs)
 

@@ -111,7 +111,7 @@ def check_audio_config(config: PreTrainedConfig) -> None:
     if config.model_type not in AUDIO_TOWERS:
         raise ValueError(
             f"{config.model_type!r} cannot be a tower for audio; give the checkpoint or configuration of one audio "
-            f"encoder: CED ('ced'), the HTSAT of CLAP ('clap_audio_model') or CNN14 ('cnn14')"
+            f"encoder: {', '.join(AUDIO_TOWERS)} (clap_audio_model is the HTSAT of CLAP)"
         )
 
 

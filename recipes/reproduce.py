@@ -41,7 +41,7 @@ from modeling_supclap.recipes.result_tables import html_table, markdown_table
 from modeling_supclap.recipes.running import run_command, say
 from modeling_supclap.training.checkpoints import last_checkpoint
 from modeling_supclap.training.plots import plot_runs
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 SCALES = ("mini", "full")
 RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
@@ -59,7 +59,7 @@ RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
         (
             posttrain_teminal.PostTrainingArguments,
             posttrain_teminal.LastPartArguments,
-            TemporalTrainingArguments,
+            posttrain_teminal.AllStagesArguments,
         ),
     ),
     "evaluate": (evaluate_supclap.main, (evaluate_supclap.EvaluationArguments,)),

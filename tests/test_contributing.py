@@ -5,18 +5,21 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from torch.nn import functional
 
 import modeling_supclap
 from modeling_supclap.datasets_scripts import builder_names, find_builder
 from modeling_supclap.languages import LANGUAGE_TABLE
+from modeling_supclap.losses import info_nce
+from modeling_supclap.model_card.card import LOSS_NAMES
 from modeling_supclap.recipes.train_supclap import ModelArguments
 from modeling_supclap.towers import AUDIO_TOWERS, TEXT_TOWERS
 from modeling_supclap.training.objectives import build_objective
 from modeling_supclap.training.training_args import LOSSES, MULTILINGUAL_LOSSES, SupCLAPTrainingArguments
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = ROOT / "docs" / "guides"
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -37,7 +40,14 @@ def test_its_verbs_are_there():
 def test_a_loss_is_built_and_told(loss, tmp_path):
     languages = ["eng", "fra"] if loss in MULTILINGUAL_LOSSES else ["eng"]
     args = SupCLAPTrainingArguments(output_dir=str(tmp_path), loss=loss, languages=languages)
-    assert build_objective(args).loss == loss
+    objective = build_objective(args)
+    assert objective.loss == loss
+    audio = functional.normalize(torch.randn(4, 6), dim=-1)
+    texts = functional.normalize(torch.randn(4, len(languages), 6), dim=-1)
+    found, _ = objective(audio, texts, torch.tensor(3.0), torch.tensor(-1.0))
+    plain = info_nce(audio, texts[:, 0], torch.tensor(3.0))  # what a loss without a line of its own would be
+    assert torch.isclose(found, plain) == (loss in ("infonce", "reweighted"))  # weighed by 1 at first
+    assert loss in LOSS_NAMES
     assert f"`{loss}`" in (GUIDES / "train.md").read_text(encoding="utf-8")
     assert f"`--loss` {loss}" in (ROOT / "docs" / "paper_index.md").read_text(encoding="utf-8")
 
@@ -53,7 +63,7 @@ def test_a_dataset_is_built_tested_and_told(dataset):
 def test_a_metric_has_its_parts(metric):
     names = {path.name for path in (ROOT / "metrics" / metric).iterdir()}
     assert names >= {"__init__.py", f"{metric}.py", "README.md"}
-    assert f"`{metric}`" in README
+    assert f"metrics/{metric}.md" in (ROOT / "docs" / "api" / "metrics.md").read_text(encoding="utf-8")
     assert list((ROOT / "tests" / "metrics").glob(f"test_{metric}*.py"))
 
 
@@ -71,7 +81,7 @@ def test_towers_have_their_configuration():
 
 def test_shared_keys_stand_in_one_dataclass():
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "recipes").glob("*.py")]
-    for key in ("dataset_config", "data_dir", "lora_rank"):
+    for key in ("dataset_config", "lora_rank"):
         assert sum(f"\n    {key}: " in source for source in sources) == 1, key
     assert ModelArguments().model is None
 
