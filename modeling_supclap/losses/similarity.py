@@ -14,6 +14,8 @@ from torch.autograd.function import once_differentiable
 
 # The side of the square blocks in which a matrix is added to its transpose: two of them fit into a core's cache.
 _TRANSPOSE_BLOCK = 256
+# The rows of a symmetric product that are made at a time, from the diagonal on.
+_GRAM_ROWS = 512
 
 
 def at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,12 +73,21 @@ def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
 
 
 class _Gram(torch.autograd.Function):
-    """x x^T, whose gradient (g + g^T) x is one product; automatic differentiation would make two."""
+    """x x^T, of which half is made, with the gradient (g + g^T) x; automatic differentiation makes two products."""
 
     @staticmethod
     def forward(ctx: Any, embeds: Tensor) -> Tensor:
         ctx.save_for_backward(embeds)
-        return embeds @ embeds.mT
+        size = embeds.shape[-2]
+        if embeds.is_cuda or size <= _GRAM_ROWS:  # one call costs less than a half
+            return embeds @ embeds.mT
+
+        products = embeds.new_empty(*embeds.shape[:-1], size)
+        for start in range(0, size, _GRAM_ROWS):
+            own, rest = slice(start, start + _GRAM_ROWS), slice(start + _GRAM_ROWS, None)
+            products[..., own, start:] = embeds[..., own, :] @ embeds[..., start:, :].mT
+            products[..., rest, own] = products[..., own, rest].mT
+        return products
 
     @staticmethod
     @once_differentiable

@@ -418,16 +418,18 @@ class DynamicRadius(nn.Module):
         negatives = scaled
         if group_ids is not None:
             negatives = negatives.masked_fill(positive_mask(size, group_ids, device)[rows], 0.0)
-        own = torch.arange(size, device=device)
-        negatives = negatives.masked_fill(own[rows, None] == own, -torch.inf)
         missing = self.num_negatives - (size - 1)
         if missing > 0:
             negatives = nn.functional.pad(negatives, (0, missing))
 
-        hardest = negatives.topk(self.num_negatives, dim=-1)
+        # One more than wanted: the positive is then left out where it is among them, and the last where it is not.
+        hardest = negatives.topk(self.num_negatives + 1, dim=-1)  # (..., n, N) -> (..., n, num_similarities)
+        own = torch.arange(size, device=device)[rows, None]
+        kept = hardest.values.masked_fill(hardest.indices == own, -torch.inf).topk(self.num_negatives, dim=-1)
         if self.order == "sorted":
-            return torch.cat([positive, hardest.values], dim=-1)
-        return torch.cat([positive, negatives.gather(-1, hardest.indices.sort(dim=-1).values)], dim=-1)
+            return torch.cat([positive, kept.values], dim=-1)
+        places = hardest.indices.gather(-1, kept.indices).sort(dim=-1).values
+        return torch.cat([positive, negatives.gather(-1, places)], dim=-1)
 
     def _radius(self, seen: Tensor) -> Tensor:
         with torch.autocast(seen.device.type, enabled=False):

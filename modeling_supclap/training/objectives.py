@@ -97,7 +97,9 @@ class SupportVectorRegularizer(nn.Module):
                 radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size)
             else:
                 seen = similarity_matrix(anchors, targets) if products is None else products
-                radius = radius_module(logit_scale * seen, group_ids)
+                if isinstance(radius_module, DynamicRadius):  # of the others only the shape matters
+                    seen = logit_scale * seen
+                radius = radius_module(seen, group_ids)
 
             shared: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids}
             if self.base == "siglip":

@@ -70,6 +70,19 @@ def test_a_graph_may_be_walked_twice_and_none_is_made_without_gradients() -> Non
         assert not fused.symmetric_contrast(similarity, 5.0).requires_grad
 
 
+@pytest.mark.parametrize("scale", [14.0, 80.0])
+def test_single_precision_is_enough(scale: float) -> None:
+    """Rows and columns whose best differ by the most that cosines can, and pairs that are all but perfect."""
+    similarity = matrices(SIZE, SIZE)
+    similarity[0], similarity[:, 1] = -1.0, -1.0
+    for values in (similarity, torch.eye(SIZE, dtype=torch.float64)):
+        exact, single = values.clone().requires_grad_(), values.float().requires_grad_()
+        expected, found = (fused.symmetric_contrast(each, scale) for each in (exact, single))
+        torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=1e-7)
+        (wanted,), (own,) = torch.autograd.grad(expected, exact), torch.autograd.grad(found, single)
+        torch.testing.assert_close(own.double(), wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_gradients_keep_two_matrices() -> None:
     """Automatic differentiation keeps five: the logits, the two softmaxes and what comes between."""
     similarity = matrices(SIZE, SIZE).requires_grad_()
@@ -81,4 +94,4 @@ def test_gradients_keep_two_matrices() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         fused.symmetric_contrast(similarity, 5.0)
-    assert [tensor.numel() for tensor in kept if tensor.numel() == SIZE**2] == [SIZE**2]
+    assert [tensor.numel() for tensor in kept if tensor.numel() == SIZE**2] == [SIZE**2] * 2
