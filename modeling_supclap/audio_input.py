@@ -211,8 +211,11 @@ def _is_pair(clip: Any) -> bool:
 def _read_file(file: Any, name: str, **span: float) -> tuple[np.ndarray, int]:
     """A file, or a part of it, as it is: with all checks by the package, or where that is missing by soundfile."""
     if isinstance(file, str) and file.startswith(("http://", "https://")):
-        with urllib.request.urlopen(file, timeout=_DOWNLOAD_TIMEOUT_SECONDS) as answer:
-            file = answer.read()
+        try:
+            with urllib.request.urlopen(file, timeout=_DOWNLOAD_TIMEOUT_SECONDS) as answer:
+                file = answer.read()
+        except OSError as error:
+            raise OSError(f"{name} cannot be downloaded: {error}") from error
 
     try:
         # By name: a folder that was uploaded with this file must load where the package is missing.

@@ -20,7 +20,7 @@ from .query import Hit, Searcher
 STYLE = """
 .hit { border-bottom: 1px solid #8884; padding: 0.8em 0; }
 .hit .file { font-weight: 600; overflow-wrap: anywhere; }
-.hit .place { opacity: 0.75; }
+.place { opacity: 0.75; }
 .hit audio { width: 100%; margin: 0.4em 0; }
 .hit svg { width: 100%; height: 2em; display: block; cursor: pointer; }
 """
@@ -96,7 +96,9 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
     with gradio.Blocks(title="Search recordings") as page:
         gradio.Markdown(f"# Search recordings\n{len(searcher.index.known_files())} files, by words or by a sound")
         with gradio.Row():
-            text = gradio.Textbox(label="What do you want to hear?", placeholder="rain on a tin roof", scale=4)
+            text = gradio.Textbox(
+                label="What do you want to hear?", placeholder="rain on a tin roof", scale=4, min_width=280
+            )
             language = gradio.Dropdown(languages, value="eng", label="Language", scale=1)
         with gradio.Accordion("Search by a sound", open=False):
             sound = gradio.Audio(type="filepath", label="A recording that sounds alike")
@@ -129,7 +131,12 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray, roo
             f'<audio id="player{number}" controls preload="metadata" src="{html.escape(address)}"></audio>'
             f"{render_strip(onsets, scores, hit, number)}</div>"
         )
-    return "".join(parts) or "<p>Nothing is indexed.</p>"
+    if not parts:
+        return "<p>Nothing is indexed.</p>"
+    return (
+        '<p class="place">The strip under a player is darker where the recording answers better; click it to hear that '
+        f"moment.</p>{''.join(parts)}"
+    )
 
 
 def render_strip(onsets: np.ndarray, scores: np.ndarray, hit: Hit, number: int) -> str:

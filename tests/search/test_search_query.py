@@ -44,6 +44,8 @@ def test_a_search_by_sound_and_within_a_file(ear, folder, tmp_path):
     assert {hit.file for hit in searcher.search("high", within="deep/middle's.flac")} == {"deep/middle's.flac"}
     with pytest.raises(ValueError, match=r"nowhere\.wav"):
         searcher.search("high", within="nowhere.wav")
+    with pytest.raises(ValueError, match="deep/middle's"):
+        searcher.search("high", within="middle's.flac")
     with pytest.raises(ValueError, match="either"):
         searcher.search("high", audio="example.wav")
 
