@@ -69,13 +69,16 @@ def read_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> 
     return content, waveform, rate_hz
 
 
-def find_bad_audio(rows: Sequence[Any], workers: int = 1, min_seconds: float = 0.0) -> list[BadClip]:
+def find_bad_audio(
+    rows: Any, workers: int = 1, min_seconds: float = 0.0, memo: str | Path | None = None
+) -> list[BadClip]:
     """Reads every recording from end to end.
 
     Args:
         rows: Rows of the schema. Those stored as samples were checked when they were prepared, and are passed over.
         workers: Processes that read.
         min_seconds: The shortest recording that will do.
+        memo: A JSON file of what was found: only the recordings are read that it does not know in their present state.
 
     Returns:
         The clips that cannot be used: missing, corrupt, truncated, empty or silent. The same for any number of workers.
@@ -86,8 +89,25 @@ def find_bad_audio(rows: Sequence[Any], workers: int = 1, min_seconds: float = 0
     if _are_samples(rows):
         return []
 
+    memo = None if memo is None else Path(memo)
+    known: dict[Any, str | None] = {}
+    states: list[Any] = list(range(len(rows)))
+    if memo is not None:
+        known = json.loads(memo.read_text(encoding="utf-8")) if memo.is_file() else {}
+        states = list(map(partial(_state, min_seconds=min_seconds), rows))
+
+    new = [place for place, state in enumerate(states) if state not in known]
+    if new:
+        problems = map_in_order(partial(_problem, min_seconds=min_seconds), _select(rows, new), workers)
+        for place, problem in zip(new, problems, strict=True):
+            known[states[place]] = problem
+    if new and memo is not None:
+        memo.parent.mkdir(parents=True, exist_ok=True)
+        write_json(memo, known)
+
     bad = []
-    for place, problem in enumerate(map_in_order(partial(_problem, min_seconds=min_seconds), rows, workers)):
+    for place, state in enumerate(states):
+        problem = known[state]
         if problem:
             bad.append(BadClip(place, rows[place]["clip_id"], problem))
     return bad
@@ -119,10 +139,7 @@ def usable_rows(
     if on_bad_audio == "error" or _are_samples(rows):
         return rows
 
-    if memo is None:
-        bad = find_bad_audio(rows, workers, min_seconds)
-    else:
-        bad = _find_new(rows, workers, Path(memo), min_seconds)
+    bad = find_bad_audio(rows, workers, min_seconds, memo)
     if not bad:
         return rows
     if len(bad) == len(rows):
@@ -218,27 +235,6 @@ def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
     except BadAudioError as error:
         return str(error)
     return None
-
-
-def _find_new(rows: Any, workers: int, memo: Path, min_seconds: float) -> list[BadClip]:
-    """As `find_bad_audio`, but reads only the recordings that the memo does not know in their present state."""
-    known: dict[str, str | None] = json.loads(memo.read_text(encoding="utf-8")) if memo.is_file() else {}
-    states = list(map(partial(_state, min_seconds=min_seconds), rows))
-    new = [place for place, state in enumerate(states) if state not in known]
-    if new:
-        for place, problem in zip(
-            new, map_in_order(partial(_problem, min_seconds=min_seconds), _select(rows, new), workers), strict=True
-        ):
-            known[states[place]] = problem
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        write_json(memo, known)
-
-    bad = []
-    for place, state in enumerate(states):
-        problem = known[state]
-        if problem:
-            bad.append(BadClip(place, rows[place]["clip_id"], problem))
-    return bad
 
 
 def _select(rows: Any, places: Sequence[int]) -> Any:
