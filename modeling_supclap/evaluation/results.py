@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,10 +26,10 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import whole_file, write_json
-from modeling_supclap.datasets_scripts.manifest import installed_versions
 from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test
 from modeling_supclap.metrics.names import MetricName, get_metric
 
+from .. import __version__
 from .cache import pack_arrays
 
 SCHEMA = "supclap-results/2"
@@ -38,7 +39,7 @@ DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
 NUM_CLASSES = {"esc50": 50, "urbansound8k": 10, "vggsound": 309}
 """Of datasets whose classes the papers name: what was measured on fewer of them is another task."""
 
-_PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy", "supclap")
+_PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy")
 _MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
 _SHOULD_AGREE = ("audio", "missing_clips", "intervals")
 _SECRET = re.compile(
@@ -422,8 +423,9 @@ def paper_results(**wanted: str | None) -> list[dict[str, Any]]:
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of what made a result; those of packages that are not installed are left out."""
-    return {"python": platform.python_version(), **installed_versions(_PACKAGES)}
+    """The versions of what made a result."""
+    packages = dict(zip(_PACKAGES, map(version, _PACKAGES), strict=True))
+    return {"python": platform.python_version(), **packages, "supclap": __version__}
 
 
 def _check_protocols(first: Results, second: Results, allow_different: bool) -> None:
