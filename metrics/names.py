@@ -57,6 +57,10 @@ METRICS = {
     "MRV": MetricName("mean rank variance", higher_is_better=False, percent=False, digits=2),
     "Gap": MetricName("gap to English", higher_is_better=False, percent=False, digits=3),
     "Dis": MetricName("distance to English", higher_is_better=False, percent=False, digits=3),
+    "back_translation": MetricName("similarity after translating back"),
+    "train_runtime": MetricName("seconds of training", higher_is_better=False, percent=False, digits=0),
+    "peak_memory_mib": MetricName("peak GPU memory in MiB", higher_is_better=False, percent=False, digits=0),
+    "trained_parameters": MetricName("parameters that train", higher_is_better=False, percent=False, digits=0),
 }
 """All metrics but those with a number in their name (R@k, mAP@k and the tasks of ZSTE), which `get_metric` knows."""
 

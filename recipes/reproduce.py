@@ -339,7 +339,8 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
             logged name, and which of its values: mean, first or last.
     """
     if place[0] == "training":
-        return results.content["training"].get(place[1])
+        training = results.content["training"]
+        return {**training.get("last_logs", {}), **training}.get(place[1])
     if place[0] == "similarity":
         return float(results.arrays["similarity/eng/positive"].mean())
     if place[0] == "log":
