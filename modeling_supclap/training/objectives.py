@@ -6,6 +6,7 @@ audio `(N, d)`, text `(N, K, d)`, K texts a clip. Its parameters train with the 
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from ..losses.support_vector import (
     DynamicRadius,
     Similarity,
     StaticRadius,
+    positive_distance,
     radius_constraint,
     support_vector_contrast,
     support_vector_loss,
@@ -35,7 +37,7 @@ class SupportVectorRegularizer(nn.Module):
 
     Args:
         radii: A radius module for each direction that is regularised, by its name: `t2a` displaces texts toward their
-            clips, `a2t` clips toward their texts.
+            clips, `a2t` clips toward their texts. One whose start is NaN starts at the distance of the first batch.
         base: The loss it rides on; support vectors take its form and scale: `infonce`, `siglip`, `kcl` or `cacl`.
         alpha: The weight of each direction's SVR term.
         beta: The weight of the constraint, which acts on dynamic radii only, as in the paper.
@@ -59,6 +61,19 @@ class SupportVectorRegularizer(nn.Module):
         self.beta = beta
         self.similarity: Similarity = similarity
         self.decoupled = decoupled
+        self._has_started = False
+
+    @torch.no_grad()
+    def start_radii(self, distance: Tensor | float) -> None:
+        """Gives the radii that have no start one; those of a checkpoint have theirs.
+
+        Args:
+            distance: Between a clip and its text, `()`.
+        """
+        for parameter in self.radii.parameters():
+            if parameter.isnan().all():
+                parameter.fill_(distance)
+        self._has_started = True
 
     def forward(
         self,
@@ -85,6 +100,9 @@ class SupportVectorRegularizer(nn.Module):
         Returns:
             What to add to the base loss, `()`, and its parts by name.
         """
+        if not self._has_started:
+            self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
+
         total = audio_embeds.new_zeros(())
         logs: Logs = {}
         for direction, radius_module in self.radii.items():
@@ -302,12 +320,13 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
         raise ValueError("svr_decoupled concerns a softmax's denominator; siglip has none")
 
     reach, kind = args.svr.split("-")
+    init = math.nan if args.radius_init is None else args.radius_init
     radii: dict[str, nn.Module] = {}
     for direction in ("t2a", "a2t") if reach == "bi" else ("t2a",):
         if kind == "static":
-            radii[direction] = StaticRadius(args.radius_init)
+            radii[direction] = StaticRadius(init)
         else:
-            radii[direction] = DynamicRadius(args.radius_num_similarities, init=args.radius_init)
+            radii[direction] = DynamicRadius(args.radius_num_similarities, init=init)
 
     regularizer = SupportVectorRegularizer(
         radii,

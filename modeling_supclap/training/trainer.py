@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import logging
+import math
 import os
 import shutil
 import sys
@@ -44,7 +45,7 @@ from .callbacks import (
 from .checkpoints import last_checkpoint, refuse_another_run, write_run_file
 from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, usable_rows
 from .contrastive_module import ContrastiveModule
-from .objectives import TemporalObjective, build_objective
+from .objectives import SupportVectorRegularizer, TemporalObjective, build_objective
 from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,10 @@ class SupCLAPTrainer(Trainer):
             callbacks=[EpochCallback(*epochs), *(callbacks or [])],
             optimizers=optimizers,
         )
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # their parameters cannot be set in the first step
+            for part in objective.modules():
+                if isinstance(part, SupportVectorRegularizer):
+                    part.start_radii(math.sqrt(2))  # the distance of embeddings that know nothing of each other
         self.clap = model
         self.processor = processing_class
 

@@ -38,7 +38,8 @@ class SupCLAPTrainingArguments(TrainingArguments):
         svr_similarity: `cosine` (the support vector is normalised again) or `dot`, with which only the constraint keeps
             a radius from growing, so that it wants a dynamic one.
         svr_decoupled: Whether to leave the positive out of SVR's denominator, as eq. 6 is printed.
-        radius_init: Where a radius starts.
+        radius_init: Where a radius starts; by default at the mean distance of the pairs of the first batch, from where
+            it falls with the distance. From near 0 it only rises, for the whole of a short run, and gains little.
         radius_num_similarities: The similarities that a dynamic radius sees: the positive and the largest negatives.
         languages: ISO 639-3 codes of the captions to train on.
         eval_languages: The languages to evaluate, by default all of `languages`.
@@ -67,7 +68,9 @@ class SupCLAPTrainingArguments(TrainingArguments):
     svr_beta: float = field(default=0.01, metadata={"help": "Weight of the radius constraint."})
     svr_similarity: str = field(default="cosine", metadata={"help": "cosine or dot."})
     svr_decoupled: bool = field(default=False, metadata={"help": "Leave the positive out of SVR's denominator."})
-    radius_init: float = field(default=0.1, metadata={"help": "Initial static radius."})
+    radius_init: float | None = field(
+        default=None, metadata={"help": "Initial radius; by default, the distance of the pairs of the first batch."}
+    )
     radius_num_similarities: int = field(default=16, metadata={"help": "Similarities that a dynamic radius sees."})
     languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of the captions."})
     eval_languages: list[str] = field(default_factory=list, metadata={"help": "Languages to evaluate."})

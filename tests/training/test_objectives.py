@@ -33,7 +33,9 @@ ROLES = torch.nn.functional.normalize(torch.randn(2, 4, 3, 5, generator=GENERATO
 
 
 def objective(tmp_path, **kwargs):
-    return build_objective(SupCLAPTrainingArguments(output_dir=str(tmp_path), **kwargs)).double()
+    return build_objective(
+        SupCLAPTrainingArguments(output_dir=str(tmp_path), **{"radius_init": 0.1, **kwargs})
+    ).double()
 
 
 def evaluate(module, **kwargs):
@@ -64,6 +66,20 @@ def test_bidirectional_static_support_vectors(tmp_path, options, similarity, dec
     torch.testing.assert_close(total, info_nce(AUDIO, TEXT, SCALE, GROUPS) + 0.5 * (t2a + a2t))
     assert logs["radius_t2a"].item() == pytest.approx(0.1)
     assert t2a != a2t
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_radius_starts_at_the_distance_of_the_first_batch(tmp_path, kind):
+    module = objective(tmp_path, svr=f"bi-{kind}", radius_init=None)
+    distance = (AUDIO - TEXT).norm(dim=-1).mean().item()
+    for clips in (AUDIO, AUDIO.flip(0)):  # the second batch has another distance
+        _, logs = module(clips, TEXT[:, None], SCALE)
+        assert logs["radius_t2a"].item() == logs["radius_a2t"].item() == pytest.approx(distance)
+
+    resumed = objective(tmp_path, svr=f"bi-{kind}", radius_init=None)
+    resumed.load_state_dict(module.state_dict())
+    _, logs = resumed(AUDIO.flip(0), TEXT[:, None], SCALE)
+    assert logs["radius_t2a"].item() == pytest.approx(distance)
 
 
 def test_unidirectional_displaces_texts_only(tmp_path):

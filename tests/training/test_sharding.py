@@ -24,7 +24,7 @@ OPTIONS = [("infonce", "bi-dynamic", None), ("siglip", "bi-static", None), ("inf
 
 
 def module_of(folder, loss, svr, chunk_size):
-    args = SupCLAPTrainingArguments(output_dir=str(folder), loss=loss, svr=svr, use_cpu=True)
+    args = SupCLAPTrainingArguments(output_dir=str(folder), loss=loss, svr=svr, radius_init=0.1, use_cpu=True)
     torch.manual_seed(0)
     config = builders.supclap_config(logit_bias=-10.0 if loss == "siglip" else None)
     return ContrastiveModule(builders.supclap_model(config), build_objective(args), chunk_size).train()

@@ -98,7 +98,7 @@ def test_agreement_of_the_languages_is_measured(tmp_path, rows):
 
 
 def test_the_log_tells_loss_parts_and_throughput(tmp_path, rows):
-    trainer = build(tmp_path, rows, svr="bi-static", max_steps=2)
+    trainer = build(tmp_path, rows, svr="bi-static", radius_init=0.1, max_steps=2)
     trainer.train()
     entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
     assert entry["loss"] == pytest.approx(

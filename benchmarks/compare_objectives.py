@@ -1,0 +1,298 @@
+"""Trains one small model with several objectives side by side: drift between runs, radius, retrieval, rank variance.
+
+    python benchmarks/compare_objectives.py --objectives infonce bi_static bi_dynamic --seeds 0 1 2 --output a.json
+    python benchmarks/compare_objectives.py --objectives random cacl kcl --languages 8 --steps 200 --output b.json
+
+The spectrograms of generated sounds are made once and kept in memory, so that a run takes 20 seconds of one core where
+`supclap reproduce` takes a minute: for questions that want many runs. Everything else is the package's: model,
+objectives, drift. All objectives of a seed start from the same weights and see the same batches.
+
+Of the texts, the drift cosine is measured against the pull in the tangent space (`drift.drift_cosine`), for the update
+by the text-to-audio half of the objective, as in figure 1 of the SupCLAP paper, and for the update by all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import set_seed
+
+from modeling_supclap import SupCLAPProcessor
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.atomic_files import write_json
+from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.schema import LANGUAGES, group_id
+from modeling_supclap.evaluation import package_versions
+from modeling_supclap.losses import support_vector_loss
+from modeling_supclap.losses.contrastive import softmax_contrast
+from modeling_supclap.losses.multilingual import data_distribution_error, language_distribution_error
+from modeling_supclap.losses.support_vector import DynamicRadius, StaticRadius, positive_distance
+from modeling_supclap.metrics.mrv.rank_variance import mean_rank_variance
+from modeling_supclap.recipes.train_supclap import ModelArguments, build_model, build_processor
+from modeling_supclap.training.drift import drift_cosine
+from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
+
+MODEL = ModelArguments(
+    audio_config={"embed_dim": 64, "depth": 2, "num_heads": 2, "initializer_range": 0.1},
+    text_config={
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+        "initializer_range": 0.08,
+    },
+    projection_dim=64,
+)
+
+
+class Split(NamedTuple):
+    """The clips of a split: features (N, ...), token ids (N, C, K, L) of C captions in K languages, groups (N,)."""
+
+    features: Tensor
+    tokens: Tensor
+    groups: Tensor
+
+
+class PulledInfoNCE(ContrastiveObjective):
+    """Two more readings of SupCLAP E.4: a learnable w scales the pull of the positive, or P+ within that pull.
+
+    InfoNCE moves text i by s ((1 - P+) a+ - sum P_j a_j). Here the first term is w (1 - P+) a+, or (1 - w P+) a+.
+    """
+
+    def __init__(self, reading: str) -> None:
+        super().__init__()
+        self.reading = reading
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, audio_embeds: Tensor, text_embeds: Tensor, logit_scale: Tensor, *rest: Any) -> Any:
+        """Computes InfoNCE and what the weight adds to it, whose gradient is that of the docstring."""
+        logits = logit_scale * text_embeds[:, 0] @ audio_embeds.T
+        total = logits.new_zeros(())
+        for scores in (logits, logits.T):
+            share = scores.softmax(dim=-1).diagonal().detach()  # P+
+            factor = (self.weight - 1) * (1 - share) if self.reading == "pull" else -(self.weight - 1) * share
+            total = total + softmax_contrast(scores) - (factor * scores.diagonal()).mean()
+        return total, {}
+
+
+def svr(reach: str, kind: str, start: float | None = None, **options: Any) -> Callable[[], ContrastiveObjective]:
+    """An InfoNCE with support vectors, whose radius starts at a number or, by default, at the measured distance."""
+
+    def make() -> ContrastiveObjective:
+        radii: dict[str, torch.nn.Module] = {}
+        for direction in ("t2a", "a2t") if reach == "bi" else ("t2a",):
+            init = math.nan if start is None else start
+            radii[direction] = StaticRadius(init) if kind == "static" else DynamicRadius(48, init=init)
+        return ContrastiveObjective("infonce", SupportVectorRegularizer(radii, **options))
+
+    return make
+
+
+OBJECTIVES: dict[str, Callable[[], ContrastiveObjective]] = {
+    "infonce": ContrastiveObjective,
+    "bi_static_from_0.1": svr("bi", "static", 0.1),
+    "bi_static": svr("bi", "static"),
+    "bi_dynamic_from_0.1": svr("bi", "dynamic", 0.1),
+    "bi_dynamic": svr("bi", "dynamic"),
+    "bi_dynamic_dot_from_0.1": svr("bi", "dynamic", 0.1, similarity="dot"),
+    "bi_dynamic_dot": svr("bi", "dynamic", similarity="dot"),
+    "bi_dynamic_dot_beta1": svr("bi", "dynamic", similarity="dot", beta=1.0),
+    "uni_static": svr("uni", "static"),
+    "uni_dynamic": svr("uni", "dynamic"),
+    "uni_dynamic_dot": svr("uni", "dynamic", similarity="dot"),
+    "bi_dynamic_alpha0.3": svr("bi", "dynamic", alpha=0.3),
+    "reweighted": lambda: ContrastiveObjective("reweighted"),
+    "reweighted_pull": lambda: PulledInfoNCE("pull"),
+    "reweighted_probability": lambda: PulledInfoNCE("probability"),
+    "random": ContrastiveObjective,
+    "cacl": lambda: ContrastiveObjective("cacl"),
+    "kcl": lambda: ContrastiveObjective("kcl"),
+}
+
+
+def prepare(rows: Any, processor: SupCLAPProcessor, languages: list[str], length: int) -> Split:
+    """Reads a split into memory."""
+    rate_hz = processor.feature_extractor.sampling_rate
+    features, texts, groups = [], [], []
+    for row in rows:
+        inputs = processor(audio=[read_row(row, rate_hz)], sampling_rate=rate_hz, return_tensors="pt")
+        features.append(inputs["input_features"][0])
+        groups.append(group_id(row, "captions"))
+        for captions in zip(*(row["captions"][language] for language in languages), strict=True):
+            texts.extend(captions)
+
+    tokens = processor.tokenizer(texts, padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+    ids = tokens["input_ids"].reshape(len(rows), -1, len(languages), length)  # (N C K, L) -> (N, C, K, L)
+    return Split(torch.stack(features), ids, torch.tensor(groups))
+
+
+def measure(objective: ContrastiveObjective, audio: Tensor, text: Tensor, scale: Tensor) -> dict[str, float]:
+    """The drift of one step, from its embeddings and the gradient with respect to the texts (N, d)."""
+    assert text.grad is not None
+    audio, own = audio.detach(), text.detach().requires_grad_()
+    distance = positive_distance(own.detach(), audio)
+    half = softmax_contrast(scale * own @ audio.T)
+    found = {"distance": distance.mean().item(), "drift_all": drift_cosine(-text.grad, own.detach(), audio).item()}
+
+    infonce = torch.autograd.grad(half, own, retain_graph=True)[0]
+    found["drift_infonce"] = drift_cosine(-infonce, own.detach(), audio).item()
+    found["drift"] = found["drift_infonce"]
+    regularizer = objective.regularizer
+    if regularizer is not None:
+        radius = regularizer.radii["t2a"]((scale * own @ audio.T).detach()).detach()
+        term = support_vector_loss(own, audio, radius, scale, regularizer.similarity)
+        update = -torch.autograd.grad(half + regularizer.alpha * term, own, retain_graph=True)[0]
+        found["drift"] = drift_cosine(update, own.detach(), audio).item()
+        found["drift_svr"] = drift_cosine(-torch.autograd.grad(term, own)[0], own.detach(), audio).item()
+        found |= {"radius": radius.mean().item(), "factor": (1 - radius / distance).mean().item()}
+    return found
+
+
+def draw_batch(groups: np.ndarray, size: int, generator: np.random.Generator) -> list[int]:
+    """Draws clips of different descriptions: as in the papers, no clip of a batch fits the caption of another."""
+    shuffled = generator.permutation(len(groups))
+    _, first = np.unique(groups[shuffled], return_index=True)
+    return generator.permutation(shuffled[first])[:size].tolist()
+
+
+def start_radii(objective: ContrastiveObjective, distance: float) -> None:
+    """Gives the radii that have no start the distance of the first batch."""
+    for parameter in objective.parameters():
+        if parameter.isnan().all():
+            torch.nn.init.constant_(parameter, distance)
+
+
+def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, args: argparse.Namespace) -> dict:
+    """Trains a model from the seed's weights and measures it."""
+    set_seed(seed)
+    rows = splits["train"]
+    model = build_model(MODEL, processor)
+    model.audio_model.fit_normalisation(input_features=rows.features[:256])
+    objective = OBJECTIVES[name]()
+    optimizer = torch.optim.Adam([*model.parameters(), *objective.parameters()], lr=args.lr)
+    generator = np.random.default_rng(seed)
+    pad, languages = processor.tokenizer.pad_token_id, rows.tokens.shape[2]
+
+    log: list[dict[str, float]] = []
+    started = time.process_time()
+    for step in range(args.steps):
+        optimizer.param_groups[0]["lr"] = args.lr * min(1, 10 * step / args.steps) * (1 - step / args.steps)
+        places = draw_batch(rows.groups.numpy(), args.batch_size, generator)
+        captions = generator.integers(rows.tokens.shape[1], size=len(places))
+        drawn = generator.integers(languages, size=len(places))
+
+        # (B, L) in one language, (B, 2, L) for cacl, (B, K, L) for kcl
+        tokens = rows.tokens[places, captions]  # (B, K, L)
+        if name == "cacl":
+            others = 1 + drawn % (languages - 1)
+            tokens = torch.stack([tokens[:, 0], tokens[range(len(places)), others]], dim=1)
+            trained = F.one_hot(torch.tensor(others), languages).bool()
+            trained[:, 0] = True
+        elif name == "kcl":
+            trained = torch.ones(len(places), languages, dtype=torch.bool)
+        else:
+            trained = F.one_hot(torch.tensor(drawn), languages).bool()
+            tokens = tokens[range(len(places)), drawn].unsqueeze(1)
+        flat = tokens.flatten(0, 1)
+        flat = flat[:, : int((flat != pad).sum(dim=1).max())]
+
+        audio = model.get_audio_features(input_features=rows.features[places]).pooler_output
+        text = model.get_text_features(input_ids=flat, attention_mask=(flat != pad).long()).pooler_output
+        if step == 0:
+            start_radii(objective, positive_distance(text[:: tokens.shape[1]], audio).mean().item())
+        text.retain_grad()
+        scale = model.logit_scale.exp()
+        loss, _ = objective(audio, text.unflatten(0, tokens.shape[:2]), scale)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+        if step % 10 == 0:
+            entry = {"step": step, "loss": loss.item()}
+            if tokens.shape[1] == 1 and "random" not in name:
+                entry |= measure(objective, audio, text, scale.detach())
+                entry["gradient"] = float(text.grad.norm(dim=-1).mean() * len(places))
+            if languages > 1:
+                entry["language_error"] = language_distribution_error(trained).item()
+            for key in ("weight", "log_positive_weight"):
+                if hasattr(objective, key):
+                    entry[key] = float(getattr(objective, key).detach())
+                    entry[f"d_{key}"] = float(getattr(objective, key).grad)
+            log.append(entry)
+    seconds = time.process_time() - started
+    scores = evaluate(model, splits["test"], pad, trained)
+    return {"objective": name, "seed": seed, "cpu_seconds": round(seconds, 1), **scores, "log": log}
+
+
+@torch.no_grad()
+def evaluate(model: Any, rows: Split, pad: int, trained: Tensor) -> dict[str, float]:
+    """Retrieval in the first language, and over all of them the rank variance and the data distribution error."""
+    model.eval()
+    audio = torch.cat([model.get_audio_features(input_features=part).pooler_output for part in rows.features.split(64)])
+    same = rows.groups.unsqueeze(0) == rows.groups.unsqueeze(1)
+    ranks, scores, texts = [], {}, []
+    for language in range(rows.tokens.shape[2]):
+        parts = []
+        for ids in rows.tokens[:, 0, language].split(64):
+            parts.append(model.get_text_features(input_ids=ids, attention_mask=(ids != pad).long()).pooler_output)
+        text = torch.cat(parts)
+        texts.append(text)
+        similarity = text @ audio.T
+        if language == 0:
+            for direction, table in (("t2a", similarity), ("a2t", similarity.T)):
+                hits = same.gather(1, table.topk(10).indices).float()
+                scores |= {f"{direction} R@1": hits[:, 0].mean().item(), f"{direction} P@10": hits.mean().item()}
+        best = similarity.masked_fill(~same, -2).amax(dim=1, keepdim=True)
+        ranks.append((similarity > best).sum(dim=1))
+
+    if len(ranks) > 1:
+        scores["MRV"] = mean_rank_variance(torch.stack(ranks, dim=1).numpy())
+        count = len(trained)
+        clips = torch.stack(texts, dim=1)[:count]  # (N, K, d)
+        scale = model.logit_scale.exp()
+        scores["data distribution error"] = data_distribution_error(audio[:count], clips, scale, trained).item()
+        scores["language error"] = language_distribution_error(trained).item()
+    return scores
+
+
+def main() -> None:
+    """Prepare, train, write after each run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--objectives", nargs="+", default=["infonce", "bi_static", "bi_dynamic"], choices=OBJECTIVES)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--languages", type=int, default=1)
+    parser.add_argument("--clips", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--batch_size", type=int, default=48)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--output", type=Path, required=True)
+    args = parser.parse_args()
+
+    languages = list(LANGUAGES)[: args.languages]
+    loaded = load_splits(
+        "synthetic", num_train=args.clips, num_validation=64, num_test=args.clips // 4, duration_seconds=1.0
+    )
+    processor = build_processor(MODEL, loaded["train"], languages)
+    splits = {name: prepare(loaded[name], processor, languages, 32) for name in ("train", "test")}
+
+    settings = {name: value for name, value in vars(args).items() if name != "output"}
+    runs: list[dict] = []
+    for seed in args.seeds:
+        for name in args.objectives:
+            runs.append(train(name, seed, splits, processor, args))
+            told = {key: round(value, 3) for key, value in runs[-1].items() if isinstance(value, float)}
+            print(name, seed, told, flush=True)
+            write_json(args.output, {"settings": settings, "versions": package_versions(), "runs": runs})
+
+
+if __name__ == "__main__":
+    main()
