@@ -77,6 +77,9 @@ def test_towers_have_their_configuration():
     for towers in (AUDIO_TOWERS, TEXT_TOWERS):
         for model_type, tower in towers.items():
             assert tower.config_class.model_type in (model_type, f"{model_type}_encoder"), model_type
+            if tower.__module__.startswith("modeling_supclap."):
+                assert tower.__name__ in modeling_supclap.__all__
+                assert f"{tower.__module__}.{tower.__name__}" in (ROOT / "docs" / "api" / "model.md").read_text("utf-8")
 
 
 def test_shared_keys_stand_in_one_dataclass():
