@@ -8,6 +8,7 @@ import pytest
 from listeners import Listener, caption_tones
 from recordings import tone_rows
 
+from modeling_supclap.evaluation import retrieval
 from modeling_supclap.evaluation.embed import AudioPolicy, embed_split, in_row_order, split_from_predictions
 from modeling_supclap.evaluation.models import load_embedding_model
 from modeling_supclap.evaluation.results import Intervals
@@ -76,6 +77,22 @@ def test_a_known_confusion_has_known_scores(rows):
     assert scores["multilingual"]["fra"]["Dis"]["value"] == pytest.approx(2 / 16 * 2**0.5, rel=1e-4)
     assert arrays["multilingual/distance/fra"].mean() == pytest.approx(2 / 16 * 2**0.5, rel=1e-4)
     assert scores["multilingual"]["fra"]["Gap"]["low"] is None
+    # Ranks of 0 to 7 drawn twice: half of the variance of a uniform rank, (8^2 - 1) / 12.
+    assert scores["multilingual"]["all"]["MRV"]["chance"] == pytest.approx(63 / 24)
+
+
+def test_english_is_the_anchor_wherever_it_stands(rows):
+    scores, _, _ = evaluate_retrieval(embed_split(listener(rows), rows), ["fra", "eng"])
+    assert scores["multilingual"].keys() == {"num_parallel", "all", "fra"}
+
+
+def test_pictures_show_clips_from_all_over_the_split(rows, monkeypatch):
+    monkeypatch.setattr(retrieval, "_SAMPLED_CLIPS", 3)
+    split = embed_split(listener(rows), rows)
+    _, arrays, _ = evaluate_retrieval(split)
+    assert arrays["embeddings/audio_clip"].tolist() == arrays["embeddings/text_clip/eng"].tolist() == [0, 3, 6]
+    first = split.texts([rows[3]["captions"]["eng"][0]], "eng")
+    np.testing.assert_array_equal(arrays["embeddings/text/eng"][1:2], first)
 
 
 def test_it_agrees_with_what_the_trainer_computes(rows):
@@ -105,7 +122,14 @@ def test_shared_captions_are_one_query_with_several_answers(rows):
     assert (own["retrieval"]["eng"]["t2a"]["num_queries"], shared["retrieval"]["eng"]["t2a"]["num_queries"]) == (6, 4)
     assert own["retrieval"]["eng"]["t2a"]["R@1"]["value"] == pytest.approx(4 / 6)  # the twin's are about the other tone
     assert shared["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
-    assert len(set(arrays["retrieval/eng/t2a/cluster"])) == 2
+    # What is drawn are groups, since a shared caption is about no single recording.
+    clusters = set(arrays["retrieval/eng/t2a/cluster"].tolist())
+    assert len(clusters) == 2
+    assert not clusters & {row["source"] for row in twins}
+    # In random order the best of m among 3 clips stands at 4 / (m + 1): two captions have two answers, two have one.
+    assert shared["retrieval"]["eng"]["t2a"]["mean_rank"]["chance"] == pytest.approx((2 * 4 / 3 + 2 * 4 / 2) / 4)
+    # A caption that clips share is asked once, as that of the first of them.
+    assert arrays["retrieval/eng/t2a/query_id"].tolist() == ["clip0#0", "clip0#1", "clip1#0", "clip1#1"]
 
 
 def test_the_best_chunk_is_what_counts_when_it_is_asked_for(tmp_path, rows):
