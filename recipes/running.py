@@ -17,10 +17,10 @@ from modeling_supclap.datasets_scripts.atomic_files import InUseError
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
 from modeling_supclap.training.checkpoints import last_checkpoint
-from modeling_supclap.training.distributed import is_first_process, leave_process_group
+from modeling_supclap.training.distributed import MissingProcessError, is_first_process, leave_process_group
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
-USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError)
+USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError, MissingProcessError)
 """What data and arguments raise; their messages say it all, where of anything else the traceback is wanted."""
 
 
@@ -88,11 +88,14 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
     Raises:
         BadAudioError: Recordings of the validation or the test split cannot be used; the message names the first.
     """
-    if args.on_bad_audio != "error" or not is_first_process():
+    if args.on_bad_audio != "error":
         return
 
     for name in ("validation", "test"):
-        bad = find_bad_audio(splits[name], max(1, args.dataloader_num_workers)) if name in splits else []
+        bad = []
+        with args.main_process_first(local=False, desc=f"reading the recordings of the {name} split"):
+            if name in splits and is_first_process():
+                bad = find_bad_audio(splits[name], max(1, args.dataloader_num_workers))
         if bad:
             raise BadAudioError(
                 f"{len(bad)} of the {len(splits[name])} {name} recordings cannot be used, the first is that of clip "

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,13 @@ from .callbacks import (
 from .checkpoints import last_checkpoint, refuse_another_run, write_run_file
 from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, usable_rows
 from .contrastive_module import ContrastiveModule
+from .distributed import naming_missing_processes
 from .objectives import SupportVectorRegularizer, TemporalObjective, build_objective
 from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 logger = logging.getLogger(__name__)
+
+_FULL_DISK = ("inline_container", "iostream error")  # what torch.save makes of it, in the middle and at the end
 
 UNFINISHED = "unfinished"
 """The folder, in the output folder, in which a checkpoint is written."""
@@ -150,6 +153,7 @@ class SupCLAPTrainer(Trainer):
         self.processor = processing_class
 
         self._saving = False  # whether a checkpoint is being written
+        self._begun_batches = 0  # that this process has begun, in training and evaluation
         self._logs = Averages()
         if args.track_drift:
             self.add_callback(DriftCallback(self.module.objective, self._logs))
@@ -231,6 +235,7 @@ class SupCLAPTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Runs the module, which has its own loss; NaN stops the run and names the clips."""
+        self._begun_batches += 1
         outputs = model(**inputs)
         if not torch.isfinite(outputs.loss):
             broken = [name for name, value in outputs.logs.items() if not torch.isfinite(value)]
@@ -254,7 +259,7 @@ class SupCLAPTrainer(Trainer):
             **kwargs: As the Trainer's.
 
         Raises:
-            RuntimeError: Another run trains in the output folder.
+            RuntimeError: Another run trains in the output folder; or a process of this one is missing, which is named.
             ValueError: The checkpoint is not whole, or of a run with other settings, which are named.
         """
         folder = self.args.output_dir or "."
@@ -265,7 +270,13 @@ class SupCLAPTrainer(Trainer):
                 refuse_another_run(
                     resume_from_checkpoint, self.args, self.module, self.clap, self.processor, self._batches
                 )
-            return super().train(resume_from_checkpoint, *args, **kwargs)
+            with self._naming_missing_processes():
+                return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _naming_missing_processes(self) -> AbstractContextManager[None]:
+        return naming_missing_processes(
+            lambda: self._begun_batches, patience_seconds=min(60, self.args.ddp_timeout / 4)
+        )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the objective's numbers and the throughput to those of the Trainer."""
@@ -287,7 +298,7 @@ class SupCLAPTrainer(Trainer):
     def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
         """As the Trainer's: `predictions` holds the audio `(N, d)` and text `(N, K, d)` embeddings."""
         rows: Any = IndexedRows(test_dataset)
-        with self._evaluating(rows):
+        with self._evaluating(rows), self._naming_missing_processes():
             return super().predict(rows, ignore_keys, metric_key_prefix)
 
     @contextmanager
@@ -311,6 +322,7 @@ class SupCLAPTrainer(Trainer):
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, Any, Any]:
         """Gives embeddings only: a loss over the batches would depend on how the split is cut into them."""
+        self._begun_batches += 1
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)
@@ -337,7 +349,7 @@ class SupCLAPTrainer(Trainer):
         except BaseException as error:
             if self.args.should_save:
                 shutil.rmtree(unfinished, ignore_errors=True)  # room again, where the disk is full
-            if isinstance(error, RuntimeError) and "inline_container" in str(error):  # what torch.save makes of it
+            if isinstance(error, RuntimeError) and any(words in str(error) for words in _FULL_DISK):
                 message = f"{os.strerror(errno.ENOSPC)}, or the disk fails: {name} cannot be written"
                 raise OSError(errno.ENOSPC, message, str(folder)) from error
             raise

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from transformers import TrainingArguments
+from transformers.utils.generic import strtobool
 
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
 
-from .distributed import require_the_launched_processes
+from .distributed import first_process_first, join_processes_on_cpus, require_the_launched_processes
 from .frozen import CACHE_FROZEN
 
 MULTILINGUAL_LOSSES = ("kcl", "cacl")
@@ -25,7 +29,8 @@ class SupCLAPTrainingArguments(TrainingArguments):
 
     Inherited defaults that differ: Adam without weight decay, learning rate 5e-5, batch 24, 10 epochs [S 4.1.2];
     evaluation and a checkpoint each epoch, the best by *validation* recall is loaded at the end; the last incomplete
-    training batch is dropped, since a loss over fewer negatives is another loss.
+    training batch is dropped, since a loss over fewer negatives is another loss. A process that waits ten minutes for
+    another in a step ends the run (`ddp_timeout`); for the first one to read the data it waits as long as that takes.
 
     Args:
         loss: The base loss: `infonce`, `siglip` or `reweighted` (the SimpleReweight baseline of [S E.4]) on one caption
@@ -101,11 +106,14 @@ class SupCLAPTrainingArguments(TrainingArguments):
         default_factory=torch.cuda.is_available, metadata={"help": "Pin batches; by default where there is a GPU."}
     )
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter is used."})
+    ddp_timeout: int = field(default=600, metadata={"help": "Seconds that a step waits for another process."})
     label_names: list[str] | None = field(
         default_factory=lambda: ["clip_index"], metadata={"help": "How embeddings find their clip again."}
     )
 
     def __post_init__(self) -> None:
+        if self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "false")):
+            join_processes_on_cpus(self.ddp_backend, self.ddp_timeout)
         super().__post_init__()
         require_the_launched_processes(self.world_size)
 
@@ -133,6 +141,18 @@ class SupCLAPTrainingArguments(TrainingArguments):
             )
 
         self.eval_languages = self.eval_languages or list(self.languages)
+
+    @contextmanager
+    def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
+        """Lets the first process of each machine, or of all, run a block before the others, however long it takes.
+
+        Args:
+            local: Whether each machine has a first process, as where each has its own disk.
+            desc: What the block does, for the log of those that wait.
+        """
+        index, place = (self.local_process_index, platform.node()) if local else (self.process_index, "all")
+        with first_process_first(desc, is_first=index == 0, place=place):
+            yield
 
     @property
     def caption_scheme(self) -> str:
