@@ -9,7 +9,8 @@ import pickle
 import re
 import zipfile
 from _codecs import encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -115,6 +116,9 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
     not_read: list[str] = []
     for file in files:
         part, others = get_state_dict(_load(file), file.name)
+        declared, size = sum(value.numel() * value.element_size() for value in part.values()), file.stat().st_size
+        if declared > 8 * size + (1 << 24):  # one number may stand for a whole tensor, or two names for one tensor
+            raise ValueError(f"{file} has {size:,} bytes and declares tensors of {declared:,}; it is not read")
         if twice := sorted(part.keys() & tensors.keys()):
             raise ValueError(f"{origin}: {len(twice)} tensors stand in several files, among them {twice[:3]}")
         tensors.update(part)
@@ -239,7 +243,7 @@ def _load(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with torch.serialization.safe_globals(ALLOWED):
+        with torch.serialization.safe_globals(ALLOWED), _memory_in_proportion(path):
             # Mapped, where the format allows it: a training checkpoint is mostly its optimizer.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except PermissionError:
@@ -250,7 +254,30 @@ def _load(path: Path) -> Any:
             may_be_a_pickle = zipfile.is_zipfile(path) or file.read(1) == pickle.PROTO
         if isinstance(error, pickle.UnpicklingError) and may_be_a_pickle:
             raise ValueError(_explain_refusal(path, error)) from error
+        if isinstance(error, MemoryError) or "alloc_cpu" in str(error):  # the second is what torch says
+            size = path.stat().st_size
+            raise ValueError(f"{path} has {size:,} bytes and asks for far more memory; it is not read") from error
         raise ValueError(damaged(path, error)) from error
+
+
+@contextmanager
+def _memory_in_proportion(path: Path) -> Iterator[None]:
+    """Within it, this process can take three times the memory of a file and one GiB, and not what the file asks for."""
+    pages = Path("/proc/self/statm")
+    if not pages.is_file():  # elsewhere than on Linux such a limit does not hold
+        yield
+        return
+
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(pages.read_text().split()[0]) * resource.getpagesize()
+    limit = taken + 3 * path.stat().st_size + (1 << 30)
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _explain_refusal(path: Path, error: Exception) -> str:
