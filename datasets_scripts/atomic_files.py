@@ -61,7 +61,7 @@ def write_json(path: str | Path, content: Any, one_writer: bool = False, **style
 
 @contextmanager
 def only_writer(path: str | Path) -> Iterator[None]:
-    """Within it, no other process is within it for the same file or folder.
+    """Within it, no other process is within it for the same file or folder; this one may be so twice.
 
     The lock lies beside the path and is the system's: it goes with the process, however that ends.
 
@@ -73,7 +73,7 @@ def only_writer(path: str | Path) -> Iterator[None]:
     """
     target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(target.with_name(target.name + ".lock"), timeout=0)
+    lock = FileLock(target.with_name(target.name + ".lock"), timeout=0, is_singleton=True)
     try:
         lock.acquire()
     except Timeout as error:
@@ -85,6 +85,7 @@ def only_writer(path: str | Path) -> Iterator[None]:
         yield
     finally:
         # While it is held: whoever has opened the file and not locked it finds it gone. Windows keeps open files.
-        with suppress(OSError):
-            Path(lock.lock_file).unlink()
+        if lock.lock_counter == 1:
+            with suppress(OSError):
+                Path(lock.lock_file).unlink()
         lock.release()

@@ -31,7 +31,7 @@ from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, spli
 from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import DatasetArguments, parse_arguments
 from modeling_supclap.recipes.models import TrainedPartArguments, is_clap, load_start
-from modeling_supclap.recipes.running import run_command, train
+from modeling_supclap.recipes.running import only_run, run_command, train
 from modeling_supclap.training.checkpoints import last_checkpoint
 from modeling_supclap.training.collator import usable_rows
 from modeling_supclap.training.trainer import TemporalTrainer
@@ -194,13 +194,21 @@ def score_stages(
 
 
 def main() -> None:
-    """Parse, load, freeze, train A, train B, save."""
-    started = time.perf_counter()
+    """Reads the command line, and runs as the only one in its folder."""
     post_args, part_args, args = parse_arguments(
         (PostTrainingArguments, LastPartArguments, AllStagesArguments), default_config=DEFAULT_CONFIG
     )
     if post_args.model is None:
         raise ValueError("there is no model to post-train; give --model with a folder or a Hub id")
+    with only_run(args):
+        train_and_save(post_args, part_args, args)
+
+
+def train_and_save(
+    post_args: PostTrainingArguments, part_args: TrainedPartArguments, args: TemporalTrainingArguments
+) -> None:
+    """Load, freeze, train A, train B, save."""
+    started = time.perf_counter()
     set_seed(args.seed)
     origin = post_args.origin
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from datasets.exceptions import DatasetsError
 from transformers import Trainer
 from transformers.utils import logging as transformers_logging
 
-from modeling_supclap.datasets_scripts.atomic_files import InUseError
+from modeling_supclap.datasets_scripts.atomic_files import InUseError, only_writer
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
 from modeling_supclap.training.checkpoints import last_checkpoint
@@ -50,6 +51,15 @@ def run_command(main: Callable[[], int | None]) -> None:
 
     if code:
         sys.exit(code)
+
+
+def only_run(args: SupCLAPTrainingArguments) -> AbstractContextManager[None]:
+    """Within it no other run writes to the output folder, from the first look into it to the card.
+
+    Args:
+        args: Of the run.
+    """
+    return only_writer(args.output_dir or ".") if is_first_process() else nullcontext()
 
 
 def train(trainer: Trainer, checkpoint: str | None = None) -> None:

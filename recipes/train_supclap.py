@@ -39,7 +39,7 @@ from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
 from modeling_supclap.recipes.models import TrainedPartArguments, load_start
-from modeling_supclap.recipes.running import require_usable_audio, run_command, say, train
+from modeling_supclap.recipes.running import only_run, require_usable_audio, run_command, say, train
 from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
 from modeling_supclap.training.checkpoints import last_checkpoint
 from modeling_supclap.training.collator import usable_rows
@@ -200,7 +200,7 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
     if args.resume_from_checkpoint != "last":
         return args.resume_from_checkpoint
     if last is None:
-        raise ValueError(f"--resume_from_checkpoint last: {folder} holds no checkpoint")
+        raise ValueError(f"--resume_from_checkpoint last: {folder} holds no checkpoint; without it the run begins anew")
     return last
 
 
@@ -259,11 +259,22 @@ def draw(log_history: list[dict[str, Any]], output: Path, language: str) -> str:
 
 
 def main() -> None:
-    """Parse, load, build, train, evaluate, save."""
-    started = time.perf_counter()
+    """Reads the command line, and runs as the only one in its folder."""
     data_args, model_args, part_args, args = parse_arguments(
         (DataArguments, ModelArguments, TrainedPartArguments, SupCLAPTrainingArguments), default_config=DEFAULT_CONFIG
     )
+    with only_run(args):
+        train_and_save(data_args, model_args, part_args, args)
+
+
+def train_and_save(
+    data_args: DataArguments,
+    model_args: ModelArguments,
+    part_args: TrainedPartArguments,
+    args: SupCLAPTrainingArguments,
+) -> None:
+    """Load, build, train, evaluate, save."""
+    started = time.perf_counter()
     args.resume_from_checkpoint = find_checkpoint(args)
     set_seed(args.seed)
 

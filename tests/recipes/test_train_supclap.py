@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,10 @@ from processes import run_processes
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.atomic_files import InUseError, only_writer
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
-from modeling_supclap.recipes import train_supclap
+from modeling_supclap.recipes import posttrain_teminal, train_supclap
 from modeling_supclap.recipes.train_supclap import ModelArguments, arguments_in_use
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -125,6 +127,25 @@ def test_a_used_folder_is_not_written_over(run):
     code, output = launch(SMOKE, "--output_dir", str(run[0]))
     assert code != 0
     assert "checkpoint-8 is there already: continue that run with --resume_from_checkpoint last" in output
+
+
+@pytest.mark.parametrize("recipe", [train_supclap, posttrain_teminal])
+def test_a_run_has_its_folder_for_itself_to_the_end(recipe, tmp_path, monkeypatch):
+    def refuse_a_second(*_):
+        def write():
+            with only_writer(tmp_path / "run"):
+                pytest.fail("a second run writes to the folder")
+
+        with ThreadPoolExecutor() as another, pytest.raises(InUseError, match="run is being written by another run"):
+            another.submit(write).result()
+        seen.append(recipe)
+
+    seen: list = []
+    monkeypatch.setattr(recipe, "train_and_save", refuse_a_second)
+    monkeypatch.setattr(sys, "argv", ["x.py", "--model", "m", "--output_dir", str(tmp_path / "run")])
+    recipe.main()
+    assert seen == [recipe]
+    assert not (tmp_path / "run.lock").exists()
 
 
 def test_killed_and_resumed_the_losses_are_the_same(run, tmp_path):
