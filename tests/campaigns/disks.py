@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import forking
-from jobs import Job, make_jobs
+from jobs import Job, checkpoints, make_jobs
 
 TOLD = ("No space left on device", "Read-only file system", "File too large", "Disk quota exceeded")
 
@@ -101,10 +101,10 @@ def _try(job: Job, name: str, place: Path, reference: Path, needed: int, kind: s
         )
 
         disk.remount(f"rw,size={4 * needed + 4096}k" if kind == "read-only" else f"size={4 * needed + 4096}k")
-        checkpoints = list(out.rglob("checkpoint-*")) if out.exists() else []
-        if job.pattern == "*checkpoint*" and not checkpoints:
+        written = checkpoints(out)
+        if job.pattern == "*checkpoint*" and not written:
             shutil.rmtree(out, ignore_errors=True)
-        again = job.proceed(out) if checkpoints or job.pattern != "*checkpoint*" else job.start(out)
+        again = job.proceed(out) if written or job.pattern != "*checkpoint*" else job.start(out)
         ended = forking.run(job.script, again, log)
         if ended.code != 0 and "checkpoint" in ended.last_line:
             shutil.rmtree(out, ignore_errors=True)

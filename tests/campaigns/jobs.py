@@ -88,6 +88,11 @@ def make_jobs(data: Path) -> dict[str, Job]:
     }
 
 
+def checkpoints(out: Path) -> list[Path]:
+    """The checkpoints of a run that have their name, which says that they are whole."""
+    return [path for path in out.rglob("checkpoint-*") if path.parent.name != "unfinished"]
+
+
 def esc50_folder(folder: Path) -> Path:
     """Two clips of each of four classes in each of five folds, a second long, of different pitch."""
     random = np.random.default_rng(0)

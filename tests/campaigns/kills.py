@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import forking
-from jobs import Job, make_jobs
+from jobs import Job, checkpoints, make_jobs
 
 
 def campaign(kills: int, folder: Path, seed: int = 0, names: list[str] | None = None) -> Counter[str]:
@@ -48,7 +48,8 @@ def campaign(kills: int, folder: Path, seed: int = 0, names: list[str] | None = 
         found = jobs[name].outcome(out)
         assert found == expected, f"{name}, trial {out.name}: the result differs from that of an undisturbed run"
         counts[f"{name}: ended like one run"] += 1
-        done += max(hits, 1)
+        done += hits
+        print(f"{done} kills, trial {trial}: {name} ended like one run after {hits}", flush=True)
 
         for left in folder.glob(f"{out.name}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -87,7 +88,7 @@ def _disturb(
 
 def _next_arguments(job: Job, out: Path) -> list[str]:
     """What the README says to type after a kill: before the first checkpoint there is nothing to go on from."""
-    if job.pattern == "*checkpoint*" and not any(out.rglob("checkpoint-*")):
+    if job.pattern == "*checkpoint*" and not checkpoints(out):
         shutil.rmtree(out, ignore_errors=True)
         return job.start(out)
     return job.proceed(out)
