@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 import soundfile
 from fake_hub import COMMIT, FakeHub
-from prepared_sets import make_folder
+from prepared_sets import make_folder, sound
 
 from modeling_supclap.datasets_scripts import load_splits, prepare
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
@@ -213,6 +213,46 @@ def test_error_stops_at_the_first(folder, cache, tmp_path):
     request = Request("esc50", request_for(folder).options, "int16", on_bad_audio="error")
     with pytest.raises(BadAudioError, match=r"clip '2-5': audio/2-5\.wav is truncated"):
         run(request, tmp_path / "out", cache_dir=cache, quiet=True)
+
+
+def damaged_flac(path, total_samples=None, zeros=0):
+    """A second of noise as FLAC, with another number of samples in its header, or zeros where its first frame was."""
+    encoded = io.BytesIO()
+    soundfile.write(encoded, sound(1)[:16_000], 16_000, format="FLAC")
+    content = bytearray(encoded.getvalue())
+    if total_samples is not None:  # the last 36 bits of eight bytes, behind rate, channels and depth
+        fields = int.from_bytes(content[18:26], "big")
+        content[18:26] = (fields >> 36 << 36 | total_samples).to_bytes(8, "big")
+
+    first_frame, last = 4, False
+    while not last:  # the blocks of metadata before it: a flag that it is the last, its kind, its length
+        last = bool(content[first_frame] & 0x80)
+        first_frame += 4 + int.from_bytes(content[first_frame + 1 : first_frame + 4], "big")
+    content[first_frame : first_frame + zeros] = bytes(zeros)
+    path.write_bytes(content)
+
+
+def test_odd_recordings_are_read_whole_or_listed_by_name(tmp_path, cache):
+    folder = tmp_path / "sounds"
+    folder.mkdir()
+    damaged_flac(folder / "first_frame.flac", zeros=600)
+    damaged_flac(folder / "declares.flac", total_samples=2**36 - 1)
+    damaged_flac(folder / "piped.flac", total_samples=0)  # its writer did not know yet
+    soundfile.write(folder / "gsm.wav", sound(2)[:8000], 8000, subtype="GSM610")
+    soundfile.write(folder / "short.wav", sound(3)[:1600], 16_000)
+    names = sorted(path.name for path in folder.iterdir())
+    lines = ["file_name,caption", *(f"{name},the sound of {name}" for name in names)]
+    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
+
+    options = {"data_dir": str(folder), "validation_fraction": 0, "test_fraction": 0}
+    manifest = run(Request("audio_folder", options, "int16"), tmp_path / "set", cache_dir=cache, quiet=True)
+    bad = {note["clip_id"]: note["reason"] for note in manifest["bad_audio"]["train"]}
+    assert sorted(bad) == ["declares.flac", "first_frame.flac"]
+    assert all(reason.startswith(name) for name, reason in bad.items())
+
+    rows = load_splits("prepared", data_dir=str(tmp_path / "set"))["train"]
+    seconds = {row["clip_id"]: len(row["samples"]) / 2 / row["sampling_rate_hz"] for row in rows}
+    assert seconds == pytest.approx({"gsm.wav": 1.0, "piped.flac": 13_230 / 16_000, "short.wav": 0.1}, abs=0.05)
 
 
 def test_a_missing_decoder_stops_the_run_whatever_the_policy(tmp_path, monkeypatch):
