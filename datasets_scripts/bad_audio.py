@@ -100,7 +100,9 @@ def find_bad_audio(
     if new:
         problems = map_in_order(partial(_problem, min_seconds=min_seconds), _select(rows, new), workers)
         for place, problem in zip(new, problems, strict=True):
-            known[states[place]] = problem
+            # The memo lies beside the results of a run, for others to read: it names no folder of this machine.
+            folder = os.path.dirname(str(rows[place]["audio_path"]))
+            known[states[place]] = problem and problem.replace(f"{folder}{os.sep}", "")
     if new and memo is not None:
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_json(memo, known)

@@ -3,6 +3,7 @@
 Declared fields only: constructing a configuration reads no file and needs no network.
 """
 
+import os
 from typing import Any, ClassVar, cast
 
 from huggingface_hub.dataclasses import strict
@@ -273,6 +274,14 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         self.text_config = config_from_dict(self.text_config or SONAR_TEXT_CONFIG)
         # An empty dictionary lets each tower keep its own; None would take it from a tower that is built already.
         super().__post_init__(**{"attn_implementation": {}, **kwargs})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in transformers; of a tower's folder on this machine only the name, for files that others read."""
+        content = super().to_dict()
+        for part in (content["audio_config"], content["text_config"]):
+            if isinstance(part, dict) and os.path.isabs(str(part.get("_name_or_path", ""))):
+                part["_name_or_path"] = os.path.basename(os.path.normpath(part["_name_or_path"]))
+        return content
 
     @classmethod
     def advice(cls) -> str:

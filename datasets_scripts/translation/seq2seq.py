@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from modeling_supclap.datasets_scripts.public_names import public_name
 from modeling_supclap.languages import LANGUAGE_TABLE, get_flores_code, get_iso_639_1, get_language_name
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Seq2SeqTranslator:
     ) -> None:
         if prompt is not None and "{text}" not in prompt:
             raise ValueError(f"prompt is {prompt!r}; it must hold {{text}}, and may hold {{source}} and {{target}}")
-        self.name = name
+        self.name, self._origin = public_name(name), name
         self.prompt = prompt
         self.num_beams = num_beams
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -125,9 +126,9 @@ class Seq2SeqTranslator:
         return tokenizer.batch_decode(output, skip_special_tokens=True)
 
     def _model_name(self, source: str, target: str) -> str:
-        if "{" not in self.name:
-            return self.name
-        return self.name.format(source=get_iso_639_1(source), target=get_iso_639_1(target))
+        if "{" not in self._origin:
+            return self._origin
+        return self._origin.format(source=get_iso_639_1(source), target=get_iso_639_1(target))
 
     def _load(self, source: str, target: str) -> tuple[str, Any, Any]:
         name = self._model_name(source, target)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,7 @@ def score_split(
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {
         "clips/id": split.ids,
-        "clips/audio_path": np.array([str(row["audio_path"]) for row in split.rows]),
+        "clips/audio_path": np.array([Path(row["audio_path"]).name for row in split.rows]),
         "clips/source": split.sources,
         "clips/label": np.array([next(iter(row.get("labels") or ()), "") for row in split.rows]),
     }

@@ -23,7 +23,16 @@ from modeling_supclap.datasets_scripts.schema import LANGUAGES, without_audio
 from modeling_supclap.metrics.names import METRICS, RETRIEVAL_METRICS, get_metric
 
 from .report_figures import figures
-from .results import DIRECTIONS, NUM_CLASSES, Results, Score, flat_scores, get_dataset_name, paper_results
+from .results import (
+    DIRECTIONS,
+    NUM_CLASSES,
+    Results,
+    Score,
+    flat_scores,
+    get_dataset_name,
+    paper_results,
+    without_secrets,
+)
 
 ZERO_SHOT = ("top1", "top5", "mean_per_class", "mean_over_folds")
 ZSTE_TASKS = {
@@ -132,13 +141,14 @@ def render_report(results: Results, rows: Any = None, num_samples: int = 4) -> s
         for direction, title in DIRECTIONS.items():
             bars.setdefault(title, []).append((language, own[direction]["R@1"]))
     per_class, confusion = _zero_shot(results)
+    content = without_secrets(results.content)  # as in results.json
     return environment.get_template("report.html.j2").render(
-        model=results.content["model"],
+        model=content["model"],
         dataset=get_dataset_name(results.protocol),
-        protocol={"audio": None, "positives": "clip", "caption_handling": None, "captions": {}, **results.protocol},
-        versions=results.content["versions"],
-        run=results.content["run"],
-        training=results.content.get("training"),
+        protocol={"audio": None, "positives": "clip", "caption_handling": None, "captions": {}, **content["protocol"]},
+        versions=content["versions"],
+        run=content["run"],
+        training=content.get("training"),
         verdicts=_verdicts(results),
         title_of=_title_of,
         zste_tasks=ZSTE_TASKS,
@@ -401,14 +411,14 @@ def _listener(results: Results, rows: Any) -> Callable[[int], str]:
     """Gives the beginning of a clip as a data URL; an empty string where its recording is not to be had any more."""
     import soundfile
 
-    ids, paths = results.arrays["clips/id"].tolist(), results.arrays["clips/audio_path"].tolist()
+    ids = results.arrays["clips/id"].tolist()
     places = {row["clip_id"]: place for place, row in enumerate(without_audio(rows or ()))}
 
     def listen(clip: int) -> str:
-        place = places.get(ids[clip])
-        row = {"clip_id": ids[clip], "audio_path": paths[clip]} if place is None else rows[place]
+        if ids[clip] not in places:
+            return ""
         try:
-            waveform = read_row(row, CLIP_RATE_HZ, CLIP_SECONDS)
+            waveform = read_row(rows[places[ids[clip]]], CLIP_RATE_HZ, CLIP_SECONDS)
         except (FileNotFoundError, BadAudioError):
             return ""
         encoded = io.BytesIO()

@@ -21,11 +21,11 @@ from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import whole_file, write_json
+from modeling_supclap.datasets_scripts.public_names import public_name
 from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test
 from modeling_supclap.metrics.names import MetricName, get_metric
 
@@ -298,15 +298,7 @@ def without_secrets(value: Any) -> Any:
         return kept
     if isinstance(value, (list, tuple)):
         return list(map(without_secrets, value))
-    if not isinstance(value, (str, os.PathLike)):
-        return value
-
-    text = os.fspath(value)
-    if isinstance(text, str) and re.match(r"[a-z][a-z0-9+.-]*://", text):
-        parts = urlsplit(text)
-        return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
-    is_private = os.path.isabs(text) or text.startswith(("~", "../", "..\\")) or text == ".."
-    return os.path.basename(os.path.normpath(text)) if is_private else text
+    return public_name(value) if isinstance(value, (str, os.PathLike)) else value
 
 
 def compare(

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from modeling_supclap.datasets_scripts.public_names import public_name
+
 from ..conversion.provenance import SONAR_LICENSE, known_license, read_provenance
 from ..hub_ids import is_hub_id
 from ..modeling_supclap import SupCLAPModel
@@ -64,7 +66,7 @@ def origins(model: SupCLAPModel, base_model: str | None = None) -> list[Origin]:
     for part, tower in (("audio tower", config.audio_config), ("text tower", config.text_config)):
         found.append(_tower(part, tower.model_type, str(getattr(tower, "_name_or_path", "") or ""), recorded))
     if whole:
-        found.append(Origin("whole model", config.model_type, _public(whole), stated_license(whole)))
+        found.append(Origin("whole model", config.model_type, public_name(whole), stated_license(whole)))
     return found
 
 
@@ -117,20 +119,15 @@ def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, An
     # Both public families of such encoders, SONAR and NLLB, are CC-BY-NC-4.0: rather too strict than too free.
     assumed = SONAR_LICENSE if kind == "m2m_100" else ""
     if not entries:
-        return Origin(part, kind, _public(source), (stated_license(source) if source else "") or assumed)
+        return Origin(part, kind, public_name(source), (stated_license(source) if source else "") or assumed)
 
     entry = entries[0]
     return Origin(
         part,
         kind,
-        source=_public(str(entry["source"] or "")),
+        source=public_name(str(entry["source"] or "")),
         license=str(entry.get("license") or "").lower() or assumed,
         sha256=entry.get("sha256"),
         layout=entry.get("layout"),
         tensors=entry.get("tensors"),
     )
-
-
-def _public(source: str) -> str:
-    """A source as others may read it: of a folder on this machine only its name."""
-    return Path(source).name if os.path.isabs(source) else source

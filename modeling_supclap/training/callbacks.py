@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import ProgressCallback, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from modeling_supclap.datasets_scripts.stream import EpochBatches
 
@@ -106,6 +108,16 @@ class EpochCallback(TrainerCallback):
         """Counts whole epochs, in a run that is resumed too."""
         for each in self.drawing:
             each.set_epoch(int(state.epoch or 0))
+
+
+class BestCheckpointCallback(TrainerCallback):
+    """Finds the best checkpoint of a run that is resumed, also where the run's folder was moved meanwhile."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Looks for it in the folder of the run, under its step."""
+        best = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        if best.is_dir():
+            state.best_model_checkpoint = str(best)
 
 
 class ThroughputCallback(TrainerCallback):

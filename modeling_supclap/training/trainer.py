@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,13 @@ from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, Temp
 
 from ..encoding import max_window_seconds
 from ..evaluation import retrieval_metrics, temporal_metrics
+from ..evaluation.results import without_secrets
 from ..model_card import write_card_of_run
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from .callbacks import (
     Averages,
+    BestCheckpointCallback,
     DriftCallback,
     EpochCallback,
     LanguageErrorsCallback,
@@ -142,7 +145,7 @@ class SupCLAPTrainer(Trainer):
             train_dataset=indexed,
             eval_dataset=None if eval_dataset is None else IndexedRows(eval_dataset),
             processing_class=processing_class,
-            callbacks=[EpochCallback(*epochs), *(callbacks or [])],
+            callbacks=[EpochCallback(*epochs), BestCheckpointCallback(), *(callbacks or [])],
             optimizers=optimizers,
         )
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # their parameters cannot be set in the first step
@@ -360,7 +363,9 @@ class SupCLAPTrainer(Trainer):
             self.state.best_model_checkpoint = str(folder / name)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            self.state.save_to_json(str(unfinished / name / TRAINER_STATE_NAME))
+            # Without the place of the best: it is known by its step wherever the folder of the run has gone since.
+            state = replace(self.state, best_model_checkpoint=None)
+            state.save_to_json(str(unfinished / name / TRAINER_STATE_NAME))
             write_run_file(unfinished / name, self.args, self.module, self._batches)
             if (folder / name).exists():
                 os.replace(folder / name, unfinished / "replaced")
@@ -383,11 +388,15 @@ class SupCLAPTrainer(Trainer):
             )
 
         if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
-            token, self.args.hub_token = self.args.hub_token, None  # it never reaches training_args.bin
+            args, self.args = self.args, copy.copy(self.args)  # those of training_args.bin
+            self.args.hub_token = None
+            for name, value in vars(args).items():
+                if isinstance(value, str):
+                    setattr(self.args, name, without_secrets(value))
             try:
                 super()._save(str(folder), state_dict)
             finally:
-                self.args.hub_token = token
+                self.args = args
             if self.args.should_save:
                 self.clap.config.save_pretrained(folder)
 

@@ -183,7 +183,9 @@ def test_the_page_needs_nothing_from_outside_and_is_escaped(results):
 
 
 def test_hits_and_misses_can_be_heard(results):
-    page = render_report(results, num_samples=3)
+    clips = zip(results.arrays["clips/id"].tolist(), results.arrays["clips/audio_path"].tolist(), strict=True)
+    rows = [{"clip_id": clip, "audio_path": path} for clip, path in clips]
+    page = render_report(results, rows, num_samples=3)
     sounds = re.findall(r'src="data:audio/mpeg;base64,([^"]*)"', page)
     # Three hits; three misses of which one recording is gone, each with the clip that was found first.
     assert len(sounds) == 3 + 2 + 3

@@ -1,6 +1,7 @@
 """Checkpoints: written whole or not at all, resumed only by their own run, and by one run at a time."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import builders
 import pytest
@@ -77,10 +78,12 @@ def test_the_best_checkpoint_is_found_under_its_last_name(tmp_path, rows):
     trainer.train()
     best = tmp_path / f"checkpoint-{trainer.state.best_global_step}"
     assert trainer.state.best_model_checkpoint == str(best)
-    newest = last_checkpoint(tmp_path, resumes=True)
-    state = json.loads((tmp_path / newest / "trainer_state.json").read_text())
-    assert state["best_model_checkpoint"] == str(best)
     assert set(names(tmp_path)) == {best.name, f"checkpoint-{trainer.state.global_step}"}
+
+    moved = tmp_path.rename(tmp_path.with_name("on another machine"))
+    resumed = build(moved, rows, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.best_model_checkpoint == str(moved / best.name)
 
 
 class BreakWeights(TrainerCallback):
@@ -197,8 +200,12 @@ def test_what_changes_nothing_may_change(run, rows, tmp_path):
 
 def test_two_runs_in_one_folder_are_one_too_many(tmp_path, rows):
     trainer = build(tmp_path / "run", rows, max_steps=1, **STEPS)
+    another = ThreadPoolExecutor()  # a thread is to a lock as a process is
     with only_writer(tmp_path / "run"), pytest.raises(RuntimeError, match="run is being written by another run"):
-        trainer.train()
+        another.submit(trainer.train).result()
+
     trainer.train()
-    with only_writer(tmp_path / "run"):  # the lock goes with the run
-        pass
+    assert not (tmp_path / "run.lock").exists()
+    with only_writer(tmp_path / "run"):  # the recipe holds it from the beginning to the card
+        trainer.train()
+        assert (tmp_path / "run.lock").exists()

@@ -1,0 +1,114 @@
+"""What recipes leave behind names no folder of this machine, and thus no user, wherever models and data lie."""
+
+import sys
+from pathlib import Path
+
+import builders
+import numpy as np
+import pyarrow.parquet as pq
+import soundfile
+import translation_models
+from transformers import BertConfig, BertModel
+
+from modeling_supclap import CEDModel
+from modeling_supclap.datasets_scripts import prepare
+from modeling_supclap.recipes import (
+    embed_corpus,
+    evaluate_supclap,
+    posttrain_teminal,
+    train_supclap,
+    translate_captions,
+)
+
+CLASSES = ("dog", "rain", "rooster", "sneezing")
+STEPS = ["--max_steps", 2, "--save_steps", 1, "--eval_steps", 1, "--eval_strategy", "steps", "--save_strategy", "steps"]
+STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to", "none", "--on_bad_audio", "skip"]
+
+
+def texts_of(path: Path) -> bytes:
+    """All that a file says, that of a table or of packed arrays unpacked."""
+    if path.suffix == ".parquet":
+        return repr((pq.read_schema(path).metadata, pq.read_table(path).to_pylist())).encode()
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            return repr([(name, arrays[name].tolist()) for name in arrays.files]).encode()
+    return path.read_bytes()
+
+
+def make_home(home: Path) -> Path:
+    """Recordings in ESC-50's layout, one of them damaged, encoders, a model that translates, and captions."""
+    (home / "ESC-50" / "meta").mkdir(parents=True)
+    (home / "ESC-50" / "audio").mkdir()
+    lines = ["filename,fold,target,category,esc10,src_file,take"]
+    for target, label in enumerate(CLASSES):
+        for number in range(10):
+            name = f"{number % 5 + 1}-{100 * target + number}-A-{target}.wav"
+            tone = 0.5 * builders.tone(300.0 * (target + 1) + 10 * number, 8000)
+            soundfile.write(home / "ESC-50" / "audio" / name, tone, builders.RATE_HZ)
+            lines.append(f"{name},{number % 5 + 1},{target},{label},True,{100 * target + number},A")
+    (home / "ESC-50" / "audio" / "1-100-A-1.wav").write_bytes(b"RIFF, no more")
+    (home / "ESC-50" / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n")
+
+    CEDModel(builders.ced_config()).save_pretrained(home / "ced")
+    builders.bert_processor().feature_extractor.save_pretrained(home / "ced")
+    BertModel(BertConfig(**builders.bert_config())).save_pretrained(home / "bert")
+    builders.bert_tokenizer().save_pretrained(home / "bert")
+    translation_models.save_nllb(home / "nllb")
+    translation_models.save_encoder(home / "encoder")
+    (home / "captions.jsonl").write_text('{"clip_id": "1", "caption_index": 0, "text": "a dog barks"}\n')
+    return home
+
+
+def test_no_file_of_a_recipe_names_a_folder_of_this_machine(tmp_path, monkeypatch):
+    home, out = make_home(tmp_path / "ann"), tmp_path / "ann" / "out"
+
+    def run(main, *arguments):
+        monkeypatch.setattr(sys, "argv", ["recipe.py", *map(str, arguments)])
+        main()
+
+    data = ["--dataset", "esc50", "--data_dir", home / "ESC-50"]
+    towers = ["--audio_encoder", home / "ced", "--text_encoder", home / "bert", "--projection_dim", 16]
+    run(train_supclap.main, *data, *towers, *STEPS, "--output_dir", out / "trained")
+    run(
+        posttrain_teminal.main,
+        *data,
+        *STEPS,
+        "--model",
+        out / "trained",
+        "--output_dir",
+        out / "ordered",
+        "--eval_pairs",
+        4,
+    )
+    run(
+        evaluate_supclap.main,
+        *data,
+        "--model",
+        out / "trained",
+        "--output_dir",
+        out / "scores",
+        "--cache_dir",
+        out / "cache",
+        "--on_bad_audio",
+        "skip",
+    )
+    run(
+        embed_corpus.main,
+        "--folder",
+        home / "ESC-50",
+        "--model",
+        out / "trained",
+        "--output",
+        out / "corpus",
+        "--device",
+        "cpu",
+    )
+    run(prepare.main, "esc50", "--data_dir", home / "ESC-50", "--out", out / "set", "--on_bad_audio", "skip", "--quiet")
+    words = ["--captions", home / "captions.jsonl", "--output", out / "texts" / "x.parquet", "--languages", "fra"]
+    run(translate_captions.main, *words, "--model", home / "nllb", "--sentence_encoder", home / "encoder")
+
+    telling = []
+    for path in sorted(set(out.rglob("*")) - set((out / "cache").rglob("*"))):  # the cache is of this machine alone
+        if path.is_file() and str(tmp_path).encode() in texts_of(path):
+            telling.append(str(path.relative_to(out)))
+    assert telling == []
