@@ -63,8 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(module: str, words: Sequence[str]) -> int:
-    """Runs a recipe under `accelerate launch`, which adds no traceback of its own when it ends with an error."""
+    """Runs a recipe under `accelerate launch`, without the traceback that launchers add to an error."""
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torch's launcher of several processes: they speak for themselves
     from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     recipe = importlib.util.find_spec(f"modeling_supclap.{module}")
     assert recipe is not None
@@ -76,6 +79,14 @@ def _launch(module: str, words: Sequence[str]) -> int:
         launch_command(launch_command_parser().parse_args(["--quiet", str(recipe.origin), *words]))
     except SystemExit as ended:
         return int(ended.code or 0)
+    except SignalException as stopped:
+        return 128 + int(stopped.sigval)
+    except ChildFailedError as failed:
+        process, failure = failed.get_first_failure()
+        if failure.exitcode < 0:  # one that was killed could say nothing
+            signal_name = signal.Signals(-failure.exitcode).name
+            print(f"supclap: error: process {process} (pid {failure.pid}) was ended by {signal_name}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -39,7 +40,9 @@ def run_command(main: Callable[[], int | None]) -> None:
     try:
         code = main() or 0
     except KeyboardInterrupt as stopped:
-        print(f"\n{name}: stopped{f'; {stopped}' if stopped.args else ''}", file=sys.stderr)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a launcher of several processes sends it once more
+        if is_first_process():
+            print(f"\n{name}: stopped{f'; {stopped}' if stopped.args else ''}", file=sys.stderr)
         code = 130
     except Exception as error:
         cause = builder_error(error)
