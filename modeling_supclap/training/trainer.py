@@ -376,6 +376,12 @@ class SupCLAPTrainer(Trainer):
         if pushes:
             self._push_from_checkpoint(str(folder / name))
 
+    def save_state(self) -> None:
+        """Saves what the run logged, as the Trainer does, without the place of the best checkpoint on this machine."""
+        best, self.state.best_model_checkpoint = self.state.best_model_checkpoint, None
+        super().save_state()
+        self.state.best_model_checkpoint = best
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """Writes a folder for `from_pretrained`; a checkpoint of the run holds the objective's parameters as well."""
         folder = Path(output_dir or self.args.output_dir or ".")
