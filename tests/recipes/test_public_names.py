@@ -6,12 +6,14 @@ from pathlib import Path
 import builders
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 import soundfile
 import translation_models
 from transformers import BertConfig, BertModel
 
 from modeling_supclap import CEDModel
 from modeling_supclap.datasets_scripts import prepare
+from modeling_supclap.datasets_scripts.public_names import public_name
 from modeling_supclap.recipes import (
     embed_corpus,
     evaluate_supclap,
@@ -23,6 +25,21 @@ from modeling_supclap.recipes import (
 CLASSES = ("dog", "rain", "rooster", "sneezing")
 STEPS = ["--max_steps", 2, "--save_steps", 1, "--eval_steps", 1, "--eval_strategy", "steps", "--save_strategy", "steps"]
 STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to", "none", "--on_bad_audio", "skip"]
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("laion/clap-htsat-fused", "laion/clap-htsat-fused"),
+        ("outputs/esc10", "outputs/esc10"),
+        ("/home/ann/ESC-50/", "ESC-50"),
+        ("~/sounds", "sounds"),
+        ("../elsewhere/set", "set"),
+        ("https://ann:secret@host.org:8080/v1?key=x#part", "https://host.org:8080/v1"),
+    ],
+)
+def test_a_path_keeps_its_last_name_only(name, public):
+    assert public_name(name) == public
 
 
 def texts_of(path: Path) -> bytes:
