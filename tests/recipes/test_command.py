@@ -116,6 +116,28 @@ def test_a_wheel_trains_and_evaluates_beside_a_project_of_ones_own(environment, 
 
 
 @pytest.mark.process
+def test_all_commands_start_from_the_wheel(environment, project):
+    lines = [
+        "import contextlib, io, sys",
+        "sys.path.remove('')",
+        "from modeling_supclap.recipes import command",
+        "for name in command.COMMANDS:",
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as printed:",
+        "        command.main([name, '--help'])",
+        "    module = sys.modules['modeling_supclap.' + command.COMMANDS[name]]",
+        "    print(name, module.__file__, printed.getvalue().startswith('usage: '))",
+    ]
+    site_packages, python = environment
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    started = subprocess.run(
+        [python, "-c", "\n".join(lines)], cwd=project, env=variables, capture_output=True, text=True, timeout=280
+    )
+    seen = [line.split() for line in started.stdout.splitlines()]
+    assert [words[0] for words in seen] == list(command.COMMANDS), started.stderr
+    assert all(Path(file).is_relative_to(site_packages) and helped == "True" for _, file, helped in seen)
+
+
+@pytest.mark.process
 def test_an_error_ends_with_its_message(environment, project):
     code, printed = finish(run(environment, project, "train", "smoke.yaml", "--svr_alhpa", "2"))
     assert code == 1
