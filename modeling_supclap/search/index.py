@@ -34,6 +34,8 @@ from ..evaluation import EmbeddingModel
 APPROXIMATE_FROM_ROWS = 100_000
 # The share of new windows from which the approximate index is made anew: its partitions no longer fit.
 _NEW_SHARE = 0.1
+# What of the approximate index stays in memory between queries.
+_CACHE_BYTES = 2**29
 # Windows of a recording that are in memory at a time, and recordings whose windows are written together.
 _WINDOWS_AT_ONCE = 64
 _FILES_AT_ONCE = 64
@@ -132,7 +134,9 @@ class SoundIndex:
         missing = f"{folder} holds no index of sounds; make one with `search_audio.py index`"
         if dim is None and "://" not in self.folder and not Path(folder).is_dir():
             raise FileNotFoundError(missing)  # LanceDB would make the folder
-        self._database = _import_lancedb().connect(self.folder)
+        lancedb = _import_lancedb()
+        session = lancedb.Session(index_cache_size_bytes=_CACHE_BYTES)
+        self._database = lancedb.connect(self.folder, session=session)
         names = self._database.list_tables().tables
         if "windows" in names and "files" in names:
             self.windows = self._database.open_table("windows")
@@ -198,14 +202,20 @@ class SoundIndex:
         rows = self.windows.count_rows()
         new_rows = self.windows.index_stats("vector_idx").num_unindexed_rows if self.is_approximate else rows
 
-        for table in (self.windows, self.files):
-            table.optimize(cleanup_older_than=timedelta(hours=1))  # whoever is reading may finish
-        if rows < APPROXIMATE_FROM_ROWS or not new_rows:
+        # Whoever is reading old versions may finish.
+        self.files.optimize(cleanup_older_than=timedelta(hours=1))
+        if not new_rows:
+            return None
+        self.windows.optimize(cleanup_older_than=timedelta(hours=1))
+        if rows < APPROXIMATE_FROM_ROWS:
             return None
 
         if new_rows > _NEW_SHARE * rows:
             partitions = 2 ** round(math.log2(math.sqrt(rows)))
-            config = _import_lancedb().index.IvfSq(distance_type="dot", num_partitions=partitions)
+            # Whole vectors: 2 to 4 times as fast to ask as those quantised to 8 bits, for as much disk as the windows.
+            config = _import_lancedb().index.IvfFlat(
+                distance_type="dot", num_partitions=partitions, sample_rate=64, max_iterations=20
+            )
             self.windows.create_index("vector", config=config, replace=True)
         return self.measure_recall()
 
@@ -214,7 +224,7 @@ class SoundIndex:
         """Whether there is an approximate index."""
         return bool(self.windows.list_indices())
 
-    def measure_recall(self, queries: int = 50, k: int = 10) -> float:
+    def measure_recall(self, queries: int = 20, k: int = 10) -> float:
         """The share of exact search's k best windows that the approximate index finds, over windows as queries."""
         rows = self.windows.count_rows()
         places = np.random.default_rng(0).choice(rows, size=min(queries, rows), replace=False)
@@ -245,7 +255,7 @@ class SoundIndex:
         if exact:
             query = query.bypass_vector_index()
         elif self.is_approximate:
-            query = query.nprobes(32).refine_factor(4)
+            query = query.nprobes(32)
 
         rows = []
         for row in query.to_list():
