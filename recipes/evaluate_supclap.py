@@ -99,6 +99,7 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, di
     """The rows to evaluate, the fold of each clip where folds were asked for, and what the results say of them."""
     if args.folds and args.train_split is not None:
         raise ValueError("folds have a training split each; give train_split without folds, or folds without it")
+
     options = args.builder_options
     data: dict[str, Any] = {"dataset": args.dataset, "split": args.split, "dataset_config": {**options}}
     data["dataset_config"].pop("data_dir", None)
@@ -118,6 +119,7 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, di
             folds |= dict.fromkeys(without_audio(parts[-1])["clip_id"], fold)
         if len(parts) == 1:
             data |= found_on_disk(builder, args)
+
     if args.folds and len(folds) < sum(map(len, parts)):
         raise ValueError(f"the folds {args.folds} share clips in split {args.split!r}; evaluate their test splits")
     return concatenate_datasets(parts), folds or None, data
@@ -130,6 +132,7 @@ def found_on_disk(builder: Any, args: EvaluationArguments) -> dict[str, Any]:
     left_out = {}
     for reason, ids in report["left_out"].items():
         left_out[reason] = len(ids)
+
     without = {"missing": len(missing), "examples": missing[:5], "left_out": left_out}
     return {"origin": getattr(builder, "origin", args.dataset), "without_rows": without}
 
@@ -148,6 +151,7 @@ def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict
     """How many recordings were cut into clips of both the evaluated and the training split; none should be."""
     if args.train_split is None:
         return None
+
     trained = set(without_audio(join(splits, args.train_split))["source"])
     evaluated = set(without_audio(join(splits, args.split))["source"])
 
@@ -180,6 +184,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
         template_sets[name] = evaluation.TEMPLATE_SETS[name]
     if args.templates:
         template_sets["own"] = args.templates
+
     return evaluation.EvaluationOptions(
         tasks=args.tasks,
         languages=args.languages,
@@ -202,6 +207,7 @@ def compare(args: EvaluationArguments) -> None:
     """Prints how two results differ."""
     if len(args.compare) != 2:
         raise ValueError(f"--compare takes two folders of results, got {args.compare}")
+
     first, second = map(evaluation.Results.load, args.compare)
     table = evaluation.compare(first, second, args.num_resamples, args.seed, args.allow_different)
     for place, path, results in zip(("first", "second"), args.compare, (first, second), strict=True):
@@ -224,6 +230,7 @@ def main() -> None:
     rows, folds, data = load_rows(args)
     folder = None if args.cache_dir in (None, "none") else args.cache_dir
     cache = evaluation.EmbeddingCache.default() if args.cache_dir is None else evaluation.EmbeddingCache(folder)
+
     model = evaluation.load_embedding_model(args.model, device=args.device)
     print(f"{args.model} on {args.dataset}, split {args.split}: {len(rows)} clips")
     results = evaluation.evaluate(

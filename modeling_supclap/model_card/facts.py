@@ -73,6 +73,7 @@ def facts_of_run(trainer: Any) -> CardFacts:
     results = read_results(folder)
     own = results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
     recorded = own["training"].get("arguments", {})
+
     arguments = _telling_arguments(args, recorded)
     for found in own["scores"].get("temporal", {}).values():
         arguments["stage"] = ", then ".join(stage[-1] for stage in found if stage.startswith("stage_"))
@@ -104,6 +105,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict) and content.get("schema") == SCHEMA:
             found.append(content)
+
     return found
 
 
@@ -141,6 +143,7 @@ def _telling_arguments(args: Any, recorded: Mapping[str, Any]) -> dict[str, Any]
         is_default = getattr(args, each.name) == each.default
         if each.name in _ALWAYS or (each.init and not is_default and not is_empty):
             telling[each.name] = value
+
     # TeminAL has an objective of its own.
     left_out = {*_LOCAL_ARGUMENTS, "loss", "svr"} if "stage" in telling else _LOCAL_ARGUMENTS
     for name in left_out & telling.keys():
