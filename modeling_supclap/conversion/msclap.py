@@ -46,14 +46,8 @@ TEXT_ASIDE = {
     r"embeddings\.position_ids$": "numbers of the positions",
     r"pooler\.": "pooler, which is not read",
 }
-CNN14_NAMES = (
-    (r"^conv_block1\.", "conv_blocks.0."),
-    (r"^conv_block2\.", "conv_blocks.1."),
-    (r"^conv_block3\.", "conv_blocks.2."),
-    (r"^conv_block4\.", "conv_blocks.3."),
-    (r"^conv_block5\.", "conv_blocks.4."),
-    (r"^conv_block6\.", "conv_blocks.5."),
-)
+# PANNs counts its blocks from 1.
+CNN14_NAMES = tuple((rf"^conv_block{number}\.", f"conv_blocks.{number - 1}.") for number in range(1, 7))
 NAMES = (
     (r"^audio_encoder\.projection\.", "audio_projection."),
     (r"^caption_encoder\.projection\.", "text_projection."),
