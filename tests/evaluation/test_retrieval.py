@@ -181,6 +181,15 @@ def test_what_cannot_be_asked_is_an_error(rows, call, message):
         call(rows)
 
 
+def test_what_is_found_is_named_by_its_row(rows):
+    """A clip without a French caption is no candidate there, and shifts the places of the others."""
+    rows[0] = {**rows[0], "captions": {**rows[0]["captions"], "fra": []}}
+    _, arrays, _ = evaluate_retrieval(embed_split(listener(rows), rows), LANGUAGES, caption_handling="each")
+    assert arrays["retrieval/fra/clip"].tolist() == list(range(1, 8))
+    assert arrays["retrieval/fra/t2a/top"][:, 0].tolist() == np.repeat(range(1, 8), 2).tolist()
+    assert set(arrays["retrieval/fra/a2t/top"][:, 0]) == set(range(0, 14, 2))
+
+
 def test_one_recording_has_no_interval(rows):
     same = [{**row, "source": "one"} for row in rows]
     scores, _, _ = evaluate_retrieval(embed_split(listener(rows), same), intervals=Intervals(10))

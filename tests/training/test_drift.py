@@ -1,6 +1,7 @@
 """Forces and drift against loops, autograd, the paper's one-step identity and cases that can be drawn on paper."""
 
 import math
+from typing import Any
 
 import pytest
 import reference
@@ -90,7 +91,7 @@ def test_drift_is_that_of_the_gradients_of_the_losses(
         torch.autograd.grad(each, texts, retain_graph=True)[0] for each in (losses[0], losses[0] + alpha * losses[1])
     )
 
-    options = {"alpha": alpha, "similarity": similarity, "decoupled": decoupled and loss == "infonce"}
+    options: dict[str, Any] = {"alpha": alpha, "similarity": similarity, "decoupled": decoupled and loss == "infonce"}
     options |= {"logit_bias": bias} if loss == "siglip" else {}
     statistics = drift_statistics(audio, text, SCALE, radius, **options)
     straight = F.normalize(audio - text, dim=1)
