@@ -37,13 +37,13 @@ reproduce: setup
 reproduce-gpu: setup
 	bash recipes/reproduce_gpu.sh $(DATA_DIR) $(ARGS)
 
-# Costs as ratios, each beside its peer in one run.
+# Costs as ratios, each beside its peer in one run: one table, also in benchmarks/results.md. ARGS="--only G4" for a part.
 bench: setup
-	$(BIN)/python benchmarks/bench_support_vector.py
-	$(BIN)/python benchmarks/bench_drift.py
-	$(BIN)/python benchmarks/bench_retrieval.py
-	$(BIN)/python benchmarks/bench_input_pipeline.py
-	$(BIN)/python benchmarks/bench_mel.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(ARGS)
+
+# Training on a GPU: clips a second, achieved TFLOP/s and memory of the papers' models.
+bench-gpu: setup
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 test: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)

@@ -5,8 +5,8 @@
 A CED-tiny and a small BERT train on 5-second recordings, which are read as they came (Vorbis at 44.1 kHz: decoded and
 resampled for each batch), from a set prepared as FLAC at 16 kHz, and from one prepared as int16 samples. Without
 `--data_dir`, a folder for the builder `audio_folder`, the recordings are generated. All ways take turns in each round;
-a way's time is the least of its rounds, and what counts are the ratios. The second table is one process that only
-reads, or reads and makes batches; the third is `recipes/embed_corpus.py` beside the encoder on features in memory.
+a way's time is the least of its rounds, and what counts are the ratios. Then one process that only
+reads, or reads and makes batches; and `recipes/embed_corpus.py` beside the encoder on features in memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import datasets
 import soundfile
 import torch
+from rows import Row, compare, print_rows
 from torch.utils.data import DataLoader
 from transformers import BertConfig, RobertaTokenizer
 
@@ -78,24 +79,10 @@ def build_model(tokenizer: Any) -> SupCLAPModel:
     return SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=256))
 
 
-def measure_least(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The least wall time of each way over the rounds, in which they take turns; a round before warms up."""
-    least = dict.fromkeys(ways, float("inf"))
-    for number in range(rounds + 1):
-        for name, work in ways.items():
-            started = time.perf_counter()
-            work()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if number:
-                least[name] = min(least[name], time.perf_counter() - started)
-    return least
-
-
 def compare_training(
     rows: Mapping[str, datasets.Dataset], model: SupCLAPModel, collator: TrainingCollator, options: argparse.Namespace
-) -> None:
-    """The first table: a step of InfoNCE and Adam on batches that workers make, and on batches in memory."""
+) -> list[Row]:
+    """The first rows: a step of InfoNCE and Adam on batches that workers make, and on batches in memory."""
     arguments = SupCLAPTrainingArguments(output_dir="outputs/bench", report_to="none")
     module = ContrastiveModule(model, build_objective(arguments)).to(arguments.device).train()
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-6)
@@ -118,17 +105,19 @@ def compare_training(
     for storage in STORAGES:
         ways[storage] = partial(train_on, load(storage, options.workers))
 
-    print(f"{torch.get_num_threads()} threads, {options.workers} workers, batches of {options.batch}")
-    print(f"{'batches':<12}{'ms a step':>11}{'x in memory':>13}")
-    least = measure_least(ways, options.rounds)
-    for name, seconds in least.items():
-        print(f"{name:<12}{1e3 * seconds / len(in_memory):>11.1f}{seconds / least['in memory']:>13.3f}")
+    seconds = measure_wall(ways, options.rounds)
+    rows_of_table = []
+    for storage in STORAGES:
+        ratio = compare(seconds, storage, "in memory")
+        wanted = "<= 1.1" if storage == "int16" else ""
+        rows_of_table.append(Row("G8", f"a step fed from {storage} by workers / from memory", *ratio, wanted))
+    return rows_of_table
 
 
 def compare_reading(
     rows: Mapping[str, datasets.Dataset], collator: TrainingCollator, options: argparse.Namespace
-) -> None:
-    """The second table: one process on one thread."""
+) -> list[Row]:
+    """The second rows: one process on one thread."""
 
     def read(storage: str) -> None:
         for row in rows[storage]:
@@ -140,21 +129,19 @@ def compare_reading(
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    reading = measure_least({storage: partial(read, storage) for storage in STORAGES}, options.rounds)
-    batching = measure_least({storage: partial(batch, storage) for storage in STORAGES}, options.rounds)
+    reading = measure_wall({storage: partial(read, storage) for storage in STORAGES}, options.rounds)
+    batching = measure_wall({storage: partial(batch, storage) for storage in STORAGES}, options.rounds)
     torch.set_num_threads(threads)
-
-    print(f"\none process, one thread\n{'storage':<12}{'read, clips/s':>15}{'x':>7}{'batched, clips/s':>19}{'x':>7}")
-    for storage in STORAGES:
-        read_rate, batch_rate = len(rows[storage]) / reading[storage], len(rows[storage]) / batching[storage]
-        gains = reading["original"] / reading[storage], batching["original"] / batching[storage]
-        print(f"{storage:<12}{read_rate:>15.0f}{gains[0]:>7.1f}{batch_rate:>19.0f}{gains[1]:>7.1f}")
+    return [
+        Row("G8", "reading recordings / reading int16", *compare(reading, "original", "int16")),
+        Row("G8", "the same with spectrograms and batches", *compare(batching, "original", "int16"), ">= 8"),
+    ]
 
 
 def compare_embedding(
     rows: datasets.Dataset, model: SupCLAPModel, processor: SupCLAPProcessor, folder: Path, options: argparse.Namespace
-) -> None:
-    """The third table: a corpus to a file, and the encoder alone."""
+) -> list[Row]:
+    """The third row: a corpus to a file, and the encoder alone."""
     model.eval()
     corpus, collator = Corpus({"all": rows}), ChunkCollator(processor, 10.0)
     arguments = CorpusArguments(batch_size=options.batch, num_workers=options.workers)
@@ -169,28 +156,36 @@ def compare_embedding(
         "in memory": embed_in_memory,
         "corpus": partial(write_files, model, corpus, files, collator, arguments),
     }
-    print(f"\nembedding\n{'clips':<12}{'clips/s':>11}{'of in memory':>15}")
-    least = measure_least(ways, options.rounds)
-    for name, seconds in least.items():
-        print(f"{name:<12}{len(corpus) / seconds:>11.0f}{least['in memory'] / seconds:>15.2f}")
+    ratio = compare(measure_wall(ways, options.rounds), "in memory", "corpus")
+    return [Row("embed", "rate of embed_corpus / the encoder on features in memory", *ratio, ">= 0.9")]
 
 
-def main() -> None:
-    """Prints the three tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data_dir", type=Path, help="a folder for audio_folder; default, generated sounds")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--clips", type=int, default=192)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--workers", type=int, default=2)
-    options = parser.parse_args()
+def measure_wall(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """As `take_turns`, by the clock on the wall: workers read in processes of their own."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, work in ways.items():
+            started = time.perf_counter()
+            work()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def measure(
+    data_dir: Path | None = None, rounds: int = 3, clips: int = 96, batch: int = 16, workers: int = 2
+) -> list[Row]:
+    """The rows of training, of reading and of embedding."""
+    options = argparse.Namespace(rounds=rounds, batch=batch, workers=workers)
     datasets.disable_progress_bars()
     torch.manual_seed(0)
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data_dir = options.data_dir or generate_recordings(folder, options.clips)
-        rows = load_stored(data_dir, folder, options.clips)
+        data_dir = data_dir or generate_recordings(folder, clips)
+        rows = load_stored(data_dir, folder, clips)
 
         captions = []
         for row in rows["int16"].select_columns(["captions"]):
@@ -198,10 +193,22 @@ def main() -> None:
         tokenizer = RobertaTokenizer().train_new_from_iterator(sorted(set(captions)), 500, show_progress=False)
         processor = SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
         model, collator = build_model(tokenizer), TrainingCollator(processor, ["eng"])
+        return [
+            *compare_training(rows, model, collator, options),
+            *compare_reading(rows, collator, options),
+            *compare_embedding(rows["original"], model, processor, folder, options),
+        ]
 
-        compare_training(rows, model, collator, options)
-        compare_reading(rows, collator, options)
-        compare_embedding(rows["original"], model, processor, folder, options)
+
+def main() -> None:
+    """Prints the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", type=Path, help="A folder for audio_folder; by default sounds are generated.")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clips", type=int, default=96)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=2)
+    print_rows(measure(**vars(parser.parse_args())))
 
 
 if __name__ == "__main__":

@@ -1,32 +1,35 @@
 """What ranks by counting cost: beside sorting, loops and packages, and beside the matrix product alone.
 
-    python benchmarks/bench_retrieval.py [--clips 957] [--languages 8] [--gallery 100000] [--rounds 5]
+    python benchmarks/bench_retrieval.py [--clips 957] [--languages 2] [--gallery 100000] [--rounds 5]
 
-Three tables. First an evaluation as papers report it, clips with five captions in each language, both directions: the
-ranks of every relevant item, R@1, 5, 10 and mAP@10, in units of one bare product of audio and text a language. Then
-packages, which want one query at a time and so get 300. Then 1024 texts against a large gallery, in units of the
-product of the two embedding matrices. Variants run in turn in
-one process; a time is the least over the rounds, a ratio that of two such times. All variants must find the same ranks.
+First an evaluation as papers report it, clips with five captions in each language, both directions: the ranks of every
+relevant item, R@1, 5, 10 and mAP@10, in units of one bare product of audio and text a language. Then packages, what an
+evaluation does beside the ranks, and texts against a large gallery, in units of the product of the two embedding
+matrices. All variants must find the same ranks.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import time
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import evaluate
 import numpy as np
 import pytrec_eval
 import torch
 from numpy.typing import NDArray
+from rows import Row, compare, print_rows, take_turns
 from torchmetrics.functional.retrieval import retrieval_average_precision, retrieval_hit_rate
 
+from modeling_supclap.evaluation.retrieval import find_top
+from modeling_supclap.metrics.embedding_gap.distance import gap_and_distance
 from modeling_supclap.metrics.recall import LazySimilarity, ranks_from_embeddings, retrieval_outcomes
 
+METRICS = Path(__file__).parents[1] / "metrics"
 CAPTIONS = 5
 K = (1, 5, 10)
 Ranks = NDArray[np.int64]
@@ -121,89 +124,126 @@ def product_only(queries: Any, gallery: Any, _: Ranks, tile: int = 8192) -> Rank
     return np.empty(0, np.int64)
 
 
-def interleaved(variants: Mapping[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """The least seconds of each variant, run in turn, and what it returned."""
-    least, answers = dict.fromkeys(variants, float("inf")), {}
-    for _ in range(rounds):
-        for name, variant in variants.items():
-            started = time.perf_counter()
-            answers[name] = variant()
-            least[name] = min(least[name], time.perf_counter() - started)
-    return least, answers
+def measure(
+    clips: int = 957, languages: int = 2, gallery: int = 100_000, queries: int = 1024, dim: int = 512, rounds: int = 5
+) -> list[Row]:
+    """The rows of an evaluation, of packages, of what an evaluation does beside the ranks, and of a large gallery."""
+    return [
+        *rank_both_ways(clips, languages, dim, rounds),
+        *use_packages(clips, dim, rounds),
+        *evaluate_beside(clips, dim, rounds),
+        *search_gallery(gallery, queries, dim, rounds),
+    ]
 
 
-def report(title: str, least: Mapping[str, float], unit: str) -> None:
-    """A table of seconds and of multiples of one of them."""
-    print(f"\n{title}")
-    for name, seconds in least.items():
-        print(f"{name:<34}{1000 * seconds:>10.1f} ms   x {seconds / least[unit]:.2f}")
-
-
-def evaluation(clips: int, languages: int, dim: int, rounds: int) -> None:
-    """The first two tables."""
+def rank_both_ways(clips: int, languages: int, dim: int, rounds: int) -> list[Row]:
+    """Ranks and scores of an evaluation, against sorting, a loop, and one bare product."""
     rng = np.random.default_rng(0)
     audio = directions(rng, clips, dim)
     texts = [directions(rng, clips * CAPTIONS, dim) for _ in range(languages)]
-    rankers = {"counting": counted, "argsort of the matrix": sorted_at_once, "loop of argsort": sorted_in_a_loop}
-    variants: dict[str, Callable[[], Any]] = {
-        name: partial(both_ways, ranker, audio, texts) for name, ranker in rankers.items()
-    }
-    variants["counting, one product for both"] = lambda: counted_from_one_matrix(audio, texts)
-    variants["one bare product"] = lambda: [audio @ text.T for text in texts]
-    least, answers = interleaved(variants, rounds)
-    # Products of another shape round differently, so that a near tie may turn: a handful of ranks in tens of thousands.
-    for name in [name for name in variants if name not in ("counting", "one bare product")]:
-        moved = sum(int((a != b).sum()) for a, b in zip(answers["counting"], answers[name], strict=True))
-        total = sum(map(len, answers["counting"]))
-        assert moved <= 0.001 * total, f"{name} finds {moved} other ranks of {total}"
-    report(f"{clips} clips x {CAPTIONS} captions x {languages} languages, {dim} dimensions", least, "one bare product")
+    rankers = {"counting": counted, "argsort of the matrix": sorted_at_once, "a loop of argsort": sorted_in_a_loop}
+    ways: dict[str, Callable[[], Any]] = {}
+    for name, ranker in rankers.items():
+        ways[name] = partial(both_ways, ranker, audio, texts)
+    ways["counting in one matrix"] = partial(counted_from_one_matrix, audio, texts)
 
+    # Products of another shape round differently, so that a near tie may turn: a handful of ranks in tens of thousands.
+    expected = ways["counting"]()
+    for name, way in ways.items():
+        moved = sum(int((a != b).sum()) for a, b in zip(expected, way(), strict=True))
+        assert moved <= 0.001 * sum(map(len, expected)), f"{name} finds {moved} other ranks"
+
+    ways["one product"] = lambda: [audio @ text.T for text in texts]
+    seconds = take_turns(ways, rounds)
+    shape = f"{clips} clips x {CAPTIONS} captions"
+    rows = []
+    for name, wanted in (("counting in one matrix", "<= 1.7"), ("counting", "")):
+        ratio = compare(seconds, name, "one product")
+        rows.append(Row("G9", f"ranks and mAP both ways by {name} / one bare product, {shape}", *ratio, wanted))
+    for name, wanted in (("argsort of the matrix", ">= 5"), ("a loop of argsort", ">= 15")):
+        ratio = compare(seconds, name, "counting in one matrix")
+        rows.append(Row("G9", f"{name} / counting in one matrix", *ratio, wanted))
+    return rows
+
+
+def use_packages(clips: int, dim: int, rounds: int) -> list[Row]:
+    """Other packages, which want one query at a time and so get 300."""
+    rng = np.random.default_rng(0)
     relevant = np.arange(300)[:, None] // CAPTIONS
-    similarity = texts[0][:300] @ audio.T
+    similarity = directions(rng, 300, dim) @ directions(rng, clips, dim).T
+    recall = evaluate.load(str(METRICS / "recall"))
+    columns = relevant.tolist()
     packages: dict[str, Callable[[], float]] = {
         "counting": lambda: float(retrieval_outcomes(similarity, relevant, K)["R@10"].mean()),
         "pytrec_eval": lambda: trec_eval(similarity, relevant),
         "torchmetrics": lambda: torchmetrics_loop(similarity, relevant),
+        'evaluate.load("metrics/recall")': lambda: recall.compute(predictions=similarity, references=columns)["R@10"],
     }
-    least, answers = interleaved(packages, rounds)
-    assert max(answers.values()) - min(answers.values()) < 1e-6, answers
-    report(f"300 queries x {clips}, from the matrix on: R@1, R@5, R@10, mAP@10", least, "counting")
+    answers = [package() for package in packages.values()]
+    assert max(answers) - min(answers) < 1e-6, answers
+
+    seconds = take_turns(packages, rounds)
+    rows = []
+    for name, wanted in (("pytrec_eval", ""), ("torchmetrics", ""), ('evaluate.load("metrics/recall")', "<= 5")):
+        rows.append(Row("metrics", f"{name} / our function, 300 queries", *compare(seconds, name, "counting"), wanted))
+    return rows
 
 
-def large_gallery(gallery: int, queries: int, dim: int, rounds: int) -> None:
-    """The last table."""
+def evaluate_beside(clips: int, dim: int, rounds: int) -> list[Row]:
+    """What an evaluation shows beside the ranks, in units of one bare product."""
+    rng = np.random.default_rng(0)
+    audio, text = directions(rng, clips, dim), directions(rng, clips * CAPTIONS, dim)
+    similarity = LazySimilarity(text, audio)
+    anchor = directions(rng, clips * CAPTIONS, dim)
+    ways: dict[str, Callable[[], Any]] = {
+        "one product": lambda: text @ audio.T,
+        "top hits": lambda: find_top(similarity),
+        "distance of two languages": lambda: gap_and_distance(text, anchor),
+    }
+    best = (text @ audio.T).argmax(axis=1)
+    assert (find_top(similarity)[:, 0] == best).mean() > 0.999
+
+    seconds = take_turns(ways, rounds)
+    rows = []
+    for name, wanted in (("top hits", "<= 2.5"), ("distance of two languages", "<= 0.6")):
+        rows.append(Row("evaluation", f"{name} / one bare product", *compare(seconds, name, "one product"), wanted))
+    return rows
+
+
+def search_gallery(gallery: int, queries: int, dim: int, rounds: int) -> list[Row]:
+    """Ranks in a large gallery, in units of its products, and the memory that they take."""
     rng = np.random.default_rng(0)
     texts, audios = directions(rng, queries, dim), directions(rng, gallery, dim)
     right = rng.integers(0, gallery, (queries, 1))
     few = slice(0, queries // 16)  # sorting needs 2 GB and much time for all of them
     tracemalloc.start()
     ranks = ranks_from_embeddings(texts, audios, right)
-    peak = tracemalloc.get_traced_memory()[1] / 1e6
+    megabytes = tracemalloc.get_traced_memory()[1] / 1e6
     tracemalloc.stop()
-    variants = {
-        "products only": lambda: product_only(texts, audios, right),
-        "ranks_from_embeddings": lambda: ranks_from_embeddings(texts, audios, right),
-        f"argsort of {queries // 16} queries, x 16": lambda: sorted_at_once(texts[few], audios, right[few]),
+    np.testing.assert_array_equal(sorted_at_once(texts[few], audios, right[few]), ranks[few])
+
+    ways: dict[str, Callable[[], Any]] = {
+        "products": lambda: product_only(texts, audios, right),
+        "ranks": lambda: ranks_from_embeddings(texts, audios, right),
     }
-    least, answers = interleaved(variants, rounds)
-    least = {name: seconds * (16 if name.endswith("x 16") else 1) for name, seconds in least.items()}
-    np.testing.assert_array_equal(answers["ranks_from_embeddings"], ranks)
-    report(f"{queries} texts x {gallery} audios, {dim} dimensions; peak memory + {peak:.0f} MB", least, "products only")
+    ratio = compare(take_turns(ways, rounds), "ranks", "products")
+    shape = f"{queries:,} texts x {gallery:,} clips"
+    return [
+        Row("G10", f"ranks / the bare products, {shape}", *ratio, "<= 1.15"),
+        Row("G10", f"memory beyond the embeddings, {shape}", megabytes, None, "<= 64", "MB"),
+    ]
 
 
 def main() -> None:
-    """Runs the rounds and prints the tables."""
+    """Prints the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clips", type=int, default=957)
-    parser.add_argument("--languages", type=int, default=8)
+    parser.add_argument("--languages", type=int, default=2)
     parser.add_argument("--gallery", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=1024)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    print(f"{os.environ.get('OMP_NUM_THREADS', os.cpu_count())} threads")
-    evaluation(options.clips, options.languages, options.dim, options.rounds)
-    large_gallery(options.gallery, options.queries, options.dim, options.rounds)
+    print_rows(measure(**vars(parser.parse_args())))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,23 @@
 """What the losses cost: beside InfoNCE by automatic differentiation, beside the naive form, and in tiles.
 
-    python benchmarks/bench_support_vector.py [--clips 2048] [--dim 1024] [--rounds 9] [--large 32768]
+    python benchmarks/bench_support_vector.py [--clips 2048] [--dim 1024] [--rounds 5] [--large 32768]
 
-Variants run in turn in one process, on a GPU where there is one; a ratio is the least over the rounds, and the median,
-of the time in units of the first variant's in the same round. The naive form makes the support vectors and compares
-them with every clip. Memory is what a pass keeps for its gradient and adds at its worst moment. All forms must agree in
-loss and gradients. Then the losses in tiles at a size whose similarities are too many to hold.
+Variants run in turn in one process, on a GPU where there is one; the unit is the time of InfoNCE by automatic
+differentiation. The naive form makes the support vectors and compares them with every clip. Memory is what a pass keeps
+for its gradient. All forms must agree in loss and gradients. Then the losses in tiles at a size whose similarities are
+too many to hold.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
+from rows import Row, compare, get_device, print_rows, take_turns
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
@@ -71,16 +71,10 @@ def variants(device: torch.device) -> dict[str, Loss]:
     return losses
 
 
-def passes(loss: Loss, raw: list[Tensor]) -> tuple[float, Tensor, list[Tensor]]:
-    """Seconds of one forward and backward pass through the normalisation, the loss and its gradients."""
-    if raw[0].is_cuda:
-        torch.cuda.synchronize()
-    started = time.perf_counter()
+def passes(loss: Loss, raw: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """One forward and backward pass through the normalisation: the loss and its gradients."""
     value = loss(*(normalize(tensor, dim=-1) for tensor in raw))
-    gradients = torch.autograd.grad(value, raw)
-    if raw[0].is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started, value.detach(), list(gradients)
+    return value.detach(), list(torch.autograd.grad(value, raw))
 
 
 def kept_megabytes(loss: Loss, raw: list[Tensor]) -> float:
@@ -96,34 +90,56 @@ def kept_megabytes(loss: Loss, raw: list[Tensor]) -> float:
     return sum(storages.values()) / 1e6
 
 
-def side_by_side(clips: int, dim: int, rounds: int, device: torch.device) -> None:
-    """The first table."""
-    raw = [torch.randn(clips, dim, device=device, requires_grad=True) for _ in range(2)]
-    losses = variants(device)
+def measure(clips: int = 2048, dim: int = 1024, rounds: int = 5) -> list[Row]:
+    """The rows of the losses: at the size of the goal, and at that of a common batch."""
+    torch.manual_seed(0)
+    device = get_device()
+    rows = []
+    for size in (clips, 24):
+        raw = [torch.randn(size, dim, device=device, requires_grad=True) for _ in range(2)]
+        losses = variants(device)
+        require_equal(losses, raw)
+        seconds = take_turns({name: partial(passes, loss, raw) for name, loss in losses.items()}, rounds)
+
+        for name, wanted in (
+            ("InfoNCE", "<= 1"),
+            ("uni-static", "<= 1.3"),
+            ("bi-static", "<= 1.8"),
+            ("bi-dynamic", "<= 2"),
+        ):
+            what = f"{name} / InfoNCE by autograd, {size:,} clips"
+            ratio = compare(seconds, name, "InfoNCE by autograd")
+            rows.append(Row("G4", what, *ratio, wanted if size == clips else ""))
+        for name in ("uni-static", "bi-static"):
+            ratio = compare(seconds, name, f"naive {name}")
+            rows.append(Row("G4", f"{name} / its naive form, {size:,} clips", *ratio, "<= 1"))
+
+        kept = {name: kept_megabytes(losses[name], raw) for name in ("bi-static", "naive bi-static")}
+        if size == clips:
+            rows.append(
+                Row(
+                    "G4",
+                    "bi-static / its naive form, memory kept",
+                    kept["bi-static"] / kept["naive bi-static"],
+                    None,
+                    "<= 1",
+                )
+            )
+    return rows
+
+
+def require_equal(losses: dict[str, Loss], raw: list[Tensor]) -> None:
+    """Stops where a loss or its gradients differ from the naive form's."""
     exact: dict[str, tuple[Tensor, list[Tensor]]] = {}
     for name, loss in losses.items():
-        exact[name] = passes(loss, raw)[1:]
+        exact[name] = passes(loss, raw)
 
     # The linear form uses that the norms are 1; through the normalisation both have one gradient.
-    for name, peer in {"InfoNCE": "InfoNCE by autograd", "uni-static": "naive uni-static"}.items():
+    peers = {"InfoNCE": "InfoNCE by autograd", "uni-static": "naive uni-static"}
+    for name, peer in (peers | {"bi-static": "naive bi-static", "bi-dynamic": "naive bi-static"}).items():
         torch.testing.assert_close(exact[name][0], exact[peer][0], rtol=1e-5, atol=1e-6)
         for own, other in zip(exact[name][1], exact[peer][1], strict=True):
             assert (own - other).norm() <= 1e-4 * other.norm(), f"{name} has another gradient than {peer}"
-    for name in ("bi-static", "bi-dynamic"):
-        torch.testing.assert_close(exact[name][0], exact["naive bi-static"][0], rtol=1e-5, atol=1e-6)
-
-    times: dict[str, list[float]] = {name: [] for name in losses}
-    for _ in range(rounds):
-        for name, loss in losses.items():
-            times[name].append(passes(loss, raw)[0])
-
-    unit = times["InfoNCE by autograd"]
-    print(f"{clips} clips, {dim} dimensions, {device.type}, {torch.get_num_threads()} threads")
-    for name, seconds in times.items():
-        median = statistics.median(mine / theirs for mine, theirs in zip(seconds, unit, strict=True))
-        least = min(seconds) / min(unit)
-        kept = kept_megabytes(losses[name], raw)
-        print(f"{name:<22}{1000 * min(seconds):>8.0f} ms   x {least:.2f} (median {median:.2f})   keeps {kept:.0f} MB")
 
 
 def in_tiles(large: int, dim: int, device: torch.device, only: str | None = None) -> None:
@@ -153,15 +169,17 @@ def in_tiles(large: int, dim: int, device: torch.device, only: str | None = None
             continue
 
         part = [torch.randn(1500, dim, device=device, requires_grad=True) for _ in range(2)]
-        _, plain, plain_gradients = passes(loss, part)
-        _, tiled, tiled_gradients = passes(partial(loss, chunk_size=512), part)
+        plain, plain_gradients = passes(loss, part)
+        tiled, tiled_gradients = passes(partial(loss, chunk_size=512), part)
         torch.testing.assert_close(tiled, plain, rtol=1e-6, atol=1e-6)
         for own, other in zip(tiled_gradients, plain_gradients, strict=True):
             assert (own - other).norm() <= 1e-4 * other.norm(), f"{name} in tiles has another gradient"
 
         whole = [torch.randn(large, dim, device=device, requires_grad=True) for _ in range(2)]
         before = resident_gigabytes(device)
-        seconds, value, _ = passes(partial(loss, chunk_size=512), whole)
+        started = time.perf_counter()
+        value, _ = passes(partial(loss, chunk_size=512), whole)
+        seconds = time.perf_counter() - started
         added = resident_gigabytes(device, at_most=True) - before
         print(f"{name:<22}{seconds:>8.1f} s   loss {value.item():.4f}   adds {added:.2f} GB at most")
 
@@ -186,16 +204,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clips", type=int, default=2048)
     parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--large", type=int, default=32_768)
     parser.add_argument("--large_dim", type=int, default=64)
     parser.add_argument("--only", help="One of the losses in tiles, and nothing else.")
     options = parser.parse_args()
 
-    torch.manual_seed(0)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = get_device()
     if options.only is None:
-        side_by_side(options.clips, options.dim, options.rounds, device)
+        print_rows(measure(options.clips, options.dim, options.rounds))
     in_tiles(options.large, options.large_dim, device, options.only)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 # So many draws are held at once, few enough for a core's cache.
 _DRAWS = 1 << 18
@@ -59,6 +58,8 @@ def bootstrap_intervals(
         raise ValueError(f"num_resamples is {num_resamples}; give 1 or more")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}; give a share between 0 and 1, such as 0.95")
+    from scipy import stats  # takes a second, which what draws no interval need not wait for
+
     sums, sizes = _sum_clusters(outcomes, clusters)
 
     def mean(*columns: NDArray[np.float64], axis: int) -> NDArray[np.float64]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from modeling_supclap.datasets_scripts.atomic_files import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Shown when a run logged them: panel title, then the keys drawn in it.
 _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -168,6 +170,8 @@ def _draw_positive_similarity(axes: Axes, tracked: Sequence[Mapping[str, Any]]) 
 
 def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
     """Makes a figure of `count` panels, three in a row."""
+    from matplotlib.figure import Figure  # takes a second, which a run should not wait for before its first step
+
     rows, columns = -(-count // 3), min(count, 3)
     figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
     for place in range(1, count + 1):
