@@ -479,7 +479,7 @@ def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; `builder_options` holds those of the builder that were given."""
     parser = argparse.ArgumentParser(
-        prog="prepare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     names = builder_names()
     parser.add_argument("dataset", metavar="DATASET", choices=names, help=f"one of {', '.join(names)}")

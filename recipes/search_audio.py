@@ -23,9 +23,7 @@ from modeling_supclap.search.app import clock, serve
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="search_audio.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
 
     index = commands.add_parser("index", help="embed the recordings of a folder, or bring an index up to date")
