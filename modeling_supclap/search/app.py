@@ -49,7 +49,10 @@ def serve(
     searcher = Searcher(index, device=device)
     root = find_recordings(searcher, recordings)
     page = make_page(searcher, root)
-    page.launch(server_port=port, share=share, allowed_paths=[str(root)], css=STYLE)
+    options = {"server_port": port, "share": share, "allowed_paths": [str(root)], "css": STYLE}
+    _, address, public = page.launch(**options, quiet=True, prevent_thread_lock=True)
+    print(f"the page is at {public or address}; Ctrl-C ends it", flush=True)
+    page.block_thread()
 
 
 def find_recordings(searcher: Searcher, recordings: str | Path | None = None) -> Path:
