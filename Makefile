@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train results reproduce reproduce-gpu bench test test-fast test-slow test-gpu test-oldest campaigns check docs
+.PHONY: setup train results reproduce reproduce-gpu bench test test-fast test-slow test-gpu test-oldest campaigns check docs notebooks
 .DEFAULT_GOAL := test
 
 setup: .venv/ready
@@ -88,5 +88,11 @@ check: setup
 	$(BIN)/mypy $(TESTS_AS_TYPED) tests
 
 # The site, in site/index.html; a link that leads nowhere is an error. Neither building nor reading needs the network.
+# Its search wants a server: python -m http.server -d site
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+# Runs the notebooks anew and keeps what they print and draw; they ask the model that `make train` leaves.
+notebooks: setup
+	PYTHONWARNINGS=ignore TQDM_DISABLE=1 HF_DATASETS_DISABLE_PROGRESS_BARS=1 \
+		$(BIN)/jupyter-execute --inplace examples/*.ipynb

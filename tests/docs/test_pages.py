@@ -4,22 +4,16 @@ import argparse
 import importlib
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
-import builders
 import pytest
-import soundfile
-from transformers import BertModel
 
-from modeling_supclap import CEDModel
 from modeling_supclap.recipes import arguments
 from modeling_supclap.recipes.command import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-SOUNDS = ("bell", "birds", "dog", "door", "engine", "owl", "rain", "siren", "train", "wind")
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -41,44 +35,6 @@ def commands() -> list[tuple[str, str]]:
             if words and "git clone" not in line and "--help" not in line:
                 found.append((page, " ".join(words[0].split())))
     return found
-
-
-@pytest.fixture(scope="session")
-def things_of_a_reader(tmp_path_factory) -> Path:
-    """What the pages speak of: a trained model, recordings with captions, and tiny models by the names of real ones."""
-    folder = tmp_path_factory.mktemp("reader")
-    for name in ("outputs/synthetic", "outputs/esc10"):
-        builders.supclap_model().save_pretrained(folder / name)
-        builders.bert_processor().save_pretrained(folder / name)
-    builders.clap_model().save_pretrained(folder / "laion/clap-htsat-unfused")
-    builders.clap_processor().save_pretrained(folder / "laion/clap-htsat-unfused")
-    CEDModel(builders.ced_config()).save_pretrained(folder / "mispeech/ced-base")
-    builders.bert_processor().feature_extractor.save_pretrained(folder / "mispeech/ced-base")
-    tower = builders.supclap_model().text_model
-    assert isinstance(tower, BertModel)
-    tower.save_pretrained(folder / "sentence-transformers/LaBSE")
-    builders.bert_tokenizer().save_pretrained(folder / "sentence-transformers/LaBSE")
-
-    sounds = folder / "my_sounds"
-    sounds.mkdir()
-    lines = ["file_name,caption"]
-    for number, name in enumerate(SOUNDS):
-        soundfile.write(sounds / f"{name}.wav", 0.5 * builders.tone(300.0 * (number + 1)), 16000)
-        lines.append(f"{name}.wav,the sound of a {name}")
-    soundfile.write(sounds / "dawn.flac", builders.noise(12 * 16000), 16000)
-    lines.append("dawn.flac,birds sing at dawn")
-    (sounds / "metadata.csv").write_text("\n".join(lines))
-
-    (folder / "my.yaml").write_text("dataset: synthetic\n")
-    return folder
-
-
-@pytest.fixture
-def at_a_readers(things_of_a_reader, tmp_path, monkeypatch):
-    """A folder of a reader's own, to work in."""
-    shutil.copytree(things_of_a_reader, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "metrics").symlink_to(ROOT / "metrics")
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.usefixtures("at_a_readers")

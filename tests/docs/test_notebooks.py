@@ -1,0 +1,40 @@
+"""The notebooks run from first to last, on a tiny model in place of the one that `make train` leaves."""
+
+import json
+import re
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+
+
+def cells(notebook: Path, kind: str) -> list[dict]:
+    """The cells of a kind, in order."""
+    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in found if cell["cell_type"] == kind]
+
+
+@pytest.mark.usefixtures("at_a_readers")
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(notebook, tmp_path, monkeypatch):
+    matplotlib.use("Agg")
+    (tmp_path / "examples").mkdir()
+    monkeypatch.chdir(tmp_path / "examples")
+    names: dict = {"__name__": "__main__"}
+    for cell in cells(notebook, "code"):
+        source = re.sub(r"num_train_epochs=\d+", "num_train_epochs=1", "".join(cell["source"]))  # a test need not learn
+        exec(compile(source, notebook.name, "exec"), names)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_shows_what_it_gave(notebook):
+    code = cells(notebook, "code")
+    assert notebook.stat().st_size < 400_000
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    printed = [output for cell in code for output in cell["outputs"]]
+    assert not [output for output in printed if output["output_type"] == "error" or output.get("name") == "stderr"]
+    assert any("image/png" in output.get("data", {}) for output in printed)
