@@ -122,7 +122,8 @@ OBJECTIVES: dict[str, Callable[[], ContrastiveObjective]] = {
 def prepare(rows: Any, processor: SupCLAPProcessor, languages: list[str], length: int) -> Split:
     """Reads a split into memory."""
     rate_hz = processor.feature_extractor.sampling_rate
-    features, texts, groups = [], [], []
+    features, groups = [], []
+    texts: list[str] = []
     for row in rows:
         inputs = processor(audio=[read_row(row, rate_hz)], sampling_rate=rate_hz, return_tensors="pt")
         features.append(inputs["input_features"][0])
@@ -175,7 +176,7 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
     """Trains a model from the seed's weights and measures it."""
     set_seed(seed)
     rows = splits["train"]
-    model = build_model(MODEL, processor)
+    model: Any = build_model(MODEL, processor)
     model.audio_model.fit_normalisation(input_features=rows.features[:256])
     objective = OBJECTIVES[name]()
     optimizer = torch.optim.Adam([*model.parameters(), *objective.parameters()], lr=args.lr)
@@ -239,7 +240,8 @@ def evaluate(model: Any, rows: Split, pad: int, trained: Tensor) -> dict[str, fl
     model.eval()
     audio = torch.cat([model.get_audio_features(input_features=part).pooler_output for part in rows.features.split(64)])
     same = rows.groups.unsqueeze(0) == rows.groups.unsqueeze(1)
-    ranks, scores, texts = [], {}, []
+    ranks, texts = [], []
+    scores: dict[str, float] = {}
     for language in range(rows.tokens.shape[2]):
         parts = []
         for ids in rows.tokens[:, 0, language].split(64):

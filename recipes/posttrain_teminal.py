@@ -198,8 +198,6 @@ def main() -> None:
     post_args, part_args, args = parse_arguments(
         (PostTrainingArguments, LastPartArguments, AllStagesArguments), default_config=DEFAULT_CONFIG
     )
-    if post_args.model is None:
-        raise ValueError("there is no model to post-train; give --model with a folder or a Hub id")
     with only_run(args):
         train_and_save(post_args, part_args, args)
 
@@ -208,6 +206,8 @@ def train_and_save(
     post_args: PostTrainingArguments, part_args: TrainedPartArguments, args: TemporalTrainingArguments
 ) -> None:
     """Load, freeze, train A, train B, save."""
+    if post_args.model is None:
+        raise ValueError("there is no model to post-train; give --model with a folder or a Hub id")
     started = time.perf_counter()
     set_seed(args.seed)
     origin = post_args.origin
