@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel
 from modeling_supclap.losses import info_nce, kcl_loss, support_vector_loss
-from modeling_supclap.metrics.recall import ranks_from_embeddings
+from modeling_supclap.metrics.recall import LazySimilarity, best_ranks
 
 SLACK = 0.1
 
@@ -75,7 +75,7 @@ def measure(largest_gallery: int = 1_000_000) -> list[Row]:
 
     def rank(size: int) -> Callable[[], Any]:
         gallery = normalize(torch.randn(size, 128), dim=-1).numpy()
-        return partial(ranks_from_embeddings, queries, gallery, np.arange(64)[:, None])
+        return lambda: best_ranks(LazySimilarity(queries, gallery), np.arange(64)[:, None])
 
     galleries = [10**power for power in range(3, round(math.log10(largest_gallery)) + 1)]
     return [

@@ -27,7 +27,7 @@ from torchmetrics.functional.retrieval import retrieval_average_precision, retri
 
 from modeling_supclap.evaluation.retrieval import find_top
 from modeling_supclap.metrics.embedding_gap.distance import gap_and_distance
-from modeling_supclap.metrics.recall import LazySimilarity, ranks_from_embeddings, retrieval_outcomes
+from modeling_supclap.metrics.recall import LazySimilarity, best_ranks, retrieval_outcomes
 
 METRICS = Path(__file__).parents[1] / "metrics"
 CAPTIONS = 5
@@ -217,14 +217,14 @@ def search_gallery(gallery: int, queries: int, dim: int, rounds: int) -> list[Ro
     right = rng.integers(0, gallery, (queries, 1))
     few = slice(0, queries // 16)  # sorting needs 2 GB and much time for all of them
     tracemalloc.start()
-    ranks = ranks_from_embeddings(texts, audios, right)
+    ranks = best_ranks(LazySimilarity(texts, audios), right)
     megabytes = tracemalloc.get_traced_memory()[1] / 1e6
     tracemalloc.stop()
     np.testing.assert_array_equal(sorted_at_once(texts[few], audios, right[few]), ranks[few])
 
     ways: dict[str, Callable[[], Any]] = {
         "products": lambda: product_only(texts, audios, right),
-        "ranks": lambda: ranks_from_embeddings(texts, audios, right),
+        "ranks": lambda: best_ranks(LazySimilarity(texts, audios), right),
     }
     ratio = compare(take_turns(ways, rounds), "ranks", "products")
     shape = f"{queries:,} texts x {gallery:,} clips"

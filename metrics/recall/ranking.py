@@ -15,19 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .relevance import relevant_from_qrels
-from .similarity import TILE_CANDIDATES, TILE_QUERIES, LazySimilarity, Matrix
+from .similarity import TILE_CANDIDATES, LazySimilarity, Matrix
 
 __all__ = [
     "LazySimilarity",
     "best_ranks",
     "chance_scores",
-    "ranks_from_embeddings",
     "relevant_from_qrels",
     "retrieval_outcomes",
     "retrieval_scores",
@@ -59,38 +58,6 @@ def best_ranks(similarity: ArrayLike | LazySimilarity, relevant: RelevantColumns
     array([0, 1])
     """
     return _count_outranking(similarity, relevant, depth=1)[0][:, 0]
-
-
-def ranks_from_embeddings(
-    queries: ArrayLike,
-    candidates: ArrayLike,
-    relevant: RelevantColumns,
-    chunk: int = TILE_QUERIES,
-    similarity: Literal["cosine", "dot"] = "cosine",
-) -> NDArray[np.int64]:
-    """`best_ranks` of `queries @ candidates.T` without ever holding that matrix.
-
-    Args:
-        queries: (Q, d) embeddings, unit norm.
-        candidates: (C, d) embeddings, unit norm.
-        relevant: The rows of each query's relevant candidates.
-        chunk: How many queries are scored at a time; the memory beyond the embeddings is about 10 000 scores for each.
-        similarity: "cosine", for which embeddings that are not of unit norm to within 0.01 are normalised with a
-            warning, or "dot", which takes them as they are.
-
-    Returns:
-        (Q,) int64, 0-based.
-
-    Raises:
-        ValueError: An embedding holds NaN or inf or is zero, or the shapes or `relevant` do not fit.
-
-    Warns:
-        UserWarning: The embeddings are not of unit norm; they are normalised.
-
-    >>> ranks_from_embeddings([[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.0, 1.0]], [[0], [0]])
-    array([0, 1])
-    """
-    return best_ranks(LazySimilarity(queries, candidates, chunk, similarity), relevant)
 
 
 def retrieval_outcomes(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modeling_supclap.metrics.recall import LazySimilarity, ranks_from_embeddings, retrieval_scores
+from modeling_supclap.metrics.recall import LazySimilarity, best_ranks, retrieval_scores
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 CODE = """
 import resource, sys
 import numpy as np
-from modeling_supclap.metrics.recall import LazySimilarity, ranks_from_embeddings, retrieval_scores
+from modeling_supclap.metrics.recall import LazySimilarity, best_ranks, retrieval_scores
 
 def directions(seed, rows, dim):
     embeds = np.random.default_rng(seed).standard_normal((rows, dim), dtype=np.float32)
@@ -28,7 +28,7 @@ num_texts, num_audios, dim = map(int, sys.argv[1:4])
 texts, audios = directions(0, num_texts, dim), directions(1, num_audios, dim)
 relevant = np.random.default_rng(2).integers(0, num_audios, (num_texts, 1))
 texts[::2] = audios[relevant[::2, 0]]  # every other text finds its audio
-ranks_from_embeddings(texts[:1024], audios[:1024], np.arange(1024)[:, None])  # what BLAS sets aside once
+best_ranks(LazySimilarity(texts[:1024], audios[:1024]), np.arange(1024)[:, None])  # what BLAS sets aside once
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + 64 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -37,7 +37,7 @@ try:
     sys.exit("the limit does not hold")
 except MemoryError:
     pass
-ranks = ranks_from_embeddings(texts, audios, relevant)
+ranks = best_ranks(LazySimilarity(texts, audios), relevant)
 assert (ranks[::2] == 0).all(), "a text that is its audio is not found"
 middle = ranks[1::2].mean() / num_audios
 assert abs(middle - 0.5) < 5 / np.sqrt(12 * len(ranks) / 2), middle
@@ -75,6 +75,6 @@ def test_embeddings_may_lie_on_disk(tmp_path):
     texts, audios = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (texts, audios))
     np.save(tmp_path / "texts.npy", texts)
     mapped, relevant = np.load(tmp_path / "texts.npy", mmap_mode="r"), rng.integers(0, 200, (300, 1))
-    expected = ranks_from_embeddings(texts, audios, relevant)
-    np.testing.assert_array_equal(ranks_from_embeddings(mapped, audios, relevant), expected)
+    expected = best_ranks(LazySimilarity(texts, audios), relevant)
+    np.testing.assert_array_equal(best_ranks(LazySimilarity(mapped, audios), relevant), expected)
     assert retrieval_scores(LazySimilarity(mapped, audios), relevant)["mean_rank"] == expected.mean() + 1

@@ -22,7 +22,6 @@ from modeling_supclap.metrics.recall import (
     LazySimilarity,
     best_ranks,
     chance_scores,
-    ranks_from_embeddings,
     relevant_from_qrels,
     retrieval_outcomes,
     retrieval_scores,
@@ -184,6 +183,10 @@ def test_chance_is_stable_at_scale():
     exact = 1 - math.comb(n - m, k) / math.comb(n, k)  # Python's integers are exact, their ratio rounds once
     assert chance_scores([range(m)], n, k)[f"R@{k}"] == pytest.approx(exact, rel=1e-9)
     assert chance_scores([[7]], 10**9, 1)["R@1"] == pytest.approx(1e-9, rel=1e-12)
+
+
+def ranks_from_embeddings(queries, candidates, relevant, chunk=1024, similarity="cosine"):
+    return best_ranks(LazySimilarity(queries, candidates, chunk, similarity), relevant)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64, 1000])
