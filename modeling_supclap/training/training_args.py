@@ -13,6 +13,7 @@ from transformers import TrainingArguments
 from transformers.utils.generic import strtobool
 
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
+from modeling_supclap.metrics.names import METRICS
 
 from .distributed import first_process_first, join_processes_on_cpus, require_the_launched_processes
 from .frozen import CACHE_FROZEN
@@ -97,7 +98,9 @@ class SupCLAPTrainingArguments(TrainingArguments):
     save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints to keep, the best among them."})
     load_best_model_at_end: bool = field(default=True, metadata={"help": "End with the best checkpoint."})
     metric_for_best_model: str | None = field(default="mean_recall", metadata={"help": "What best means."})
-    greater_is_better: bool | None = field(default=True, metadata={"help": "Whether more of it is better."})
+    greater_is_better: bool | None = field(
+        default=None, metadata={"help": "Whether more of it is better; by default what the metric is known for."}
+    )
     logging_steps: float = field(default=10, metadata={"help": "Steps between two logs."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "NaN is an error here, never filtered."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "The collator reads the whole row."})
@@ -114,6 +117,8 @@ class SupCLAPTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "false")):
             join_processes_on_cpus(self.ddp_backend, self.ddp_timeout)
+        if self.greater_is_better is None and self.metric_for_best_model is not None:
+            self.greater_is_better = _is_better_higher(self.metric_for_best_model)
         super().__post_init__()
         require_the_launched_processes(self.world_size)
 
@@ -212,6 +217,15 @@ class TemporalTrainingArguments(SupCLAPTrainingArguments):
         """The weights of this stage, by name."""
         names = ("same", "diff") if self.stage == "a" else ("same_time", "cross_time", "same_overlay", "cross_overlay")
         return {f"alpha_{name}": getattr(self, f"alpha_{name}") for name in names}
+
+
+def _is_better_higher(name: str) -> bool:
+    """Whether a logged number, such as "eval_mean_recall" or "eng_t2a_mean_rank", is better when it is higher."""
+    lower = ["loss"]
+    for metric, about in METRICS.items():
+        if not about.higher_is_better:
+            lower.append(metric)
+    return not f"_{name}".endswith(tuple(f"_{metric}" for metric in lower))
 
 
 def _require_one_of(name: str, value: str, valid: Sequence[str]) -> None:

@@ -19,6 +19,24 @@ def test_defaults_are_the_papers(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("metric", "higher"),
+    [
+        ("mean_recall", True),
+        ("eval_eng_t2a_R@1", True),
+        ("temporal_accuracy", True),
+        ("loss", False),
+        ("eval_loss", False),
+        ("MRV", False),
+        ("eval_fra_a2t_mean_rank", False),
+    ],
+)
+def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
+    assert SupCLAPTrainingArguments(output_dir=str(tmp_path), metric_for_best_model=metric).greater_is_better is higher
+    given = {"metric_for_best_model": metric, "greater_is_better": not higher}
+    assert SupCLAPTrainingArguments(output_dir=str(tmp_path), **given).greater_is_better is not higher
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"svr": "bi"}, "svr is 'bi'; it must be one of none, uni-static"),
