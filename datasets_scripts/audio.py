@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from fractions import Fraction
 from functools import lru_cache
@@ -85,6 +85,28 @@ def read_audio(
         start = round(offset_seconds * recording.rate_hz)
         count = None if duration_seconds is None else round(duration_seconds * recording.rate_hz)
         return recording.read_mono(start, count), recording.rate_hz
+
+
+def measure_audio(source: Source, name: str) -> tuple[float, bool]:
+    """Reads a recording from end to end, a part at a time: memory does not grow with it.
+
+    Args:
+        source: The file, or its bytes.
+        name: What errors call the recording.
+
+    Returns:
+        Its length in seconds, and whether there is any sound in it.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        BadAudioError: As for `read_audio`.
+    """
+    samples, is_sound = 0, False
+    with closing(_open(source, name)) as recording:
+        for part in recording.parts(0, None):
+            samples += len(part)
+            is_sound = is_sound or bool(part.any())
+        return samples / recording.rate_hz, is_sound
 
 
 def read_row(
@@ -216,6 +238,9 @@ class _Samples:
             part = part.astype(np.float32) * np.float32(1 / 32768)
         return _check_samples(part, self.label)
 
+    def parts(self, start: int, count: int | None) -> Iterator[np.ndarray]:
+        yield self.read_mono(start, count)
+
     def close(self) -> None:
         pass
 
@@ -232,17 +257,20 @@ class _File(soundfile.SoundFile):
         return False
 
     def read_mono(self, start: int, count: int | None) -> np.ndarray:
-        start = min(start, self.frames)
+        parts = list(self.parts(start, count))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def parts(self, start: int, count: int | None) -> Iterator[np.ndarray]:
+        start, done = min(start, self.frames), 0
         wanted = self.frames - start if count is None else min(count, self.frames - start)
         try:
             if super().seekable():
                 self.seek(start)
-            blocks, done = [], 0
             while done < wanted:
                 block = self.read(min(_BLOCK_FRAMES, wanted - done), dtype="float32", always_2d=True)
                 if not len(block):
                     break
-                blocks.append(block.mean(axis=1))  # (frames, channels) -> (frames,)
+                yield _check_samples(block.mean(axis=1), self.label, done)  # (frames, channels) -> (frames,)
                 done += len(block)
         except soundfile.SoundFileError as error:
             raise BadAudioError(
@@ -251,8 +279,8 @@ class _File(soundfile.SoundFile):
 
         if done < wanted and self.frames < _MOST_FRAMES:
             raise BadAudioError(f"{self.label} is truncated: {done} of {wanted} samples could be read")
-        waveform = blocks[0] if len(blocks) == 1 else np.concatenate([np.empty(0, np.float32), *blocks])
-        return _check_samples(waveform, self.label)
+        if not done:
+            raise BadAudioError(f"{self.label} is empty: it holds no samples")
 
 
 def _open(source: Source, name: str) -> _Samples | _File:
@@ -348,9 +376,10 @@ def _read_part(source: Source, start: int, count: int | None = None) -> bytes:
         return file.read(count)
 
 
-def _check_samples(waveform: np.ndarray, name: str) -> np.ndarray:
+def _check_samples(waveform: np.ndarray, name: str, start: int = 0) -> np.ndarray:
     if not len(waveform):
         raise BadAudioError(f"{name} is empty: it holds no samples")
     if not np.isfinite(waveform).all():
-        raise BadAudioError(f"{name} holds NaN or infinite samples, the first at {np.argmin(np.isfinite(waveform))}")
+        first = start + int(np.argmin(np.isfinite(waveform)))
+        raise BadAudioError(f"{name} holds NaN or infinite samples, the first at {first}")
     return waveform

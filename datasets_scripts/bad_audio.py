@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +20,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from .atomic_files import write_json
-from .audio import BadAudioError, MissingDecoderError, read_audio, use_threads
+from .audio import BadAudioError, MissingDecoderError, measure_audio, read_audio, use_threads
 
 ON_BAD_AUDIO = ("error", "skip", "report")
 """What to do with recordings that cannot be used: stop at the first; leave them out; also name each."""
@@ -52,21 +53,54 @@ def read_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> 
             other way.
         MissingDecoderError: FFmpeg is needed and missing, which is no fault of the recording.
     """
-    try:
-        content = source if isinstance(source, bytes) else Path(source).read_bytes()
+    content = read_content(source, name)
+    with _naming(name):
         waveform, rate_hz = read_audio(content, name=name)
+    _require_sound(name, len(waveform) / rate_hz, bool(waveform.any()), min_seconds)
+    return content, waveform, rate_hz
+
+
+def read_content(source: str | bytes, name: str) -> bytes:
+    """The bytes of a recording; a file that cannot be read is a `BadAudioError` that calls it by the name."""
+    with _naming(name):
+        return source if isinstance(source, bytes) else Path(source).read_bytes()
+
+
+def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
+    """As `read_recording`, but keeps nothing of it: memory does not grow with the recording.
+
+    Args:
+        source: The file, or its bytes.
+        name: What errors call it.
+        min_seconds: The shortest recording that will do.
+
+    Returns:
+        Its length in seconds.
+    """
+    with _naming(name):
+        seconds, is_sound = measure_audio(source, name)
+    _require_sound(name, seconds, is_sound, min_seconds)
+    return seconds
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Within it, whatever goes wrong is an error of this recording."""
+    try:
+        yield
     except BadAudioError:
         raise
     except OSError as error:
-        raise BadAudioError(f"{name}: {error.strerror or error}") from error
+        raise BadAudioError(f"{name}: {error.strerror}" if error.strerror else str(error)) from error
     except Exception as error:  # a header that declares 2^36 samples is a MemoryError: one file must not end the run
         raise BadAudioError(f"{name} cannot be decoded: {type(error).__name__}: {error}") from error
 
-    if not waveform.any():
+
+def _require_sound(name: str, seconds: float, is_sound: bool, min_seconds: float) -> None:
+    if not is_sound:
         raise BadAudioError(f"{name} is silent: every sample is zero")
-    if len(waveform) < min_seconds * rate_hz:
-        raise BadAudioError(f"{name} lasts {len(waveform) / rate_hz:.4f} s; the model needs {min_seconds} s")
-    return content, waveform, rate_hz
+    if seconds < min_seconds:
+        raise BadAudioError(f"{name} lasts {seconds:.4f} s; the model needs {min_seconds} s")
 
 
 def find_bad_audio(
@@ -231,7 +265,7 @@ def _are_samples(rows: Any) -> bool:
 def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
     """What is wrong with the recording of a row, if anything."""
     try:
-        read_recording(source_of(row), row["audio_path"], min_seconds)
+        check_recording(source_of(row), row["audio_path"], min_seconds)
     except MissingDecoderError:
         raise
     except BadAudioError as error:

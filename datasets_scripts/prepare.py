@@ -37,7 +37,14 @@ from tqdm import tqdm
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder
 from modeling_supclap.datasets_scripts.atomic_files import only_writer, write_json, write_text
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, resample, to_int16
-from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO, map_in_order, read_recording, source_of
+from modeling_supclap.datasets_scripts.bad_audio import (
+    ON_BAD_AUDIO,
+    check_recording,
+    map_in_order,
+    read_content,
+    read_recording,
+    source_of,
+)
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options
 from modeling_supclap.datasets_scripts.manifest import (
     file_sha256,
@@ -158,17 +165,23 @@ def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], 
     Raises:
         BadAudioError: The recording cannot be used.
     """
-    content, waveform, rate_hz = read_recording(source, name)
+    codec, stored_hz, _ = STORAGES[storage]
+    if stored_hz is None:  # it stays as it is, so that only its bytes are in memory as a whole
+        content = read_content(source, name)
+        seconds = check_recording(content, name)
+    else:
+        content, waveform, rate_hz = read_recording(source, name)
+        seconds = len(waveform) / rate_hz
+
     note = {
-        "seconds": len(waveform) / rate_hz,
+        "seconds": seconds,
         "source_bytes": len(content),
         "source_sha256": hashlib.sha256(content).hexdigest(),
     }
-    codec, stored_hz, _ = STORAGES[storage]
     file_name = PurePosixPath(name)
     if codec == "none":
         return {}, note
-    if codec == "file" or stored_hz is None:
+    if stored_hz is None:
         return {"audio": {"bytes": content, "path": file_name.name}}, note
 
     samples = to_int16(resample(waveform, rate_hz, stored_hz))

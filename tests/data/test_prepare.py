@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 
@@ -139,8 +140,9 @@ def test_a_killed_run_is_continued(whole, folder, cache, tmp_path, monkeypatch, 
 
 def test_a_second_run_on_the_folder_is_refused_and_harms_nothing(whole, folder, cache, tmp_path, monkeypatch):
     def packing(*arguments):
+        second = ThreadPoolExecutor().submit(run, request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
         with pytest.raises(RuntimeError, match=r"out is being written by another run"):
-            run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
+            second.result()
         return pack(*arguments)
 
     monkeypatch.setattr(prepare, "pack", packing)

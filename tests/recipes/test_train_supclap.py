@@ -17,13 +17,16 @@ import yaml
 from huggingface_hub import ModelCard
 from matplotlib.image import imread
 from processes import run_processes
+from recordings import tone_rows
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, only_writer
+from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
 from modeling_supclap.recipes import posttrain_teminal, train_supclap
+from modeling_supclap.recipes.running import require_usable_audio
 from modeling_supclap.recipes.train_supclap import ModelArguments, arguments_in_use
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -127,6 +130,16 @@ def test_a_used_folder_is_not_written_over(run):
     code, output = launch(SMOKE, "--output_dir", str(run[0]))
     assert code != 0
     assert "checkpoint-8 is there already: continue that run with --resume_from_checkpoint last" in output
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_bad_recording_of_an_evaluation_ends_a_run_before_its_training(tmp_path, split):
+    rows = tone_rows(tmp_path, 3)
+    (tmp_path / "tone_1.wav").write_bytes(b"junk")
+    args = SupCLAPTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    require_usable_audio({"train": rows, split: rows[::2]}, args)  # the trainer looks after its own recordings
+    with pytest.raises(BadAudioError, match=rf"1 of the 3 {split} recordings .* 'clip1': .*--on_bad_audio skip"):
+        require_usable_audio({split: rows}, args)
 
 
 @pytest.mark.parametrize("recipe", [train_supclap, posttrain_teminal])
