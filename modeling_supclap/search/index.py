@@ -212,7 +212,7 @@ class SoundIndex:
 
         if new_rows > _NEW_SHARE * rows:
             partitions = 2 ** round(math.log2(math.sqrt(rows)))
-            # Whole vectors: 2 to 4 times as fast to ask as those quantised to 8 bits, for as much disk as the windows.
+            # Whole vectors: several times as fast to ask as those quantised to 8 bits, for as much disk as the windows.
             config = _import_lancedb().index.IvfFlat(
                 distance_type="dot", num_partitions=partitions, sample_rate=64, max_iterations=20
             )
