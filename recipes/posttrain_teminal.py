@@ -8,8 +8,9 @@ Without a file, `configs/teminal_esc10.yaml` is read. The output folder then hol
 `results.json` and `report.html`: how often an item's own caption wins among those of its pair, before, between and
 after the stages, beside chance and what a model that is blind to order scores.
 
-As in the paper, what is held out are recordings of each class, drawn from the whole dataset: its own splits play no
-part, and clips of its test split are no longer unseen by the model.
+What is held out are recordings of each class, of the dataset's training split, or with --pool_splits of the whole, as
+in the paper; then clips of its test split are no longer unseen by the model. Half of them choose the best epoch of a
+stage, the other half are scored; with --load_best_model_at_end false nothing is chosen and all are scored.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
 from modeling_supclap.conversion import clap_from_supclap
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 from modeling_supclap.datasets_scripts.schema import without_audio
-from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, split_by_source
+from modeling_supclap.datasets_scripts.temporal.items import (
+    TemporalItems,
+    recordings_by_label,
+    split_by_source,
+)
 from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import DatasetArguments, parse_arguments
 from modeling_supclap.recipes.models import TrainedPartArguments, is_clap, load_start
@@ -104,8 +109,13 @@ def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str
     return prompts
 
 
-def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments) -> tuple[TemporalItems, TemporalItems]:
-    """Items to train on and held-out ones, from different source recordings of the training split or of all."""
+def load_items(
+    args: PostTrainingArguments, training: TemporalTrainingArguments
+) -> tuple[TemporalItems, TemporalItems, TemporalItems]:
+    """Items to train on, to choose the best epoch by and to score, from the training split or from all.
+
+    No source recording is in two of them; but where the last epoch is kept, nothing is chosen and the last two are one.
+    """
     with training.main_process_first(desc="preparing the data"):
         splits = args.load_splits()
     if args.pool_splits:
@@ -117,6 +127,17 @@ def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments)
     rows = usable_rows(rows, training)
     parts = split_by_source(without_audio(rows), args.train_fraction, training.seed)
     train, held_out = (rows.select(part) for part in parts)
+    choosing = scored = held_out
+    if training.load_best_model_at_end:
+        parts = split_by_source(without_audio(held_out), 0.5, training.seed)
+        choosing, scored = (held_out.select(part) for part in parts)
+    classes = set(recordings_by_label(held_out))
+    lacking = sorted(classes - recordings_by_label(scored).keys())
+    if lacking:
+        raise ValueError(
+            f"of {lacking} too few recordings are held out: some choose the best epoch and others are scored; lower "
+            "train_fraction, or keep the last epoch: --load_best_model_at_end false"
+        )
     by_phrases = choose_prompts(args, training.languages) == "phrases"
     phrases = load_phrases(args.origin, training.languages) if by_phrases else None
     shared: dict[str, Any] = {
@@ -126,11 +147,11 @@ def load_items(args: PostTrainingArguments, training: TemporalTrainingArguments)
         "num_phrasings": args.num_phrasings,
     }
 
-    classes = len({row["labels"][0] for row in without_audio(held_out)})
-    eval_pairs = min(args.eval_pairs, classes * (classes - 1))
+    eval_pairs = min(args.eval_pairs, len(classes) * (len(classes) - 1))
     return (
         TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, **shared),
-        TemporalItems(held_out, training.seed, pairs_per_epoch=eval_pairs, **shared),
+        TemporalItems(choosing, training.seed, pairs_per_epoch=eval_pairs, **shared),
+        TemporalItems(scored, training.seed, pairs_per_epoch=eval_pairs, **shared),
     )
 
 
@@ -139,9 +160,9 @@ def run_stage(
     model: SupCLAPModel,
     processor: SupCLAPProcessor,
     args: TemporalTrainingArguments,
-    items: tuple[TemporalItems, TemporalItems],
+    items: tuple[TemporalItems, TemporalItems, TemporalItems],
 ) -> Any:
-    """Trains one stage in its own folder, from its last checkpoint when the run is resumed; predicts held-out pairs."""
+    """Trains one stage in its own folder, from its last checkpoint when the run is resumed; predicts pairs to score."""
     folder = Path(args.output_dir or ".") / f"stage_{stage}"
     last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
     shared = {each.name: getattr(args, each.name) for each in fields(args) if each.init}
@@ -163,9 +184,9 @@ def score_stages(
     """How often an item's own caption wins among those of its pair, before, between and after the stages.
 
     Args:
-        predictions: What the Trainer predicted of the held-out pairs, by stage.
+        predictions: What the Trainer predicted of the pairs to score, by stage.
         trainer: Of the run.
-        rows: The held-out clips.
+        rows: The clips that are scored.
         data: What the protocol says of where they are from.
     """
     args, language = trainer.args, trainer.args.eval_languages[0]
@@ -217,7 +238,7 @@ def train_and_save(
     model.config.temporal_prompts = choose_prompts(post_args, args.languages)
     part_args.choose_parameters(model)
 
-    untrained = TemporalTrainer(model, args, items[0], items[1], processing_class=processor)
+    untrained = TemporalTrainer(model, args, items[0], items[2], processing_class=processor)
     predictions = {"before": untrained.predict(untrained.eval_rows)}
     for stage in post_args.stages:
         predictions[f"stage_{stage}"] = run_stage(stage, model, processor, args, items)
@@ -231,7 +252,7 @@ def train_and_save(
         clap_from_supclap(model).save_pretrained(output / "clap")
 
     data = {"dataset": post_args.dataset, "origin": origin}
-    results = score_stages(predictions, untrained, items[1].rows, data)
+    results = score_stages(predictions, untrained, items[2].rows, data)
     seconds = time.perf_counter() - started
     arguments = {**vars(post_args), **vars(part_args), **args.to_dict()}
     results.content["training"] = {"seconds": seconds, "arguments": arguments}

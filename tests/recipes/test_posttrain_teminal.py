@@ -20,6 +20,9 @@ from modeling_supclap.training.training_args import TemporalTrainingArguments
 
 ROOT = Path(__file__).parents[2]
 CLASSES = ("dog", "rain", "rooster", "sneezing")
+# Of the three recordings of each class in the training split, one trains, one chooses and one is scored.
+BOTH_HELD_OUT = {"train_fraction": 0.34, "dataset_config": {"validation_fraction": 0}}
+HELD_OUT_OPTIONS = ["--train_fraction", "0.34", "--validation_fraction", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +64,10 @@ def test_the_labels_of_a_folder_of_ones_own_serve_in_english(tmp_path):
         soundfile.write(tmp_path / f"{number}.wav", 0.5 * builders.tone(200.0 + number, 8000), builders.RATE_HZ)
         lines.append(f"{number}.wav,a sound,{('door_bell', 'saw', 'hen')[number % 3]}")
     (tmp_path / "metadata.csv").write_text("\n".join(lines))
-    args = posttrain_teminal.PostTrainingArguments(model="m", dataset="audio_folder", data_dir=str(tmp_path))
-    train, held_out = posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
+    args = posttrain_teminal.PostTrainingArguments(
+        model="m", dataset="audio_folder", data_dir=str(tmp_path), train_fraction=0.3
+    )
+    train, held_out, _ = posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True))
     overlaid = [train.triple(0, number)[2] for number in range(len(train))]
     assert "Door bell while saw" in {item.captions["eng"][0] for item in overlaid}
     assert held_out.labels == ("door_bell", "hen", "saw")
@@ -74,12 +79,33 @@ def test_only_the_training_split_is_drawn_from_unless_splits_are_pooled(esc_fold
     training = TemporalTrainingArguments(use_cpu=True)
     sizes = {}
     for pool in (False, True):
-        args = posttrain_teminal.PostTrainingArguments(model="m", data_dir=str(esc_folder), pool_splits=pool)
+        args = posttrain_teminal.PostTrainingArguments(
+            model="m", data_dir=str(esc_folder), pool_splits=pool, **BOTH_HELD_OUT
+        )
         parts = posttrain_teminal.load_items(args, training)
-        sizes[pool] = sum(len(part.rows) for part in parts)
+        sizes[pool] = [len(part.rows) for part in parts]
         folds = {row["clip_id"][0] for part in parts for row in part.rows}
         assert folds == ({"1", "2"} if pool else {"2"})
-    assert sizes == {False: 8, True: 24}
+    assert sizes == {False: [4, 4, 4], True: [8, 8, 8]}
+
+
+def test_other_recordings_are_scored_than_those_that_choose_the_best_epoch(esc_folder):
+    chosen, kept = (
+        TemporalTrainingArguments(use_cpu=True, load_best_model_at_end=best, eval_strategy="epoch")
+        for best in (True, False)
+    )
+    args = posttrain_teminal.PostTrainingArguments(model="m", data_dir=str(esc_folder), **BOTH_HELD_OUT)
+    sources = [{row["source"] for row in items.rows} for items in posttrain_teminal.load_items(args, chosen)]
+    assert all(
+        len({row["labels"][0] for row in items.rows}) == 4 for items in posttrain_teminal.load_items(args, chosen)
+    )
+    assert not sources[0] & sources[1] | sources[1] & sources[2] | sources[0] & sources[2]
+    _, choosing, scored = posttrain_teminal.load_items(args, kept)
+    assert {row["source"] for row in scored.rows} == {row["source"] for row in choosing.rows} == sources[1] | sources[2]
+
+    args.train_fraction = 0.7
+    with pytest.raises(ValueError, match=r"of \['dog', .*\] too few recordings are held out.*--load_best_model_at_end"):
+        posttrain_teminal.load_items(args, chosen)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +114,7 @@ def test_only_the_training_split_is_drawn_from_unless_splits_are_pooled(esc_fold
 )
 def test_sounds_are_called_as_asked(esc_folder, prompts, languages, said):
     args = posttrain_teminal.PostTrainingArguments(
-        model="m", data_dir=str(esc_folder), prompts=prompts, pool_splits=True
+        model="m", data_dir=str(esc_folder), prompts=prompts, pool_splits=True, train_fraction=0.5
     )
     training = TemporalTrainingArguments(use_cpu=True, languages=languages)
     items = posttrain_teminal.load_items(args, training)[0]
@@ -101,9 +127,17 @@ def test_sounds_are_called_as_asked(esc_folder, prompts, languages, said):
 @pytest.fixture(scope="module")
 def run(esc_folder, model_folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("post") / "run"
-    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4"]
+    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", *HELD_OUT_OPTIONS]
     layers = ["--audio_layers", "1", "--text_layers", "1"]
-    places = ["--model", str(model_folder), "--data_dir", str(esc_folder), "--output_dir", str(output)]
+    places = [
+        "--model",
+        str(model_folder),
+        "--data_dir",
+        str(esc_folder),
+        "--output_dir",
+        str(output),
+        *HELD_OUT_OPTIONS,
+    ]
     code, printed = launch(*places, *small, *layers)
     assert code == 0, printed
     return output, printed, [*places, *small, *layers]
@@ -164,7 +198,16 @@ def test_the_folder_loads_with_its_processor(run):
 
 def test_lora_ends_in_a_stock_model(esc_folder, model_folder, tmp_path):
     small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--lora_rank", "2"]
-    places = ["--model", str(model_folder), "--data_dir", str(esc_folder), "--output_dir", str(tmp_path / "lora")]
+    small += HELD_OUT_OPTIONS
+    places = [
+        "--model",
+        str(model_folder),
+        "--data_dir",
+        str(esc_folder),
+        "--output_dir",
+        str(tmp_path / "lora"),
+        *HELD_OUT_OPTIONS,
+    ]
     code, printed = launch(*places, *small, "--audio_layers", "1", "--text_layers", "1")
     assert code == 0, printed
     before = SupCLAPModel.from_pretrained(model_folder).state_dict()
@@ -179,7 +222,16 @@ def test_a_clap_model_stays_one(esc_folder, tmp_path):
     builders.clap_model().save_pretrained(tmp_path / "clap")
     builders.clap_processor().save_pretrained(tmp_path / "clap")
     small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--languages", "eng"]
-    places = ["--model", str(tmp_path / "clap"), "--data_dir", str(esc_folder), "--output_dir", str(tmp_path / "out")]
+    small += HELD_OUT_OPTIONS
+    places = [
+        "--model",
+        str(tmp_path / "clap"),
+        "--data_dir",
+        str(esc_folder),
+        "--output_dir",
+        str(tmp_path / "out"),
+        *HELD_OUT_OPTIONS,
+    ]
     code, printed = launch(*places, *small)
     assert code == 0, printed
     before, after = (
@@ -206,7 +258,8 @@ def test_a_model_is_needed(esc_folder, tmp_path):
 def test_stage_b_alone_is_trained_alone(esc_folder, model_folder, tmp_path, monkeypatch):
     small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--use_cpu", "true"]
     places = ["--model", model_folder, "--data_dir", esc_folder, "--output_dir", tmp_path / "run"]
-    words = ["posttrain_teminal.py", *map(str, places), *small, "--languages", "eng", "--use_after", "false"]
+    words = ["posttrain_teminal.py", *map(str, places), *small, *HELD_OUT_OPTIONS]
+    words += ["--languages", "eng", "--use_after", "false"]
     monkeypatch.setattr(sys, "argv", [*words, "--stages", "b"])
     posttrain_teminal.main()
     assert list(Results.load(tmp_path / "run").scores["temporal"]["eng"]) == ["before", "stage_b"]
