@@ -218,14 +218,17 @@ def _steps(
     recipe = entry.get("recipe", "train")
 
     steps = []
-    if "start" in entry:
+    start = scale.get("start", entry.get("start"))
+    if start is not None:
         base = {"base": scale.get("start_base", scale["base"])}
-        steps = _steps(table, entry["start"], {}, {**scale, **base, "evaluate": None}, seed, args)
+        steps = _steps(table, start, {}, {**scale, **base, "start": None, "evaluate": None}, seed, args)
         more["model"] = str(steps[-1].folder)
-    steps.append(_step(row, recipe, {**own, **more, "seed": seed}, args))
+    if recipe != "none":
+        steps.append(_step(row, recipe, {**own, **more, "seed": seed}, args))
 
     if scale.get("evaluate"):
-        settings = {**scale["evaluate"], "model": str(steps[-1].folder), "seed": seed}
+        model = str(steps[-1].folder) if steps else {**own, **more}["model"]
+        settings = {**scale["evaluate"], "model": model, "seed": seed}
         steps.append(_step(row, "evaluate", settings, args))
     return steps
 

@@ -12,7 +12,13 @@ from torch.utils.data import Dataset
 
 from modeling_supclap.datasets_scripts import bad_audio
 from modeling_supclap.datasets_scripts.audio import read_row
-from modeling_supclap.datasets_scripts.schema import all_captions, group_id, lacking_languages, stable_id
+from modeling_supclap.datasets_scripts.schema import (
+    all_captions,
+    group_id,
+    lacking_languages,
+    stable_id,
+    without_audio,
+)
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, drawn, render
 
 from ..processing_supclap import SupCLAPProcessor
@@ -26,16 +32,26 @@ class IndexedRows(Dataset):
 
     Args:
         rows: A map-style dataset of rows as in `datasets_scripts/schema.py`.
+        every_caption_in: A language, to have each clip once for each of its captions in it, with `caption_number`.
     """
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: Any, every_caption_in: str | None = None) -> None:
         self.rows = rows
+        self._places: list[tuple[int, int]] | None = None
+        if every_caption_in is not None:
+            self._places = []
+            for index, row in enumerate(without_audio(rows)):
+                count = len(row["captions"].get(every_caption_in) or ())
+                self._places += [(index, number) for number in range(max(1, count))]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.rows if self._places is None else self._places)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**self.rows[index], "clip_index": index}
+        if self._places is None:
+            return {**self.rows[index], "clip_index": index}
+        index, number = self._places[index]
+        return {**self.rows[index], "clip_index": index, "caption_number": number}
 
 
 def usable_rows(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:
@@ -195,7 +211,9 @@ class TrainingCollator(ContrastiveCollator):
 
     def _draw(self, row: Row) -> tuple[float, list[tuple[str, str]]]:
         """Draws where to crop a clip, and its K captions as (language, text)."""
-        random = np.random.default_rng([self.seed, int(self._epoch), stable_id(row["clip_id"])])
+        chosen = row.get("caption_number")
+        key = [self.seed, int(self._epoch), stable_id(row["clip_id"])]
+        random = np.random.default_rng(key if chosen is None else [*key, chosen])
         present = [language for language in sorted(self.languages) if row["captions"].get(language)]
         position = random.random()
 
@@ -213,7 +231,8 @@ class TrainingCollator(ContrastiveCollator):
         if missing:
             raise ValueError(f"{self.scheme} needs captions of clip {row['clip_id']} in {languages}; no {missing}")
         texts = list(map(row["captions"].get, languages))
-        number = random.integers(min(map(len, texts)))
+        count = min(map(len, texts))
+        number = random.integers(count) if chosen is None else min(chosen, count - 1)
         return position, [(language, several[number]) for language, several in zip(languages, texts, strict=True)]
 
 

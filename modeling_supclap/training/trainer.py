@@ -129,7 +129,11 @@ class SupCLAPTrainer(Trainer):
         )
         self.train_rows, self.eval_rows = train_dataset, eval_dataset
 
-        indexed: Any = None if train_dataset is None else IndexedRows(train_dataset)
+        is_stream = isinstance(train_dataset, RowStream)
+        if is_stream and (args.every_caption or args.track_language_errors):
+            raise ValueError("every_caption and track_language_errors want rows that can be numbered, and got a stream")
+        every = args.languages[0] if args.every_caption else None
+        indexed: Any = None if train_dataset is None or is_stream else IndexedRows(train_dataset, every)
         epochs: list[Any] = [collator]
         self._batches: EpochBatches | None = None
         if isinstance(train_dataset, RowStream):

@@ -51,6 +51,8 @@ class SupCLAPTrainingArguments(TrainingArguments):
         eval_languages: The languages to evaluate, by default all of `languages`.
         positives: `clip`, each clip has its own captions (the papers' protocol), or `captions`, clips with exactly
             the same captions are right answers to each other, as where captions are made from class names.
+        every_caption: Whether an epoch holds a clip once for each of its captions (five times, in Clotho), by those of
+            the first language; by default it holds each clip once, with a caption that is drawn.
         max_audio_seconds: Longer recordings are cropped, at random in training, to their beginning in evaluation.
         on_bad_audio: What to do with recordings that cannot be used: `error`, stop and name the first that is met;
             `skip`, read all once before the run and leave them out; `report`, also name each in the log.
@@ -81,6 +83,7 @@ class SupCLAPTrainingArguments(TrainingArguments):
     languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of the captions."})
     eval_languages: list[str] = field(default_factory=list, metadata={"help": "Languages to evaluate."})
     positives: str = field(default="clip", metadata={"help": f"One of {', '.join(POSITIVES)}."})
+    every_caption: bool = field(default=False, metadata={"help": "A clip comes once an epoch for each caption."})
     max_audio_seconds: float = field(default=30.0, metadata={"help": "Longer recordings are cropped to this."})
     on_bad_audio: str = field(default="error", metadata={"help": f"One of {', '.join(ON_BAD_AUDIO)}."})
     track_drift: bool = field(default=True, metadata={"help": "Log drift, radius and positive similarity."})

@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[2]
 CLASSES = ("dog", "rain", "rooster", "sneezing")
 # Of the three recordings of each class in the training split, one trains, one chooses and one is scored.
 BOTH_HELD_OUT = {"train_fraction": 0.34, "dataset_config": {"validation_fraction": 0}}
-HELD_OUT_OPTIONS = ["--train_fraction", "0.34", "--validation_fraction", "0"]
+HELD_OUT_OPTIONS = ["--train_fraction", "0.34", "--validation_fraction", "0", "--test_fold", "1"]
+HELD_OUT_OPTIONS += ["--pairs_per_epoch", "12"]
+BEST_EPOCH = ["--eval_strategy", "epoch", "--save_strategy", "epoch", "--load_best_model_at_end", "true"]
 
 
 @pytest.fixture(scope="module")

@@ -207,3 +207,21 @@ def test_a_bad_recording_in_a_worker_names_the_file(processor, rows, tmp_path):
     loader = DataLoader(bad, num_workers=1, collate_fn=TrainingCollator(processor))
     with pytest.raises(ValueError, match=r"broken\.wav"):
         next(iter(loader))
+
+
+def test_an_epoch_may_hold_every_caption_of_a_clip(tmp_path):
+    rows = tone_rows(tmp_path, count=3)
+    for row in rows:
+        row["captions"] = {"eng": ["a dog", "rain", "barks"], "fra": ["un chien", "la pluie", "aboie"]}
+    rows[0]["captions"] = {"eng": ["a dog"], "fra": ["un chien"]}
+    indexed = IndexedRows(rows, every_caption_in="eng")
+    assert len(indexed) == 7
+
+    collator = TrainingCollator(builders.bert_processor(), ["eng", "fra"], scheme="kcl")
+    batch = collator([indexed[place] for place in range(7)])
+    assert batch["clip_index"].tolist() == [0, 1, 1, 1, 2, 2, 2]
+    assert batch["group_ids"][1] == batch["group_ids"][3] != batch["group_ids"][4]
+
+    drawn = [[text for _, text in collator._draw(indexed[place])[1]] for place in range(7)]
+    every = [["a dog", "un chien"], ["rain", "la pluie"], ["barks", "aboie"]]
+    assert drawn == [every[0], *every, *every]
