@@ -84,7 +84,7 @@ def measure(rounds: int = 3, layers: int = 2) -> list[Row]:
     sdpa, eager = (build_towers(layers, attention, device) for attention in ("sdpa", "eager"))
     for name, (tower, batch) in sdpa.items():
         checkpointed, _ = build_towers(layers, "sdpa", device)[name]
-        checkpointed.train().gradient_checkpointing_enable()
+        checkpointed.train().activation_checkpointing_enable()
         if name == "CED-base":
             checkpointed.init_bn.eval()
         flops = count_flops(partial(run_both_ways, tower, batch, False))

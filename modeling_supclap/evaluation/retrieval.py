@@ -23,6 +23,8 @@ from .results import DIRECTIONS, Intervals, score
 CAPTION_HANDLINGS = ("all", "parallel", "each")
 _TOP = 10
 _TOP_ROWS = 256
+# Up to so many similarities, 64 MB, are held: ranks and best hits of both directions then come from one product.
+_HELD_SIMILARITIES = 1 << 24
 _NEGATIVES = 10_000
 _SAMPLED_CLIPS = 1000
 
@@ -165,9 +167,10 @@ def evaluate_retrieval(
             clips = clips.select(table.clips)
         counts[language] = len(table.texts)
         scores[language] = {}
+        similarities = _similarities(clips, texts)
         for direction in DIRECTIONS:
             scores[language][direction], kept = _score_direction(
-                split, table, texts, clips, direction, positives, intervals, is_light
+                split, table, similarities[direction], direction, positives, intervals, is_light
             )
             for name, values in kept.items():
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
@@ -226,18 +229,29 @@ def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) ->
     return compute_metrics
 
 
+def _similarities(clips: ClipEmbeddings, texts: np.ndarray) -> dict[str, Any]:
+    """What `ClipEmbeddings.similarity` gives for each direction; of small splits a matrix and its transpose."""
+    similarity = clips.similarity(texts)
+    count = len(texts)
+    if similarity.shape[0] * similarity.shape[1] > _HELD_SIMILARITIES:
+        return {"t2a": similarity, "a2t": clips.similarity(texts, "a2t")}
+
+    if not isinstance(similarity, np.ndarray):
+        # Of a number of rows that no kernel divides, the last round differently: equal texts would no longer tie.
+        similarity = matrix_of(clips.similarity(texts[np.arange(-(-count // 64) * 64) % count]))[:count]
+    return {"t2a": similarity, "a2t": np.ascontiguousarray(similarity.T)}
+
+
 def _score_direction(
     split: EmbeddedSplit,
     table: CaptionTable,
-    texts: np.ndarray,
-    clips: ClipEmbeddings,
+    similarity: Any,
     direction: str,
     positives: str,
     intervals: Intervals,
     is_light: bool,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The scores of one direction in one language, and what each query did."""
-    similarity = clips.similarity(texts, direction)
     relevant = table.relevant(direction)
     outcomes = retrieval_outcomes(similarity, relevant, k=RECALL_CUTOFFS)
     chance = chance_scores(relevant, similarity.shape[1], k=RECALL_CUTOFFS)

@@ -9,7 +9,14 @@ from listeners import Listener, caption_tones
 from recordings import tone_rows
 
 from modeling_supclap.evaluation import retrieval
-from modeling_supclap.evaluation.embed import AudioPolicy, embed_split, in_row_order, split_from_predictions
+from modeling_supclap.evaluation.embed import (
+    AudioPolicy,
+    ClipEmbeddings,
+    embed_split,
+    in_row_order,
+    matrix_of,
+    split_from_predictions,
+)
 from modeling_supclap.evaluation.models import load_embedding_model
 from modeling_supclap.evaluation.results import Intervals
 from modeling_supclap.evaluation.retrieval import (
@@ -205,6 +212,21 @@ def test_the_best_are_those_of_a_stable_sort(candidates):
     assert np.array_equal(find_top(scores), expected)
     lazy = LazySimilarity(queries.astype(np.float32), texts.astype(np.float32), similarity="dot")
     assert np.array_equal(find_top(lazy), expected)
+
+
+@pytest.mark.parametrize("held", [0, 1 << 24])
+@pytest.mark.parametrize("count", [1, 331, 1337])
+def test_equal_embeddings_tie_in_both_directions(monkeypatch, held, count):
+    monkeypatch.setattr(retrieval, "_HELD_SIMILARITIES", held)
+    texts, audios = builders.unit_rows(count, 96).float().numpy(), builders.unit_rows(203, 96).float().numpy()
+    texts[-1], audios[-1] = texts[0], audios[0]
+    clips = ClipEmbeddings(audios, np.ones(len(audios), int), np.zeros(len(audios)))
+    found = retrieval._similarities(clips, texts)
+    t2a, a2t = (matrix_of(found[direction]) for direction in ("t2a", "a2t"))
+    np.testing.assert_allclose(t2a, texts @ audios.T, atol=1e-6)
+    np.testing.assert_allclose(a2t, t2a.T, atol=1e-6)
+    assert np.array_equal(t2a[:, 0], t2a[:, -1])
+    assert np.array_equal(a2t[:, 0], a2t[:, -1])
 
 
 # ---- what the Trainer embeds: small cases that one can check by eye ----
