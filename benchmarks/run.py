@@ -31,6 +31,10 @@ BENCHMARKS = {
     "bench_towers": ("G11",),
     "bench_composition": ("G12",),
     "bench_growth": ("growth",),
+    "bench_rows": ("rows",),
+    "bench_frozen": ("frozen",),
+    "bench_tiles": ("tiles",),
+    "bench_stream": ("stream",),
 }
 """The goals that each file measures."""
 

@@ -1,0 +1,172 @@
+"""What the losses in tiles cost as the batch grows, in one process and in several that share the tiles.
+
+    OMP_NUM_THREADS=1 python benchmarks/bench_tiles.py [--only kcl] [--clips 4096 32768] [--processes 1 2 4]
+
+Each measurement is a run of its own processes: forward and backward pass of the objective, on embeddings that each
+process has a part of. Memory is the peak of the process's resident set over what it was before the step, and it may not
+grow faster than the batch. Before that, loss and gradients are compared with those of the plain loss, in float64, and
+then those of several processes with those of one, in float32. The plain loss keeps a matrix of 4 N^2 bytes: 4 GiB for
+32,768 clips, and more than one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from rows import Row, print_rows
+from torch import Tensor
+
+from modeling_supclap.training.distributed import gather, leave_process_group, share_tiles
+from modeling_supclap.training.objectives import build_objective
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "infonce": {},
+    "siglip": {"loss": "siglip"},
+    "svr static": {"svr": "bi-static"},
+    "svr dynamic": {"svr": "bi-dynamic"},
+    "kcl": {"loss": "kcl", "languages": ["eng", "fra"]},
+    "kcl, svr dynamic": {"loss": "kcl", "languages": ["eng", "fra"], "svr": "uni-dynamic"},
+}
+"""By name, the training arguments of each objective; KCL is that of two languages."""
+
+
+def run_step(
+    name: str,
+    clips: int,
+    dim: int,
+    chunk_size: int | None,
+    process: int,
+    world: int,
+    folder: str,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """One process's part: a step, and a file with loss, gradient of its rows and bytes."""
+    torch.set_num_threads(1)
+    if world > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=process, world_size=world)
+    quiet: dict[str, Any] = {"use_cpu": True, "report_to": "none", "output_dir": folder}
+    torch.manual_seed(0)
+    arguments = SupCLAPTrainingArguments(**quiet, loss_chunk_size=chunk_size, **LOSSES[name])
+    objective = build_objective(arguments).to(dtype)
+
+    texts_per_clip = len(arguments.languages)
+    draw = torch.Generator().manual_seed(0)
+    audio = F.normalize(torch.randn(clips, dim, generator=draw), dim=-1)
+    noise = torch.randn(clips, texts_per_clip, dim, generator=draw)
+    text = F.normalize(audio.unsqueeze(1) + 0.2 * noise, dim=-1)  # (N, K, d)
+    own = slice(process * clips // world, (process + 1) * clips // world)
+    audio, text = (embeds[own].to(dtype).clone().requires_grad_() for embeds in (audio, text))
+
+    def step(audio: Tensor, text: Tensor) -> Tensor:
+        with share_tiles():
+            scale, bias = torch.tensor(20.0), torch.tensor(-10.0)
+            loss, _ = objective(gather(audio), gather(text), scale, bias if name == "siglip" else None)
+        loss.backward()
+        return loss.detach()
+
+    step(audio[:16], text[:16])  # warms up
+    audio.grad = text.grad = None
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    before = read_memory("VmRSS")
+    loss = step(audio, text)
+    peak = read_memory("VmHWM") - before
+
+    assert audio.grad is not None
+    assert text.grad is not None
+    gradient = torch.cat([audio.grad.flatten(), text.grad.flatten()]) / world  # the mean over the processes
+    torch.save({"loss": loss, "gradient": gradient, "bytes": peak}, f"{folder}/{process}.pt")
+    leave_process_group()
+
+
+def read_memory(field: str) -> int:
+    """Reads a line of this process's status, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return 1024 * int(line.split()[1])
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+def run_processes(
+    name: str, clips: int, dim: int, chunk_size: int | None, world: int = 1, dtype: torch.dtype = torch.float32
+) -> list[dict[str, Any]]:
+    """Runs a step in processes of its own; gives what each of them wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = []
+        for process in range(world):
+            arguments = (name, clips, dim, chunk_size, process, world, folder, dtype)
+            processes.append(multiprocessing.get_context("fork").Process(target=run_step, args=arguments))
+            processes[-1].start()
+        for started in processes:
+            started.join()
+            assert started.exitcode == 0, f"{name}, {clips} clips, {world} processes: exit code {started.exitcode}"
+        return [torch.load(f"{folder}/{process}.pt") for process in range(world)]
+
+
+def require_equal(found: list[dict[str, Any]], wanted: dict[str, Any], clips: int, dim: int) -> None:
+    """Stops where losses or gradients differ by more than rounding, relative to the largest entry."""
+    world = len(found)
+    parts = [
+        part["gradient"].split([clips // world * dim, len(part["gradient"]) - clips // world * dim]) for part in found
+    ]
+    audio, text = (torch.cat(list(gradients)) for gradients in zip(*parts, strict=True))
+    gradient = torch.cat([audio, text])
+
+    error = ((gradient - wanted["gradient"]).abs().max() / wanted["gradient"].abs().max()).item()
+    loss_error = (found[0]["loss"] / wanted["loss"] - 1).abs().item()
+    limit = 1e-9 if gradient.dtype == torch.float64 else 1e-6
+    assert loss_error < limit, f"losses differ by {loss_error:.1e}"
+    assert error < 10 * limit, f"gradients differ by {error:.1e}"
+
+
+def measure(
+    only: Sequence[str] = tuple(LOSSES),
+    clips: Sequence[int] = (2048, 8192),
+    processes: Sequence[int] = (1, 2, 4),
+    dim: int = 32,
+    chunk: int = 512,
+) -> list[Row]:
+    """Two rows for each loss and number of processes: the memory at the largest size, and how it grows."""
+    rows = []
+    for name in only:
+        plain, tiled = (run_processes(name, 1024, dim, size, dtype=torch.float64) for size in (None, 128))
+        require_equal(tiled, plain[0], 1024, dim)
+
+        for world in processes:
+            peaks = []
+            for count in clips:
+                parts = run_processes(name, count, dim, chunk, world)
+                peaks.append(max(part["bytes"] for part in parts))
+                if world > 1:
+                    require_equal(parts, run_processes(name, count, dim, chunk)[0], count, dim)
+
+            what = f"{name}, {world} process{'es' if world > 1 else ''}: memory"
+            exponent = math.log(peaks[-1] / peaks[0]) / math.log(clips[-1] / clips[0])
+            share = peaks[-1] / (4 * clips[-1] ** 2)
+            rows.append(Row("tiles", f"{what} of a process for {clips[-1]:,} clips / one N x N matrix", share))
+            rows.append(Row("tiles", f"{what} grows with N to the power", exponent, wanted="<= 1.2", unit=""))
+    return rows
+
+
+def main() -> None:
+    """Prints the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(LOSSES), default=list(LOSSES))
+    parser.add_argument("--clips", nargs=2, type=int, default=[2048, 8192])
+    parser.add_argument("--processes", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--dim", type=int, default=32)
+    parser.add_argument("--chunk", type=int, default=512)
+    print_rows(measure(**vars(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()
