@@ -52,6 +52,7 @@ def count_hops(**options: Any) -> tuple[set[tuple[str, str]], set[str]]:
 
     with tempfile.TemporaryDirectory() as folder:
         rows = tone_rows(Path(folder), count=12)
+        evaluation.evaluate(Plain(), rows, cache=evaluation.EmbeddingCache(None), **options)  # imports are no road
         threading.setprofile(watch)
         sys.setprofile(watch)
         try:
