@@ -7,6 +7,7 @@ multiplications from the gradient. On a GPU a block is the whole matrix. Gradien
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,7 +36,18 @@ def symmetric_contrast(similarity: Tensor, logit_scale: float | Tensor, group_id
     0.6265
     """
     scale = torch.as_tensor(logit_scale, dtype=similarity.dtype, device=similarity.device)
-    return _SymmetricContrast.apply(similarity, scale, _positive_shares(similarity, group_ids))
+    shares = _positive_shares(similarity, group_ids)
+
+    # One exponential for both directions underflows where the maxima of two rows or columns lie too far apart. Those of
+    # cosines cannot at smaller scales than this.
+    widest = -2 * math.log(torch.finfo(similarity.dtype).tiny) - 4  # 170 in float32
+    if scale * 2 > widest:
+        lowest = torch.minimum(similarity.amax(-1).amin(), similarity.amax(-2).amin())
+        if scale * (similarity.amax() - lowest) > widest:
+            logits = scale * similarity
+            positives = 2 * _positive_logits(logits, 0, shares)
+            return (logits.logsumexp(-1) + logits.logsumexp(-2) - positives).mean()
+    return _SymmetricContrast.apply(similarity, scale, shares)
 
 
 def displaced_contrast(

@@ -31,6 +31,24 @@ def same_loss_and_gradients(found: Tensor, expected: Tensor, inputs: list[Tensor
         torch.testing.assert_close(own, other, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("groups", [None, GROUPS])
+@pytest.mark.parametrize("scale", [100.0, 1000.0])
+def test_a_clip_that_nothing_resembles_underflows_nowhere(groups: Tensor | None, scale: float) -> None:
+    exact = matrices(SIZE, SIZE)
+    exact[2] = -1 + 1e-3 * torch.arange(SIZE, dtype=torch.float64)
+    exact[4, 5] = 1
+    similarity = exact.float().requires_grad_()
+    fused.symmetric_contrast(similarity, scale, groups).backward()
+
+    wide = exact.clone().requires_grad_()
+    logits = scale * wide
+    expected = softmax_contrast(logits, groups) + softmax_contrast(logits.mT, groups)
+    expected.backward()
+    found = fused.symmetric_contrast(exact.float(), scale, groups)
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(similarity.grad.double(), wide.grad, rtol=1e-4, atol=1e-4 * scale)
+
+
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("groups", [None, GROUPS])
 @pytest.mark.parametrize("scale", [5.0, 400.0])
