@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup train results reproduce reproduce-gpu bench test test-fast test-slow test-gpu test-oldest campaigns check docs notebooks
+.PHONY: setup train results results-page reproduce reproduce-gpu bench test test-fast test-slow test-gpu test-oldest campaigns check docs notebooks
 .DEFAULT_GOAL := test
 
 setup: .venv/ready
@@ -32,6 +32,10 @@ TABLES := supclap/table3 supclap/figure1 supclap/figure3 supclap/table7 atri/tab
 DATA_DIR = $(if $(DATA),--data_dir $(DATA))
 reproduce: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m modeling_supclap.recipes.reproduce $(TABLES) $(DATA_DIR) $(ARGS)
+
+# The tables of docs/results.md, from the committed files of recipes/results.
+results-page: setup
+	$(BIN)/python -m modeling_supclap.recipes.results_page
 
 # All of them on a GPU within 40 minutes; says so where there is none.
 reproduce-gpu: setup

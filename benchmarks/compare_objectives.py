@@ -7,6 +7,11 @@ The spectrograms of generated sounds are made once and kept in memory, so that a
 `supclap reproduce` takes a minute: for questions that want many runs. Everything else is the package's: model,
 objectives, drift. All objectives of a seed start from the same weights and see the same batches.
 
+`--encoders linear` trains two linear maps on vectors instead, in a second a run: clip and caption are two noisy views
+of one hidden vector, and each language has a view of its own. It tells objectives apart, and nothing about sound.
+
+`--output` gets the table that `make results-page` puts into docs/results.md, and beside it its curves as PNG.
+
 Of the texts, the drift cosine is measured against the pull in the tangent space (`drift.drift_cosine`), for the update
 by the text-to-audio half of the objective, as in figure 1 of the SupCLAP paper, and for the update by all of it.
 """
@@ -17,7 +22,9 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,9 +44,11 @@ from modeling_supclap.losses.contrastive import softmax_contrast
 from modeling_supclap.losses.multilingual import data_distribution_error, language_distribution_error
 from modeling_supclap.losses.support_vector import DynamicRadius, StaticRadius, positive_distance
 from modeling_supclap.metrics.mrv.rank_variance import mean_rank_variance
+from modeling_supclap.recipes.reproduce import summarise
 from modeling_supclap.recipes.train_supclap import ModelArguments, build_model, build_processor
 from modeling_supclap.training.drift import drift_cosine
 from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
+from modeling_supclap.training.plots import plot_runs
 
 MODEL = ModelArguments(
     audio_config={"embed_dim": 64, "depth": 2, "num_heads": 2, "initializer_range": 0.1},
@@ -60,6 +69,48 @@ class Split(NamedTuple):
     features: Tensor
     tokens: Tensor
     groups: Tensor
+
+
+class LinearModel(torch.nn.Module):
+    """Two linear maps into one space, with the methods of a model that are called here."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.audio, self.text = torch.nn.Linear(width, 32), torch.nn.Linear(width, 32)
+        self.logit_scale = torch.nn.Parameter(torch.tensor(1 / 0.07).log())
+
+    def get_audio_features(self, input_features: Tensor) -> Any:
+        """Embeds clips (N, D)."""
+        return SimpleNamespace(pooler_output=F.normalize(self.audio(input_features), dim=-1))
+
+    def get_text_features(self, input_ids: Tensor) -> Any:
+        """Embeds captions (N, D)."""
+        return SimpleNamespace(pooler_output=F.normalize(self.text(input_ids), dim=-1))
+
+
+def draw_views(clips: int, languages: int, seed: int, width: int = 64, noise: float = 0.5) -> dict[str, Split]:
+    """Draws clips and captions as noisy linear views of hidden vectors; languages share a half of their view."""
+    draw = torch.Generator().manual_seed(seed)
+    audio = torch.randn(32, width, generator=draw)
+    shared = torch.randn(32, width, generator=draw)
+    text = shared + torch.randn(languages, 32, width, generator=draw)
+    splits = {}
+    for name, count in (("train", clips), ("test", 256)):
+        hidden = torch.randn(count, 32, generator=draw) / 32**0.5
+        features = hidden @ audio + noise * torch.randn(count, width, generator=draw)
+        captions = torch.einsum("nh,khw->nkw", hidden, text)  # (N, K, D)
+        captions = captions + noise * torch.randn(captions.shape, generator=draw)
+        splits[name] = Split(features, captions.unsqueeze(1), torch.arange(count))
+    return splits
+
+
+def embed_texts(model: Any, ids: Tensor, pad: int | None) -> Tensor:
+    """Embeds captions (N, L), tokens without the padding that all of them share or, where `pad` is None, vectors."""
+    if pad is None:
+        return model.get_text_features(input_ids=ids).pooler_output
+    mask = ids != pad
+    mask = mask[:, : int(mask.sum(dim=1).max())]
+    return model.get_text_features(input_ids=ids[:, : mask.shape[1]], attention_mask=mask.long()).pooler_output
 
 
 class PulledInfoNCE(ContrastiveObjective):
@@ -176,12 +227,15 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
     """Trains a model from the seed's weights and measures it."""
     set_seed(seed)
     rows = splits["train"]
-    model: Any = build_model(MODEL, processor)
-    model.audio_model.fit_normalisation(input_features=rows.features[:256])
+    model: Any = LinearModel(rows.features.shape[-1])
+    if processor is not None:
+        model = build_model(MODEL, processor)
+        model.audio_model.fit_normalisation(input_features=rows.features[:256])
     objective = OBJECTIVES[name]()
     optimizer = torch.optim.Adam([*model.parameters(), *objective.parameters()], lr=args.lr)
     generator = np.random.default_rng(seed)
-    pad, languages = processor.tokenizer.pad_token_id, rows.tokens.shape[2]
+    pad = None if processor is None else processor.tokenizer.pad_token_id
+    languages = rows.tokens.shape[2]
 
     log: list[dict[str, float]] = []
     started = time.process_time()
@@ -203,11 +257,9 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
         else:
             trained = F.one_hot(torch.tensor(drawn), languages).bool()
             tokens = tokens[range(len(places)), drawn].unsqueeze(1)
-        flat = tokens.flatten(0, 1)
-        flat = flat[:, : int((flat != pad).sum(dim=1).max())]
 
         audio = model.get_audio_features(input_features=rows.features[places]).pooler_output
-        text = model.get_text_features(input_ids=flat, attention_mask=(flat != pad).long()).pooler_output
+        text = embed_texts(model, tokens.flatten(0, 1), pad)
         if step == 0:
             start_radii(objective, positive_distance(text[:: tokens.shape[1]], audio).mean().item())
         text.retain_grad()
@@ -235,7 +287,7 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
 
 
 @torch.no_grad()
-def evaluate(model: Any, rows: Split, pad: int, trained: Tensor) -> dict[str, float]:
+def evaluate(model: Any, rows: Split, pad: int | None, trained: Tensor) -> dict[str, float]:
     """Retrieval in the first language, and over all of them the rank variance and the data distribution error."""
     model.eval()
     audio = torch.cat([model.get_audio_features(input_features=part).pooler_output for part in rows.features.split(64)])
@@ -245,7 +297,7 @@ def evaluate(model: Any, rows: Split, pad: int, trained: Tensor) -> dict[str, fl
     for language in range(rows.tokens.shape[2]):
         parts = []
         for ids in rows.tokens[:, 0, language].split(64):
-            parts.append(model.get_text_features(input_ids=ids, attention_mask=(ids != pad).long()).pooler_output)
+            parts.append(embed_texts(model, ids, pad))
         text = torch.cat(parts)
         texts.append(text)
         similarity = text @ audio.T
@@ -266,34 +318,112 @@ def evaluate(model: Any, rows: Split, pad: int, trained: Tensor) -> dict[str, fl
     return scores
 
 
+def tabulate(runs: list[dict], title: str, claim: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The runs as a table of `recipes/result_tables.py`, the first objective the baseline of the others.
+
+    Args:
+        runs: From `train`.
+        title: What is compared.
+        claim: What a paper says of it.
+        settings: The options that made them.
+    """
+    columns: dict[str, Callable[[dict], float | None]] = {}
+    for name in ("t2a R@1", "a2t R@1", "MRV", "language error", "data distribution error"):
+        columns[name] = lambda run, name=name: run.get(name)  # type: ignore[misc]
+    for name, part in (("drift", "mean"), ("drift_all", "mean"), ("distance", "last"), ("radius", "first"),
+                       ("radius", "last"), ("gradient", "mean"), ("d_weight", "mean"), ("weight", "last"),
+                       ("d_log_positive_weight", "mean"), ("log_positive_weight", "last")):  # fmt: skip
+        columns[f"{name} {part}"] = partial(get_logged, name=name, part=part)
+
+    by_objective: dict[str, list[dict]] = {}
+    for run in runs:
+        by_objective.setdefault(run["objective"], []).append(run)
+    baseline = next(iter(by_objective.values()))
+
+    rows = []
+    for name, own in by_objective.items():
+        scores = {}
+        for column, get in columns.items():
+            values = [get(run) for run in own]
+            if None in values:
+                continue
+            told = {**summarise(values), "paper": None}
+            others = [get(run) for run in baseline[: len(own)]]
+            if own is not baseline and None not in others:
+                told["differences"] = np.subtract(values[: len(others)], others).tolist()
+            scores[column] = told
+        seeds = [run["seed"] for run in own]
+        is_baseline = own is baseline
+        rows.append(
+            {
+                "row": name,
+                "model": name.replace("_", " "),
+                "dataset": "synthetic",
+                "baseline": None if is_baseline else baseline[0]["objective"],
+                "seeds": seeds,
+                "scores": scores,
+            }
+        )
+    told = {"table": "benchmarks/compare_objectives.py", "title": title, "claim": claim, "scale": "mini"}
+    return {**told, "settings": dict(settings), "versions": package_versions(), "rows": rows}
+
+
+def get_logged(run: dict, name: str, part: str) -> float | None:
+    """The mean, first or last of what a run logged under a name; None where it did not."""
+    values = [entry[name] for entry in run["log"] if name in entry]
+    if not values:
+        return None
+    return {"mean": float(np.mean(values)), "first": values[0], "last": values[-1]}[part]
+
+
+def write(runs: list[dict], settings: Mapping[str, Any], title: str, claim: str, path: Path) -> None:
+    """Writes the table of the runs, and draws drift and radius where they were logged."""
+    write_json(path, tabulate(runs, title, claim, settings))
+    histories: dict[str, list[list[dict]]] = {}
+    for run in runs:
+        histories.setdefault(run["objective"], []).append(run["log"])
+    logged = {key for run in runs for entry in run["log"] for key in entry}
+    curves = {"drift": "drift cosine, text-to-audio half", "distance": "distance of the pairs", "radius": "radius"}
+    shown = {key: title for key, title in curves.items() if key in logged}
+    if shown:
+        plot_runs(histories, shown, path.with_suffix(".png"))
+
+
 def main() -> None:
     """Prepare, train, write after each run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objectives", nargs="+", default=["infonce", "bi_static", "bi_dynamic"], choices=OBJECTIVES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--languages", type=int, default=1)
+    parser.add_argument("--encoders", choices=("transformers", "linear"), default="transformers")
     parser.add_argument("--clips", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--batch_size", type=int, default=48)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--title", default="Objectives side by side")
+    parser.add_argument("--claim", default="none")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
 
     languages = list(LANGUAGES)[: args.languages]
-    loaded = load_splits(
-        "synthetic", num_train=args.clips, num_validation=64, num_test=args.clips // 4, duration_seconds=1.0
-    )
-    processor = build_processor(MODEL, loaded["train"], languages)
-    splits = {name: prepare(loaded[name], processor, languages, 32) for name in ("train", "test")}
+    processor: Any = None
+    splits: dict[str, Split] = {}
+    if args.encoders == "transformers":
+        sizes = {"num_train": args.clips, "num_validation": 64, "num_test": args.clips // 4}
+        loaded = load_splits("synthetic", duration_seconds=1.0, **sizes)
+        processor = build_processor(MODEL, loaded["train"], languages)
+        splits = {name: prepare(loaded[name], processor, languages, 32) for name in ("train", "test")}
 
-    settings = {name: value for name, value in vars(args).items() if name != "output"}
+    settings = {name: value for name, value in vars(args).items() if name not in ("output", "title", "claim")}
     runs: list[dict] = []
     for seed in args.seeds:
+        if processor is None:
+            splits = draw_views(args.clips, args.languages, seed)
         for name in args.objectives:
             runs.append(train(name, seed, splits, processor, args))
             told = {key: round(value, 3) for key, value in runs[-1].items() if isinstance(value, float)}
             print(name, seed, told, flush=True)
-            write_json(args.output, {"settings": settings, "versions": package_versions(), "runs": runs})
+            write(runs, settings, args.title, args.claim, args.output)
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ def caption(content: Mapping[str, Any]) -> str:
     seeds = sorted({seed for row in content["rows"] for seed in row["seeds"]})
     return (
         f"Scale {content['scale']}, seeds {', '.join(map(str, seeds))}: mean ± standard deviation; in brackets the "
-        "difference to the row's baseline, its 95 % interval over recordings (paired, mean of the seeds), and in how "
-        "many seeds it is above 0."
+        "difference to the row's baseline, where there is one its 95 % interval over recordings (paired, mean of the "
+        "seeds), and in how many seeds the difference is above 0."
     )
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from modeling_supclap import evaluation
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
-from modeling_supclap.recipes import reproduce
+from modeling_supclap.recipes import reproduce, results_page
 from modeling_supclap.recipes.reproduce import ReproductionArguments
 from modeling_supclap.training.plots import plot_runs
 
@@ -163,3 +163,9 @@ def test_several_runs_in_one_picture(tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="radius"):
         plot_runs({"one": [history]}, {"radius": "radius"}, tmp_path / "b.png")
+
+
+def test_the_page_of_results_is_that_of_the_committed_files():
+    page = results_page.PAGE.read_text(encoding="utf-8")
+    assert results_page.render_page(page) == page
+    assert results_page.MARK in page
