@@ -130,7 +130,7 @@ def test_sounds_are_called_as_asked(esc_folder, prompts, languages, said):
 def run(esc_folder, model_folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("post") / "run"
     small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", *HELD_OUT_OPTIONS]
-    layers = ["--audio_layers", "1", "--text_layers", "1"]
+    layers = ["--audio_layers", "1", "--text_layers", "1", "--languages", "eng", "fra", *BEST_EPOCH]
     places = [
         "--model",
         str(model_folder),
