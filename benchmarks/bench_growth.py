@@ -61,7 +61,8 @@ def measure(largest_gallery: int = 1_000_000) -> list[Row]:
     def languages(size: int) -> Callable[[], None]:
         return partial(both_ways, partial(kcl_loss, logit_scale=14.0), unit(512, 512), unit(512, size, 512))
 
-    tower = CEDModel(CEDConfig(embed_dim=192, depth=4, num_heads=3)).to(device).eval()
+    tower: Any = CEDModel(CEDConfig(embed_dim=192, depth=4, num_heads=3))
+    tower.to(device).eval()
     extractor = CEDFeatureExtractor()
 
     def embed(seconds: int) -> Callable[[], Any]:
