@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from modeling_supclap.recipes import command
 
@@ -158,3 +160,27 @@ def test_ctrl_c_says_how_to_go_on(environment, project):
     assert code != 0
     assert "go on with the same command and --resume_from_checkpoint last" in printed.splitlines()[-1]
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "told"),
+    [
+        (ChildFailedError("train", {1: ProcessFailure(1, 77, 1, "none")}), 1, ""),
+        (
+            ChildFailedError("train", {1: ProcessFailure(1, 77, -9, "none")}),
+            1,
+            "1 (pid 77) was ended by SIGKILL",
+        ),
+        (SignalException("stopped", signal.SIGINT), 130, ""),
+    ],
+)
+def test_several_processes_end_without_the_traceback_of_their_launcher(monkeypatch, capsys, raised, code, told):
+    def launch(_):
+        raise raised
+
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", launch)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("LOGLEVEL", "CRITICAL")
+    monkeypatch.setenv("SUPCLAP_COMMAND", "")
+    assert command.main(["train", "smoke.yaml"]) == code
+    assert told in capsys.readouterr().err
