@@ -134,6 +134,9 @@ def test_every_row_that_a_paper_prints_has_its_number():
         for cell in reproduce.plan(name, table, args):
             places = [column.split() for column in table["columns"]]
             found = [reproduce.printed(name, table, cell, place, "full") for place in places]
+            if (name, cell.dataset) == ("supclap/table8", "clotho") and "CACL" in cell.model:
+                assert set(found) == {None}  # the paper leaves these out
+                continue
             assert any(value is not None for value in found), (name, cell.model)
 
 
