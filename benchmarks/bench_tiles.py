@@ -32,10 +32,10 @@ from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 LOSSES: dict[str, dict[str, Any]] = {
     "infonce": {},
     "siglip": {"loss": "siglip"},
-    "svr static": {"svr": "bi-static"},
-    "svr dynamic": {"svr": "bi-dynamic"},
+    "svr static": {"svr": "bi-static", "radius_init": 0.1},
+    "svr dynamic": {"svr": "bi-dynamic", "radius_init": 0.1},
     "kcl": {"loss": "kcl", "languages": ["eng", "fra"]},
-    "kcl, svr dynamic": {"loss": "kcl", "languages": ["eng", "fra"], "svr": "uni-dynamic"},
+    "kcl, svr dynamic": {"loss": "kcl", "languages": ["eng", "fra"], "svr": "uni-dynamic", "radius_init": 0.1},
 }
 """By name, the training arguments of each objective; KCL is that of two languages."""
 
