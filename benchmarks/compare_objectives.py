@@ -273,6 +273,7 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
             entry = {"step": step, "loss": loss.item()}
             if tokens.shape[1] == 1 and "random" not in name:
                 entry |= measure(objective, audio, text, scale.detach())
+                assert text.grad is not None
                 entry["gradient"] = float(text.grad.norm(dim=-1).mean() * len(places))
             if languages > 1:
                 entry["language_error"] = language_distribution_error(trained).item()
@@ -344,12 +345,12 @@ def tabulate(runs: list[dict], title: str, claim: str, settings: Mapping[str, An
     for name, own in by_objective.items():
         scores = {}
         for column, get in columns.items():
-            values = [get(run) for run in own]
-            if None in values:
+            values = [value for run in own if (value := get(run)) is not None]
+            if len(values) < len(own):
                 continue
             told = {**summarise(values), "paper": None}
-            others = [get(run) for run in baseline[: len(own)]]
-            if own is not baseline and None not in others:
+            others = [value for run in baseline[: len(own)] if (value := get(run)) is not None]
+            if own is not baseline and len(others) == min(len(own), len(baseline)):
                 told["differences"] = np.subtract(values[: len(others)], others).tolist()
             scores[column] = told
         seeds = [run["seed"] for run in own]
