@@ -90,11 +90,11 @@ def parse_arguments(
     words = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(words):
         print(format_help(groups))
-        sys.exit()
+        sys.exit(0)
     parser = _Parser(list(groups), allow_abbrev=False, add_help=False)
     if "--help_all" in words:
         parser.print_help()
-        sys.exit()
+        sys.exit(0)
     hints: dict[str, Any] = {}
     for group in groups:
         types = typing.get_type_hints(group)

@@ -399,10 +399,10 @@ class SupCLAPTrainer(Trainer):
 
         if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
             args, self.args = self.args, copy.copy(self.args)  # those of training_args.bin
-            self.args.hub_token = None
             for name, value in vars(args).items():
                 if isinstance(value, str):
                     setattr(self.args, name, without_secrets(value))
+            self.args.hub_token = None
             try:
                 super()._save(str(folder), state_dict)
             finally:

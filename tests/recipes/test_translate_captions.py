@@ -150,7 +150,7 @@ def test_another_model_may_translate_back(tmp_path, recipe, monkeypatch, encoder
         run(recipe, monkeypatch, *what, *back, "--model", "chat", "--endpoint", server.url)
         assert len(server.requests) == 1
     assert set(read_translations(output)["model"].to_pylist()) == {"chat"}
-    assert set(read_translations(output.with_suffix(".back.parquet"))["model"].to_pylist()) == {str(tmp_path / "nllb")}
+    assert set(read_translations(output.with_suffix(".back.parquet"))["model"].to_pylist()) == {"nllb"}
     report = json.loads(output.with_suffix(".report.json").read_text())
     assert report["arguments"]["model"] == "chat"
     assert report["arguments"]["back_model"] == "nllb"
