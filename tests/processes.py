@@ -5,6 +5,7 @@ import os
 import runpy
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 def run_processes(script: str, *arguments: str, count: int = 2, timeout_seconds: float = 240) -> str:
     """`torchrun --nproc_per_node count script arguments`; its output, or an AssertionError with it.
 
-    A script that ends inside its process group fails: it would crash now and then (`leave_process_group` says why).
+    A script fails that ends inside its process group or beside a thread that asks the others' store: it would crash
+    now and then (`leave_process_group` says why).
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
     command = [*launcher, __file__, script, *arguments]
@@ -43,11 +45,12 @@ def assert_same_training(one: Path, many: Path, world_size: int) -> None:
 
 
 def run_script(script: str, *arguments: str) -> None:
-    """What each process does: the script, which has to leave its process group."""
+    """What each process does: the script, which has to leave its process group and to end its threads."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))  # as `python script` has it
     runpy.run_path(script, run_name="__main__")
     assert not dist.is_initialized(), f"{script} ended inside its process group"
+    assert "supclap" not in {thread.name for thread in threading.enumerate()}, f"{script} left a thread running"
 
 
 if __name__ == "__main__":

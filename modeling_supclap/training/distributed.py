@@ -199,7 +199,7 @@ def naming_missing_processes(batches: Callable[[], int], patience_seconds: float
     def look() -> str:
         try:
             before = store.multi_get(keys)
-            time.sleep(5 * BEAT_SECONDS)
+            ended.wait(5 * BEAT_SECONDS)
             now = store.multi_get(keys)
         except RuntimeError:  # nobody hosts the store any more, which the first process does without torchrun
             return "process 0 does not answer"
@@ -213,8 +213,9 @@ def naming_missing_processes(batches: Callable[[], int], patience_seconds: float
                 missing.append(f"process {key} ({where}) is still at batch {count}")
         return ", ".join(missing)
 
-    for thread in (beat, watch):
-        threading.Thread(target=thread, daemon=True).start()
+    threads = [threading.Thread(target=task, name="supclap", daemon=True) for task in (beat, watch)]
+    for thread in threads:
+        thread.start()
     try:
         yield
     except RuntimeError as error:
@@ -224,6 +225,8 @@ def naming_missing_processes(batches: Callable[[], int], patience_seconds: float
         raise
     finally:
         ended.set()
+        for thread in threads:  # one that still waits for the store would abort an interpreter that goes
+            thread.join()
 
 
 def _open_store() -> dist.Store | None:
