@@ -51,6 +51,10 @@ def model_folder(tmp_path_factory):
     return folder
 
 
+def in_folders(model, data, output):
+    return ["--model", str(model), "--data_dir", str(data), "--output_dir", str(output), *HELD_OUT_OPTIONS]
+
+
 def launch(*arguments):
     command = [sys.executable, "-m", "accelerate.commands.launch", "recipes/posttrain_teminal.py", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -129,17 +133,9 @@ def test_sounds_are_called_as_asked(esc_folder, prompts, languages, said):
 @pytest.fixture(scope="module")
 def run(esc_folder, model_folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("post") / "run"
-    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", *HELD_OUT_OPTIONS]
+    small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4"]
     layers = ["--audio_layers", "1", "--text_layers", "1", "--languages", "eng", "fra", *BEST_EPOCH]
-    places = [
-        "--model",
-        str(model_folder),
-        "--data_dir",
-        str(esc_folder),
-        "--output_dir",
-        str(output),
-        *HELD_OUT_OPTIONS,
-    ]
+    places = in_folders(model_folder, esc_folder, output)
     code, printed = launch(*places, *small, *layers)
     assert code == 0, printed
     return output, printed, [*places, *small, *layers]
@@ -200,16 +196,7 @@ def test_the_folder_loads_with_its_processor(run):
 
 def test_lora_ends_in_a_stock_model(esc_folder, model_folder, tmp_path):
     small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--lora_rank", "2"]
-    small += HELD_OUT_OPTIONS
-    places = [
-        "--model",
-        str(model_folder),
-        "--data_dir",
-        str(esc_folder),
-        "--output_dir",
-        str(tmp_path / "lora"),
-        *HELD_OUT_OPTIONS,
-    ]
+    places = in_folders(model_folder, esc_folder, tmp_path / "lora")
     code, printed = launch(*places, *small, "--audio_layers", "1", "--text_layers", "1")
     assert code == 0, printed
     before = SupCLAPModel.from_pretrained(model_folder).state_dict()
@@ -224,16 +211,7 @@ def test_a_clap_model_stays_one(esc_folder, tmp_path):
     builders.clap_model().save_pretrained(tmp_path / "clap")
     builders.clap_processor().save_pretrained(tmp_path / "clap")
     small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--languages", "eng"]
-    small += HELD_OUT_OPTIONS
-    places = [
-        "--model",
-        str(tmp_path / "clap"),
-        "--data_dir",
-        str(esc_folder),
-        "--output_dir",
-        str(tmp_path / "out"),
-        *HELD_OUT_OPTIONS,
-    ]
+    places = in_folders(tmp_path / "clap", esc_folder, tmp_path / "out")
     code, printed = launch(*places, *small)
     assert code == 0, printed
     before, after = (
@@ -259,8 +237,7 @@ def test_a_model_is_needed(esc_folder, tmp_path):
 
 def test_stage_b_alone_is_trained_alone(esc_folder, model_folder, tmp_path, monkeypatch):
     small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--use_cpu", "true"]
-    places = ["--model", model_folder, "--data_dir", esc_folder, "--output_dir", tmp_path / "run"]
-    words = ["posttrain_teminal.py", *map(str, places), *small, *HELD_OUT_OPTIONS]
+    words = ["posttrain_teminal.py", *in_folders(model_folder, esc_folder, tmp_path / "run"), *small]
     words += ["--languages", "eng", "--use_after", "false"]
     monkeypatch.setattr(sys, "argv", [*words, "--stages", "b"])
     posttrain_teminal.main()
