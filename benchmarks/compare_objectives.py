@@ -39,7 +39,7 @@ from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.schema import LANGUAGES, group_id
 from modeling_supclap.evaluation import package_versions
-from modeling_supclap.losses import support_vector_loss
+from modeling_supclap.losses import reweighted_info_nce, support_vector_loss
 from modeling_supclap.losses.contrastive import softmax_contrast
 from modeling_supclap.losses.multilingual import data_distribution_error, language_distribution_error
 from modeling_supclap.losses.support_vector import DynamicRadius, StaticRadius, positive_distance
@@ -113,25 +113,33 @@ def embed_texts(model: Any, ids: Tensor, pad: int | None) -> Tensor:
     return model.get_text_features(input_ids=ids[:, : mask.shape[1]], attention_mask=mask.long()).pooler_output
 
 
-class PulledInfoNCE(ContrastiveObjective):
-    """Two more readings of SupCLAP E.4: a learnable w scales the pull of the positive, or P+ within that pull.
+class OtherReading(ContrastiveObjective):
+    """The readings of SupCLAP E.4 that `--loss reweighted` does not take, by what a learnable w does.
 
-    InfoNCE moves text i by s ((1 - P+) a+ - sum P_j a_j). Here the first term is w (1 - P+) a+, or (1 - w P+) a+.
+    InfoNCE moves text i by s ((1 - P+) a+ - sum P_j a_j), and `--loss reweighted` multiplies the first term by w. In
+    "probability" that term becomes (1 - w P+) a+, the most literal reading. In "softmax" exp(s+) counts w times, in
+    "denominator" it does so below the fraction alone: both change the size of the two terms alike.
     """
 
     def __init__(self, reading: str) -> None:
         super().__init__()
         self.reading = reading
-        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.log_positive_weight = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, audio_embeds: Tensor, text_embeds: Tensor, logit_scale: Tensor, *rest: Any) -> Any:
-        """Computes InfoNCE and what the weight adds to it, whose gradient is that of the docstring."""
+        """Computes InfoNCE with a weight, of the gradient that the docstring names."""
+        weight = self.log_positive_weight.exp().squeeze()
+        weighed = reweighted_info_nce(audio_embeds, text_embeds[:, 0], logit_scale, weight, None, "softmax")
+        if self.reading == "softmax":
+            return weighed, {}
+        if self.reading == "denominator":
+            return weighed + 2 * weight.log(), {}
+
         logits = logit_scale * text_embeds[:, 0] @ audio_embeds.T
         total = logits.new_zeros(())
         for scores in (logits, logits.T):
             share = scores.softmax(dim=-1).diagonal().detach()  # P+
-            factor = (self.weight - 1) * (1 - share) if self.reading == "pull" else -(self.weight - 1) * share
-            total = total + softmax_contrast(scores) - (factor * scores.diagonal()).mean()
+            total = total + softmax_contrast(scores) + (weight - 1) * (share * scores.diagonal()).mean()
         return total, {}
 
 
@@ -162,8 +170,9 @@ OBJECTIVES: dict[str, Callable[[], ContrastiveObjective]] = {
     "uni_dynamic_dot": svr("uni", "dynamic", similarity="dot"),
     "bi_dynamic_alpha0.3": svr("bi", "dynamic", alpha=0.3),
     "reweighted": lambda: ContrastiveObjective("reweighted"),
-    "reweighted_pull": lambda: PulledInfoNCE("pull"),
-    "reweighted_probability": lambda: PulledInfoNCE("probability"),
+    "reweighted_softmax": lambda: OtherReading("softmax"),
+    "reweighted_denominator": lambda: OtherReading("denominator"),
+    "reweighted_probability": lambda: OtherReading("probability"),
     "random": ContrastiveObjective,
     "cacl": lambda: ContrastiveObjective("cacl"),
     "kcl": lambda: ContrastiveObjective("kcl"),
@@ -277,10 +286,9 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
                 entry["gradient"] = float(text.grad.norm(dim=-1).mean() * len(places))
             if languages > 1:
                 entry["language_error"] = language_distribution_error(trained).item()
-            for key in ("weight", "log_positive_weight"):
-                if hasattr(objective, key):
-                    entry[key] = float(getattr(objective, key).detach())
-                    entry[f"d_{key}"] = float(getattr(objective, key).grad)
+            if hasattr(objective, "log_positive_weight"):
+                entry["log_positive_weight"] = float(objective.log_positive_weight.detach())
+                entry["d_log_positive_weight"] = float(objective.log_positive_weight.grad)
             log.append(entry)
     seconds = time.process_time() - started
     scores = evaluate(model, splits["test"], pad, trained)
@@ -332,8 +340,8 @@ def tabulate(runs: list[dict], title: str, claim: str, settings: Mapping[str, An
     for name in ("t2a R@1", "a2t R@1", "MRV", "language error", "data distribution error"):
         columns[name] = lambda run, name=name: run.get(name)  # type: ignore[misc]
     for name, part in (("drift", "mean"), ("drift_all", "mean"), ("distance", "last"), ("radius", "first"),
-                       ("radius", "last"), ("gradient", "mean"), ("d_weight", "mean"), ("weight", "last"),
-                       ("d_log_positive_weight", "mean"), ("log_positive_weight", "last")):  # fmt: skip
+                       ("radius", "last"), ("gradient", "mean"), ("d_log_positive_weight", "mean"),
+                       ("log_positive_weight", "last")):  # fmt: skip
         columns[f"{name} {part}"] = partial(get_logged, name=name, part=part)
 
     by_objective: dict[str, list[dict]] = {}

@@ -93,15 +93,19 @@ def sigmoid_loss(
     return math.fsum(terms) / n
 
 
-def reweighted_info_nce(audio: Tensor, text: Tensor, logit_scale: float, weight: float) -> float:
-    """[SupCLAP E.4]: the positive's exponential times w, above and below."""
+def reweighted_info_nce(audio: Tensor, text: Tensor, logit_scale: float, weight: float, reading: str) -> float:
+    """[SupCLAP E.4]: the positive's exponential times w, above and below; or its pull, 1 - P+, times w."""
     a, t = audio.tolist(), text.tolist()
     losses = []
     for queries, keys in ((a, t), (t, a)):
         for i, query in enumerate(queries):
-            positive = weight * math.exp(logit_scale * dot(query, keys[i]))
+            own = logit_scale * dot(query, keys[i])
+            positive = math.exp(own) * (weight if reading == "softmax" else 1)
             negatives = math.fsum(math.exp(logit_scale * dot(query, key)) for j, key in enumerate(keys) if j != i)
-            losses.append(-math.log(positive / (positive + negatives)))
+            probability = positive / (positive + negatives)
+            losses.append(-math.log(probability))
+            if reading == "pull":
+                losses.append(-(weight - 1) * (1 - probability) * own)
     return math.fsum(losses) / len(a)
 
 

@@ -7,6 +7,8 @@ Conventions of all the losses: embeddings are (N, d) with unit norm, `similarity
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -118,13 +120,22 @@ def reweighted_info_nce(
     logit_scale: float | Tensor,
     positive_weight: float | Tensor,
     group_ids: Tensor | None = None,
+    reading: Literal["pull", "softmax"] = "pull",
 ) -> Tensor:
     """InfoNCE whose positive is re-weighted, the "Simple Reweight" baseline [SupCLAP E.4].
 
-    Each direction: L = -(log w + s+) + log(w exp(s+) + sum_- exp(s-)), which scales the positive's probability P+ in
-    the gradient. It is there to be compared with: the paper finds it worse than plain InfoNCE.
+    It is there to be compared with: the paper finds it worse than plain InfoNCE. The paper says in words only that a
+    learnable w amplifies the gradient of the positive, and so changes its direction and inflates its size. With P+ the
+    positive's probability, InfoNCE moves an anchor by logit_scale ((1 - P+) a+ - sum_- P a-), and the readings are:
 
-    A weight of 1 gives `info_nce`; a random model gives 2 log(1 + (N - 1) / w), a perfect one tends to 0.
+    - "pull": the first of the two terms is multiplied by w. The loss is InfoNCE - (w - 1) (1 - P+) s+ with 1 - P+ held
+      constant. Its derivative with respect to w is -(1 - P+) s+: w grows while the positives are similar, and with it
+      the pull. This is what the paper describes, and of the readings the one that costs retrieval (`recipes/LOG.md`).
+    - "softmax": w multiplies exp(s+) in the softmax, L = -log(w exp(s+) / (w exp(s+) + sum_- exp(s-))). As this is
+      P+ of other logits, both terms of the gradient shrink alike as w grows and its direction stays, whereas
+      dL/dlog w = -(1 - P+) is always negative: w grows until nothing is left of the gradient.
+
+    A weight of 1 gives `info_nce` in both.
 
     Args:
         audio_embeds: (N, d), unit norm.
@@ -132,12 +143,14 @@ def reweighted_info_nce(
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         positive_weight: w > 0; a number or a 0-d tensor. A learnable one is best kept as its logarithm.
         group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
+        reading: What is re-weighted, "pull" or "softmax".
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The number w is not positive, the shapes do not fit, or there are fewer than two clips.
+        ValueError: The number w is not positive, the reading is unknown, the shapes do not fit, or there are fewer than
+            two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(reweighted_info_nce(pairs, pairs, logit_scale=1.0, positive_weight=1.0).item(), 4)
@@ -145,8 +158,20 @@ def reweighted_info_nce(
     """
     if not isinstance(positive_weight, Tensor) and positive_weight <= 0:
         raise ValueError(f"got positive_weight={positive_weight}; it must be positive (1 gives plain InfoNCE)")
+    if reading not in ("pull", "softmax"):
+        raise ValueError(f"got reading={reading!r}; it must be 'pull' or 'softmax'")
 
     logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
-    log_weight = torch.as_tensor(positive_weight, dtype=logits.dtype, device=logits.device).log()
-    logits = logits + log_weight * positive_mask(logits.shape[-1], group_ids, logits.device)
-    return softmax_contrast(logits, group_ids) + softmax_contrast(logits.mT, group_ids)
+    positives = positive_mask(logits.shape[-1], group_ids, logits.device)
+    if reading == "softmax":
+        log_weight = torch.as_tensor(positive_weight, dtype=logits.dtype, device=logits.device).log()
+        weighed = logits + log_weight * positives
+        return softmax_contrast(weighed, group_ids) + softmax_contrast(weighed.mT, group_ids)
+
+    total = logits.new_zeros(())
+    target = positives / positives.sum(dim=-1, keepdim=True)
+    for scores in (logits, logits.mT):
+        pull = (target - scores.detach().softmax(dim=-1)) * positives  # (..., N, N)
+        added = (positive_weight - 1) * (pull * scores).sum(dim=-1).mean()
+        total = total + softmax_contrast(scores, group_ids) - added
+    return total

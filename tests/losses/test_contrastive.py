@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import reference
@@ -22,6 +23,7 @@ LOSSES: dict[str, Loss] = {
     "info_nce": lambda a, t, g=None: info_nce(a, t, SCALE, group_ids=g),
     "sigmoid": lambda a, t, g=None: sigmoid_loss(a, t, 10.0, -10.0, group_ids=g),
     "reweighted": lambda a, t, g=None: reweighted_info_nce(a, t, SCALE, 3.0, group_ids=g),
+    "reweighted softmax": lambda a, t, g=None: reweighted_info_nce(a, t, SCALE, 3.0, g, "softmax"),
 }
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 
@@ -33,9 +35,10 @@ def test_equals_the_loops(n: int, d: int) -> None:
     assert sigmoid_loss(audio, text, 10.0, -9.0).item() == pytest.approx(
         reference.sigmoid_loss(audio, text, 10.0, -9.0), abs=1e-12
     )
-    assert reweighted_info_nce(audio, text, SCALE, 2.5).item() == pytest.approx(
-        reference.reweighted_info_nce(audio, text, SCALE, 2.5), abs=1e-12
-    )
+    for reading in ("pull", "softmax"):
+        assert reweighted_info_nce(audio, text, SCALE, 2.5, reading=reading).item() == pytest.approx(
+            reference.reweighted_info_nce(audio, text, SCALE, 2.5, reading), abs=1e-12
+        )
 
 
 def test_group_positives_equal_the_loops() -> None:
@@ -63,8 +66,8 @@ def test_distinct_groups_are_the_default(loss: Loss) -> None:
     torch.testing.assert_close(loss(audio, text, torch.tensor([4, 9, 1, 0, 7])), loss(audio, text), rtol=0, atol=1e-14)
 
 
-@every_loss
-def test_gradcheck(loss: Loss) -> None:
+@pytest.mark.parametrize("loss", [LOSSES[name] for name in ("info_nce", "sigmoid", "reweighted softmax")])
+def test_gradcheck(loss: Loss) -> None:  # of "pull" a part is held constant: see the gradients of the matrix below
     audio, text = (embeds.requires_grad_() for embeds in related_pair(4, 3))
     torch.autograd.gradcheck(loss, (audio, text))
     torch.autograd.gradcheck(lambda a, t: loss(a, t, torch.tensor([0, 1, 0, 2])), (audio, text))
@@ -75,7 +78,7 @@ def test_gradcheck_of_the_scalars() -> None:
     scale, bias, weight = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (9.0, -8.0, 1.7))
     torch.autograd.gradcheck(lambda s: info_nce(audio, text, s), (scale,))
     torch.autograd.gradcheck(lambda s, b: sigmoid_loss(audio, text, s, b), (scale, bias))
-    torch.autograd.gradcheck(lambda s, w: reweighted_info_nce(audio, text, s, w), (scale, weight))
+    torch.autograd.gradcheck(lambda s, w: reweighted_info_nce(audio, text, s, w, None, "softmax"), (scale, weight))
 
 
 def gradient_of_similarities(loss: Loss, similarity: Tensor) -> Tensor:
@@ -85,20 +88,42 @@ def gradient_of_similarities(loss: Loss, similarity: Tensor) -> Tensor:
     return gradient
 
 
+@pytest.mark.parametrize("reading", ["pull", "softmax"])
 @pytest.mark.parametrize("weight", [1.0, 3.0])
-def test_every_entry_gets_the_gradient_of_both_directions(weight: float) -> None:
-    """dL/dS_ij = scale/N (P_a2t + P_t2a - 2 delta)_ij: neither half is lost, and no off-diagonal entry is."""
+def test_every_entry_gets_the_gradient_of_both_directions(weight: float, reading: Literal["pull", "softmax"]) -> None:
+    """dL/dS_ij = scale/N (P_a2t + P_t2a - 2 delta)_ij, of which "pull" takes the diagonal w times."""
     similarity = torch.tensor([[0.9, 0.1, -0.2], [0.4, 0.7, 0.3], [0.0, 0.6, 0.8]], dtype=torch.float64)
-    gradient = gradient_of_similarities(lambda a, t: reweighted_info_nce(a, t, 5.0, weight), similarity)
-    exponentials = (5.0 * similarity).exp() * (1 + (weight - 1) * torch.eye(3))
+    gradient = gradient_of_similarities(lambda a, t: reweighted_info_nce(a, t, 5.0, weight, None, reading), similarity)
+    diagonal = torch.eye(3, dtype=torch.float64)
+    exponentials = (5.0 * similarity).exp() * (1 + (weight - 1) * diagonal * (reading == "softmax"))
     audio_to_text = exponentials / exponentials.sum(1, keepdim=True)
     text_to_audio = exponentials / exponentials.sum(0, keepdim=True)
     for part in (audio_to_text, text_to_audio):
         assert (part > 1e-4).all()
-    torch.testing.assert_close(gradient, 5.0 / 3 * (audio_to_text + text_to_audio - 2 * torch.eye(3)))
+
+    expected = 5.0 / 3 * (audio_to_text + text_to_audio - 2 * diagonal)
+    if reading == "pull":
+        expected = expected * (1 + (weight - 1) * diagonal)
+    torch.testing.assert_close(gradient, expected)
     if weight == 1:
         plain = gradient_of_similarities(lambda a, t: info_nce(a, t, 5.0), similarity)
         torch.testing.assert_close(plain, gradient, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("reading", ["pull", "softmax"])
+def test_where_the_weight_of_the_positive_goes(reading: Literal["pull", "softmax"]) -> None:
+    """It grows in both readings; the texts' gradient then turns and grows ("pull"), or keeps its direction and ends."""
+    audio, text = related_pair(6, 5)
+    text.requires_grad_()
+    gradients = []
+    for value in (1.0, 4.0):
+        log_weight = torch.tensor(value, dtype=torch.float64).log().requires_grad_()
+        half = reweighted_info_nce(audio, text, SCALE, log_weight.exp(), None, reading)
+        of_text, of_weight = torch.autograd.grad(half, (text, log_weight))
+        gradients.append(of_text)
+        assert of_weight < 0
+    grows = gradients[1].norm() > gradients[0].norm()
+    assert grows == (reading == "pull")
 
 
 def test_every_entry_gets_the_gradient_of_the_sigmoid() -> None:
@@ -142,7 +167,9 @@ def test_values_of_a_random_and_of_a_perfect_batch() -> None:
     perfect = torch.eye(6, dtype=torch.float64)
     assert info_nce(alike, alike, SCALE).item() == pytest.approx(2 * math.log(6))
     assert info_nce(perfect, perfect, 100.0).item() == pytest.approx(0, abs=1e-12)
-    assert reweighted_info_nce(alike, alike, SCALE, 4.0).item() == pytest.approx(2 * math.log1p(5 / 4))
+    assert reweighted_info_nce(alike, alike, SCALE, 4.0, None, "softmax").item() == pytest.approx(2 * math.log1p(5 / 4))
+    pulled = 2 * math.log(6) - 2 * 3 * 5 / 6 * SCALE
+    assert reweighted_info_nce(alike, alike, SCALE, 4.0).item() == pytest.approx(pulled)
     assert sigmoid_loss(alike, alike, 10.0, -10.0).item() == pytest.approx(6 * math.log(2))
     unrelated = torch.eye(12, dtype=torch.float64)
     start = math.log1p(math.exp(10.0)) + 5 * math.log1p(math.exp(-10.0))
@@ -196,6 +223,8 @@ def test_unfit_batches_are_errors(loss: Loss) -> None:
         loss(audio, text, torch.tensor([0, 1, 2]))
 
 
-def test_weight_must_be_positive() -> None:
+def test_weight_must_be_positive_and_the_reading_known() -> None:
     with pytest.raises(ValueError, match="got positive_weight=0"):
         reweighted_info_nce(*related_pair(), SCALE, 0)
+    with pytest.raises(ValueError, match="got reading='push'"):
+        reweighted_info_nce(*related_pair(), SCALE, 2.0, reading="push")  # type: ignore[arg-type]
