@@ -283,6 +283,23 @@ def test_indexed_rows_know_their_place(rows):
     assert indexed[5]["clip_id"] == "clip5"
 
 
+@pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])
+def test_radii_of_a_sharded_run_have_their_start_before_it_begins(tmp_path, rows, monkeypatch, sharding):
+    """Such parameters cannot be set within a step, and a start that is left at NaN would end the run."""
+    make = SupCLAPTrainer.create_accelerator_and_postprocess
+
+    def make_sharded(trainer):
+        make(trainer)
+        setattr(trainer, f"is_{sharding}_enabled", True)
+
+    monkeypatch.setattr(SupCLAPTrainer, "create_accelerator_and_postprocess", make_sharded)
+    clips, texts = torch.eye(4), torch.eye(4).unsqueeze(1)  # whose distance, 0, would be the start in the first step
+    for svr in ("bi-static", "bi-dynamic"):
+        trainer = build(tmp_path, rows, svr=svr)
+        _, logs = trainer.module.objective(clips, texts, torch.tensor(10.0))
+        assert logs["radius_t2a"].item() == logs["radius_a2t"].item() == pytest.approx(2**0.5)
+
+
 # ---- several processes ----
 
 OBJECTIVES = [
