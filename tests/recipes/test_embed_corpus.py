@@ -13,6 +13,7 @@ import numpy as np
 import processes
 import pytest
 import soundfile
+from commands import run_recipe
 from prepared_sets import make_folder, sound
 
 from modeling_supclap import SupCLAPModel
@@ -55,11 +56,6 @@ def words(folder, output, *more):
     ]  # fmt: skip
 
 
-def run(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["embed_corpus.py", *map(str, arguments)])
-    embed_corpus.main()
-
-
 def rows_of(output):
     return datasets.load_dataset(
         "parquet", data_files=str(output / "data" / "*"), split="train", cache_dir=str(output.parent / "cache")
@@ -72,8 +68,7 @@ def bytes_of(output):
 
 @pytest.fixture(scope="module")
 def whole(folder):
-    with pytest.MonkeyPatch.context() as patch:
-        run(patch, *words(folder, folder / "whole"))
+    run_recipe(embed_corpus, *words(folder, folder / "whole"))
     return folder / "whole"
 
 
@@ -105,15 +100,15 @@ def test_what_cannot_be_used_is_listed_and_nothing_tells_the_place(folder, whole
 def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, monkeypatch):
     before = bytes_of(whole)
     monkeypatch.setattr(embed_corpus, "write_file", None)
-    run(monkeypatch, *words(folder, whole))
+    run_recipe(embed_corpus, *words(folder, whole))
     assert bytes_of(whole) == before
     with pytest.raises(FileExistsError, match="was begun with another chunk_samples"):
-        run(monkeypatch, *words(folder, whole), "--chunk_seconds", 2)
+        run_recipe(embed_corpus, *words(folder, whole), "--chunk_seconds", 2)
     with pytest.raises(FileExistsError, match="is not empty and holds no embeddings"):
-        run(monkeypatch, *words(folder, folder / "sounds"))
+        run_recipe(embed_corpus, *words(folder, folder / "sounds"))
 
 
-def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp_path):
     output, arguments = tmp_path / "out", list(map(str, words(folder, tmp_path / "out", "--num_workers", 1)))
     with subprocess.Popen(
         [sys.executable, str(RECIPE), *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -125,7 +120,7 @@ def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp
     done = {path: path.stat().st_mtime_ns for path in output.glob("data/*.parquet")}
     assert done
 
-    run(monkeypatch, *arguments)
+    run_recipe(embed_corpus, *arguments)
     assert bytes_of(output) == bytes_of(whole)
     assert all(path.stat().st_mtime_ns == written for path, written in done.items())
 
@@ -136,12 +131,12 @@ def test_several_processes_write_the_same_files(folder, whole, tmp_path):
     assert bytes_of(tmp_path / "out") == bytes_of(whole)
 
 
-def test_a_dataset_and_a_clap_will_do(folder, tmp_path, monkeypatch):
+def test_a_dataset_and_a_clap_will_do(folder, tmp_path):
     esc = make_folder(tmp_path / "ESC", clips=12, bad=False)
     what = ["--dataset", "esc50", "--data_dir", esc, "--test_fold", 4]
     what += ["--dataset_config", json.dumps({"cache_dir": str(tmp_path / "cache")})]
     how = ["--model", folder / "clap", "--output", tmp_path / "out", "--num_workers", 0, "--device", "cpu"]
-    run(monkeypatch, *what, *how, "--splits", "test", "train")
+    run_recipe(embed_corpus, *what, *how, "--splits", "test", "train")
     rows = rows_of(tmp_path / "out")
     splits = load_splits("esc50", str(tmp_path / "cache"), data_dir=str(esc), test_fold=4)
     assert list(zip(rows["split"], rows["clip_id"], strict=True)) == [
@@ -159,6 +154,6 @@ def test_a_dataset_and_a_clap_will_do(folder, tmp_path, monkeypatch):
         (["--folder", "x", "--batch_size", 0], ValueError, "batch_size is 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(monkeypatch, arguments, error, message):
+def test_what_makes_no_sense_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):
-        run(monkeypatch, *arguments)
+        run_recipe(embed_corpus, *arguments)

@@ -1,8 +1,5 @@
 """The command, as a user gives it: any checkpoint, a results, nothing embedded twice, and two results compared."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import builders
@@ -10,6 +7,7 @@ import numpy as np
 import processes
 import pytest
 import soundfile
+from commands import launch_recipe, run_recipe
 
 from modeling_supclap import datasets_scripts
 from modeling_supclap.evaluation.results import Results
@@ -42,30 +40,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-def run(monkeypatch, *arguments):
-    """The recipe in this process."""
-    monkeypatch.setattr(sys, "argv", ["evaluate_supclap.py", *map(str, arguments)])
-    evaluate_supclap.main()
-
-
 def command(folder, model, *arguments):
     options = {"--model": folder / model, "--output_dir": folder / f"out_{model}", "--cache_dir": folder / "cache"}
     return [folder / "config.yaml", *(word for pair in options.items() for word in pair), *arguments]
 
 
-def launch(arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", "recipes/evaluate_supclap.py", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def test_one_command_one_results_and_a_second_embeds_nothing(folder, monkeypatch, capsys):
-    run(monkeypatch, *command(folder, "model0"))
+def test_one_command_one_results_and_a_second_embeds_nothing(folder, capsys):
+    run_recipe(evaluate_supclap, *command(folder, "model0"))
     printed = capsys.readouterr().out
     assert "24 clips" in printed
     assert "retrieval fra a2t mAP@10" in printed
@@ -76,31 +57,30 @@ def test_one_command_one_results_and_a_second_embeds_nothing(folder, monkeypatch
     assert first.scores["zste"].keys() == {"eng", "jpn", "all"}
     outcomes = (folder / "out_model0" / "outcomes.npz").read_bytes()
 
-    done = launch(command(folder, "model0"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "; 0 sets of embeddings made, " in done.stdout
+    printed = launch_recipe(evaluate_supclap, *command(folder, "model0"))
+    assert "; 0 sets of embeddings made, " in printed
     second = Results.load(folder / "out_model0")
     assert second.content["run"]["cache"]["embedded"] == 0
     assert second.scores == first.scores
     assert (folder / "out_model0" / "outcomes.npz").read_bytes() == outcomes
 
 
-def test_results_are_compared(folder, monkeypatch, capsys):
+def test_results_are_compared(folder, capsys):
     for model in ("model0", "model1", "clap"):
-        run(monkeypatch, *command(folder, model))
+        run_recipe(evaluate_supclap, *command(folder, model))
     capsys.readouterr()
-    run(monkeypatch, "--compare", folder / "out_model0", folder / "out_model1")
+    run_recipe(evaluate_supclap, "--compare", folder / "out_model0", folder / "out_model1")
     table = capsys.readouterr().out
     assert f"second: {folder / 'out_model1'}, model model1" in table
     for name in ("retrieval eng t2a R@1", "zero_shot eng supclap top1", "zste jpn 3A"):
         assert name in table
     with pytest.warns(UserWarning, match="differ in audio"):
-        run(monkeypatch, "--compare", folder / "out_model0", folder / "out_clap")
-    run(monkeypatch, *command(folder, "model1", "--positives", "clip"))
+        run_recipe(evaluate_supclap, "--compare", folder / "out_model0", folder / "out_clap")
+    run_recipe(evaluate_supclap, *command(folder, "model1", "--positives", "clip"))
     with pytest.raises(ValueError, match='positives: "captions" and "clip"'):
-        run(monkeypatch, "--compare", folder / "out_model0", folder / "out_model1")
+        run_recipe(evaluate_supclap, "--compare", folder / "out_model0", folder / "out_model1")
     with pytest.raises(ValueError, match="--compare takes two folders"):
-        run(monkeypatch, "--compare", folder / "out_model0")
+        run_recipe(evaluate_supclap, "--compare", folder / "out_model0")
 
 
 @pytest.fixture
@@ -123,10 +103,10 @@ def hash_of(name):
     return int.from_bytes(name.encode(), "big") % 1000
 
 
-def test_all_folds_at_once(folder, esc, monkeypatch):
+def test_all_folds_at_once(folder, esc):
     output = esc / "out"
     options = ["--model", folder / "model0", "--dataset", "esc50", "--data_dir", esc, "--folds", "1", "2", "3"]
-    run(monkeypatch, *options, "--tasks", "zero_shot", "--cache_dir", "none", "--output_dir", output)
+    run_recipe(evaluate_supclap, *options, "--tasks", "zero_shot", "--cache_dir", "none", "--output_dir", output)
     results = Results.load(output)
     found = results.scores["zero_shot"]["eng"]["supclap"]
     assert results.protocol["folds"] == [1, 2, 3]
@@ -149,22 +129,22 @@ def test_every_split_is_built_once(esc, monkeypatch, folds):
     assert data["without_rows"]["missing"] == 0
 
 
-def test_a_split_that_shares_recordings_with_the_training_split_is_told(folder, esc, monkeypatch):
+def test_a_split_that_shares_recordings_with_the_training_split_is_told(folder, esc):
     esc50 = ["--dataset", "esc50", "--data_dir", esc, "--dataset_config", '{"validation_fraction": 0}']
     options = [*esc50, "--tasks", "zero_shot", "--split", "train+test", "--train_split", "train"]
     with pytest.warns(UserWarning, match="8 of the 12 recordings of 'train\\+test' are in 'train' too"):
-        run(monkeypatch, *command(folder, "model0"), *options, "--output_dir", esc / "out")
+        run_recipe(evaluate_supclap, *command(folder, "model0"), *options, "--output_dir", esc / "out")
     assert Results.load(esc / "out").protocol["shared_sources"]["count"] == 8
 
 
-def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path, monkeypatch):
+def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path):
     for name in ("a", "b"):
         soundfile.write(tmp_path / f"{name}.wav", builders.noise(16000, hash_of(name)), 16000)
     table = "file_name,caption,split\na.wav,a dog barks,test\nb.wav,rain falls,test\nlost.wav,a bell,test\n"
     (tmp_path / "metadata.csv").write_text(table)
     options = ["--dataset", "audio_folder", "--data_dir", tmp_path, "--dataset_config", '{"languages": ["eng"]}']
     options += ["--cache_dir", "none", "--output_dir", tmp_path / "out"]
-    run(monkeypatch, "--model", folder / "model0", *options)
+    run_recipe(evaluate_supclap, "--model", folder / "model0", *options)
     protocol = Results.load(tmp_path / "out").protocol
     assert protocol["without_rows"]["missing"] == 1
     assert protocol["without_rows"]["examples"] == ["lost.wav"]
@@ -182,16 +162,16 @@ def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path, m
         ([], "there is no model; give --model"),
     ],
 )
-def test_wrong_arguments_are_named(folder, monkeypatch, arguments, message):
+def test_wrong_arguments_are_named(folder, arguments, message):
     arguments = [str(folder / "model0") if word == "m" else word for word in arguments]
     with pytest.raises(ValueError, match=message):
-        run(monkeypatch, folder / "config.yaml", *arguments, "--output_dir", folder / "never")
+        run_recipe(evaluate_supclap, folder / "config.yaml", *arguments, "--output_dir", folder / "never")
     assert not (folder / "never").exists()
 
 
 def test_other_processes_of_a_launch_do_nothing(folder, monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    run(monkeypatch, *command(folder, "model0"), "--output_dir", folder / "never")
+    run_recipe(evaluate_supclap, *command(folder, "model0"), "--output_dir", folder / "never")
     assert not (folder / "never").exists()
 
 

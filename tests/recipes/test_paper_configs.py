@@ -1,7 +1,6 @@
 """The configurations of the papers run as printed, with tiny encoders, clips and translations."""
 
 import json
-import sys
 
 import builders
 import dataset_folders
@@ -9,6 +8,7 @@ import pytest
 import soundfile
 import torch
 import yaml
+from commands import run_recipe
 
 from modeling_supclap import CEDFeatureExtractor, CEDModel, SonarTextModel
 from modeling_supclap.datasets_scripts import load_splits
@@ -61,10 +61,9 @@ def translations(data_dir, path):
     return path
 
 
-def run(monkeypatch, config, *overrides):
+def run(config, *overrides):
     small = ["--num_train_epochs", "1", "--dataloader_num_workers", "0", "--logging_steps", "1", "--use_cpu", "true"]
-    monkeypatch.setattr(sys, "argv", ["train_supclap.py", str(CONFIGS / config), *small, *map(str, overrides)])
-    train_supclap.main()
+    run_recipe(train_supclap, CONFIGS / config, *small, *overrides)
 
 
 def results_of(folder, config):
@@ -77,10 +76,10 @@ def results_of(folder, config):
     return results
 
 
-def test_supclap_on_audiocaps(monkeypatch, towers, data_dir):
+def test_supclap_on_audiocaps(towers, data_dir):
     out = towers / "out"
     encoders = ("--audio_encoder", towers / "ced", "--text_encoder", towers / "sonar")
-    run(monkeypatch, "supclap_audiocaps.yaml", *encoders, "--data_dir", data_dir, "--output_dir", out)
+    run("supclap_audiocaps.yaml", *encoders, "--data_dir", data_dir, "--output_dir", out)
     results = results_of(out, "supclap_audiocaps.yaml")
     assert results["training"]["arguments"]["svr"] == "bi-dynamic"
     assert results["training"]["arguments"]["svr_beta"] == 0.01
@@ -113,12 +112,12 @@ def test_a_fixed_temperature_stays():
 
 
 @pytest.mark.parametrize("loss", ["kcl", "cacl", "infonce"])
-def test_atri_on_audiocaps(monkeypatch, towers, data_dir, loss):
+def test_atri_on_audiocaps(towers, data_dir, loss):
     table = translations(data_dir, towers / "audiocaps.parquet")
     out = towers / loss
     start = ("--model", towers / "ml-clap", "--translations", table)
     chosen = () if loss == "kcl" else ("--loss", loss)
-    run(monkeypatch, "atri_kcl_audiocaps.yaml", *start, *chosen, "--data_dir", data_dir, "--output_dir", out)
+    run("atri_kcl_audiocaps.yaml", *start, *chosen, "--data_dir", data_dir, "--output_dir", out)
     results = json.loads((out / "results.json").read_text())
     assert results["training"]["arguments"]["loss"] == loss
     assert set(LANGUAGES) <= results["scores"]["retrieval"].keys()

@@ -1,14 +1,10 @@
 """The TeminAL recipe, launched as a user launches it, on a small folder in ESC-50's layout."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import builders
 import pytest
 import soundfile
 import torch
+from commands import launch_recipe, run_recipe
 from huggingface_hub import ModelCard
 from processes import run_processes
 from transformers import ClapModel
@@ -18,7 +14,6 @@ from modeling_supclap.evaluation import Results, compare
 from modeling_supclap.recipes import posttrain_teminal
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
-ROOT = Path(__file__).parents[2]
 CLASSES = ("dog", "rain", "rooster", "sneezing")
 # Of the three recordings of each class in the training split, one trains, one chooses and one is scored.
 BOTH_HELD_OUT = {"train_fraction": 0.34, "dataset_config": {"validation_fraction": 0}}
@@ -53,15 +48,6 @@ def model_folder(tmp_path_factory):
 
 def in_folders(model, data, output):
     return ["--model", str(model), "--data_dir", str(data), "--output_dir", str(output), *HELD_OUT_OPTIONS]
-
-
-def launch(*arguments):
-    command = [sys.executable, "-m", "accelerate.commands.launch", "recipes/posttrain_teminal.py", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
-    )
-    return done.returncode, done.stdout
 
 
 def test_the_labels_of_a_folder_of_ones_own_serve_in_english(tmp_path):
@@ -136,8 +122,7 @@ def run(esc_folder, model_folder, tmp_path_factory):
     small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4"]
     layers = ["--audio_layers", "1", "--text_layers", "1", "--languages", "eng", "fra", *BEST_EPOCH]
     places = in_folders(model_folder, esc_folder, output)
-    code, printed = launch(*places, *small, *layers)
-    assert code == 0, printed
+    printed = launch_recipe(posttrain_teminal, *places, *small, *layers)
     return output, printed, [*places, *small, *layers]
 
 
@@ -197,8 +182,7 @@ def test_the_folder_loads_with_its_processor(run):
 def test_lora_ends_in_a_stock_model(esc_folder, model_folder, tmp_path):
     small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--lora_rank", "2"]
     places = in_folders(model_folder, esc_folder, tmp_path / "lora")
-    code, printed = launch(*places, *small, "--audio_layers", "1", "--text_layers", "1")
-    assert code == 0, printed
+    run_recipe(posttrain_teminal, *places, *small, "--audio_layers", "1", "--text_layers", "1")
     before = SupCLAPModel.from_pretrained(model_folder).state_dict()
     loaded, report = SupCLAPModel.from_pretrained(tmp_path / "lora", output_loading_info=True)
     assert not any(report.values()), report
@@ -212,8 +196,7 @@ def test_a_clap_model_stays_one(esc_folder, tmp_path):
     builders.clap_processor().save_pretrained(tmp_path / "clap")
     small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--languages", "eng"]
     places = in_folders(tmp_path / "clap", esc_folder, tmp_path / "out")
-    code, printed = launch(*places, *small)
-    assert code == 0, printed
+    run_recipe(posttrain_teminal, *places, *small)
     before, after = (
         ClapModel.from_pretrained(path).state_dict() for path in (tmp_path / "clap", tmp_path / "out" / "clap")
     )
@@ -224,29 +207,26 @@ def test_a_clap_model_stays_one(esc_folder, tmp_path):
 
 
 def test_a_used_folder_is_not_written_over(run):
-    code, printed = launch(*run[2])
-    assert code != 0
-    assert "is there already: continue that run with --resume_from_checkpoint last" in printed
+    with pytest.raises(ValueError, match="is there already: continue that run with --resume_from_checkpoint last"):
+        run_recipe(posttrain_teminal, *run[2])
 
 
 def test_a_model_is_needed(esc_folder, tmp_path):
-    code, printed = launch("--data_dir", str(esc_folder), "--output_dir", str(tmp_path))
-    assert code != 0
-    assert "there is no model to post-train; give --model" in printed
+    with pytest.raises(ValueError, match="there is no model to post-train; give --model"):
+        run_recipe(posttrain_teminal, "--data_dir", esc_folder, "--output_dir", tmp_path)
 
 
-def test_stage_b_alone_is_trained_alone(esc_folder, model_folder, tmp_path, monkeypatch):
+def test_stage_b_alone_is_trained_alone(esc_folder, model_folder, tmp_path):
     small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--use_cpu", "true"]
-    words = ["posttrain_teminal.py", *in_folders(model_folder, esc_folder, tmp_path / "run"), *small]
-    words += ["--languages", "eng", "--use_after", "false"]
-    monkeypatch.setattr(sys, "argv", [*words, "--stages", "b"])
-    posttrain_teminal.main()
+    words = [*in_folders(model_folder, esc_folder, tmp_path / "run"), *small, "--languages", "eng"]
+    run_recipe(posttrain_teminal, *words, "--use_after", "false", "--stages", "b")
     assert list(Results.load(tmp_path / "run").scores["temporal"]["eng"]) == ["before", "stage_b"]
     assert not (tmp_path / "run" / "stage_a").exists()
 
     config = tmp_path / "stage.yaml"
     config.write_text(posttrain_teminal.DEFAULT_CONFIG.read_text() + "\nstage: b\n")
-    for wrong in (["--stages", "c"], ["--stages", "b", "b"], ["--stage", "b"], [str(config)]):
-        monkeypatch.setattr(sys, "argv", [words[0], *wrong] if wrong == [str(config)] else [*words, *wrong])
+    for wrong in (["--stages", "c"], ["--stages", "b", "b"], ["--stage", "b"]):
         with pytest.raises(ValueError, match="stages"):
-            posttrain_teminal.main()
+            run_recipe(posttrain_teminal, *words, *wrong)
+    with pytest.raises(ValueError, match="stages"):
+        run_recipe(posttrain_teminal, config)

@@ -1,6 +1,5 @@
 """What recipes leave behind names no folder of this machine, and thus no user, wherever models and data lie."""
 
-import sys
 from pathlib import Path
 
 import builders
@@ -9,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile
 import translation_models
+from commands import run_recipe
 from transformers import BertConfig, BertModel
 
 from modeling_supclap import CEDModel
@@ -76,53 +76,22 @@ def make_home(home: Path) -> Path:
     return home
 
 
-def test_no_file_of_a_recipe_names_a_folder_of_this_machine(tmp_path, monkeypatch):
+def test_no_file_of_a_recipe_names_a_folder_of_this_machine(tmp_path):
     home, out = make_home(tmp_path / "ann"), tmp_path / "ann" / "out"
-
-    def run(main, *arguments):
-        monkeypatch.setattr(sys, "argv", ["recipe.py", *map(str, arguments)])
-        main()
 
     data = ["--dataset", "esc50", "--data_dir", home / "ESC-50"]
     towers = ["--audio_encoder", home / "ced", "--text_encoder", home / "bert", "--projection_dim", 16]
-    run(train_supclap.main, *data, *towers, *STEPS, "--output_dir", out / "trained")
-    run(
-        posttrain_teminal.main,
-        *data,
-        *STEPS,
-        "--model",
-        out / "trained",
-        "--output_dir",
-        out / "ordered",
-        "--eval_pairs",
-        4,
+    run_recipe(train_supclap, *data, *towers, *STEPS, "--output_dir", out / "trained")
+    trained = ["--model", out / "trained"]
+    run_recipe(posttrain_teminal, *data, *trained, *STEPS, "--eval_pairs", 4, "--output_dir", out / "ordered")
+    places = ["--cache_dir", out / "cache", "--output_dir", out / "scores"]
+    run_recipe(evaluate_supclap, *data, *trained, *places, "--on_bad_audio", "skip")
+    run_recipe(embed_corpus, *trained, "--folder", home / "ESC-50", "--output", out / "corpus", "--device", "cpu")
+    run_recipe(
+        prepare, "esc50", "--data_dir", home / "ESC-50", "--out", out / "set", "--on_bad_audio", "skip", "--quiet"
     )
-    run(
-        evaluate_supclap.main,
-        *data,
-        "--model",
-        out / "trained",
-        "--output_dir",
-        out / "scores",
-        "--cache_dir",
-        out / "cache",
-        "--on_bad_audio",
-        "skip",
-    )
-    run(
-        embed_corpus.main,
-        "--folder",
-        home / "ESC-50",
-        "--model",
-        out / "trained",
-        "--output",
-        out / "corpus",
-        "--device",
-        "cpu",
-    )
-    run(prepare.main, "esc50", "--data_dir", home / "ESC-50", "--out", out / "set", "--on_bad_audio", "skip", "--quiet")
     words = ["--captions", home / "captions.jsonl", "--output", out / "texts" / "x.parquet", "--languages", "fra"]
-    run(translate_captions.main, *words, "--model", home / "nllb", "--sentence_encoder", home / "encoder")
+    run_recipe(translate_captions, *words, "--model", home / "nllb", "--sentence_encoder", home / "encoder")
 
     telling = []
     for path in sorted(set(out.rglob("*")) - set((out / "cache").rglob("*"))):  # the cache is of this machine alone

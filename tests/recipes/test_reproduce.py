@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from commands import run_recipe
 
 from modeling_supclap import evaluation
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
@@ -31,11 +32,6 @@ def save_results(folder, hits, seconds=1.0):
     Results(content, arrays).save(folder)
 
 
-def run(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["reproduce.py", *map(str, words)])
-    reproduce.main()
-
-
 @pytest.fixture
 def recipe(monkeypatch):
     """A training that only writes results: by row and seed, how many of 8 queries are answered."""
@@ -54,8 +50,8 @@ def recipe(monkeypatch):
 ROWS = ("--rows", "table1_infonce", "table1_infonce_bi_static", "--seeds", "0", "1")
 
 
-def test_a_table_says_what_was_measured_beside_what_is_printed(recipe, monkeypatch, tmp_path):
-    run(monkeypatch, "supclap/table1", *ROWS, "--output_dir", tmp_path)
+def test_a_table_says_what_was_measured_beside_what_is_printed(recipe, tmp_path):
+    run_recipe(reproduce, "supclap/table1", *ROWS, "--output_dir", tmp_path)
     content = json.loads((tmp_path / "mini" / "supclap_table1.json").read_text())
     baseline, static = (row["scores"][R1] for row in content["rows"])
 
@@ -74,19 +70,19 @@ def test_a_table_says_what_was_measured_beside_what_is_printed(recipe, monkeypat
     assert "paper 43.9" in (tmp_path / "mini" / "supclap_table1.html").read_text()
 
 
-def test_what_is_whole_is_not_run_again(recipe, monkeypatch, tmp_path):
+def test_what_is_whole_is_not_run_again(recipe, tmp_path):
     words = ("supclap/table1", *ROWS, "--output_dir", tmp_path)
-    run(monkeypatch, *words)
+    run_recipe(reproduce, *words)
     assert sorted(recipe) == [("bi-static", 0), ("bi-static", 1), ("none", 0), ("none", 1)]
     recipe.clear()
-    run(monkeypatch, "supclap/table3", *words[1:])  # which has the same two rows
+    run_recipe(reproduce, "supclap/table3", *words[1:])  # which has the same two rows
     assert recipe == []
 
     (broken,) = tmp_path.glob("mini/runs/table1_infonce-*-seed1")
     (broken / "outcomes.npz").write_bytes(b"of another run")
-    run(monkeypatch, *words)
+    run_recipe(reproduce, *words)
     assert recipe == [("none", 1)]
-    run(monkeypatch, *words, "--settings", '{"learning_rate": 0.5}')
+    run_recipe(reproduce, *words, "--settings", '{"learning_rate": 0.5}')
     assert len(recipe) == 5
 
 
@@ -152,8 +148,8 @@ def test_what_cannot_be_reproduced_says_what_it_lacks():
     assert "supclap/table10" not in reproduce.find_tables(["supclap"])
 
 
-def test_a_dry_run_names_what_is_not_there(monkeypatch, capsys, tmp_path):
-    run(monkeypatch, "atri/table1", "--scale", "full", "--dry_run", "true", "--output_dir", tmp_path)
+def test_a_dry_run_names_what_is_not_there(capsys, tmp_path):
+    run_recipe(reproduce, "atri/table1", "--scale", "full", "--dry_run", "true", "--output_dir", tmp_path)
     printed = capsys.readouterr().out
     assert "20530 steps" in printed  # 49,274 clips in batches of 24, ten times
     assert "not on this machine: model models/ml-clap" in printed

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 import yaml
+from commands import ROOT, launch_recipe, run_recipe, start_recipe
 from huggingface_hub import ModelCard
 from matplotlib.image import imread
 from processes import run_processes
@@ -30,27 +29,7 @@ from modeling_supclap.recipes.running import require_usable_audio
 from modeling_supclap.recipes.train_supclap import ModelArguments, arguments_in_use
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
-ROOT = Path(__file__).parents[2]
 SMOKE = "recipes/configs/smoke.yaml"
-
-
-def launch(*arguments: str, wait: bool = True, timeout_seconds: float = 300):
-    """`accelerate launch recipes/train_supclap.py arguments`, from the project's folder."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "recipes/train_supclap.py", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    if not wait:
-        return process
-    output, _ = process.communicate(timeout=timeout_seconds)
-    return process.returncode, output
 
 
 def losses(folder: Path) -> list[float]:
@@ -63,9 +42,7 @@ def losses(folder: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipe") / "run"
-    code, output = launch(SMOKE, "--output_dir", str(folder))
-    assert code == 0, output
-    return folder, output
+    return folder, launch_recipe(train_supclap, SMOKE, "--output_dir", folder)
 
 
 def test_it_ends_with_a_table(run):
@@ -127,9 +104,8 @@ def test_the_folder_is_a_model_with_its_processor(run):
 
 
 def test_a_used_folder_is_not_written_over(run):
-    code, output = launch(SMOKE, "--output_dir", str(run[0]))
-    assert code != 0
-    assert "checkpoint-8 is there already: continue that run with --resume_from_checkpoint last" in output
+    with pytest.raises(ValueError, match=r"checkpoint-8 is there already: .* --resume_from_checkpoint last"):
+        run_recipe(train_supclap, ROOT / SMOKE, "--output_dir", run[0])
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
@@ -155,38 +131,33 @@ def test_a_run_has_its_folder_for_itself_to_the_end(recipe, tmp_path, monkeypatc
 
     seen: list = []
     monkeypatch.setattr(recipe, "train_and_save", refuse_a_second)
-    monkeypatch.setattr(sys, "argv", ["x.py", "--model", "m", "--output_dir", str(tmp_path / "run")])
-    recipe.main()
+    run_recipe(recipe, "--model", "m", "--output_dir", tmp_path / "run")
     assert seen == [recipe]
     assert not (tmp_path / "run.lock").exists()
 
 
 def test_killed_and_resumed_the_losses_are_the_same(run, tmp_path):
     folder = tmp_path / "killed"
-    process = launch(SMOKE, "--output_dir", str(folder), wait=False)
+    process = start_recipe(train_supclap, SMOKE, "--output_dir", folder)
     deadline = time.monotonic() + 240
     while not (folder / "checkpoint-2" / "trainer_state.json").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not (folder / "results.json").exists()
-    code, output = launch(SMOKE, "--output_dir", str(folder), "--resume_from_checkpoint", "last")
-    assert code == 0, output
+    launch_recipe(train_supclap, SMOKE, "--output_dir", folder, "--resume_from_checkpoint", "last")
     assert len(losses(folder)) == 8
     assert losses(folder) == losses(run[0])
 
 
 def test_several_processes_are_one_run(tmp_path):
     config = yaml.safe_load(Path(ROOT, SMOKE).read_text())
-    config["text_config"] |= {
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    }  # each process draws its own
+    config["text_config"] |= dict.fromkeys(["hidden_dropout_prob", "attention_probs_dropout_prob"], 0.0)
     (tmp_path / "smoke.yaml").write_text(yaml.safe_dump(config))
-    for count in (1, 2):
-        options = {"output_dir": tmp_path / f"{count}", "per_device_train_batch_size": 16 // count, "use_cpu": "true"}
-        words = [f"--{key}={value}" for key, value in options.items()]
-        run_processes("recipes/train_supclap.py", str(tmp_path / "smoke.yaml"), *words, count=count)
+    words = [str(tmp_path / "smoke.yaml"), "--use_cpu=true"]  # without dropout, which each process draws for itself
+    run_recipe(train_supclap, *words, "--output_dir", tmp_path / "1", "--per_device_train_batch_size", 16)
+    halves = [f"--output_dir={tmp_path / '2'}", "--per_device_train_batch_size=8"]
+    run_processes("recipes/train_supclap.py", *words, *halves)
     np.testing.assert_allclose(losses(tmp_path / "2"), losses(tmp_path / "1"), rtol=1e-4)
     one, two = (json.loads((tmp_path / count / "results.json").read_text()) for count in "12")
     assert two["protocol"]["clips"] == one["protocol"]["clips"] == 64
@@ -195,9 +166,8 @@ def test_several_processes_are_one_run(tmp_path):
 
 
 def test_an_unknown_key_names_the_valid_one():
-    code, output = launch(SMOKE, "--svr_alhpa", "2")
-    assert code != 0
-    assert "unknown key 'svr_alhpa': did you mean svr_alpha" in output
+    with pytest.raises(ValueError, match="unknown key 'svr_alhpa': did you mean svr_alpha"):
+        run_recipe(train_supclap, ROOT / SMOKE, "--svr_alhpa", "2")
 
 
 TINY = {
@@ -224,24 +194,20 @@ def sounds(tmp_path):
     return folder
 
 
-def test_a_folder_needs_nothing_but_its_name(sounds, tmp_path):
-    words = ["--dataset", "audio_folder", "--data_dir", str(sounds), "--languages", "eng", *WORDS]
-    code, output = launch(*words, "--output_dir", str(tmp_path / "run"))
-    assert code == 0, output
-    assert "audio_folder: 8 train, 1 validation, 1 test clips" in output
+def test_a_folder_needs_nothing_but_its_name(sounds, tmp_path, capsys):
+    words = ["--dataset", "audio_folder", "--data_dir", sounds, "--languages", "eng", *WORDS]
+    run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
+    assert "audio_folder: 8 train, 1 validation, 1 test clips" in capsys.readouterr().out
     assert set(json.loads((tmp_path / "run" / "results.json").read_text())["scores"]["retrieval"]) == {"eng"}
 
 
-def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, tmp_path):
+def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, tmp_path, capsys):
     whole = ["--validation_fraction", "0", "--test_fraction", "0"]
-    words = ["--dataset", "audio_folder", "--data_dir", str(sounds), *whole, *WORDS]
-    words += ["--output_dir", str(tmp_path / "run")]
-    code, output = launch(*words)
-    assert code != 0
-    assert "audio_folder has no validation split to choose the best checkpoint by, only train: hold some out" in output
-    code, output = launch(*words, "--eval_strategy", "no", "--load_best_model_at_end", "false")
-    assert code == 0, output
-    assert "audio_folder has no test split" in output
+    words = ["--dataset", "audio_folder", "--data_dir", sounds, *whole, *WORDS, "--output_dir", tmp_path / "run"]
+    with pytest.raises(ValueError, match="no validation split to choose the best checkpoint by, only train: hold some"):
+        run_recipe(train_supclap, *words)
+    run_recipe(train_supclap, *words, "--eval_strategy", "no", "--load_best_model_at_end", "false")
+    assert "audio_folder has no test split" in capsys.readouterr().out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["scores"] == {}
     assert results["training"]["steps"] == 2
@@ -274,9 +240,8 @@ def test_languages_without_captions_are_refused_before_the_run(sounds, options, 
 
 def test_a_prepared_set_is_streamed_and_goes_by_the_name_of_what_it_was_made_from(sounds, tmp_path):
     prepare(Request("audio_folder", {"data_dir": str(sounds), "languages": ["eng"]}), tmp_path / "set", quiet=True)
-    words = ["--dataset", "prepared", "--data_dir", str(tmp_path / "set"), "--streaming", "true", *WORDS]
-    code, output = launch(*words, "--output_dir", str(tmp_path / "run"))
-    assert code == 0, output
+    words = ["--dataset", "prepared", "--data_dir", tmp_path / "set", "--streaming", "true", *WORDS]
+    run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
     card = ModelCard.load(tmp_path / "run" / "README.md")
     assert card.data.datasets == ["audio_folder"]
     assert {result.dataset_name for result in card.data.eval_results} == {"audio_folder"}
@@ -288,8 +253,7 @@ def test_a_prepared_set_is_streamed_and_goes_by_the_name_of_what_it_was_made_fro
 @pytest.mark.slow
 def test_the_default_job_reaches_ten_times_chance_and_what_the_readme_says(tmp_path, monkeypatch, capsys):
     output_dir = tmp_path / "outputs" / "synthetic"
-    code, output = launch("--output_dir", str(output_dir), timeout_seconds=1200)
-    assert code == 0, output
+    launch_recipe(train_supclap, "--output_dir", output_dir, timeout_seconds=1200)
     scores = json.loads((output_dir / "results.json").read_text())["scores"]["retrieval"]["eng"]
     for direction in ("t2a", "a2t"):
         assert scores[direction]["R@1"]["value"] >= 10 * scores[direction]["R@1"]["chance"]
@@ -302,9 +266,8 @@ def test_the_default_job_reaches_ten_times_chance_and_what_the_readme_says(tmp_p
 @pytest.mark.slow
 @pytest.mark.skipif("SUPCLAP_ESC10" not in os.environ, reason="set SUPCLAP_ESC10 to a folder of ESC-10 to train on it")
 def test_real_recordings_are_learned(tmp_path):
-    folder = ["--data_dir", os.environ["SUPCLAP_ESC10"], "--output_dir", str(tmp_path / "run")]
-    code, output = launch("recipes/configs/esc10.yaml", *folder, timeout_seconds=1800)
-    assert code == 0, output
+    folder = ["--data_dir", os.environ["SUPCLAP_ESC10"], "--output_dir", tmp_path / "run"]
+    launch_recipe(train_supclap, "recipes/configs/esc10.yaml", *folder, timeout_seconds=1800)
     found = Results.load(tmp_path / "run").scores["zero_shot"]["eng"]["run"]["top1"]
     assert found["value"] >= 4 * found["chance"]
 

@@ -1,17 +1,14 @@
 """The recipe that translates captions, launched as a user launches it."""
 
-import importlib.util
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import run_recipe, start_recipe
 from fake_endpoint import fake_endpoint
 from translation_models import save_encoder, save_nllb
 
@@ -19,24 +16,13 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator
 from modeling_supclap.datasets_scripts.translation.join import Caption
 from modeling_supclap.datasets_scripts.translation.table import read_translations
+from modeling_supclap.recipes import translate_captions
 
-ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "recipes" / "translate_captions.py"
 CAPTIONS = [
     Caption(f"clip {number:02}", index, text)
     for number in range(12)
     for index, text in enumerate([f"A dog barks {number} times", "Rain falls"])
 ]
-
-
-@pytest.fixture(scope="module")
-def recipe():
-    spec = importlib.util.spec_from_file_location("translate_captions", RECIPE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["translate_captions"] = module  # where dataclasses look up their annotations
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["translate_captions"]
 
 
 @pytest.fixture(scope="module")
@@ -58,32 +44,14 @@ def write_captions(path, captions=CAPTIONS):
     return path
 
 
-def launch(*arguments):
-    """`python recipes/translate_captions.py arguments`, from the project's folder."""
-    return subprocess.Popen(
-        [sys.executable, "recipes/translate_captions.py", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def run(recipe, monkeypatch, *arguments):
-    """The same in this process."""
-    monkeypatch.setattr(sys, "argv", ["translate_captions.py", *map(str, arguments)])
-    recipe.main()
-
-
-def test_the_printed_command_gives_a_file_that_joins_and_a_report(tmp_path, encoder):
+def test_the_printed_command_gives_a_file_that_joins_and_a_report(tmp_path, encoder, capsys):
     output = tmp_path / "out" / "synthetic.parquet"
     config = {"num_train": 32, "num_validation": 32, "num_test": 32, "languages": ["eng"], "cache_dir": str(tmp_path)}
     models = ["--model", save_nllb(tmp_path / "nllb"), "--sentence_encoder", encoder, "--num_beams", 1]
     what = ["--dataset", "synthetic", "--dataset_config", json.dumps(config), "--languages", "fra", "jpn"]
-    process = launch(*what, *models, "--output", output, "--splits", "test", "--back_sample", 7, "--num_worst", 3)
-    printed, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, printed
+    asked = ["--splits", "test", "--back_sample", 7, "--num_worst", 3]
+    run_recipe(translate_captions, *what, *models, "--output", output, *asked)
+    printed = capsys.readouterr().out
 
     rows = load_splits("synthetic", translations=None, **config)["test"]
     total = sum(len(row["captions"]["eng"]) for row in rows)
@@ -111,28 +79,30 @@ def test_the_printed_command_gives_a_file_that_joins_and_a_report(tmp_path, enco
     assert row["captions"]["fra"] == [by_key[row["clip_id"], "fra", i] for i in range(len(row["captions"]["eng"]))]
 
 
-def test_killed_and_started_again_the_bytes_are_the_same(tmp_path, recipe, monkeypatch, encoder):
+def test_killed_and_started_again_the_bytes_are_the_same(tmp_path, encoder):
     captions = write_captions(tmp_path / "captions.csv")
     common = ["--captions", captions, "--model", "chat", "--languages", "fra", "deu", "--batch_size", 2]
     common += ["--sentence_encoder", encoder, "--device", "cpu"]
     with fake_endpoint() as server:
-        run(recipe, monkeypatch, *common, "--endpoint", server.url, "--output", tmp_path / "whole.parquet")
+        run_recipe(translate_captions, *common, "--endpoint", server.url, "--output", tmp_path / "whole.parquet")
         whole = len(server.requests)
     output = tmp_path / "killed.parquet"
     part = tmp_path / "killed.parquet.part.jsonl"
     with fake_endpoint() as server:
         server.before_answer = lambda: time.sleep(0.1)
-        process = launch(*common, "--endpoint", server.url, "--output", output, "--workers", 2)
+        process = start_recipe(
+            translate_captions, *common, "--endpoint", server.url, "--output", output, "--workers", 2
+        )
         deadline = time.monotonic() + 120
         while (not part.exists() or part.read_bytes().count(b"\n") < 4) and time.monotonic() < deadline:
             time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         done = part.read_bytes().count(b"\n") - 1
         assert 3 <= done < 14
         assert not output.exists()
     with fake_endpoint() as server:
-        run(recipe, monkeypatch, *common, "--endpoint", server.url, "--output", output, "--workers", 1)
+        run_recipe(translate_captions, *common, "--endpoint", server.url, "--output", output, "--workers", 1)
         assert len(server.requests) == whole - done
     for name in ("{}.parquet", "{}.back.parquet"):
         assert (tmp_path / name.format("killed")).read_bytes() == (tmp_path / name.format("whole")).read_bytes()
@@ -142,12 +112,12 @@ def test_killed_and_started_again_the_bytes_are_the_same(tmp_path, recipe, monke
     assert (reports[0]["fra"]["captions"], reports[0]["fra"]["missing"]) == (24, 0)
 
 
-def test_another_model_may_translate_back(tmp_path, recipe, monkeypatch, encoder, capsys):
+def test_another_model_may_translate_back(tmp_path, encoder, capsys):
     output = tmp_path / "out.parquet"
     back = ["--back_model", save_nllb(tmp_path / "nllb"), "--sentence_encoder", encoder, "--back_sample", 2]
     with fake_endpoint() as server:
         what = ["--captions", write_captions(tmp_path / "captions.jsonl"), "--languages", "fra", "--output", output]
-        run(recipe, monkeypatch, *what, *back, "--model", "chat", "--endpoint", server.url)
+        run_recipe(translate_captions, *what, *back, "--model", "chat", "--endpoint", server.url)
         assert len(server.requests) == 1
     assert set(read_translations(output)["model"].to_pylist()) == {"chat"}
     assert set(read_translations(output.with_suffix(".back.parquet"))["model"].to_pylist()) == {"nllb"}
@@ -157,10 +127,12 @@ def test_another_model_may_translate_back(tmp_path, recipe, monkeypatch, encoder
     assert report["languages"]["fra"]["back_translated"] == 2
 
 
-def test_the_check_may_be_left_out(tmp_path, recipe, monkeypatch, capsys):
+def test_the_check_may_be_left_out(tmp_path, capsys):
     with fake_endpoint() as server:
         what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "--back_sample", 0]
-        run(recipe, monkeypatch, *what, "--model", "m", "--endpoint", server.url, "--output", tmp_path / "o.parquet")
+        run_recipe(
+            translate_captions, *what, "--model", "m", "--endpoint", server.url, "--output", tmp_path / "o.parquet"
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["captions.csv", "o.parquet", "o.report.json"]
     assert "fra" in capsys.readouterr().out
 
@@ -169,9 +141,9 @@ ODD = [Caption('a, "b" #ç', 0, 'A dog says "woof",\nthen 犬\u2028'), Caption("
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_captions_are_read_from_files_of_three_kinds(tmp_path, recipe, suffix):
+def test_captions_are_read_from_files_of_three_kinds(tmp_path, suffix):
     path = write_captions(tmp_path / f"captions{suffix}", ODD)
-    assert recipe.load_captions(recipe.CaptionArguments(captions=str(path))) == ODD
+    assert translate_captions.load_captions(translate_captions.CaptionArguments(captions=str(path))) == ODD
 
 
 @pytest.mark.parametrize(
@@ -185,10 +157,10 @@ def test_captions_are_read_from_files_of_three_kinds(tmp_path, recipe, suffix):
         ([Caption("a", 0, "\ufffd")], "are blank or damaged"),
     ],
 )
-def test_captions_that_cannot_be_right_are_named(tmp_path, recipe, captions, message):
+def test_captions_that_cannot_be_right_are_named(tmp_path, captions, message):
     path = write_captions(tmp_path / "captions.jsonl", captions)
     with pytest.raises(ValueError, match=message):
-        recipe.load_captions(recipe.CaptionArguments(captions=str(path)))
+        translate_captions.load_captions(translate_captions.CaptionArguments(captions=str(path)))
 
 
 @pytest.mark.parametrize(
@@ -206,10 +178,10 @@ def test_captions_that_cannot_be_right_are_named(tmp_path, recipe, captions, mes
         ("c.txt", "", r"captions is .*c.txt; give a .parquet, .csv or .jsonl file"),
     ],
 )
-def test_files_that_are_something_else_are_refused(tmp_path, recipe, name, content, message):
+def test_files_that_are_something_else_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        recipe.load_captions(recipe.CaptionArguments(captions=str(tmp_path / name)))
+        translate_captions.load_captions(translate_captions.CaptionArguments(captions=str(tmp_path / name)))
 
 
 SMALL = '{"num_train": 32, "num_validation": 32, "num_test": 32}'
@@ -225,9 +197,9 @@ SMALL = '{"num_train": 32, "num_validation": 32, "num_test": 32}'
         ({"dataset": "synthetic", "dataset_config": "[1]"}, "expected a mapping"),
     ],
 )
-def test_what_to_translate_must_be_clear(recipe, arguments, message):
+def test_what_to_translate_must_be_clear(arguments, message):
     with pytest.raises(ValueError, match=message):
-        recipe.load_captions(recipe.CaptionArguments(**arguments))
+        translate_captions.load_captions(translate_captions.CaptionArguments(**arguments))
 
 
 @pytest.mark.parametrize(
@@ -242,29 +214,31 @@ def test_what_to_translate_must_be_clear(recipe, arguments, message):
         (["--back_sampel", "1"], "unknown key 'back_sampel': did you mean back_sample"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused_at_once(recipe, monkeypatch, arguments, message):
+def test_arguments_that_make_no_sense_are_refused_at_once(arguments, message):
     with pytest.raises(ValueError, match=message):
-        run(recipe, monkeypatch, "--captions", "absent.csv", *arguments)
+        run_recipe(translate_captions, "--captions", "absent.csv", *arguments)
 
 
-def test_a_model_that_lacks_a_language_fails_before_the_work(tmp_path, recipe, monkeypatch, encoder):
-    what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "swe", "--device", "cpu"]
+def test_a_model_that_lacks_a_language_fails_before_the_work(tmp_path, encoder):
+    what = [
+        "--sentence_encoder",
+        encoder,
+        "--captions",
+        write_captions(tmp_path / "captions.csv"),
+        "--languages",
+        "fra",
+        "swe",
+        "--device",
+        "cpu",
+    ]
     with pytest.raises(ValueError, match="one language code for 'swe'"):
-        run(
-            recipe,
-            monkeypatch,
-            *what,
-            "--model",
-            save_nllb(tmp_path / "nllb"),
-            "--sentence_encoder",
-            encoder,
-            "--output",
-            tmp_path / "o.parquet",
+        run_recipe(
+            translate_captions, *what, "--model", save_nllb(tmp_path / "nllb"), "--output", tmp_path / "o.parquet"
         )
     assert not list(tmp_path.glob("o.*"))
 
 
-def test_the_key_comes_from_the_environment_and_goes_nowhere_else(tmp_path, recipe, monkeypatch):
+def test_the_key_comes_from_the_environment_and_goes_nowhere_else(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_KEY", "sesame")
     with fake_endpoint() as server:
         what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "--back_sample", 0]
@@ -276,23 +250,25 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(tmp_path, reci
             "--output",
             tmp_path / "o.parquet",
         ]
-        run(recipe, monkeypatch, *what, *where, "--model", "m", "--requests_per_minute", 6000)
+        run_recipe(translate_captions, *what, *where, "--model", "m", "--requests_per_minute", 6000)
     assert server.seen[0]["Authorization"] == "Bearer sesame"
     assert not any(b"sesame" in path.read_bytes() for path in tmp_path.iterdir())
     monkeypatch.delenv("SOME_KEY")
     with pytest.raises(ValueError, match="api_key_env is SOME_KEY, but there is no such environment variable"):
-        run(recipe, monkeypatch, *what, *where)
+        run_recipe(translate_captions, *what, *where)
 
 
-def test_arguments_reach_the_translators(recipe, monkeypatch):
-    arguments = recipe.TranslatorArguments(
+def test_arguments_reach_the_translators():
+    arguments = translate_captions.TranslatorArguments(
         model="m", endpoint="http://h", requests_per_minute=30, workers=2, retries=1, request_options='{"top_p": 0.5}'
     )
-    chat = recipe.build_translator(arguments)
+    chat = translate_captions.build_translator(arguments)
     assert isinstance(chat, ChatTranslator)
     assert (chat.name, chat.options, chat.workers) == ("m", {"top_p": 0.5}, 2)
     assert chat.limiter.interval_seconds == 2
-    local = recipe.build_translator(recipe.TranslatorArguments(num_beams=3, device="cpu", dtype="float16"))
+    local = translate_captions.build_translator(
+        translate_captions.TranslatorArguments(num_beams=3, device="cpu", dtype="float16")
+    )
     assert isinstance(local, Seq2SeqTranslator)
     assert local.name == "facebook/nllb-200-distilled-600M"
     assert (local.num_beams, local.device, local.dtype) == (3, "cpu", "float16")

@@ -1,11 +1,10 @@
 """A published CLAP tuned on recordings of one's own: other names of columns, a part of the weights, a stock model."""
 
-import sys
-
 import builders
 import pytest
 import soundfile
 import torch
+from commands import run_recipe
 
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.recipes import models, train_supclap
@@ -26,12 +25,11 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("part", [("--train_last_layers", "1"), ("--lora_rank", "2")])
-def test_a_clap_is_tuned_and_stays_loadable(folder, monkeypatch, part):
+def test_a_clap_is_tuned_and_stays_loadable(folder, part):
     data = ["--dataset", "audio_folder", "--data_dir", folder / "sounds", "--audio_column", "path"]
     run = ["--caption_column", "what", "--model", folder / "clap", "--output_dir", folder / "run", "--use_cpu", "true"]
     short = ["--per_device_train_batch_size", "4", "--num_train_epochs", "1", "--learning_rate", "1e-2"]
-    monkeypatch.setattr(sys, "argv", ["train_supclap.py", *map(str, [*data, *run, *short, *part])])
-    train_supclap.main()
+    run_recipe(train_supclap, *data, *run, *short, *part)
 
     loaded, report = SupCLAPModel.from_pretrained(folder / "run", output_loading_info=True)
     assert not any(report.values()), report

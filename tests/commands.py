@@ -1,0 +1,39 @@
+"""Runs a recipe with the words of a command line: in this process, or as a user launches it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_recipe(recipe: ModuleType, *words: Any) -> None:
+    """The recipe's `main` in this process, which has imported everything already; its errors are raised."""
+    with mock.patch.object(sys, "argv", [f"{recipe.__name__.split('.')[-1]}.py", *map(str, words)]):
+        recipe.main()
+
+
+def start_recipe(recipe: ModuleType, *words: Any) -> subprocess.Popen[str]:
+    """`accelerate launch recipes/RECIPE.py words` from the project's folder, with a session of its own."""
+    script = f"recipes/{recipe.__name__.split('.')[-1]}.py"
+    return subprocess.Popen(
+        [sys.executable, "-m", "accelerate.commands.launch", script, *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def launch_recipe(recipe: ModuleType, *words: Any, timeout_seconds: float = 300) -> str:
+    """The same to its end, which must be a success; what it printed."""
+    process = start_recipe(recipe, *words)
+    printed, _ = process.communicate(timeout=timeout_seconds)
+    assert process.returncode == 0, printed
+    return printed
