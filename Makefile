@@ -19,7 +19,7 @@ setup: .venv/ready
 train: setup
 	$(BIN)/accelerate launch recipes/train_supclap.py $(ARGS)
 
-# The numbers of the README: make results DATA=folder-of-ESC-10
+# The two runs of docs/results.md: make results DATA=folder-of-ESC-10
 results: setup
 	rm -rf outputs/results
 	$(BIN)/accelerate launch recipes/train_supclap.py --output_dir outputs/results/synthetic
@@ -33,7 +33,7 @@ DATA_DIR = $(if $(DATA),--data_dir $(DATA))
 reproduce: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m modeling_supclap.recipes.reproduce $(TABLES) $(DATA_DIR) $(ARGS)
 
-# The tables of docs/results.md, from the committed files of recipes/results.
+# The tables of docs/results.md and of the README, from the committed files of recipes/results.
 results-page: setup
 	$(BIN)/python -m modeling_supclap.recipes.results_page
 

@@ -24,12 +24,13 @@ from rows import Row, compare, get_device, print_rows, take_turns
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import M2M100Config
+from transformers import BertConfig, M2M100Config
 
 from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.grad_cache import embed_in_chunks
-from modeling_supclap.training.objectives import ContrastiveObjective, TemporalObjective
+from modeling_supclap.training.objectives import ContrastiveObjective, TemporalObjective, build_objective
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 LANGUAGE_LENGTHS = (1.0, 1.23, 1.18, 1.15, 1.14, 1.24, 1.08, 0.90)
 """Tokens of a caption in each of the eight languages, relative to English."""
@@ -182,7 +183,31 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
         rows.append(Row(memory_goal, f"{name}: memory of a step / one text's", memory, None, memory_wanted))
         if name == "KCL of 8":
             rows.append(compare_texts(ours, batch, rounds))
+    if "support vectors".startswith(only):
+        rows += compare_support_vectors(rounds, clips, device)
     return [*rows, *compare_tables(rounds, device)]
+
+
+def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> list[Row]:
+    """Whole steps with support vectors beside InfoNCE's [S table 14], CED-tiny and a BERT of base size, ten seconds."""
+    audio = CEDConfig(embed_dim=192, depth=12, num_heads=3)
+    text = BertConfig(vocab_size=8000, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
+    model: Any = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=1024)).train()
+    model.to(device)
+    batch = {key: tensor.to(device) for key, tensor in make_batch(model, clips).items()}
+
+    ways = {}
+    for svr in ("none", "bi-static", "bi-dynamic"):
+        objective = build_objective(SupCLAPTrainingArguments(svr=svr, per_device_train_batch_size=clips, use_cpu=True))
+        ways[svr] = partial(run_step, ContrastiveModule(model, objective.to(device)), batch)
+        ways[svr]()  # starts the radii; gradients exist from here on
+    seconds = take_turns(ways, rounds)
+
+    rows = []
+    for svr in ("bi-static", "bi-dynamic"):
+        name = f"{svr}: time of a step / InfoNCE's, CED-tiny and BERT-base, {clips} clips"
+        rows.append(Row("SVR", name, *compare(seconds, svr, "none"), "<= 1.02"))
+    return rows
 
 
 def compare_texts(module: ContrastiveModule, batch: Batch, rounds: int) -> Row:
@@ -237,7 +262,7 @@ def compare_tables(rounds: int, device: torch.device, tokens: int = 256_206, wid
 def main() -> None:
     """Prints, for each objective, time beside the straight step and memory beside one text."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="One of CACL, KCL, TeminAL; InfoNCE is run in any case.")
+    parser.add_argument("--only", default="", help="One of CACL, KCL, TeminAL, support; InfoNCE is run in any case.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clips", type=int, default=24)
     parser.add_argument("--width", type=int, default=96)

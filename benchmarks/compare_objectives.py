@@ -393,9 +393,12 @@ def write(runs: list[dict], settings: Mapping[str, Any], title: str, claim: str,
         histories.setdefault(run["objective"], []).append(run["log"])
     logged = {key for run in runs for entry in run["log"] for key in entry}
     curves = {"drift": "drift cosine, text-to-audio half", "distance": "distance of the pairs", "radius": "radius"}
-    shown = {key: title for key, title in curves.items() if key in logged}
-    if shown:
-        plot_runs(histories, shown, path.with_suffix(".png"))
+    panels = {}
+    for key, title in curves.items():
+        if key in logged:
+            panels[title] = {objective: (key, logs) for objective, logs in histories.items()}
+    if panels:
+        plot_runs(panels, path.with_suffix(".png"))
 
 
 def main() -> None:

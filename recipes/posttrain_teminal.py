@@ -175,6 +175,7 @@ def run_stage(
     )
 
     train(trainer, last)
+    trainer.save_state()  # what the stage logged, for figures of several runs
     return trainer.predict(trainer.eval_rows)
 
 
@@ -255,7 +256,12 @@ def train_and_save(
     results = score_stages(predictions, untrained, items[2].rows, data)
     seconds = time.perf_counter() - started
     arguments = {**vars(post_args), **vars(part_args), **args.to_dict()}
-    results.content["training"] = {"seconds": seconds, "arguments": arguments}
+    trained = {}
+    for tower in ("text", "audio"):  # with its projection, as in [T table 5]
+        weights = [weight for name, weight in model.named_parameters() if name.startswith(f"{tower}_")]
+        count = sum(weight.numel() for weight in weights if weight.requires_grad)
+        trained |= {f"{tower}_trained": count, f"{tower}_share": count / sum(weight.numel() for weight in weights)}
+    results.content["training"] = {"seconds": seconds, **trained, "arguments": arguments}
     results.save(output)
     write_report(results, output / "report.html")
     untrained.create_model_card(finetuned_from=post_args.model)

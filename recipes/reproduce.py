@@ -20,6 +20,7 @@ import gc
 import hashlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ import yaml
 
 from modeling_supclap import evaluation
 from modeling_supclap.datasets_scripts.atomic_files import write_json, write_text
+from modeling_supclap.evaluation.report_figures import save_projections
 from modeling_supclap.evaluation.results import Results, flat_scores
 from modeling_supclap.metrics.bootstrap import paired_test
 from modeling_supclap.recipes import evaluate_supclap, posttrain_teminal, train_supclap
@@ -40,7 +42,7 @@ from modeling_supclap.recipes.models import TrainedPartArguments
 from modeling_supclap.recipes.result_tables import html_table, markdown_table
 from modeling_supclap.recipes.running import run_command, say
 from modeling_supclap.training.checkpoints import last_checkpoint
-from modeling_supclap.training.plots import plot_runs
+from modeling_supclap.training.plots import Curve, plot_runs
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 SCALES = ("mini", "full")
@@ -338,14 +340,18 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
         results: Of the run.
         log: What it logged while it trained.
         place: Where it stands among the scores, where a mean that is not there is taken over the languages; or
-            "training" and a key of that part; or "similarity" for the mean cosine of the positive pairs; or "log", a
-            logged name, and which of its values: mean, first or last.
+            "training" and a key of that part; or "similarity" and what of the cosines of the test's pairs: the mean of
+            the positive or the negative ones, or their separation, the difference of the two in standard deviations of
+            the negative ones; or "log", a logged name, and which of its values: mean, first or last.
     """
     if place[0] == "training":
         training = results.content["training"]
         return {**training.get("last_logs", {}), **training}.get(place[1])
     if place[0] == "similarity":
-        return float(results.arrays["similarity/eng/positive"].mean())
+        positive, negative = (results.arrays[f"similarity/eng/{kind}"] for kind in ("positive", "negative"))
+        means = {"positive": positive.mean(), "negative": negative.mean()}
+        means["separation"] = (positive.mean() - negative.mean()) / negative.std()
+        return float(means[place[1]])
     if place[0] == "log":
         values = [entry[place[1]] for entry in log if place[1] in entry]
         if not values:
@@ -503,12 +509,16 @@ def printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str
 
 
 def read_log(run: Sequence[Step]) -> list[dict[str, Any]]:
-    """What the last training of a run logged, and as its last entry the cosines of the positive pairs of the test."""
+    """What the last training of a run logged, and as its last entry the cosines of the positive pairs of the test.
+
+    A post-training gives what its stage B logged.
+    """
     log: list[dict[str, Any]] = []
     for step in run:
-        path = step.folder / "trainer_state.json"
-        if path.is_file():
-            log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        for folder in (step.folder, step.folder / "stage_b"):
+            path = folder / "trainer_state.json"
+            if path.is_file():
+                log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
 
     cosines = Results.load(run[-1].folder).arrays.get("similarity/eng/positive")
     if cosines is not None:
@@ -518,7 +528,7 @@ def read_log(run: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def write_table(name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: ReproductionArguments) -> Path:
-    """Writes a table as JSON, Markdown and HTML, and its curves as PNG.
+    """Writes a table as JSON, Markdown and HTML, and its curves or embedding spaces as PNG.
 
     Returns:
         The path of the Markdown file.
@@ -530,12 +540,30 @@ def write_table(name: str, table: Mapping[str, Any], cells: Sequence[Cell], args
     write_text(stem.with_suffix(".md"), markdown_table(content))
 
     if "curves" in table:
-        histories: dict[str, list[list[dict[str, Any]]]] = {}
-        for cell in cells:
-            label = cell.model if len({each.dataset for each in cells}) == 1 else f"{cell.model}, {cell.dataset}"
-            histories[label] = [read_log(run) for run in cell.runs]
-        plot_runs(histories, table["curves"], stem.with_suffix(".png"))
+        plot_runs(arrange_curves(table["curves"], cells), stem.with_suffix(".png"))
+    if "spaces" in table:
+        of_first_seed = {cell.model: Results.load(cell.runs[0][-1].folder) for cell in cells}
+        save_projections(of_first_seed, stem.with_suffix(".png"))
     return stem.with_suffix(".md")
+
+
+def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str, dict[str, Curve]]:
+    """The panels of a figure: one for each dataset and title, in which each row has a curve.
+
+    Args:
+        curves: Logged names and the titles of their panels; names of one title share it.
+        cells: From `plan`, with results.
+    """
+    datasets = {cell.dataset for cell in cells}
+    titles = Counter(curves.values())
+    panels: dict[str, dict[str, Curve]] = {}
+    for cell in cells:
+        logs = [read_log(run) for run in cell.runs]
+        for key, title in curves.items():
+            label = cell.model if titles[title] == 1 else f"{cell.model}, {key.removeprefix('eval_')}"
+            panel = title if len(datasets) == 1 else f"{title}, {cell.dataset}"
+            panels.setdefault(panel, {})[label] = key, logs
+    return panels
 
 
 def main() -> None:

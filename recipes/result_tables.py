@@ -17,8 +17,8 @@ def format_value(column: str, value: float, signed: bool = False) -> str:
     """
     try:
         text = get_metric(column.split()[-1]).format(abs(value))
-    except KeyError:  # a logged number
-        text = f"{abs(value):.3g}"
+    except KeyError:  # a logged number, or a count
+        text = f"{abs(value):,.0f}" if abs(value) >= 1000 else f"{abs(value):.3g}"
     return f"{'-' if value < 0 else '+' if signed else ''}{text}"
 
 
@@ -53,7 +53,7 @@ def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
     """
     columns = list(dict.fromkeys(column for row in content["rows"] for column in row["scores"]))
     several = len({row["dataset"] for row in content["rows"]}) > 1
-    lines = [["row", *(["data"] if several else []), *map(_heading, columns)]]
+    lines = [["row", *(["data"] if several else []), *map(format_heading, columns)]]
     for row in content["rows"]:
         line = [row["model"], *([row["dataset"]] if several else [])]
         for column in columns:
@@ -66,7 +66,7 @@ def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
     return lines
 
 
-def _heading(column: str) -> str:
+def format_heading(column: str) -> str:
     """A place of a score as people call it: `retrieval eng t2a R@1` is `eng t2a R@1`."""
     return column.removeprefix("retrieval ").removeprefix("log ").removeprefix("training ")
 

@@ -1,7 +1,8 @@
-"""Puts the committed result files into docs/results.md: `make results-page`.
+"""Puts the committed result files into docs/results.md and the headlines into the README: `make results-page`.
 
 Each file of `recipes/results/<scale>/` is a table as `reproduce.py` or benchmarks/compare_objectives.py writes it; its
-figure, if any, has its name in docs/images. What stands in the page before the mark stays.
+figure, if any, has its name in docs/images. What stands in the page before the mark, and in the README outside of the
+two marks, stays.
 """
 
 from __future__ import annotations
@@ -10,11 +11,19 @@ import json
 from pathlib import Path
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
-from modeling_supclap.recipes.result_tables import markdown_table
+from modeling_supclap.recipes.result_tables import format_cell, format_heading, format_value, markdown_table
 
 RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
 MARK = "<!-- What follows is made by `make results-page` from the files of recipes/results. -->"
+END = "<!-- What `make results-page` makes ends here. -->"
+
+HEADLINES = {
+    "supclap_table3": ("retrieval eng t2a R@1", "InfoNCE bi-DynamicSVR"),
+}
+"""What the README says of a result file: of which column, and which row beside its baseline."""
 
 
 def render_page(page: str, results: Path = RESULTS) -> str:
@@ -33,5 +42,37 @@ def render_page(page: str, results: Path = RESULTS) -> str:
     return "\n".join(parts) + "\n"
 
 
+def render_readme(page: str, results: Path = RESULTS) -> str:
+    """The README with a line for each headline.
+
+    Args:
+        page: Its text, with both marks.
+        results: The folder of the scales.
+    """
+    lines = ["| table | scale | measure | baseline | with the method | paper |", "|---|---|---|---|---|---|"]
+    for path in sorted(results.glob("*/*.json")):
+        if path.stem not in HEADLINES:
+            continue
+        column, model = HEADLINES[path.stem]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        own = next(row for row in content["rows"] if row["model"] == model)
+        pairs = [(row["row"], row["dataset"]) for row in content["rows"]]
+        other = content["rows"][pairs.index((own["baseline"], own["dataset"]))]
+
+        cells = [content["table"], content["scale"], format_heading(column)]
+        cells += [f"{row['model']}: {format_cell(column, row['scores'][column])}" for row in (other, own)]
+        printed = [row["scores"][column]["paper"] for row in (other, own)]
+        cells.append(" to ".join(format_value(column, value) for value in printed if value is not None))
+        lines.append(f"| {' | '.join(cells)} |")
+    before, _, rest = page.partition(MARK)
+    return "\n".join([f"{before}{MARK}", "", *lines, "", f"{END}{rest.partition(END)[2]}"])
+
+
+def main() -> None:
+    """Writes both pages."""
+    for path, render in ((PAGE, render_page), (README, render_readme)):
+        write_text(path, render(path.read_text(encoding="utf-8")))
+
+
 if __name__ == "__main__":
-    write_text(PAGE, render_page(PAGE.read_text(encoding="utf-8")))
+    main()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from modeling_supclap.datasets_scripts.atomic_files import whole_file
 
 from .results import Results
 
@@ -66,6 +69,32 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
         languages: Whose captions are drawn.
         classes: Where there are any, they have the colours, and the languages have shapes.
     """
+    figure, axes = _figure(4.6)
+    _draw_projection(axes, results, languages, classes)
+    _legend(axes)
+    told = f", coloured by class: {', '.join(classes)}" if classes else ""
+    return _svg(figure, f"Map of the embeddings of clips and of their captions in {', '.join(languages)}{told}")
+
+
+def save_projections(several: Mapping[str, Results], path: str | Path) -> None:
+    """Draws the embedding spaces of several models side by side, as `projection_figure` does [A fig. 3 and 4].
+
+    Args:
+        several: The results of each, by its name.
+        path: The PNG to write; it appears whole or not at all.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6 * len(several), 4.6), layout="constrained")
+    for number, (name, results) in enumerate(several.items(), start=1):
+        axes = figure.add_subplot(1, len(several), number, title=name)
+        _draw_projection(axes, results, results.protocol["languages"])
+    figure.axes[-1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=120)
+
+
+def _draw_projection(axes: Any, results: Results, languages: Sequence[str], classes: Sequence[str] = ()) -> None:
     arrays = results.arrays
     shown = arrays["embeddings/audio_clip"][:MAX_PROJECTED_CLIPS]
     groups = {"audio": (arrays["embeddings/audio"][: len(shown)], shown)}
@@ -76,7 +105,6 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
 
     embeds, owners = zip(*groups.values(), strict=True)
     places = np.split(_tsne(np.concatenate(embeds)), np.cumsum(list(map(len, owners)))[:-1])
-    figure, axes = _figure(4.6)
     audio_places = dict(zip(shown.tolist(), places[0], strict=True))
     for number, ((name, (_, clips)), points) in enumerate(zip(groups.items(), places, strict=True)):
         style: dict[str, Any] = {"s": 60 if name == "audio" else 14, "zorder": 2}
@@ -96,9 +124,6 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
 
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
-    _legend(axes)
-    told = f", coloured by class: {', '.join(classes)}" if classes else ""
-    return _svg(figure, f"Map of the embeddings of clips and of their captions in {', '.join(languages)}{told}")
 
 
 def _tsne(embeds: np.ndarray) -> np.ndarray:

@@ -10,15 +10,15 @@ Numbers from embeddings alone: those of the loss once more, and one product with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..losses.contrastive import sigmoid_contrast
-from ..losses.similarity import at_least_float32, similarity_matrix
-from ..losses.support_vector import Similarity, displacement_ratio, positive_distance
+from ..losses.similarity import at_least_float32, positive_mask, similarity_matrix
+from ..losses.support_vector import DynamicRadius, Similarity, displacement_ratio, positive_distance
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,6 +190,57 @@ def drift_statistics(
         "svr_factor_mean": factor.mean(),
         "svr_factor_std": factor.std(correction=0),
     }
+
+
+@torch.no_grad()
+def radius_by_hard_negatives(
+    radius: DynamicRadius,
+    audio_embeds: Tensor,
+    text_embeds: Tensor,
+    logit_scale: float | Tensor,
+    group_ids: Tensor | None = None,
+    counts: Sequence[int] = (6, 12, 18),
+    pool_size: int = 720,
+) -> dict[str, Tensor]:
+    """The mean radius of texts in batches with the K hardest of many negatives [SupCLAP E.8, fig. 7].
+
+    Each text meets its own clip, the K clips of the pool that are most similar to it, and for the rest of the batch
+    other clips of the pool, drawn by their ranks, always the same ones.
+
+    Args:
+        radius: The predictor of the texts' radii; a batch has as many clips as it sees.
+        audio_embeds: (N, d), unit norm.
+        text_embeds: (N, d), unit norm; text i belongs to audio i.
+        logit_scale: 1 / temperature.
+        group_ids: (N,) integers; clips of a text's own group are none of its negatives.
+        counts: The values of K; those that do not fit into a batch are left out.
+        pool_size: How many pairs are looked at, the first ones, and negatives chosen from.
+
+    Returns:
+        "radius_hard_6" and so on, 0-d; nothing where the pool does not fill a batch.
+    """
+    audio_embeds, text_embeds = at_least_float32(audio_embeds[:pool_size], text_embeds[:pool_size])
+    groups = None if group_ids is None else group_ids[:pool_size]
+    own = positive_mask(len(audio_embeds), groups, audio_embeds.device)
+    fewest = int((~own).sum(dim=-1).min())
+    if fewest < radius.num_negatives:
+        return {}
+
+    scaled = logit_scale * text_embeds @ audio_embeds.T
+    positive = scaled.diagonal().unsqueeze(-1)  # (N, 1)
+    ranked = scaled.masked_fill(own, -torch.inf).sort(dim=-1, descending=True).values
+
+    radii = {}
+    for count in counts:
+        room = radius.num_negatives - count
+        if room < 0:
+            continue
+        order = torch.randperm(fewest - count, generator=torch.Generator().manual_seed(0))
+        ranks = count + order[:room].sort().values  # so that the hardest stay first
+        negatives = torch.cat([ranked[:, :count], ranked[:, ranks.to(ranked.device)]], dim=-1)
+        seen = torch.cat([positive, negatives], dim=-1)  # (N, num_similarities)
+        radii[f"radius_hard_{count}"] = radius.layers(seen.to(radius.layers[0].weight.dtype)).mean()
+    return radii
 
 
 @torch.no_grad()

@@ -93,24 +93,25 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
     _write_png(figure, path)
 
 
-def plot_runs(
-    histories: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], curves: Mapping[str, str], path: str | Path
-) -> None:
+Curve = tuple[str, Sequence[Sequence[Mapping[str, Any]]]]
+"""A logged name, and what was logged, one history a seed."""
+
+
+def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> None:
     """Draws several runs in one picture, after the SupCLAP paper's figures 1, 3, 4 and 5.
 
     Args:
-        histories: What was logged, by the label of a curve: one history a seed. The curve is their mean, the band
-            reaches from the least to the largest; histograms are added up.
-        curves: The panels: a logged name and the title.
+        panels: By the title of a panel, and by the label in it, what is drawn. A curve is the mean over the seeds, its
+            band reaches from the least to the largest; histograms are added up.
         path: The PNG to write; it appears whole or not at all.
 
     Raises:
-        ValueError: No run has logged one of the names.
+        ValueError: No run of a panel has logged what it draws.
     """
-    figure, places = _panels(len(curves))
-    for axes, (key, title) in zip(places, curves.items(), strict=True):
+    figure, places = _panels(len(panels))
+    for axes, (title, curves) in zip(places, panels.items(), strict=True):
         is_histogram = False
-        for label, seeds in histories.items():
+        for label, (key, seeds) in curves.items():
             entries = [entry for history in seeds for entry in history if key in entry]
             if not entries:
                 continue
@@ -121,7 +122,8 @@ def plot_runs(
                 _draw_mean(axes, [_curve(history, key) for history in seeds], label)
 
         if not axes.has_data():
-            raise ValueError(f"none of the runs {list(histories)} has logged {key}")
+            names = " or ".join(sorted({key for key, _ in curves.values()}))
+            raise ValueError(f"none of the runs {list(curves)} has logged {names}")
         _finish_panel(axes, title, "cosine" if is_histogram else "step")
     _write_png(figure, path)
 
@@ -137,10 +139,13 @@ def _draw_mean(axes: Axes, curves: Sequence[tuple[list[int], list[float]]], labe
 
 
 def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: str) -> None:
-    """Draws the sum of histograms of equal bins."""
+    """Draws the sum of histograms of equal bins, from the first bin that holds anything to the last."""
     counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
     edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
-    axes.stairs(counts / counts.sum(), edges, label=label)
+
+    held = np.flatnonzero(counts)
+    shown = slice(held[0], held[-1] + 1)
+    axes.stairs(counts[shown] / counts.sum(), edges[held[0] : held[-1] + 2], label=label)
 
 
 def _draw_drift(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:

@@ -31,7 +31,9 @@ from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, Temp
 
 from ..encoding import max_window_seconds
 from ..evaluation import retrieval_metrics, temporal_metrics
+from ..evaluation.embed import in_row_order
 from ..evaluation.results import without_secrets
+from ..losses.support_vector import DynamicRadius
 from ..model_card import write_card_of_run
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
@@ -49,6 +51,7 @@ from .checkpoints import last_checkpoint, refuse_another_run, write_run_file
 from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, usable_rows
 from .contrastive_module import ContrastiveModule
 from .distributed import naming_missing_processes
+from .drift import radius_by_hard_negatives
 from .objectives import SupportVectorRegularizer, TemporalObjective, build_objective
 from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
@@ -215,8 +218,28 @@ class SupCLAPTrainer(Trainer):
         return rows
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
-        """Makes the `compute_metrics` of a split."""
-        return retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
+        """Makes the `compute_metrics` of a split: retrieval, and what hard negatives make of a predicted radius."""
+        retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
+        regularizer = getattr(self.module.objective, "regularizer", None)
+        radius = None if regularizer is None else regularizer.radii["t2a"]
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if not self.args.track_drift or is_sharded or not isinstance(radius, DynamicRadius):
+            return retrieval
+
+        def with_radii(prediction: Any) -> dict[str, float]:
+            device = self.clap.logit_scale.device
+            audio_embeds, text_embeds = (torch.from_numpy(embeds).to(device) for embeds in in_row_order(prediction))
+            groups = [group_id(row, self.args.positives) for row in without_audio(rows.rows)]
+            radii = radius_by_hard_negatives(
+                radius,
+                audio_embeds,
+                text_embeds[:, 0],
+                self.clap.logit_scale.exp(),
+                torch.tensor(groups, device=device),
+            )
+            return retrieval(prediction) | {name: value.item() for name, value in radii.items()}
+
+        return with_radii
 
     # ---- training ----
 

@@ -71,3 +71,10 @@ def test_a_few_classes_have_colors_of_their_own(results, monkeypatch):
     by_color = {tuple(points.get_facecolor()[0]): len(points.get_offsets()) for points in figure.axes[0].collections}
     assert len(by_color) == 2
     assert set(by_color.values()) == {3}
+
+
+def test_the_spaces_of_several_models_are_one_picture(results, tmp_path):
+    report_figures.save_projections({"one": results, "other": results}, tmp_path / "spaces.png")
+    header = (tmp_path / "spaces.png").read_bytes()[:24]
+    assert header.startswith(b"\x89PNG")
+    assert int.from_bytes(header[16:20]) > 1.8 * int.from_bytes(header[20:24])  # two beside each other

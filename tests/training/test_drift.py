@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from builders import unit_rows
 from torch import Tensor
 
-from modeling_supclap.losses import similarity_matrix, support_vector_loss
+from modeling_supclap.losses import DynamicRadius, similarity_matrix, support_vector_loss
 from modeling_supclap.training.drift import (
     contrastive_forces,
     decompose,
@@ -18,6 +18,7 @@ from modeling_supclap.training.drift import (
     drift_statistics,
     positive_similarity_histogram,
     pull_direction,
+    radius_by_hard_negatives,
 )
 
 SCALE = 1 / 0.07
@@ -207,3 +208,26 @@ def test_errors_say_what_would_be_right() -> None:
         drift_statistics(audio[:1], text[:1], SCALE)
     with pytest.raises(ValueError, match=r"radius of shape \(3,\) for pairs of shape \(5,\)"):
         drift_statistics(audio, text, SCALE, torch.ones(3))
+
+
+def test_a_radius_of_hard_negatives_alone_is_that_of_a_large_batch() -> None:
+    """A predictor sees the hardest clips of a batch larger than its own: those that K = all of them chooses."""
+    audio, text = related_pair(n=9)
+    radius = DynamicRadius(num_similarities=4).double()
+    torch.nn.init.normal_(radius.layers[-1].weight, generator=torch.Generator().manual_seed(0))
+    radii = radius_by_hard_negatives(radius, audio, text, SCALE, counts=(1, 3, 4))
+    assert set(radii) == {"radius_hard_1", "radius_hard_3"}
+    assert radii["radius_hard_3"].item() == pytest.approx(radius(SCALE * text @ audio.T).mean().item())
+    assert radius_by_hard_negatives(radius, audio, text, SCALE, torch.zeros(9)) == {}
+
+
+def test_more_hard_negatives_raise_a_radius_that_adds_similarities_up() -> None:
+    audio, text = related_pair(n=40)
+    radius = DynamicRadius(num_similarities=9)
+    radius.layers = torch.nn.Sequential(torch.nn.Linear(9, 1, bias=False).double().requires_grad_(False))
+    radius.layers[0].weight.fill_(1 / SCALE)
+    few, some, all_of_them = radius_by_hard_negatives(radius, audio, text, SCALE, counts=(1, 4, 8)).values()
+
+    ranked = (text @ audio.T).fill_diagonal_(-2).sort(dim=-1, descending=True).values
+    assert few < some < all_of_them
+    assert all_of_them.item() == pytest.approx(((text * audio).sum(-1) + ranked[:, :8].sum(-1)).mean().item())
