@@ -4,8 +4,9 @@
     supclap train esc10.yaml --data_dir ESC-10
     supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir ESC-10
 
-`supclap NAME --help` lists the keys of a recipe. What trains is launched by accelerate, with what `accelerate config`
-or its environment variables say of processes and GPUs. A configuration of the package goes by its name.
+`supclap NAME --help` lists the keys of a recipe. What trains or embeds a corpus is launched by accelerate, with what
+`accelerate config` or its environment variables say of processes and GPUs. A configuration of the package goes by its
+name.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ import signal
 import sys
 from collections.abc import Sequence
 
-TRAINING = {"train": "recipes.train_supclap", "posttrain": "recipes.posttrain_teminal"}
+LAUNCHED = {
+    "train": "recipes.train_supclap",
+    "posttrain": "recipes.posttrain_teminal",
+    "embed": "recipes.embed_corpus",
+}
 COMMANDS = {
-    **TRAINING,
+    **LAUNCHED,
     "evaluate": "recipes.evaluate_supclap",
     "reproduce": "recipes.reproduce",
     "convert": "recipes.convert_checkpoint",
@@ -29,7 +34,7 @@ COMMANDS = {
     "prepare": "datasets_scripts.prepare",
     "translate": "recipes.translate_captions",
 }
-"""The module behind each name; those of `TRAINING` run under `accelerate launch`."""
+"""The module behind each name; those of `LAUNCHED` run under `accelerate launch`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if is_help else 2
 
     os.environ["SUPCLAP_COMMAND"] = f"supclap {name}"  # for the model card, which says how to reproduce a run
-    if name in TRAINING and "--help" not in words:
+    if name in LAUNCHED and "--help" not in words:
         return _launch(COMMANDS[name], words)
 
     from modeling_supclap.recipes.running import run_command  # takes seconds that a mistyped name need not wait for

@@ -29,7 +29,7 @@ def _restored_environment(monkeypatch):
 
 def test_help_names_the_commands(capsys):
     assert command.main([]) == command.main(["--help"]) == 0
-    assert "train,posttrain,evaluate" in capsys.readouterr().out
+    assert "train,posttrain,embed,evaluate" in capsys.readouterr().out
 
 
 def test_an_unknown_command_is_named(capsys):
@@ -43,6 +43,21 @@ def test_each_command_has_its_help(name, capsys):
         command.main([name, "--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("usage: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "script"),
+    [("train", "train_supclap.py"), ("posttrain", "posttrain_teminal.py"), ("embed", "embed_corpus.py")],
+)
+def test_what_is_shared_among_processes_is_launched_by_accelerate(name, script, monkeypatch):
+    launched = []
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", launched.append)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("LOGLEVEL", "CRITICAL")
+    assert command.main([name, "--model", "somewhere"]) == 0
+    (arguments,) = launched
+    assert Path(arguments.training_script).samefile(ROOT / "recipes" / script)
+    assert arguments.training_script_args == ["--model", "somewhere"]
 
 
 @pytest.fixture(scope="module")
