@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -209,7 +210,10 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
     >>> list(map_in_order(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
-    processes: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 8} if workers > 1 else {}
+    processes: dict[str, Any] = {}
+    if workers > 1:
+        processes = {"num_workers": workers, "prefetch_factor": 8}
+        processes["worker_init_fn"] = partial(_leave_with_parent, parent=os.getpid())
     results = DataLoader(_Applied(function, rows), batch_size=None, collate_fn=_as_it_is, **processes)
 
     threads = use_threads(1)
@@ -240,6 +244,16 @@ class _Applied(Dataset):
             return self.function(self.rows[place])
         except Exception as error:
             return _Failure(error)
+
+
+def _leave_with_parent(worker: int, parent: int) -> None:
+    """Lets a process end whose parent was killed: it would wait for ever, at its end, to hand over what it has read."""
+
+    def leave() -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    Finalize(None, leave, exitpriority=100)  # ahead of the queue's own, which waits
 
 
 def _as_it_is(result: Any) -> Any:

@@ -88,13 +88,31 @@ class Run:
                 self.code = os.waitstatus_to_exitcode(status)
         return self.code
 
-    def kill(self) -> bool:
-        """Ends the script and its children as a power cut would; False if it had ended already."""
+    def kill(self, alone: bool = False) -> bool:
+        """Ends the script and its children as a power cut would; False if it had ended already.
+
+        Args:
+            alone: Ends the script only, so that its children have to notice it.
+        """
         if self.poll() is not None:
             return False
-        os.killpg(self.pid, signal.SIGKILL)
+        if alone:
+            os.kill(self.pid, signal.SIGKILL)
+        else:
+            os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         self.code = os.waitstatus_to_exitcode(status)
+        return True
+
+    def is_survived(self, timeout_seconds: float = 15) -> bool:
+        """Whether a child of the script is still there after some time."""
+        deadline = time.perf_counter() + timeout_seconds
+        while time.perf_counter() < deadline:
+            try:
+                os.killpg(self.pid, 0)
+            except ProcessLookupError:
+                return False
+            time.sleep(0.1)
         return True
 
     def wait(self, timeout_seconds: float = 300) -> Ended:

@@ -57,7 +57,7 @@ def make_jobs(data: Path) -> dict[str, Job]:
         return [*post, *steps, "--save_strategy", "steps", "--output_dir", str(out), "--disable_tqdm", "true"]
 
     def preparing(out: Path) -> list[str]:
-        return ["esc50", "--data_dir", str(folder), "--out", str(out), "--storage", "int16", "--workers", "1",
+        return ["esc50", "--data_dir", str(folder), "--out", str(out), "--storage", "int16", "--workers", "2",
                 "--shard_size", "100KB", "--quiet", "--cache_dir", str(out.parent / f"{out.name}-cache")]  # fmt: skip
 
     def evaluating(out: Path) -> list[str]:

@@ -2,8 +2,9 @@
 
     python tests/campaigns/kills.py --kills 200
 
-Each trial starts a job, kills it up to three times, goes on each time as the README says, and compares what it leaves
-in the end with a run that nobody disturbed: weights to the bit, prepared files to the byte, outcomes of every query.
+Each trial starts a job, kills it up to three times, with its children or without, goes on each time as the README says,
+and compares what it leaves in the end with a run that nobody disturbed: weights to the bit, prepared files to the byte,
+outcomes of every query. No process may be left.
 """
 
 import random
@@ -67,7 +68,7 @@ def _disturb(
     job: Job, name: str, out: Path, seconds: float, draw: random.Random, counts: Counter[str], at_most: int
 ) -> int:
     """Kills a job up to `at_most` times, going on after each; gives the number of kills that hit it alive."""
-    hits, arguments = 0, job.start(out)
+    killed, arguments = [], job.start(out)
     for _ in range(at_most):
         run = forking.Run(job.script, arguments, out.with_suffix(".log"))
         if draw.random() < 0.5:
@@ -76,14 +77,15 @@ def _disturb(
         else:
             _await_writing(run, out, job.pattern, draw, seconds)
             moment = "while writing"
-        if run.kill():
-            hits += 1
+        if run.kill(alone=draw.random() < 0.5):
+            killed.append(run)
             counts[f"{name}: killed {moment}"] += 1
         arguments = _next_arguments(job, out)
 
     ended = forking.run(job.script, arguments, out.with_suffix(".log"))
-    assert ended.code == 0, f"{name} does not go on after {hits} kills:\n{ended.output[-3000:]}"
-    return hits
+    assert ended.code == 0, f"{name} does not go on after {len(killed)} kills:\n{ended.output[-3000:]}"
+    assert not any(run.is_survived() for run in killed), f"{name}: a killed run left a process behind"
+    return len(killed)
 
 
 def _next_arguments(job: Job, out: Path) -> list[str]:
