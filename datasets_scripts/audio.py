@@ -201,6 +201,40 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     return np.pad(resampled[:length], (0, max(0, length - len(resampled))), mode="edge")
 
 
+def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, bool]:
+    """Reads a recording as 16-bit samples at another rate, a part at a time: no more than the samples is held at once.
+
+    Args:
+        source: The file, or its bytes.
+        name: What errors call the recording.
+        rate_hz: The rate wanted.
+
+    Returns:
+        int16, `(samples,)`, and whether there was any sound before it was rounded.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        BadAudioError: As for `read_audio`.
+    """
+    parts, is_sound = [], False
+    with closing(_open(source, name)) as recording:
+        from_hz = recording.rate_hz
+        waiting, margin = np.zeros(0, np.float32), 0  # of what waits, the seconds that the filter needs and has had
+
+        for part in recording.parts(0, None):
+            is_sound = is_sound or bool(part.any())
+            # All whole seconds but one, where samples of both rates coincide, once more sound than those is there.
+            seconds = len(waiting) // from_hz - 1
+            if seconds > margin:
+                resampled = resample(waiting[: (seconds + 1) * from_hz], from_hz, rate_hz)
+                parts.append(to_int16(resampled[margin * rate_hz : seconds * rate_hz]))
+                waiting, margin = waiting[(seconds - 1) * from_hz :], 1
+            waiting = np.concatenate([waiting, part])
+
+        parts.append(to_int16(resample(waiting, from_hz, rate_hz)[margin * rate_hz :]))
+    return np.concatenate(parts), is_sound
+
+
 def to_int16(waveform: np.ndarray) -> np.ndarray:
     """Rounds a waveform to 16 bits; what exceeds full scale, as resampling may, is clipped.
 

@@ -21,7 +21,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from .atomic_files import write_json
-from .audio import BadAudioError, MissingDecoderError, measure_audio, read_audio, use_threads
+from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16, use_threads
 
 ON_BAD_AUDIO = ("error", "skip", "report")
 """What to do with recordings that cannot be used: stop at the first; leave them out; also name each."""
@@ -38,27 +38,37 @@ class BadClip(NamedTuple):
     reason: str
 
 
-def read_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> tuple[bytes, np.ndarray, int]:
+def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
     """Reads a recording from end to end, so that whatever is wrong with it shows now.
 
     Args:
         source: The file, or its bytes.
         name: What errors call it.
-        min_seconds: The shortest recording that will do.
+        rate_hz: The rate wanted.
 
     Returns:
-        The bytes of the file, its waveform as `read_audio` gives it, and its sampling rate in Hz.
+        Its samples as `read_int16` gives them.
 
     Raises:
         BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or it makes a decoder fail in any
             other way.
         MissingDecoderError: FFmpeg is needed and missing, which is no fault of the recording.
     """
-    content = read_content(source, name)
     with _naming(name):
-        waveform, rate_hz = read_audio(content, name=name)
-    _require_sound(name, len(waveform) / rate_hz, bool(waveform.any()), min_seconds)
-    return content, waveform, rate_hz
+        samples, is_sound = read_int16(source, name, rate_hz)
+    _require_sound(name, len(samples) / rate_hz, is_sound, min_seconds=0.0)
+    if not samples.any():
+        raise BadAudioError(f"{name} is silent: it is too quiet for 16 bits")
+    return samples
+
+
+def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
+    """The bytes of a recording and their SHA-256, read a part at a time; errors as of `read_content`."""
+    if isinstance(source, bytes):
+        return len(source), hashlib.sha256(source).hexdigest()
+    with _naming(name), open(source, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
 
 
 def read_content(source: str | bytes, name: str) -> bytes:
@@ -213,7 +223,7 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
     processes: dict[str, Any] = {}
     if workers > 1:
         processes = {"num_workers": workers, "prefetch_factor": 8}
-        processes["worker_init_fn"] = partial(_leave_with_parent, parent=os.getpid())
+        processes["worker_init_fn"] = partial(leave_with_parent, parent=os.getpid())
     results = DataLoader(_Applied(function, rows), batch_size=None, collate_fn=_as_it_is, **processes)
 
     threads = use_threads(1)
@@ -224,6 +234,21 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
             yield result
     finally:
         use_threads(threads)
+
+
+def leave_with_parent(worker: int, parent: int) -> None:
+    """Lets a worker of a `DataLoader` end whose parent was killed: it would wait for ever to hand over large results.
+
+    Args:
+        worker: Its number, which `worker_init_fn` is given.
+        parent: The process that reads the results.
+    """
+
+    def leave() -> None:
+        if os.getppid() != parent:
+            os._exit(1)
+
+    Finalize(None, leave, exitpriority=100)  # ahead of the queue's own, which waits
 
 
 class _Failure(NamedTuple):
@@ -244,16 +269,6 @@ class _Applied(Dataset):
             return self.function(self.rows[place])
         except Exception as error:
             return _Failure(error)
-
-
-def _leave_with_parent(worker: int, parent: int) -> None:
-    """Lets a process end whose parent was killed: it would wait for ever, at its end, to hand over what it has read."""
-
-    def leave() -> None:
-        if os.getppid() != parent:
-            os._exit(1)
-
-    Finalize(None, leave, exitpriority=100)  # ahead of the queue's own, which waits
 
 
 def _as_it_is(result: Any) -> Any:

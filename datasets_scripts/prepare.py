@@ -36,11 +36,12 @@ from tqdm import tqdm
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder
 from modeling_supclap.datasets_scripts.atomic_files import only_writer, write_json, write_text
-from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, resample, to_int16
+from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import (
     ON_BAD_AUDIO,
     check_recording,
     map_in_order,
+    measure_content,
     read_content,
     read_recording,
     source_of,
@@ -166,28 +167,23 @@ def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], 
         BadAudioError: The recording cannot be used.
     """
     codec, stored_hz, _ = STORAGES[storage]
-    if stored_hz is None:  # it stays as it is, so that only its bytes are in memory as a whole
-        content = read_content(source, name)
-        seconds = check_recording(content, name)
-    else:
-        content, waveform, rate_hz = read_recording(source, name)
-        seconds = len(waveform) / rate_hz
-
-    note = {
-        "seconds": seconds,
-        "source_bytes": len(content),
-        "source_sha256": hashlib.sha256(content).hexdigest(),
-    }
+    columns: dict[str, Any] = {}
     file_name = PurePosixPath(name)
-    if codec == "none":
-        return {}, note
-    if stored_hz is None:
-        return {"audio": {"bytes": content, "path": file_name.name}}, note
 
-    samples = to_int16(resample(waveform, rate_hz, stored_hz))
-    if not samples.any():
-        raise BadAudioError(f"{name} is silent: it is too quiet for 16 bits")
-    note["seconds"] = len(samples) / stored_hz
+    # In memory as a whole is only what is stored, however long the recording is.
+    if stored_hz is None:
+        if codec == "file":
+            source = read_content(source, name)
+            columns = {"audio": {"bytes": source, "path": file_name.name}}
+        seconds = check_recording(source, name)
+    else:
+        samples = read_recording(source, name, stored_hz)
+        seconds = len(samples) / stored_hz
+
+    source_bytes, digest = measure_content(source, name)
+    note = {"seconds": seconds, "source_bytes": source_bytes, "source_sha256": digest}
+    if stored_hz is None:
+        return columns, note
     if codec == "int16":
         return {"samples": samples.tobytes(), "sampling_rate_hz": stored_hz}, note
 

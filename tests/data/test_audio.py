@@ -15,6 +15,7 @@ from modeling_supclap.datasets_scripts.audio import (
     BadAudioError,
     MissingDecoderError,
     read_audio,
+    read_int16,
     read_row,
     resample,
     to_int16,
@@ -371,3 +372,16 @@ def test_int16_is_as_exact_as_it_can_be():
     waveform = np.random.default_rng(0).uniform(-0.999, 0.999, 10_000).astype(np.float32)
     np.testing.assert_allclose(to_int16(waveform) / 32768, waveform, rtol=0, atol=0.501 / 32768)
     assert to_int16(np.array([1.7, -1.7], dtype=np.float32)).tolist() == [32767, -32768]
+
+
+@pytest.mark.parametrize(("from_hz", "to_hz"), [(44_100, 16_000), (16_000, 16_000), (22_050, 48_000)])
+def test_a_recording_read_in_parts_is_the_one_read_whole(tmp_path, monkeypatch, from_hz, to_hz):
+    path = tmp_path / "noise.wav"
+    soundfile.write(path, 0.2 * np.random.default_rng(0).standard_normal(round(9.3 * from_hz)), from_hz, "FLOAT")
+    whole, is_sound = read_int16(str(path), "noise", to_hz)
+    np.testing.assert_array_equal(whole, to_int16(resample(*read_audio(str(path)), to_hz)))
+    monkeypatch.setattr(audio, "_BLOCK_FRAMES", 50_000)
+    parts, _ = read_int16(str(path), "noise", to_hz)
+    assert is_sound
+    assert len(parts) == len(whole)
+    assert np.abs(parts.astype(int) - whole).max() <= 1  # but for the last digit before rounding

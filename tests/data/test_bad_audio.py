@@ -1,6 +1,7 @@
 """Bad recordings found before a run: the same ones each time, and no longer among the rows."""
 
 import contextlib
+import hashlib
 import io
 import logging
 import multiprocessing
@@ -17,15 +18,17 @@ import torch
 from datasets import Dataset
 from recordings import tone_rows
 
-from modeling_supclap.datasets_scripts import bad_audio
+from modeling_supclap.datasets_scripts import audio, bad_audio
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import (
     find_bad_audio,
     map_in_order,
+    measure_content,
     read_recording,
     source_of,
     usable_rows,
 )
+from modeling_supclap.datasets_scripts.prepare import pack
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 from modeling_supclap.training.collator import usable_rows as rows_of_a_run
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
@@ -127,7 +130,12 @@ def test_the_argument_is_checked(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty"), (b"no audio at all", "is not audio"), (None, "No such file"), (np.zeros(100), "is silent")],
+    [
+        (b"", "is empty"),
+        (b"no audio at all", "is not audio"),
+        (None, "there is no audio file"),
+        (np.zeros(100), "is silent"),
+    ],
     ids=["empty", "junk", "missing", "silent"],
 )
 def test_what_cannot_be_used_says_why(tmp_path, content, message):
@@ -136,8 +144,19 @@ def test_what_cannot_be_used_says_why(tmp_path, content, message):
         path.write_bytes(content)
     elif content is not None:
         soundfile.write(path, content, 8000)
-    with pytest.raises(BadAudioError, match=rf"audio/bad\.wav.*{message}"):
-        read_recording(str(path), "audio/bad.wav")
+    with pytest.raises(BadAudioError, match=message) as error:
+        read_recording(str(path), "audio/bad.wav", 16_000)
+    assert "audio/bad.wav" in str(error.value)
+    assert str(tmp_path) not in str(error.value)
+
+
+def peak_bytes_of(function, *arguments):
+    tracemalloc.start()
+    try:
+        function(*arguments)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_long_recording_is_checked_in_parts(tmp_path):
@@ -148,33 +167,46 @@ def test_a_long_recording_is_checked_in_parts(tmp_path):
             file.write(minute)
 
     rows = [{"clip_id": "long", "audio_path": str(path)}]
-    tracemalloc.start()
-    assert find_bad_audio(rows) == []
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak_bytes < 70e6  # its waveform alone has 212 MB, its file 106
+    assert peak_bytes_of(find_bad_audio, rows) < 70e6  # its waveform alone has 212 MB, its file 106
+
+
+@pytest.mark.parametrize(("storage", "copies"), [("reference", 0), ("int16", 2), ("original", 1)])
+def test_of_a_long_recording_little_more_is_held_than_what_is_stored(tmp_path, monkeypatch, storage, copies):
+    monkeypatch.setattr(audio, "_BLOCK_FRAMES", 2**19)
+    path, stored_bytes = tmp_path / "long.wav", {"int16": 19.2e6, "original": 52.9e6, "reference": 0}[storage]
+    with soundfile.SoundFile(path, "w", 44_100, 1) as file:
+        minute = (0.1 * np.random.default_rng(0).standard_normal(60 * 44_100)).astype(np.float32)
+        for _ in range(10):
+            file.write(minute)
+    assert peak_bytes_of(pack, str(path), "long.wav", storage) < copies * stored_bytes + 20e6  # its waveform: 106 MB
 
 
 def test_a_decoder_that_fails_is_that_recordings_fault(monkeypatch):
-    def fail(content, name):
+    def fail(content, name, rate_hz):
         raise MemoryError("Unable to allocate 256 GiB")
 
-    monkeypatch.setattr(bad_audio, "read_audio", fail)
+    monkeypatch.setattr(bad_audio, "read_int16", fail)
     with pytest.raises(BadAudioError, match=r"a\.flac cannot be decoded: MemoryError"):
-        read_recording(b"fLaC", "a.flac")
+        read_recording(b"fLaC", "a.flac", 16_000)
 
 
 def test_a_missing_decoder_is_no_fault_of_the_recording(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
     with pytest.raises(MissingDecoderError):
-        read_recording(b"\0\0\0\x20ftypM4A " + bytes(100), "a.m4a")
+        read_recording(b"\0\0\0\x20ftypM4A " + bytes(100), "a.m4a", 16_000)
 
 
-def test_a_recording_is_its_bytes_its_waveform_and_its_rate():
+def test_a_recording_is_its_samples_and_what_is_too_quiet_for_them_is_silent():
     file = io.BytesIO()
     soundfile.write(file, [0.0, 0.5, -0.5], 8000, format="WAV", subtype="FLOAT")
-    content, waveform, rate_hz = read_recording(file.getvalue(), "a.wav")
-    assert (content, waveform.tolist(), rate_hz) == (file.getvalue(), [0.0, 0.5, -0.5], 8000)
+    assert read_recording(file.getvalue(), "a.wav", 8000).tolist() == [0, 16384, -16384]
+    size, digest = measure_content(file.getvalue(), "a.wav")
+    assert (size, digest) == (len(file.getvalue()), hashlib.sha256(file.getvalue()).hexdigest())
+
+    file = io.BytesIO()
+    soundfile.write(file, [0.0, 1e-6], 8000, format="WAV", subtype="FLOAT")
+    with pytest.raises(BadAudioError, match="too quiet for 16 bits"):
+        read_recording(file.getvalue(), "a.wav", 8000)
 
 
 def test_the_source_of_a_row():
@@ -245,9 +277,11 @@ class TestMapInOrder:
         parent.kill()
         parent.join()
         try:
-            with pytest.raises(EOFError):  # nobody is left who could write
-                while receiver.poll(10):
-                    workers.add(receiver.recv())
+            while True:
+                assert receiver.poll(10), "a worker is left, or nobody could write"
+                workers.add(receiver.recv())
+        except EOFError:
+            pass
         finally:
             for worker in workers:
                 with contextlib.suppress(ProcessLookupError):
