@@ -1,8 +1,7 @@
 """Embeds a corpus: a folder of recordings, or a dataset, to Parquet files of one embedding a chunk.
 
     accelerate launch recipes/embed_corpus.py --model outputs/synthetic --folder my_sounds --output embeddings/my_sounds
-    accelerate launch recipes/embed_corpus.py --model outputs/esc10 --dataset prepared --data_dir prepared/esc50 \\
-        --output embeddings/esc50
+    supclap embed --model outputs/esc10 --dataset prepared --data_dir prepared/esc50 --output embeddings/esc50
 
 Worker processes read, resample and compute features; the processes that accelerate launches each take files of the
 output in turn. A run that was killed goes on with the files that are missing, with any number of processes, and ends
@@ -15,8 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from tqdm import tqdm
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts.atomic_files import only_writer, whole_file, write_json
 from modeling_supclap.datasets_scripts.audio import MissingDecoderError, read_row
+from modeling_supclap.datasets_scripts.bad_audio import leave_with_parent
 from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, walk
 from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_versions, public_options
 from modeling_supclap.datasets_scripts.schema import without_audio
@@ -58,7 +60,9 @@ class CorpusArguments(DatasetArguments):
         default=32, metadata={"help": "Recordings that a worker reads, and chunks that go through the model, at once."}
     )
     clips_per_file: int = field(default=10_000, metadata={"help": "Recordings of a Parquet file of the output."})
-    num_workers: int = field(default=4, metadata={"help": "Processes that read, of each process that embeds."})
+    num_workers: int = field(
+        default=min(4, os.cpu_count() or 1), metadata={"help": "Processes that read, of each process that embeds."}
+    )
     device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one."})
 
 
@@ -215,13 +219,13 @@ def write_files(
         batch_sampler=batches,  # type: ignore[arg-type]
         collate_fn=collator,
         num_workers=args.num_workers,
+        worker_init_fn=partial(leave_with_parent, parent=os.getpid()),
         pin_memory=model.device.type == "cuda",
     )
     waiting: Iterator[Path] = iter(files)
     embeds, chunks, bad = [], [], []
-    bar = tqdm(
-        zip(loader, ends, strict=True), total=len(batches), unit="batch", disable=not PartialState().is_main_process
-    )
+    disable = None if PartialState().is_main_process else True  # None: where there is no terminal
+    bar = tqdm(zip(loader, ends, strict=True), total=len(batches), unit="batch", disable=disable)
     for batch, is_last in bar:
         if batch.inputs is not None:
             embeds.append(embed(model, batch.inputs, args.batch_size))
