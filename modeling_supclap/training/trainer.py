@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import ProgressCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
@@ -172,8 +172,9 @@ class SupCLAPTrainer(Trainer):
             require_captions(light, args.languages, "kcl", "train")
             self.add_callback(LanguageErrorsCallback(self.module, collator, light, self._logs))
         self.add_callback(ThroughputCallback(self._logs))
-        if self.pop_callback(ProgressCallback) is not None:
-            self.add_callback(SupCLAPProgressCallback() if sys.stderr.isatty() else LineCallback())
+        has_bar = self.pop_callback(ProgressCallback) is not None and sys.stderr.isatty()
+        self.pop_callback(PrinterCallback)  # which prints all 40 numbers of a log where bars are disabled
+        self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback())
 
     def _collators(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> tuple[TrainingCollator, Any]:
         """Makes what turns rows into batches, in training and in evaluation."""

@@ -97,7 +97,7 @@ def test_agreement_of_the_languages_is_measured(tmp_path, rows):
     assert build(tmp_path / "other", rows, languages=["eng", "fra"]).evaluate()["eval_MRV"] > 0
 
 
-def test_the_log_tells_loss_parts_and_throughput(tmp_path, rows):
+def test_the_log_tells_loss_parts_and_throughput(tmp_path, rows, capsys):
     trainer = build(tmp_path, rows, svr="bi-static", radius_init=0.1, max_steps=2)
     trainer.train()
     entry = next(entry for entry in trainer.state.log_history if "loss" in entry)
@@ -107,6 +107,9 @@ def test_the_log_tells_loss_parts_and_throughput(tmp_path, rows):
     assert entry["temperature"] == pytest.approx(0.07)
     assert entry["radius_t2a"] == pytest.approx(0.1)
     assert entry["clips_per_second"] > 0
+    printed = capsys.readouterr().out
+    assert "step 2 of 2: loss" in printed
+    assert "temperature" not in printed  # a line of a few numbers, with bars disabled too
 
 
 def test_evaluation_finds_what_embedding_one_by_one_finds(tmp_path, rows):
