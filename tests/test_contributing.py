@@ -2,11 +2,14 @@
 
 import re
 import tomllib
+from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from torch.nn import functional
 
 import modeling_supclap
@@ -94,6 +97,19 @@ def test_there_is_one_version():
     assert project["project"]["dynamic"] == ["version"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "modeling_supclap.__version__"}
     assert re.fullmatch(r"\d+\.\d+\.\d+", modeling_supclap.__version__)
+
+
+def test_the_oldest_python_that_is_promised_is_one_that_the_tested_packages_allow():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = project["requires-python"].removeprefix(">=")
+    for page in ("README.md", "docs/index.md"):
+        assert f"Python {oldest} or later" in (ROOT / page).read_text(encoding="utf-8")
+
+    for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
+        if line.strip() and not line.startswith("#"):
+            name = Requirement(line).name
+            allowed = metadata(name)["Requires-Python"]
+            assert allowed is None or SpecifierSet(allowed).contains(oldest), f"{name} needs Python {allowed}"
 
 
 def test_the_citation_is_whole():

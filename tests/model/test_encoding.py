@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import builders
 import numpy as np
@@ -156,6 +157,22 @@ def test_a_long_file_is_read_and_embedded_in_parts(model, processor, tmp_path, m
     np.testing.assert_array_equal(found.onset_seconds, expected.onset_seconds)
     np.testing.assert_array_equal(found.offset_seconds, expected.offset_seconds)
     np.testing.assert_allclose(found.embeds, expected.embeds, atol=1e-5)
+
+
+def test_of_a_long_file_a_few_parts_are_in_memory(model, processor, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "LONGEST_SECONDS", 10.0)
+    with soundfile.SoundFile(tmp_path / "long.wav", "w", 44_100, 2) as file:
+        minute = np.tile(builders.noise(60 * 44_100)[:, None], 2)
+        for _ in range(10):
+            file.write(minute)
+
+    tracemalloc.start()
+    try:
+        model.encode_audio(tmp_path / "long.wav", processor, batch_size=3, num_workers=2)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 50e6  # one of its channels, decoded, has 106 MB
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 5])
