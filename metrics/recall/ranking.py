@@ -7,21 +7,21 @@ done tile by tile, and says what a tie means: a wrong candidate that ties counts
 the same to everything scores as the worst model and not as a perfect one.
 
 A `similarity` below is either an array (Q, C), queries by candidates, or a `LazySimilarity` made from embeddings, which
-never holds that array. `relevant` has one list of candidate columns for each query.
+never holds that array. Both are read a block of queries at a time: the scores of the relevant candidates, and all of
+them in tiles. `relevant` has one list of candidate columns for each query.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .relevance import relevant_from_qrels
-from .similarity import TILE_CANDIDATES, LazySimilarity, Matrix
 
 __all__ = [
     "LazySimilarity",
@@ -33,6 +33,20 @@ __all__ = [
 ]
 
 MAP_CUTOFF = 10
+
+# Queries by candidates of one matrix product. A BLAS library treats the columns left over beyond a multiple of its
+# kernel's width with other code, which rounds differently: two equal candidates then score unequally and the tie is
+# lost. Products of one width, itself a multiple of 64, keep equal candidates equal to the last bit.
+TILE_QUERIES, TILE_CANDIDATES, _TILE_ALIGNMENT = 1024, 1024, 64
+# Up to so many candidates a block of queries keeps all its scores, so that none is computed twice.
+_HELD_CANDIDATES = 8 * TILE_CANDIDATES
+# A tile of a matrix that is counted at once stays in a core's second-level cache.
+_MATRIX_QUERIES = 256
+# Half precision leaves the norm of a unit vector within this of 1.
+_NORM_TOLERANCE = 1e-2
+_NORM_ROWS = 4096
+
+Tiles = Iterator[tuple[int, NDArray[Any]]]
 
 RelevantColumns = Sequence[Sequence[int]] | NDArray[Any]
 """For each query the list of its relevant columns; or, where each has as many, an array (Q, m)."""
@@ -174,7 +188,7 @@ def chance_scores(
     """
     cutoffs, (last,) = _check_cutoffs(k), _check_cutoffs([map_cutoff])
     n = num_candidates
-    sizes, repeats = np.unique(Relevant.parse(relevant, len(relevant), n).sizes, return_counts=True)
+    sizes, repeats = np.unique(_parse_relevant(relevant, len(relevant), n)[1], return_counts=True)
     ranks = np.arange(1, min(last, n) + 1)
 
     chance = dict.fromkeys([*(f"R@{cutoff}" for cutoff in cutoffs), f"mAP@{last}"], 0.0)
@@ -196,14 +210,27 @@ def _count_outranking(
     `depth` all the same.
     """
     # Asking for the method and not the class: `evaluate` loads a second copy of this module.
-    source: Any = similarity if hasattr(similarity, "scored") else Matrix(similarity)
-    parsed = Relevant.parse(relevant, *source.shape)
-    counts = np.empty((source.shape[0], min(depth, int(parsed.sizes.max()))), np.int64)
+    is_lazy = hasattr(similarity, "scored")
+    source: Any = similarity if is_lazy else as_matrix(similarity, "similarity")
+    num_queries, num_candidates = source.shape
+    answers, sizes = _parse_relevant(relevant, num_queries, num_candidates)
+    ends = sizes.cumsum()
+    counts = np.empty((num_queries, min(depth, int(sizes.max()))), np.int64)
 
-    for start in range(0, len(counts), source.chunk):
-        rows = slice(start, min(start + source.chunk, len(counts)))
-        columns = parsed.padded(rows, counts.shape[1])
-        scores, tiles = source.scored(rows, columns)  # (n, M), and (n, 1024) at a time
+    chunk = source.chunk if is_lazy else _MATRIX_QUERIES
+    for start in range(0, num_queries, chunk):
+        rows = slice(start, min(start + chunk, num_queries))
+        # The relevant columns of these queries, (n, M), filled up with -1.
+        held = np.arange(max(counts.shape[1], sizes[rows].max())) < sizes[rows, None]
+        columns = np.full(held.shape, -1, np.int64)
+        columns[held] = answers[ends[start] - sizes[start] : ends[rows.stop - 1]]
+
+        # Their scores, (n, M), and those of all candidates, (n, 1024) at a time.
+        if is_lazy:
+            scores, tiles = source.scored(rows, columns)
+        else:
+            scores = np.take_along_axis(source[rows], np.maximum(columns, 0), axis=1)
+            tiles = _finite_tiles(source, rows)
         scores = np.where(columns >= 0, scores, -np.inf)
         best = -np.sort(-scores, axis=1)[:, : counts.shape[1]]
 
@@ -224,7 +251,7 @@ def _count_outranking(
                 lanes = ahead.view(np.uint64).sum(axis=1)
                 own[:, i] += lanes.view(np.uint8).reshape(-1, 8).sum(axis=1, dtype=np.int64)
         counts[rows] = np.where(np.isneginf(best), -1, own)
-    return counts, parsed.sizes
+    return counts, sizes
 
 
 def _check_cutoffs(k: int | Sequence[int]) -> list[int]:
@@ -234,54 +261,215 @@ def _check_cutoffs(k: int | Sequence[int]) -> list[int]:
     return cutoffs.tolist()
 
 
-@dataclass
-class Relevant:
-    """The relevant columns of all queries, end to end; those of query q are `columns[ends[q] - sizes[q] : ends[q]]`."""
+def _parse_relevant(
+    relevant: RelevantColumns, num_queries: int, num_candidates: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The relevant columns of all queries, end to end, and how many each has; checked against both numbers."""
+    if len(relevant) != num_queries:
+        raise ValueError(f"got {len(relevant)} lists of relevant candidates for {num_queries} queries; give one each")
+    if not num_queries or num_candidates < 1:
+        raise ValueError(f"got {num_queries} queries and {num_candidates} candidates; there must be one at least")
+    if np.ndim(relevant[0]) != 1:
+        raise ValueError(f"relevant[0] is {relevant[0]!r}; give a list of columns for each query, be it of one")
 
-    columns: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    ends: NDArray[np.int64]
+    sizes = np.fromiter(map(len, relevant), np.int64, num_queries)
+    if not sizes.all():
+        raise ValueError(f"query {np.argmin(sizes)} has no relevant candidate; leave such queries out")
 
-    @classmethod
-    def parse(cls, relevant: RelevantColumns, num_queries: int, num_candidates: int) -> Relevant:
-        """Checks the lists against the numbers of queries and candidates."""
-        if len(relevant) != num_queries:
+    whole = isinstance(relevant, np.ndarray)
+    columns = np.ravel(relevant) if whole else np.array(list(chain.from_iterable(relevant)))
+    if columns.dtype.kind not in "iu":
+        raise ValueError(f"relevant columns are of type {columns.dtype}; they must be integers")
+
+    columns = columns.astype(np.int64)
+    owner = np.repeat(np.arange(num_queries), sizes)
+    outside = np.flatnonzero((columns < 0) | (columns >= num_candidates))
+    if len(outside):
+        raise ValueError(
+            f"query {owner[outside[0]]} names column {columns[outside[0]]} as relevant; columns run from 0 to "
+            f"{num_candidates - 1}"
+        )
+
+    pairs, repeats = np.unique(owner * num_candidates + columns, return_counts=True)
+    if repeats.max() > 1:
+        query, column = divmod(int(pairs[np.argmax(repeats)]), num_candidates)
+        raise ValueError(f"query {query} names column {column} as relevant {repeats.max()} times; name it once")
+    return columns, sizes
+
+
+def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
+    """The values as a matrix of floats, not copied where they are one.
+
+    Args:
+        values: Rows of numbers.
+        name: The name of the values in errors.
+
+    Returns:
+        Two-dimensional, not empty; of float64 where the values are integers.
+
+    Raises:
+        ValueError: Rows differ in length, there are none, or a value is no real number.
+    """
+    try:
+        matrix = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"the rows of {name} differ in length; each must have one value per column") from error
+    if matrix.dtype.kind in "biu":
+        matrix = matrix.astype(np.float64)
+    if matrix.ndim != 2 or not matrix.size or matrix.dtype.kind != "f":
+        raise ValueError(
+            f"{name} has shape {matrix.shape}, type {matrix.dtype}; give a non-empty matrix of real numbers"
+        )
+    return matrix
+
+
+def _finite_tiles(scores: NDArray[Any], rows: slice) -> Tiles:
+    """(first column, scores) of some rows of a matrix.
+
+    Raises:
+        ValueError: A score is NaN or infinite.
+    """
+    for first in range(0, scores.shape[1], TILE_CANDIDATES):
+        tile = scores[rows, first : first + TILE_CANDIDATES]
+        with np.errstate(all="ignore"):
+            is_suspect = not np.isfinite(tile.sum())
+        if is_suspect and not np.isfinite(tile).all():
+            row, column = np.argwhere(~np.isfinite(tile))[0]
             raise ValueError(
-                f"got {len(relevant)} lists of relevant candidates for {num_queries} queries; give one each"
+                f"similarity[{rows.start + row}, {first + column}] is {tile[row, column]}; all scores must be "
+                "finite, for a rank among NaN or inf means nothing"
             )
-        if not num_queries or num_candidates < 1:
-            raise ValueError(f"got {num_queries} queries and {num_candidates} candidates; there must be one at least")
-        if np.ndim(relevant[0]) != 1:
-            raise ValueError(f"relevant[0] is {relevant[0]!r}; give a list of columns for each query, be it of one")
+        yield first, tile
 
-        sizes = np.fromiter(map(len, relevant), np.int64, num_queries)
-        if not sizes.all():
-            raise ValueError(f"query {np.argmin(sizes)} has no relevant candidate; leave such queries out")
 
-        whole = isinstance(relevant, np.ndarray)
-        columns = np.ravel(relevant) if whole else np.array(list(chain.from_iterable(relevant)))
-        if columns.dtype.kind not in "iu":
-            raise ValueError(f"relevant columns are of type {columns.dtype}; they must be integers")
+class LazySimilarity:
+    """`queries @ candidates.T`, computed in tiles when it is needed and thrown away: a `similarity` in bounded memory.
 
-        columns = columns.astype(np.int64)
-        owner = np.repeat(np.arange(num_queries), sizes)
-        outside = np.flatnonzero((columns < 0) | (columns >= num_candidates))
-        if len(outside):
+    It goes wherever a `similarity` is taken. Products are in the embeddings' own precision, float32 at least.
+    It keeps ties, too: candidates with equal embeddings get equal scores, to the last bit, wherever they stand. One
+    product of the whole matrix does not promise that.
+
+    Args:
+        queries: (Q, d) embeddings, unit norm.
+        candidates: (C, d) embeddings, unit norm.
+        chunk: How many queries are scored at a time; the memory beyond the embeddings is about 10 000 scores for each.
+        similarity: "cosine", for which embeddings that are not of unit norm to within 0.01 are normalised, tile by
+            tile, with a warning; or "dot", which takes them as they are.
+
+    Raises:
+        ValueError: An embedding holds NaN or inf, or is zero where a cosine is asked for; an array is empty or not
+            (rows, d), or the d differ.
+
+    Warns:
+        UserWarning: The embeddings are not of unit norm; they are normalised.
+
+    >>> lazy = LazySimilarity([[1.0, 0.0], [0.6, 0.8]], [[1.0, 0.0], [0.0, 1.0]])
+    >>> [(first, tile.tolist()) for first, tile in lazy.tiles(slice(0, 2))]
+    [(0, [[1.0, 0.0], [0.6, 0.8]])]
+    """
+
+    def __init__(
+        self,
+        queries: ArrayLike,
+        candidates: ArrayLike,
+        chunk: int = TILE_QUERIES,
+        similarity: Literal["cosine", "dot"] = "cosine",
+    ) -> None:
+        self.queries, self.candidates = as_matrix(queries, "queries"), as_matrix(candidates, "candidates")
+        if self.queries.shape[1] != self.candidates.shape[1]:
             raise ValueError(
-                f"query {owner[outside[0]]} names column {columns[outside[0]]} as relevant; columns run from 0 to "
-                f"{num_candidates - 1}"
+                f"queries are {self.queries.shape} and candidates {self.candidates.shape}; "
+                "their last dimensions must be equal"
             )
+        if chunk < 1:
+            raise ValueError(f"chunk is {chunk}; it must be 1 or more queries")
+        if similarity not in ("cosine", "dot"):
+            raise ValueError(f"similarity is {similarity!r}; give 'cosine' or 'dot'")
 
-        pairs, repeats = np.unique(owner * num_candidates + columns, return_counts=True)
-        if repeats.max() > 1:
-            query, column = divmod(int(pairs[np.argmax(repeats)]), num_candidates)
-            raise ValueError(f"query {query} names column {column} as relevant {repeats.max()} times; name it once")
-        return cls(columns, sizes, sizes.cumsum())
+        self.shape = (len(self.queries), len(self.candidates))
+        self.chunk = chunk
+        self._dtype = np.result_type(self.queries, self.candidates, np.float32)
+        self._width = min(TILE_CANDIDATES, -(-self.shape[1] // _TILE_ALIGNMENT) * _TILE_ALIGNMENT)
+        self._query_scales = self._get_scales(self.queries, "queries", similarity)
+        self._candidate_scales = self._get_scales(self.candidates, "candidates", similarity)
 
-    def padded(self, rows: slice, least: int) -> NDArray[np.int64]:
-        """(len(rows), M) the columns of these queries, filled up with -1; M is `least` or more."""
-        sizes, ends = self.sizes[rows], self.ends[rows]
-        held = np.arange(max(least, sizes.max())) < sizes[:, None]
-        table = np.full(held.shape, -1, np.int64)
-        table[held] = self.columns[ends[0] - sizes[0] : ends[-1]]
-        return table
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        """All scores of some queries as a matrix; `lazy[:]` those of all."""
+        rows = slice(*rows.indices(self.shape[0])[:2])
+        matrix = np.empty((max(rows.stop - rows.start, 0), self.shape[1]), self._dtype)
+        for first, tile in self.tiles(rows):
+            matrix[:, first : first + tile.shape[1]] = tile
+        return matrix
+
+    def tiles(self, rows: slice) -> Tiles:
+        """Yields (first column, scores) over all candidates; the scores stand until the next tile."""
+        queries = self._get_units(self.queries, self._query_scales, rows)
+        out = np.empty((len(queries), self._width), self._dtype)
+        for start in range(0, self.shape[1], self._width):
+            yield start, self._product(queries, slice(start, start + self._width), out)
+
+    def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
+        """The scores of each row's own columns, of any column where that is -1, and the tiles of these rows."""
+        queries = self._get_units(self.queries, self._query_scales, rows)
+        if self.shape[1] > _HELD_CANDIDATES:
+            return self._at(queries, columns), self.tiles(rows)
+
+        block = np.empty((len(queries), -(-self.shape[1] // self._width) * self._width), self._dtype)
+        tiles = []
+        for start in range(0, self.shape[1], self._width):
+            held = slice(start, start + self._width)
+            tiles.append((start, self._product(queries, held, block[:, held])))
+        return np.take_along_axis(block, np.maximum(columns, 0), axis=1), iter(tiles)
+
+    def _at(self, queries: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
+        # Through the same product as the tiles: from a dot product of its own a score differs in the last bit.
+        wanted, where = np.unique(columns, return_inverse=True)
+        where = where.reshape(columns.shape)
+
+        scores = np.empty(columns.shape, self._dtype)
+        out = np.empty((len(queries), self._width), self._dtype)
+        for start in range(0, len(wanted), self._width):
+            tile = self._product(queries, wanted[start : start + self._width], out)
+            row, item = np.nonzero((where >= start) & (where < start + self._width))
+            scores[row, item] = tile[row, where[row, item] - start]
+
+        return scores
+
+    def _product(self, queries: NDArray[Any], columns: Any, out: NDArray[Any]) -> NDArray[Any]:
+        candidates = padded = self._get_units(self.candidates, self._candidate_scales, columns)
+        if len(candidates) < self._width:
+            padded = np.zeros((self._width, candidates.shape[1]), self._dtype)
+            padded[: len(candidates)] = candidates
+        return np.matmul(queries, padded.T, out=out)[:, : len(candidates)]
+
+    def _get_units(self, embeds: NDArray[Any], scales: NDArray[Any] | None, rows: Any) -> NDArray[Any]:
+        block = embeds[rows].astype(self._dtype, copy=False)
+        return block if scales is None else block * scales[rows]
+
+    def _get_scales(self, embeds: NDArray[Any], name: str, similarity: str) -> NDArray[Any] | None:
+        """(rows, 1) factors to unit norm, or None where none is needed."""
+        squares = np.empty(len(embeds), self._dtype)
+        for start in range(0, len(embeds), _NORM_ROWS):
+            block = embeds[start : start + _NORM_ROWS].astype(self._dtype, copy=False)
+            squares[start : start + _NORM_ROWS] = np.einsum("id,id->i", block, block)
+        norms = np.sqrt(squares)[:, None]
+
+        # Finite squared norms bound every product (Cauchy-Schwarz), so that no tile need be looked at.
+        bad = np.flatnonzero(~np.isfinite(norms))
+        if len(bad):
+            raise ValueError(f"{name}[{bad[0]}] has NaN, inf or huge values ({len(bad)} such rows); it must be finite")
+        if similarity == "dot":
+            return None
+
+        if not norms.all():
+            raise ValueError(f"{name}[{np.argmin(norms)}] is zero and has no cosine; leave it out")
+        furthest = norms[np.argmax(np.abs(norms - 1)), 0]
+        if abs(furthest - 1) <= _NORM_TOLERANCE:
+            return None
+
+        warnings.warn(
+            f"{name} has rows of norm {furthest:.4g} where 1 is expected; the scores are cosines, after normalising "
+            "them (similarity='dot' takes embeddings as they are)",
+            stacklevel=3,
+        )
+        return 1 / norms

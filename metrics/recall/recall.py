@@ -13,9 +13,8 @@ import datasets
 import evaluate
 import numpy as np
 
-from .ranking import retrieval_scores
+from .ranking import LazySimilarity, retrieval_scores
 from .relevance import relevant_from_qrels
-from .similarity import LazySimilarity
 
 _DESCRIPTION = """\
 Retrieval scores of a similarity matrix: R@k, mAP@10, median and mean rank of the best relevant candidate. Several

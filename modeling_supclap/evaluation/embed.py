@@ -28,6 +28,8 @@ Row = Mapping[str, Any]
 # Clips that are in memory at a time, and the threads that read the next ones meanwhile.
 _WINDOW_CLIPS = 256
 _READERS = 4
+# Up to so many similarities, 64 MB, are held: ranks and best hits of both directions then come from one product.
+_HELD_SIMILARITIES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,6 @@ class AudioPolicy:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}; give more than 0 seconds")
-
-    def for_model(self, model: EmbeddingModel) -> AudioPolicy:
-        """The same policy with the model's own limit in it.
-
-        Raises:
-            ValueError: The chunks are longer than the model takes.
-        """
-        limit = model.chunk_seconds
-        if self.chunk_seconds is not None and limit is not None and self.chunk_seconds > limit:
-            raise ValueError(f"chunk_seconds is {self.chunk_seconds}; {model.name} takes {limit} s at once")
-        return replace(self, chunk_seconds=self.chunk_seconds or limit)
 
     def sentence(self) -> str:
         """The policy in words."""
@@ -120,20 +111,27 @@ class ClipEmbeddings:
         means[single] = self.embeds[self.starts[single]]
         return means
 
-    def similarity(self, text_embeds: np.ndarray, direction: str = "t2a") -> Any:
-        """How well texts and clips match, as `modeling_supclap.metrics.recall.ranking` takes it.
+    def similarity(self, text_embeds: np.ndarray, direction: str = "t2a") -> np.ndarray | LazySimilarity:
+        """How well texts and clips match; of small splits a matrix, of others one that is never there as a whole.
 
         Args:
             text_embeds: Unit norm, (M, d).
             direction: "t2a" for texts by clips, (M, N), or "a2t" for (N, M).
         """
-        if self.pooling == "mean" or (self.counts == 1).all():
-            pair = (text_embeds, self.mean) if direction == "t2a" else (self.mean, text_embeds)
-            return LazySimilarity(*pair)
+        is_pooled = self.pooling == "best" and not (self.counts == 1).all()
+        clip_embeds = self.embeds if is_pooled else self.mean
 
-        # (M, P) -> (M, N): of each clip the chunk that answers a text best.
-        best = np.maximum.reduceat(matrix_of(LazySimilarity(text_embeds, self.embeds)), self.starts, axis=1)
-        return best if direction == "t2a" else np.ascontiguousarray(best.T)
+        # Of a number of rows that no kernel divides, the last round differently: equal embeddings would no longer tie.
+        texts, clips = np.arange(-(-len(text_embeds) // 64) * 64), np.arange(-(-len(clip_embeds) // 64) * 64)
+        if not is_pooled and len(texts) * len(clips) > _HELD_SIMILARITIES:
+            pair = (text_embeds, clip_embeds) if direction == "t2a" else (clip_embeds, text_embeds)
+            return LazySimilarity(*pair)
+        product = text_embeds[texts % len(text_embeds)] @ clip_embeds[clips % len(clip_embeds)].T
+        similarity = product[: len(text_embeds), : len(clip_embeds)]
+
+        if is_pooled:  # (M, P) -> (M, N): of each clip the chunk that answers a text best
+            similarity = np.maximum.reduceat(similarity, self.starts, axis=1)
+        return similarity if direction == "t2a" else np.ascontiguousarray(similarity.T)
 
     def pair_cosines(self, text_embeds: np.ndarray, clips: np.ndarray) -> np.ndarray:
         """The score of each text with one clip of its own.
@@ -151,17 +149,6 @@ class ClipEmbeddings:
         chunks = self.embeds[self.chunk_rows(clips)]
         cosines = np.einsum("pd,pd->p", np.repeat(text_embeds, counts, axis=0), chunks)
         return np.maximum.reduceat(cosines, np.cumsum(counts) - counts)
-
-
-def matrix_of(similarity: Any, rows: slice | None = None) -> np.ndarray:
-    """All scores of some queries, or of all, from what `ClipEmbeddings.similarity` gives."""
-    rows = slice(0, similarity.shape[0]) if rows is None else rows
-    if isinstance(similarity, np.ndarray):
-        return similarity[rows]
-    matrix = np.empty((rows.stop - rows.start, similarity.shape[1]), np.float32)
-    for first, tile in similarity.tiles(rows):
-        matrix[:, first : first + tile.shape[1]] = tile
-    return matrix
 
 
 @dataclass
@@ -261,13 +248,17 @@ def embed_split(
         batch_size: How many clips go through the model at once.
 
     Raises:
-        ValueError: The split is empty, two rows have one id, or no recording can be read.
+        ValueError: The split is empty, two rows have one id, no recording can be read, or the policy's chunks are too
+            long for the model.
         FileNotFoundError: A recording is not there, with `on_bad_audio="error"`.
         BadAudioError: A recording holds no usable sound, with `on_bad_audio="error"`.
     """
     if on_bad_audio not in ("error", "skip"):
         raise ValueError(f"on_bad_audio is {on_bad_audio!r}; it must be error or skip")
-    policy, cache = (policy or AudioPolicy()).for_model(model), cache or EmbeddingCache(None)
+    policy, cache, limit = policy or AudioPolicy(), cache or EmbeddingCache(None), model.chunk_seconds
+    if limit is not None and (policy.chunk_seconds or 0) > limit:
+        raise ValueError(f"chunk_seconds is {policy.chunk_seconds}; {model.name} takes {limit} s at once")
+    policy = replace(policy, chunk_seconds=policy.chunk_seconds or limit)
     listed = list(without_audio(rows))
     if not listed:
         raise ValueError("the split is empty; there is nothing to evaluate")
@@ -393,7 +384,8 @@ def embed_waveforms(
 
     def read_chunks(item: Any) -> list[tuple[int, np.ndarray]]:
         try:
-            return cut_chunks(read(item), chunk_samples)
+            waveform = read(item)
+            return [(0, waveform)] if chunk_samples is None else cut_chunks(waveform, chunk_samples)
         except (BadAudioError, FileNotFoundError):
             if on_bad_audio == "error":
                 raise

@@ -268,24 +268,21 @@ def _of_stranger(model: Any, name: str) -> EmbeddingModel:
         )
     rate_hz = int(getattr(model, "sampling_rate", None) or DEFAULT_RATE_HZ)
 
-    def encode_audio(waveforms: Sequence[np.ndarray], batch_size: int = 32) -> np.ndarray:
-        offered = {"sampling_rate": rate_hz, "batch_size": batch_size}
-        taken = {key: offered[key] for key in takes["encode_audio"] & offered.keys()}
-        embeds = model.encode_audio(list(waveforms), **taken)
-        return unit_norm(embeds, len(waveforms), f"{name}: audio embeddings")
-
-    def encode_text(texts: Sequence[str], language: str, batch_size: int = 32) -> np.ndarray:
-        offered = {"language": language, "batch_size": batch_size}
-        taken = {key: offered[key] for key in takes["encode_text"] & offered.keys()}
-        embeds = model.encode_text(list(texts), **taken)
-        return unit_norm(embeds, len(texts), f"{name}: text embeddings")
+    def encode(kind: str, inputs: Sequence[Any], **offered: Any) -> np.ndarray:
+        taken = {key: offered[key] for key in takes[f"encode_{kind}"] & offered.keys()}
+        embeds = getattr(model, f"encode_{kind}")(list(inputs), **taken)
+        return unit_norm(embeds, len(inputs), f"{name}: {kind} embeddings")
 
     return EmbeddingModel(
         name=name,
         kind="custom",
         model=model,
-        encode_audio=encode_audio,
-        encode_text=encode_text,
+        encode_audio=lambda waveforms, batch_size=32: encode(
+            "audio", waveforms, sampling_rate=rate_hz, batch_size=batch_size
+        ),
+        encode_text=lambda texts, language, batch_size=32: encode(
+            "text", texts, language=language, batch_size=batch_size
+        ),
         sampling_rate_hz=rate_hz,
         chunk_seconds=getattr(model, "chunk_seconds", None),
         min_seconds=getattr(model, "min_seconds", 0.0),

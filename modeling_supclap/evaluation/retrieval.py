@@ -17,14 +17,12 @@ from modeling_supclap.metrics.embedding_gap.distance import gap_and_distance
 from modeling_supclap.metrics.names import RECALL_CUTOFFS, RETRIEVAL_METRICS
 from modeling_supclap.metrics.recall.ranking import best_ranks, chance_scores, retrieval_outcomes
 
-from .embed import ClipEmbeddings, EmbeddedSplit, Row, matrix_of, split_from_predictions
+from .embed import ClipEmbeddings, EmbeddedSplit, Row, split_from_predictions
 from .results import DIRECTIONS, Intervals, score
 
 CAPTION_HANDLINGS = ("all", "parallel", "each")
 _TOP = 10
 _TOP_ROWS = 256
-# Up to so many similarities, 64 MB, are held: ranks and best hits of both directions then come from one product.
-_HELD_SIMILARITIES = 1 << 24
 _NEGATIVES = 10_000
 _SAMPLED_CLIPS = 1000
 
@@ -167,10 +165,13 @@ def evaluate_retrieval(
             clips = clips.select(table.clips)
         counts[language] = len(table.texts)
         scores[language] = {}
-        similarities = _similarities(clips, texts)
+        similarity = clips.similarity(texts)
         for direction in DIRECTIONS:
+            if direction == "a2t":
+                is_held = isinstance(similarity, np.ndarray)
+                similarity = np.ascontiguousarray(similarity.T) if is_held else clips.similarity(texts, direction)
             scores[language][direction], kept = _score_direction(
-                split, table, similarities[direction], direction, positives, intervals, is_light
+                split, table, similarity, direction, positives, intervals, is_light
             )
             for name, values in kept.items():
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
@@ -227,19 +228,6 @@ def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) ->
         return flat
 
     return compute_metrics
-
-
-def _similarities(clips: ClipEmbeddings, texts: np.ndarray) -> dict[str, Any]:
-    """What `ClipEmbeddings.similarity` gives for each direction; of small splits a matrix and its transpose."""
-    similarity = clips.similarity(texts)
-    count = len(texts)
-    if similarity.shape[0] * similarity.shape[1] > _HELD_SIMILARITIES:
-        return {"t2a": similarity, "a2t": clips.similarity(texts, "a2t")}
-
-    if not isinstance(similarity, np.ndarray):
-        # Of a number of rows that no kernel divides, the last round differently: equal texts would no longer tie.
-        similarity = matrix_of(clips.similarity(texts[np.arange(-(-count // 64) * 64) % count]))[:count]
-    return {"t2a": similarity, "a2t": np.ascontiguousarray(similarity.T)}
 
 
 def _score_direction(
@@ -300,7 +288,7 @@ def find_top(similarity: Any, count: int = _TOP) -> np.ndarray:
     count = min(count, candidates)
     top = np.empty((queries, count), np.int64)
     for start in range(0, queries, _TOP_ROWS):
-        block = matrix_of(similarity, slice(start, min(start + _TOP_ROWS, queries)))
+        block = similarity[start : start + _TOP_ROWS]
         # (rows, C): all that reach the last of the best, of which ties may make more than wanted.
         least = np.partition(block, candidates - count, axis=1)[:, candidates - count]
         rows, columns = np.nonzero(block >= least[:, None])

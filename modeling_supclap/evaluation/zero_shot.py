@@ -12,7 +12,7 @@ from modeling_supclap.datasets_scripts.builders.captions import render_captions
 from modeling_supclap.metrics.recall.ranking import chance_scores, retrieval_outcomes
 
 from .cache import digest_of
-from .embed import EmbeddedSplit, Row, matrix_of
+from .embed import EmbeddedSplit, Row
 from .results import Intervals, score
 
 TEMPLATE_SETS: dict[str, list[str]] = {
@@ -160,7 +160,7 @@ def single_labels(rows: Sequence[Row]) -> list[str]:
 
 def _classify(split: EmbeddedSplit, class_embeds: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
     """Whether each clip's class is the nearest or among the five nearest, and what was taken for what."""
-    cosines = matrix_of(split.clips.similarity(class_embeds, "a2t"))
+    cosines = split.clips.similarity(class_embeds, "a2t")[:]
     outcomes = retrieval_outcomes(cosines, truth[:, None], k=(1, 5))
 
     # A tie counts as wrong, here as in top1: the best of the other classes is then what was answered.

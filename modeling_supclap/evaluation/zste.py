@@ -14,7 +14,7 @@ from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, com
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
 from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste_outcomes, zste_ranks
 
-from .embed import AudioPolicy, ClipEmbeddings, EmbeddedSplit, embed_waveforms, in_row_order, matrix_of
+from .embed import AudioPolicy, ClipEmbeddings, EmbeddedSplit, embed_waveforms, in_row_order
 from .results import Intervals, score
 from .zero_shot import Phrases, single_labels
 
@@ -251,7 +251,7 @@ def _score_prompts(
         for text in prompt.texts:
             column.setdefault(text, len(column))
 
-    cosines = matrix_of(clips.similarity(split.texts(list(column), language), "a2t"))
+    cosines = clips.similarity(split.texts(list(column), language), "a2t")[:]
     scores = []
     for row, prompt in zip(cosines, prompts, strict=True):
         scores.append(row[list(map(column.__getitem__, prompt.texts))].tolist())

@@ -17,7 +17,6 @@ from modeling_supclap.evaluation.embed import (
     ClipEmbeddings,
     embed_split,
     hash_dataset,
-    matrix_of,
 )
 from modeling_supclap.evaluation.models import load_embedding_model
 
@@ -211,16 +210,8 @@ def test_similarity_in_both_directions(pooling):
         expected = np.stack([[max(text @ chunks[row] for row in rows) for rows in PARTS] for text in texts])
     else:
         expected = texts @ embedded.mean.T
-    np.testing.assert_allclose(matrix_of(embedded.similarity(texts)), expected, atol=1e-6)
-    np.testing.assert_allclose(matrix_of(embedded.similarity(texts, "a2t")), expected.T, atol=1e-6)
-    np.testing.assert_allclose(matrix_of(embedded.similarity(texts), slice(3, 5)), expected[3:5], atol=1e-6)
-
-
-def test_more_candidates_than_a_tile_holds():
-    texts = units(2500, 2)
-    np.testing.assert_allclose(
-        matrix_of(clips("mean").similarity(texts, "a2t")), clips("mean").mean @ texts.T, atol=1e-6
-    )
+    np.testing.assert_allclose(embedded.similarity(texts), expected, atol=1e-6)
+    np.testing.assert_allclose(embedded.similarity(texts, "a2t"), expected.T, atol=1e-6)
 
 
 def test_some_clips_in_another_order():
@@ -231,17 +222,17 @@ def test_some_clips_in_another_order():
     assert chosen.pooling == "best"
 
 
-def test_a_policy_takes_the_limit_of_its_model_and_says_what_it_does():
+def test_a_policy_takes_the_limit_of_its_model_and_says_what_it_does(rows):
     listener = load_embedding_model(Listener())
-    assert AudioPolicy(30.0).for_model(listener) == AudioPolicy(30.0)
+    assert embed_split(listener, rows, AudioPolicy(30.0)).policy == AudioPolicy(30.0)
     assert AudioPolicy(30.0).sentence() == "the first 30 s of each recording, embedded at once"
     listener.chunk_seconds = 10.0
-    limited = AudioPolicy().for_model(listener)
+    limited = embed_split(listener, rows).policy
     assert limited == AudioPolicy(None, 10.0, "mean")
     assert "in chunks of 10 s where it is longer; the normalised mean" in limited.sentence()
-    assert AudioPolicy(chunk_seconds=5.0, pooling="best").for_model(listener).chunk_seconds == 5.0
+    assert embed_split(listener, rows, AudioPolicy(chunk_seconds=5.0)).policy.chunk_seconds == 5.0
     with pytest.raises(ValueError, match=r"chunk_seconds is 11\.0; Listener takes 10\.0 s at once"):
-        AudioPolicy(chunk_seconds=11.0).for_model(listener)
+        embed_split(listener, rows, AudioPolicy(chunk_seconds=11.0))
 
 
 @pytest.mark.parametrize("change", [{"pooling": "max"}, {"chunk_seconds": 0.0}, {"max_audio_seconds": float("nan")}])
@@ -253,5 +244,5 @@ def test_a_policy_that_means_nothing_is_refused(change):
 @pytest.mark.parametrize("pooling", ["mean", "best"])
 def test_scores_of_single_pairs_are_those_of_the_matrix(pooling):
     texts, heard = units(5, 1), np.array([2, 0, 0, 1, 2])
-    matrix = matrix_of(clips(pooling).similarity(texts))
+    matrix = clips(pooling).similarity(texts)
     np.testing.assert_allclose(clips(pooling).pair_cosines(texts, heard), matrix[np.arange(5), heard], atol=1e-6)

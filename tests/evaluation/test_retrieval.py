@@ -14,7 +14,6 @@ from modeling_supclap.evaluation.embed import (
     ClipEmbeddings,
     embed_split,
     in_row_order,
-    matrix_of,
     split_from_predictions,
 )
 from modeling_supclap.evaluation.models import load_embedding_model
@@ -217,12 +216,11 @@ def test_the_best_are_those_of_a_stable_sort(candidates):
 @pytest.mark.parametrize("held", [0, 1 << 24])
 @pytest.mark.parametrize("count", [1, 331, 1337])
 def test_equal_embeddings_tie_in_both_directions(monkeypatch, held, count):
-    monkeypatch.setattr(retrieval, "_HELD_SIMILARITIES", held)
+    monkeypatch.setattr("modeling_supclap.evaluation.embed._HELD_SIMILARITIES", held)
     texts, audios = builders.unit_rows(count, 96).float().numpy(), builders.unit_rows(203, 96).float().numpy()
     texts[-1], audios[-1] = texts[0], audios[0]
     clips = ClipEmbeddings(audios, np.ones(len(audios), int), np.zeros(len(audios)))
-    found = retrieval._similarities(clips, texts)
-    t2a, a2t = (matrix_of(found[direction]) for direction in ("t2a", "a2t"))
+    t2a, a2t = (clips.similarity(texts, direction)[:] for direction in ("t2a", "a2t"))
     np.testing.assert_allclose(t2a, texts @ audios.T, atol=1e-6)
     np.testing.assert_allclose(a2t, t2a.T, atol=1e-6)
     assert np.array_equal(t2a[:, 0], t2a[:, -1])
