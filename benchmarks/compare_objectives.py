@@ -22,7 +22,6 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -44,7 +43,7 @@ from modeling_supclap.losses.contrastive import softmax_contrast
 from modeling_supclap.losses.multilingual import data_distribution_error, language_distribution_error
 from modeling_supclap.losses.support_vector import DynamicRadius, StaticRadius, positive_distance
 from modeling_supclap.metrics.mrv.rank_variance import mean_rank_variance
-from modeling_supclap.recipes.reproduce import summarise
+from modeling_supclap.recipes.reproduce import get_logged, summarise
 from modeling_supclap.recipes.train_supclap import ModelArguments, build_model, build_processor
 from modeling_supclap.training.drift import drift_cosine
 from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
@@ -177,6 +176,13 @@ OBJECTIVES: dict[str, Callable[[], ContrastiveObjective]] = {
     "cacl": lambda: ContrastiveObjective("cacl"),
     "kcl": lambda: ContrastiveObjective("kcl"),
 }
+COLUMNS = (
+    *("t2a R@1", "a2t R@1", "MRV", "language error", "data distribution error"),
+    *("drift mean", "drift_all mean", "distance last", "radius first", "radius last", "gradient mean"),
+    *("d_log_positive_weight mean", "log_positive_weight last"),
+)
+"""Scores of the test, and what was logged: a name and which of its values."""
+CURVES = {"drift": "drift cosine, text-to-audio half", "distance": "distance of the pairs", "radius": "radius"}
 
 
 def prepare(rows: Any, processor: SupCLAPProcessor, languages: list[str], length: int) -> Split:
@@ -267,11 +273,13 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
             trained = F.one_hot(torch.tensor(drawn), languages).bool()
             tokens = tokens[range(len(places)), drawn].unsqueeze(1)
 
+        # (B, K, L) -> (B K, d) -> (B, K, d)
         audio = model.get_audio_features(input_features=rows.features[places]).pooler_output
         text = embed_texts(model, tokens.flatten(0, 1), pad)
         if step == 0:
             start_radii(objective, positive_distance(text[:: tokens.shape[1]], audio).mean().item())
         text.retain_grad()
+
         scale = model.logit_scale.exp()
         loss, _ = objective(audio, text.unflatten(0, tokens.shape[:2]), scale)
         optimizer.zero_grad()
@@ -290,6 +298,7 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
                 entry["log_positive_weight"] = float(objective.log_positive_weight.detach())
                 entry["d_log_positive_weight"] = float(objective.log_positive_weight.grad)
             log.append(entry)
+
     seconds = time.process_time() - started
     scores = evaluate(model, splits["test"], pad, trained)
     return {"objective": name, "seed": seed, "cpu_seconds": round(seconds, 1), **scores, "log": log}
@@ -309,7 +318,8 @@ def evaluate(model: Any, rows: Split, pad: int | None, trained: Tensor) -> dict[
             parts.append(embed_texts(model, ids, pad))
         text = torch.cat(parts)
         texts.append(text)
-        similarity = text @ audio.T
+
+        similarity = text @ audio.T  # (N, N)
         if language == 0:
             for direction, table in (("t2a", similarity), ("a2t", similarity.T)):
                 hits = same.gather(1, table.topk(10).indices).float()
@@ -336,53 +346,39 @@ def tabulate(runs: list[dict], title: str, claim: str, settings: Mapping[str, An
         claim: What a paper says of it.
         settings: The options that made them.
     """
-    columns: dict[str, Callable[[dict], float | None]] = {}
-    for name in ("t2a R@1", "a2t R@1", "MRV", "language error", "data distribution error"):
-        columns[name] = lambda run, name=name: run.get(name)  # type: ignore[misc]
-    for name, part in (("drift", "mean"), ("drift_all", "mean"), ("distance", "last"), ("radius", "first"),
-                       ("radius", "last"), ("gradient", "mean"), ("d_log_positive_weight", "mean"),
-                       ("log_positive_weight", "last")):  # fmt: skip
-        columns[f"{name} {part}"] = partial(get_logged, name=name, part=part)
-
     by_objective: dict[str, list[dict]] = {}
     for run in runs:
         by_objective.setdefault(run["objective"], []).append(run)
-    baseline = next(iter(by_objective.values()))
+    baseline = next(iter(by_objective))
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, own in by_objective.items():
         scores = {}
-        for column, get in columns.items():
-            values = [value for run in own if (value := get(run)) is not None]
-            if len(values) < len(own):
+        for column in COLUMNS:
+            logged, _, part = column.rpartition(" ")
+            values: list[Any] = []
+            for run in own:
+                is_logged = part in ("mean", "first", "last")
+                values.append(get_logged(run["log"], logged, part) if is_logged else run.get(column))
+            if None in values:
                 continue
-            told = {**summarise(values), "paper": None}
-            others = [value for run in baseline[: len(own)] if (value := get(run)) is not None]
-            if own is not baseline and len(others) == min(len(own), len(baseline)):
-                told["differences"] = np.subtract(values[: len(others)], others).tolist()
-            scores[column] = told
-        seeds = [run["seed"] for run in own]
-        is_baseline = own is baseline
+
+            scores[column] = {**summarise(values), "paper": None}
+            if rows and column in rows[0]["scores"]:  # the seeds that both have
+                pairs = zip(values, rows[0]["scores"][column]["values"], strict=False)
+                scores[column]["differences"] = [value - other for value, other in pairs]
         rows.append(
             {
                 "row": name,
                 "model": name.replace("_", " "),
                 "dataset": "synthetic",
-                "baseline": None if is_baseline else baseline[0]["objective"],
-                "seeds": seeds,
+                "baseline": baseline if rows else None,
+                "seeds": [run["seed"] for run in own],
                 "scores": scores,
             }
         )
     told = {"table": "benchmarks/compare_objectives.py", "title": title, "claim": claim, "scale": "mini"}
     return {**told, "settings": dict(settings), "versions": package_versions(), "rows": rows}
-
-
-def get_logged(run: dict, name: str, part: str) -> float | None:
-    """The mean, first or last of what a run logged under a name; None where it did not."""
-    values = [entry[name] for entry in run["log"] if name in entry]
-    if not values:
-        return None
-    return {"mean": float(np.mean(values)), "first": values[0], "last": values[-1]}[part]
 
 
 def write(runs: list[dict], settings: Mapping[str, Any], title: str, claim: str, path: Path) -> None:
@@ -391,12 +387,10 @@ def write(runs: list[dict], settings: Mapping[str, Any], title: str, claim: str,
     histories: dict[str, list[list[dict]]] = {}
     for run in runs:
         histories.setdefault(run["objective"], []).append(run["log"])
-    logged = {key for run in runs for entry in run["log"] for key in entry}
-    curves = {"drift": "drift cosine, text-to-audio half", "distance": "distance of the pairs", "radius": "radius"}
     panels = {}
-    for key, title in curves.items():
-        if key in logged:
-            panels[title] = {objective: (key, logs) for objective, logs in histories.items()}
+    for key, heading in CURVES.items():
+        if any(get_logged(run["log"], key, "last") is not None for run in runs):
+            panels[heading] = {objective: (key, logs) for objective, logs in histories.items()}
     if panels:
         plot_runs(panels, path.with_suffix(".png"))
 

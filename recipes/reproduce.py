@@ -353,16 +353,23 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
         means["separation"] = (positive.mean() - negative.mean()) / negative.std()
         return float(means[place[1]])
     if place[0] == "log":
-        values = [entry[place[1]] for entry in log if place[1] in entry]
-        if not values:
-            return None
-        return {"mean": float(np.mean(values)), "first": values[0], "last": values[-1]}[place[2]]
+        return get_logged(log, place[1], place[2])
 
-    found = {score.place: score.value for score in flat_scores(results.scores)}
-    if place[1] == "mean" and tuple(place) not in found:
-        several = [value for (task, _, *rest), value in found.items() if task == place[0] and rest == list(place[2:])]
-        return float(np.mean(several)) if several else None
-    return found.get(tuple(place))
+    several = []
+    for score in flat_scores(results.scores):
+        if score.place == tuple(place):
+            return score.value
+        if (score.place[0], *score.place[2:]) == (place[0], *place[2:]):
+            several.append(score.value)
+    return float(np.mean(several)) if place[1] == "mean" and several else None
+
+
+def get_logged(log: Sequence[Mapping[str, Any]], name: str, part: str) -> float | None:
+    """The "mean", "first" or "last" of what was logged under a name; None where nothing was."""
+    values = [entry[name] for entry in log if name in entry]
+    if not values:
+        return None
+    return {"mean": float(np.mean(values)), "first": values[0], "last": values[-1]}[part]
 
 
 def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -406,12 +413,15 @@ def compare_seeds(own: Sequence[Results], other: Sequence[Results], place: Seque
     """
     sides = []
     for several in (own, other):
-        found = (get_outcomes(results, place) for results in several)
-        outcomes = [outcome for outcome in found if outcome is not None]
-        if not outcomes or len(outcomes) < len(several):
-            return None
-        values, clusters = zip(*outcomes, strict=True)
-        sides.append((np.mean(values, axis=0), clusters[0]))
+        values = []
+        for results in several:
+            found = get_outcomes(results, place)
+            if found is None:
+                return None
+            values.append(found[0])
+            clusters = found[1]
+        sides.append((np.mean(values, axis=0), clusters))
+
     (first, clusters), (second, others) = sides
     if list(clusters) != list(others) or len(set(clusters)) < 2:
         return None

@@ -112,14 +112,24 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
     for axes, (title, curves) in zip(places, panels.items(), strict=True):
         is_histogram = False
         for label, (key, seeds) in curves.items():
-            entries = [entry for history in seeds for entry in history if key in entry]
-            if not entries:
+            logged: list[Any] = []
+            for history in seeds:
+                logged += [entry[key] for entry in history if key in entry]
+            if not logged:
                 continue
-            is_histogram = isinstance(entries[0][key], Mapping)
+
+            is_histogram = isinstance(logged[0], Mapping)
             if is_histogram:
-                _draw_histogram(axes, [entry[key] for entry in entries], label)
-            else:
-                _draw_mean(axes, [_curve(history, key) for history in seeds], label)
+                _draw_histogram(axes, logged, label)
+                continue
+
+            # The mean of the seeds, as far as the shortest run goes, and the band from the least to the largest.
+            drawn = [_curve(history, key) for history in seeds]
+            length = min(len(steps) for steps, _ in drawn)
+            steps = drawn[0][0][:length]
+            several = np.array([values[:length] for _, values in drawn])  # (seeds, length)
+            _draw_curve(axes, steps, several.mean(axis=0).tolist(), label)
+            axes.fill_between(steps, several.min(axis=0), several.max(axis=0), alpha=0.15)
 
         if not axes.has_data():
             names = " or ".join(sorted({key for key, _ in curves.values()}))
@@ -128,19 +138,9 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
     _write_png(figure, path)
 
 
-def _draw_mean(axes: Axes, curves: Sequence[tuple[list[int], list[float]]], label: str) -> None:
-    """Draws the mean of the curves of several seeds, as far as the shortest goes."""
-    length = min(len(steps) for steps, _ in curves)
-    steps = curves[0][0][:length]
-    values = np.array([several[:length] for _, several in curves])  # (seeds, length)
-
-    _draw_curve(axes, steps, values.mean(axis=0).tolist(), label)
-    axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.15)
-
-
 def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: str) -> None:
     """Draws the sum of histograms of equal bins, from the first bin that holds anything to the last."""
-    counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
+    counts = sum(np.array(histogram["counts"]) for histogram in histograms)
     edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
 
     held = np.flatnonzero(counts)
@@ -168,8 +168,8 @@ def _draw_radius(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
 def _draw_positive_similarity(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
     window = max(1, len(tracked) // 10)
     for label, first in (("start", 0), ("middle", (len(tracked) - window) // 2), ("end", len(tracked) - window)):
-        entries = tracked[first : first + window]
-        _draw_histogram(axes, [entry["positive_similarity_histogram"] for entry in entries], label)
+        _, histograms = _curve(tracked[first : first + window], "positive_similarity_histogram")
+        _draw_histogram(axes, histograms, label)
     _finish_panel(axes, "positive pairs (share of the batch)", "cosine")
 
 
@@ -199,10 +199,10 @@ def _write_png(figure: Figure, path: str | Path) -> None:
         figure.savefig(unfinished, format="png", dpi=120)
 
 
-def _curve(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """Gives the steps at which a number was logged and its values there."""
+def _curve(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[Any]]:
+    """Gives the steps at which something was logged and its values there."""
     steps: list[int] = []
-    values: list[float] = []
+    values: list[Any] = []
     for entry in log_history:
         if key in entry:
             steps.append(entry["step"])
