@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,20 @@ def supclap_model(config: SupCLAPConfig | None = None, seed: int = 0) -> SupCLAP
     model.audio_model.init_bn.running_mean.fill_(-40.0)
     model.audio_model.init_bn.running_var.fill_(400.0)
     return model
+
+
+def save_supclap(folder: Path, seed: int = 0) -> Path:
+    """Saves `supclap_model` and the processor that goes with it; the folder."""
+    supclap_model(seed=seed).save_pretrained(folder)
+    bert_processor().save_pretrained(folder)
+    return folder
+
+
+def save_clap(folder: Path) -> Path:
+    """Saves `clap_model` and the processor that goes with it; the folder."""
+    clap_model().save_pretrained(folder)
+    clap_processor().save_pretrained(folder)
+    return folder
 
 
 def bert_processor() -> SupCLAPProcessor:

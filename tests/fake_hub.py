@@ -4,11 +4,11 @@ import base64
 import hashlib
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from web_server import serving
 
 COMMIT = "0" * 39 + "1"
 
@@ -72,16 +72,7 @@ class FakeHub(BaseHTTPRequestHandler):
         """Silent."""
 
 
-@contextmanager
-def fake_hub() -> Iterator[str]:
+def fake_hub(kind: type[FakeHub] = FakeHub) -> AbstractContextManager[str]:
     """Serves an empty hub while the block runs; gives its address, to be put in HF_ENDPOINT."""
     FakeHub.files.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return serving(kind)

@@ -1,4 +1,4 @@
-"""Runs a script in several real gloo processes, as `torchrun` starts them."""
+"""Runs Python in a process of its own, and a script in several real gloo processes, as `torchrun` starts them."""
 
 import json
 import os
@@ -14,6 +14,28 @@ import torch.distributed as dist
 ROOT = Path(__file__).parents[1]
 
 
+def run_python(*words: object, cwd: str | Path = ROOT, timeout_seconds: float = 300, **environment: str) -> str:
+    """`python words`, which finds this package and the helpers of the tests; what it prints.
+
+    Args:
+        *words: Options, code or script, arguments.
+        cwd: Where it runs.
+        timeout_seconds: After which it is killed.
+        **environment: Variables to change.
+    """
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        env={**os.environ, **paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def run_processes(script: str, *arguments: str, count: int = 2, timeout_seconds: float = 240) -> str:
     """`torchrun --nproc_per_node count script arguments`; its output, or an AssertionError with it.
 
@@ -21,17 +43,7 @@ def run_processes(script: str, *arguments: str, count: int = 2, timeout_seconds:
     now and then (`leave_process_group` says why).
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-    command = [*launcher, __file__, script, *arguments]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_seconds
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_python(*launcher, __file__, script, *arguments, timeout_seconds=timeout_seconds)
 
 
 def assert_same_training(one: Path, many: Path, world_size: int) -> None:

@@ -1,4 +1,4 @@
-"""A small folder of recordings with captions: tones that a model can tell apart, as rows of the schema."""
+"""Small folders of recordings: tones that a model can tell apart, as rows of the schema or as a user has them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import builders
 import soundfile
 
+ESC50_CLASSES = ("dog", "rain", "rooster", "sneezing")
 WORDS = {language: builders.CAPTIONS[language].split() for language in ("eng", "fra")}
 
 
@@ -29,3 +30,30 @@ def tone_rows(folder: Path, count: int = 8, captions_per_clip: int = 2) -> list[
             }
         )
     return rows
+
+
+def captioned_folder(folder: Path, count: int, columns: tuple[str, str] = ("file_name", "caption")) -> Path:
+    """Makes `count` tones of a second, each with a caption in `metadata.csv`; the folder."""
+    folder.mkdir()
+    lines = [",".join(columns)]
+    for number in range(count):
+        soundfile.write(folder / f"{number}.wav", 0.5 * builders.tone(200.0 * (number + 1)), builders.RATE_HZ)
+        lines.append(f"{number}.wav,a tone {number}")
+    (folder / "metadata.csv").write_text("\n".join(lines))
+    return folder
+
+
+def esc50_folder(folder: Path, count: int, num_folds: int) -> Path:
+    """Makes `count` half-second tones of each of four classes, each from a source of its own, laid out as ESC-50."""
+    (folder / "meta").mkdir(parents=True)
+    (folder / "audio").mkdir()
+    lines = ["filename,fold,target,category,esc10,src_file,take"]
+    for target, label in enumerate(ESC50_CLASSES):
+        for number in range(count):
+            fold, source = number % num_folds + 1, 100 * target + number
+            name = f"{fold}-{source}-A-{target}.wav"
+            tone = 0.5 * builders.tone(300.0 * (target + 1) + 10 * number, 8000)
+            soundfile.write(folder / "audio" / name, tone, builders.RATE_HZ)
+            lines.append(f"{name},{fold},{target},{label},True,{source},A")
+    (folder / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n")
+    return folder

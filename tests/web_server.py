@@ -1,10 +1,11 @@
-"""A folder on a local web server that, as object storages do, gives parts of files."""
+"""A local web server, and a folder on it that, as object storages do, gives parts of files."""
 
 import functools
 import http.server
 import io
 import re
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -31,13 +32,19 @@ class PartsHandler(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def served(folder):
-    """The address of the folder, as long as the context lasts."""
-    handler = functools.partial(PartsHandler, directory=str(folder))
+def serving(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address at which the handler answers, as long as the context lasts."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
+        thread.join()
+
+
+def served(folder):
+    """The address of the folder, as long as the context lasts."""
+    return serving(functools.partial(PartsHandler, directory=str(folder)))

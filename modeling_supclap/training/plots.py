@@ -140,7 +140,7 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
 
 def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: str) -> None:
     """Draws the sum of histograms of equal bins, from the first bin that holds anything to the last."""
-    counts = sum(np.array(histogram["counts"]) for histogram in histograms)
+    counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
     edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
 
     held = np.flatnonzero(counts)

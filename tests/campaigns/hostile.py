@@ -73,8 +73,7 @@ def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[t
         yield f"convert {name}", lambda path=path: read_checkpoint(path)
 
         model = folder / f"model-{path.stem}"
-        builders.supclap_model().save_pretrained(model)
-        builders.bert_processor().save_pretrained(model)
+        builders.save_supclap(model)
         (model / "model.safetensors").unlink()
         (model / "pytorch_model.bin").write_bytes(content)
         yield f"from_pretrained with {name}", lambda model=model: SupCLAPModel.from_pretrained(model)
@@ -82,8 +81,7 @@ def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[t
         yield f"safetensors that is {name}", lambda model=model: SupCLAPModel.from_pretrained(model)
 
     model = folder / "remote-code"
-    builders.supclap_model().save_pretrained(model)
-    builders.bert_processor().save_pretrained(model)
+    builders.save_supclap(model)
     for code in model.glob("*.py"):
         code.write_text(f"open({str(mark)!r}, 'w').close()\n")
     yield "from_pretrained of a folder with code", lambda: SupCLAPModel.from_pretrained(model)

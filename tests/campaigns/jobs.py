@@ -9,8 +9,8 @@ from typing import Any
 
 import builders
 import numpy as np
-import soundfile
 import translation_models
+from recordings import esc50_folder
 from safetensors.torch import load_file
 
 SMOKE = "recipes/configs/smoke.yaml"
@@ -41,8 +41,8 @@ def make_jobs(data: Path) -> dict[str, Job]:
     Args:
         data: A folder for recordings and for the models that translate or are evaluated.
     """
-    folder = esc50_folder(data / "ESC-50")
-    model = save_model(data / "model")
+    folder = esc50_folder(data / "ESC-50", count=10, num_folds=5)
+    model = builders.save_supclap(data / "model")
     translator = translation_models.save_nllb(data / "nllb")
     encoder = translation_models.save_encoder(data / "encoder")
     captions = write_captions(data / "captions.jsonl")
@@ -91,35 +91,6 @@ def make_jobs(data: Path) -> dict[str, Job]:
 def checkpoints(out: Path) -> list[Path]:
     """The checkpoints of a run that have their name, which says that they are whole."""
     return [path for path in out.rglob("checkpoint-*") if path.parent.name != "unfinished"]
-
-
-def esc50_folder(folder: Path) -> Path:
-    """Two clips of each of four classes in each of five folds, a second long, of different pitch."""
-    random = np.random.default_rng(0)
-    lines = ["filename,fold,target,category,esc10,src_file,take"]
-    (folder / "audio").mkdir(parents=True)
-    (folder / "meta").mkdir()
-
-    classes = {"dog": 0, "rain": 10, "rooster": 1, "sea_waves": 11}
-    for number, (label, target) in enumerate(sorted(classes.items())):
-        for fold in range(1, 6):
-            for take in range(2):
-                source = 1000 + 100 * number + 10 * fold + take
-                name = f"{fold}-{source}-A-{target}.wav"
-                seconds = np.arange(16000) / 16000
-                tone = 0.3 * np.sin(2 * np.pi * (200 + 150 * number + 5 * source % 50) * seconds)
-                soundfile.write(folder / "audio" / name, tone + 0.01 * random.normal(size=16000), 16000)
-                lines.append(f"{name},{fold},{target},{label},True,{source},A")
-
-    (folder / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
-
-
-def save_model(folder: Path) -> Path:
-    """A tiny model and its processor."""
-    builders.supclap_model().save_pretrained(folder)
-    builders.bert_processor().save_pretrained(folder)
-    return folder
 
 
 def write_captions(path: Path) -> Path:

@@ -9,14 +9,14 @@ import pathlib
 import pickle
 import re
 import resource
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from fake_hub import COMMIT, FakeHub, fake_hub
+from processes import run_python
 from safetensors.torch import save_file
 
 from modeling_supclap.conversion.files import get_state_dict, read_checkpoint
@@ -238,16 +238,8 @@ def test_the_cure_that_the_error_names_works(tmp_path):
     torch.save(loaded, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"holds more than tensors: argparse\.Namespace\. Reading") as caught:
         read_checkpoint(tmp_path / "x.pt")
-    command = re.search(r'python (-c ".*") x\.pt tensors\.pt', str(caught.value))[0]
-    done = subprocess.run(
-        command.replace("python", sys.executable, 1),
-        shell=True,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    command = re.search(r'python (-c ".*" x\.pt tensors\.pt)', str(caught.value))[1]
+    run_python(*shlex.split(command), cwd=tmp_path)
     checkpoint = read_checkpoint(tmp_path / "tensors.pt")
     assert torch.equal(checkpoint.tensors["embed_tokens.weight"], embedding.weight)
     assert len(checkpoint.tensors) == 2
@@ -368,17 +360,9 @@ def test_a_hub_id_and_a_file_of_it(tmp_path):
             "HF_HOME": str(tmp_path / "cache"),
             "NO_PROXY": "127.0.0.1",
         }
-        done = subprocess.run(
-            [sys.executable, "-c", READER],
-            cwd=tmp_path,
-            env={**os.environ, **hub, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-    assert done.returncode == 0, done.stderr
+        printed = run_python("-c", READER, cwd=tmp_path, **hub)
     names = "['a.weight', 'b']"
-    assert done.stdout.splitlines() == [
+    assert printed.splitlines() == [
         f"someone/folder {COMMIT} apache-2.0 {names} {{}}",
         f"someone/pickled {COMMIT} None {names} {{'model_type': 'x'}}",
         f"someone/files {COMMIT} None {names} {{}}",

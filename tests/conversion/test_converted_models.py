@@ -1,13 +1,10 @@
 """Every public CLAP, once converted, is a model as any other: it is evaluated, trained on, saved and loaded."""
 
-import os
-import subprocess
-import sys
-
 import builders
 import published_layouts as published
 import pytest
 import torch
+from processes import run_python
 from recordings import tone_rows
 from test_conversion_layouts import checkpoint
 
@@ -79,10 +76,7 @@ def test_msclap_loads_where_the_package_is_missing(tmp_path):
         tensors, tokenizer = PUBLIC[f"MS-CLAP {year}"]
         save_conversion(convert_checkpoint(checkpoint(tensors())), tmp_path / year, tokenizer())
     folders = [str(tmp_path / year) for year in ("2022", "2023")]
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, "-I", "-c", READER, *folders]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_python("-I", "-c", READER, *folders, cwd=tmp_path, HF_HOME=str(tmp_path / "cache"))
 
     for folder in folders:
         model, processor = SupCLAPModel.from_pretrained(folder), SupCLAPProcessor.from_pretrained(folder)

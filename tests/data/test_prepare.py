@@ -7,19 +7,17 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 
 import datasets
 import numpy as np
 import pyarrow.parquet
 import pytest
 import soundfile
-from fake_hub import COMMIT, FakeHub
+from fake_hub import COMMIT, FakeHub, fake_hub
 from prepared_sets import make_folder, sound
+from processes import run_python
 
 from modeling_supclap.datasets_scripts import load_splits, prepare
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
@@ -473,18 +471,6 @@ class DatasetHub(FakeHub):
     do_HEAD = do_GET
 
 
-@contextmanager
-def dataset_hub():
-    FakeHub.files.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), DatasetHub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def test_the_script_pushes_and_the_hub_gives_it_back(folder, cache, tmp_path):
     script = """if True:
         import runpy, sys
@@ -507,15 +493,13 @@ def test_the_script_pushes_and_the_hub_gives_it_back(folder, cache, tmp_path):
         except FileNotFoundError as error:
             print(error)
     """
-    with dataset_hub() as address:
-        environment = {**os.environ, "HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
-        environment |= {"HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1"}
-        words = [sys.executable, "-c", script, prepare.__file__, str(tmp_path / "out"), cache, str(folder)]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
+    with fake_hub(DatasetHub) as address:
+        hub = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1"}
+        words = [prepare.__file__, tmp_path / "out", cache, folder]
+        printed = run_python("-c", script, *words, HF_HOME=str(tmp_path / "home"), **hub)
         names = set(FakeHub.files["somebody/sounds"])
-    assert "uploaded to" in done.stdout
-    assert "somebody/else on the Hub is no prepared set" in done.stdout
+    assert "uploaded to" in printed
+    assert "somebody/else on the Hub is no prepared set" in printed
     assert names == set(files_of(tmp_path / "out"))
 
 

@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 import tarfile
 from bisect import bisect_right
 from itertools import chain
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 from prepared_sets import make_folder, sound
+from processes import run_python
 from torch.utils.data import DataLoader
 from web_server import served
 
@@ -189,12 +187,7 @@ print(peaks[4], peaks[-1])
 
 
 def test_memory_does_not_grow(folder):
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(folder / "int16")],
-        env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    early, late = map(int, done.stdout.split())
+    early, late = map(int, run_python("-c", MEMORY, folder / "int16", ARROW_DEFAULT_MEMORY_POOL="system").split())
     assert late < early + 8_000  # kB
 
 

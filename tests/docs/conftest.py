@@ -19,10 +19,8 @@ def things_of_a_reader(tmp_path_factory) -> Path:
     """What the pages speak of: a trained model, recordings with captions, and tiny models by the names of real ones."""
     folder = tmp_path_factory.mktemp("reader")
     for name in ("outputs/synthetic", "outputs/esc10"):
-        builders.supclap_model().save_pretrained(folder / name)
-        builders.bert_processor().save_pretrained(folder / name)
-    builders.clap_model().save_pretrained(folder / "laion/clap-htsat-unfused")
-    builders.clap_processor().save_pretrained(folder / "laion/clap-htsat-unfused")
+        builders.save_supclap(folder / name)
+    builders.save_clap(folder / "laion/clap-htsat-unfused")
     CEDModel(builders.ced_config()).save_pretrained(folder / "mispeech/ced-base")
     builders.bert_processor().feature_extractor.save_pretrained(folder / "mispeech/ced-base")
     tower = builders.supclap_model().text_model

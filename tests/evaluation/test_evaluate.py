@@ -1,7 +1,5 @@
 """The three lines of a notebook: one call, one results, the same again from the cache."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import builders
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 from hops import count_hops
 from listeners import Listener, caption_tones
+from processes import run_python
 from recordings import tone_rows
 
 from modeling_supclap import evaluation
@@ -161,6 +160,6 @@ def test_the_road_from_twelve_clips_to_results_stays_short():
 
 def test_evaluation_loads_nothing_of_training():
     told = "import sys, modeling_supclap.evaluation; print(*sys.modules)"
-    loaded = subprocess.check_output([sys.executable, "-c", told], text=True).split()
+    loaded = run_python("-c", told).split()
     unwanted = ("modeling_supclap.training", "peft", "transformers.trainer", "transformers.training_args")
     assert not [name for name in loaded if name.startswith(unwanted)]

@@ -1,16 +1,12 @@
 """A million texts by a hundred thousand audios fit in memory: what ranks take beside the embeddings has a limit."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import run_python
 
 from modeling_supclap.metrics.recall import LazySimilarity, best_ranks, retrieval_scores
-
-ROOT = Path(__file__).parents[2]
 
 # The address space is closed at what is held before, and 64 MB more: whatever takes more ends in a MemoryError.
 CODE = """
@@ -49,10 +45,7 @@ print("fits")
 
 
 def runs_within_the_limit(num_texts, num_audios, dim):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    arguments = [sys.executable, "-c", CODE, str(num_texts), str(num_audios), str(dim)]
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=1500)
-    assert done.stdout == "fits\n", done.stderr
+    assert run_python("-c", CODE, num_texts, num_audios, dim, timeout_seconds=1500) == "fits\n"
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")

@@ -1,9 +1,9 @@
 """The package loads nothing heavy by itself, and its classes are registered in whatever order things are imported."""
 
-import subprocess
 import sys
 
 import pytest
+from processes import run_python
 
 from modeling_supclap.integrations.auto_classes import require_torchaudio
 
@@ -19,16 +19,9 @@ assert PIPELINE_REGISTRY.supported_tasks["zero-shot-audio-classification"]["impl
 """
 
 
-def run(code: str) -> str:
-    """Runs Python in a process of its own and gives what it prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_package_alone_loads_no_library():
     before = "import sys, transformers; before = set(sys.modules)"
-    loaded = run(f"{before}; import modeling_supclap; print(*set(sys.modules) - before)").split()
+    loaded = run_python("-c", f"{before}; import modeling_supclap; print(*set(sys.modules) - before)").split()
     assert len(loaded) <= 5, loaded
     assert not {"torch", "torchaudio", "datasets", "numpy"} & set(loaded)
 
@@ -43,7 +36,7 @@ def test_the_package_alone_loads_no_library():
     ],
 )
 def test_classes_are_registered_in_any_order(first):
-    run(first + "\n" + REGISTERED)
+    run_python("-c", first + "\n" + REGISTERED)
 
 
 @pytest.mark.parametrize("failure", ["OSError('libcudart.so.13: cannot open')", "RuntimeError('CUDA 13.2 and 13.0')"])

@@ -32,8 +32,7 @@ def test_zero_shot_pipeline_from_a_folder(tmp_path, text, batch_size):
 
 def test_clap_keeps_its_own_batches(tmp_path):
     """Whose spectrograms are of one length and have no mask."""
-    builders.clap_model().save_pretrained(tmp_path)
-    builders.clap_processor().save_pretrained(tmp_path)
+    builders.save_clap(tmp_path)
     classify = pipeline("zero-shot-audio-classification", model=str(tmp_path))
     assert type(classify) is ClipPipeline
     alone, together = (classify(CLIPS[:1] * 2, candidate_labels=["dog", "rain"], batch_size=size) for size in (1, 2))

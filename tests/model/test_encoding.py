@@ -1,8 +1,5 @@
 """Embedding in three lines: against one clip at a time, whatever the batch; and where the package is missing."""
 
-import os
-import subprocess
-import sys
 import tracemalloc
 
 import builders
@@ -11,6 +8,7 @@ import pytest
 import soundfile
 import torch
 from datasets import Audio, Dataset
+from processes import run_python
 from transformers.utils import logging
 
 from modeling_supclap import SupCLAPModel, encoding
@@ -427,15 +425,7 @@ def test_a_saved_folder_embeds_where_the_package_is_missing(tmp_path, model, pro
     clips = np.stack([builders.noise(16000, seed) for seed in (1, 2)])
     np.save(tmp_path / "clips.npy", clips)
     soundfile.write(tmp_path / "clip.wav", np.stack([CLIPS[0], CLIPS[5][:16000]], axis=1), 22050, subtype="FLOAT")
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", STRANGER, str(tmp_path / "model")],
-        cwd=tmp_path,
-        env={**os.environ, "HF_HOME": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python("-I", "-c", STRANGER, tmp_path / "model", cwd=tmp_path, HF_HOME=str(tmp_path / "cache"))
     found = np.load(tmp_path / "found.npz")
     expected = model.encode_audio(list(clips), processor, sampling_rate=16000)
     np.testing.assert_allclose(found["audio"], expected, atol=1e-6)

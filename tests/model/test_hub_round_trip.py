@@ -1,9 +1,6 @@
 """A saved folder is at home on the Hub: Auto classes, pipeline, remote code, push; and the package's own front door."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fake_hub import FakeHub, fake_hub
+from processes import run_python
 from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
@@ -25,7 +23,6 @@ from transformers import (
 import modeling_supclap
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
 
-TESTS = Path(__file__).parents[1]
 TEXTS = [builders.CAPTIONS["eng"], builders.CAPTIONS["fra"]]
 CLIPS = [builders.noise(16000, seed=1), builders.noise(200_000, seed=2)]
 CALL: dict[str, Any] = {
@@ -118,16 +115,7 @@ def test_the_code_of_a_folder_wins_over_our_ced_where_it_is_trusted(tmp_path):
 def run(code: str, *arguments: object, isolated: bool, cwd: Path, **environment: str) -> None:
     """Runs python in a process of its own, elsewhere, with a cache of its own; isolated: without this checkout."""
     flags = ["-I"] if isolated else []
-    paths = {} if isolated else {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", code, *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "HF_HOME": str(cwd / "cache"), **paths, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(*flags, "-c", code, *arguments, cwd=cwd, HF_HOME=str(cwd / "cache"), **environment)
 
 
 READER = """

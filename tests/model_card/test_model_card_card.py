@@ -1,10 +1,7 @@
 """The model card: metadata that the Hub reads, code that runs, what is true of the run; and who may write over it."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import builders
@@ -13,6 +10,7 @@ import soundfile
 import torch
 from fake_hub import FakeHub, fake_hub
 from huggingface_hub import ModelCard
+from processes import run_python
 from recordings import tone_rows
 
 from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel
@@ -23,7 +21,6 @@ from modeling_supclap.model_card.provenance import Origin
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
-TESTS = Path(__file__).parents[1]
 RESULTS = {
     "schema": SCHEMA,
     "protocol": {"dataset": "esc50", "split": "test"},
@@ -57,7 +54,7 @@ def towers(tmp_path, monkeypatch, text):
     else:
         builders.supclap_model().text_model.save_pretrained(name := "sentence-transformers/LaBSE")
     model = SupCLAPModel.from_encoders("mispeech/ced-tiny", name, projection_dim=16)
-    monkeypatch.chdir(TESTS)  # where no such folder is: they are repositories again
+    monkeypatch.chdir(Path(__file__).parent)  # where no such folder is: they are repositories again
     return model
 
 
@@ -260,12 +257,7 @@ for name in ("someone/trained", "someone/plain"):
 def test_pushed_with_the_model(tmp_path):
     with fake_hub() as address:
         hub = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_none", "NO_PROXY": "127.0.0.1"}
-        paths = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), "HF_HOME": str(tmp_path / "cache")}
-        done = subprocess.run(
-            [sys.executable, "-c", PUSHER],
-            cwd=tmp_path, env={**os.environ, **paths, **hub}, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        run_python("-c", PUSHER, cwd=tmp_path, HF_HOME=str(tmp_path / "cache"), **hub)
         trained, plain = (dict(FakeHub.files[f"someone/{name}"]) for name in ("trained", "plain"))
     card = ModelCard(trained["README.md"].decode())
     assert (card.data.license, card.data.language, card.data.datasets) == ("cc-by-nc-4.0", ["en"], ["tones"])

@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import builders
 import published_layouts as published
 import pytest
 import torch
+from processes import run_python
 from safetensors.torch import save_file
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
@@ -149,9 +148,7 @@ def test_it_runs_from_the_command_line(tmp_path):
         published.ced_original(published.random(published.ced_encoder()), published.random(published.ced_head())),
         tmp_path / "x.pt",
     )
-    command = [sys.executable, "recipes/convert_checkpoint.py", str(tmp_path / "x.pt"), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "x.pt: recognised as CED, 29 tensors" in done.stdout
+    words = [str(tmp_path / "x.pt"), "--out", str(tmp_path / "out")]
+    assert "x.pt: recognised as CED, 29 tensors" in run_python("recipes/convert_checkpoint.py", *words)
     with pytest.raises(ValueError, match="out is in use; give a folder that is empty or does not exist"):
-        main(command[2:])
+        main(words)

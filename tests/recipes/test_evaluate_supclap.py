@@ -32,10 +32,8 @@ def folder(tmp_path_factory):
     """Two SupCLAP models, one CLAP and a configuration."""
     folder = tmp_path_factory.mktemp("evaluate")
     for seed in (0, 1):
-        builders.supclap_model(seed=seed).save_pretrained(folder / f"model{seed}")
-        builders.bert_processor().save_pretrained(folder / f"model{seed}")
-    builders.clap_model().save_pretrained(folder / "clap")
-    builders.clap_processor().save_pretrained(folder / "clap")
+        builders.save_supclap(folder / f"model{seed}", seed)
+    builders.save_clap(folder / "clap")
     (folder / "config.yaml").write_text(CONFIG)
     return folder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import builders
 import pytest
-import soundfile
+from recordings import captioned_folder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -31,15 +31,7 @@ def test_a_loop_without_the_trainer(run, capsys):
 
 
 def test_a_folder_is_tuned(run, capsys, tmp_path):
-    builders.supclap_model().save_pretrained(tmp_path / "start")
-    builders.bert_processor().save_pretrained(tmp_path / "start")
-    (tmp_path / "sounds").mkdir()
-    lines = ["file_name,caption"]
-    for number in range(10):
-        soundfile.write(tmp_path / "sounds" / f"{number}.wav", 0.5 * builders.tone(300.0 * (number + 1)), 16000)
-        lines.append(f"{number}.wav,a tone {number}")
-    (tmp_path / "sounds" / "metadata.csv").write_text("\n".join(lines))
-
-    run("finetune_folder.py", tmp_path / "sounds", tmp_path / "start", tmp_path / "tuned")
+    builders.save_supclap(tmp_path / "start")
+    run("finetune_folder.py", captioned_folder(tmp_path / "sounds", 10), tmp_path / "start", tmp_path / "tuned")
     assert f"({builders.supclap_config().projection_dim},)" in capsys.readouterr().out
     assert (tmp_path / "tuned" / "model.safetensors").is_file()

@@ -7,6 +7,7 @@ import torch
 from commands import launch_recipe, run_recipe
 from huggingface_hub import ModelCard
 from processes import run_processes
+from recordings import esc50_folder
 from transformers import ClapModel
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -14,7 +15,6 @@ from modeling_supclap.evaluation import Results, compare
 from modeling_supclap.recipes import posttrain_teminal
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
-CLASSES = ("dog", "rain", "rooster", "sneezing")
 # Of the three recordings of each class in the training split, one trains, one chooses and one is scored.
 BOTH_HELD_OUT = {"train_fraction": 0.34, "dataset_config": {"validation_fraction": 0}}
 HELD_OUT_OPTIONS = ["--train_fraction", "0.34", "--validation_fraction", "0", "--test_fold", "1"]
@@ -24,26 +24,12 @@ BEST_EPOCH = ["--eval_strategy", "epoch", "--save_strategy", "epoch", "--load_be
 
 @pytest.fixture(scope="module")
 def esc_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("esc")
-    (folder / "meta").mkdir()
-    (folder / "audio").mkdir()
-    lines = ["filename,fold,target,category,esc10,src_file,take"]
-    for target, name in enumerate(CLASSES):
-        for source in range(6):
-            filename = f"{source % 2 + 1}-{100 * target + source}-A-{target}.wav"
-            tone = 0.5 * builders.tone(300.0 * (target + 1) + 10 * source, 8000)
-            soundfile.write(folder / "audio" / filename, tone, builders.RATE_HZ)
-            lines.append(f"{filename},{source % 2 + 1},{target},{name},True,{100 * target + source},A")
-    (folder / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n")
-    return folder
+    return esc50_folder(tmp_path_factory.mktemp("esc") / "ESC-50", count=6, num_folds=2)
 
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    builders.supclap_model().save_pretrained(folder)
-    builders.bert_processor().save_pretrained(folder)
-    return folder
+    return builders.save_supclap(tmp_path_factory.mktemp("model"))
 
 
 def in_folders(model, data, output):
@@ -192,8 +178,7 @@ def test_lora_ends_in_a_stock_model(esc_folder, model_folder, tmp_path):
 
 
 def test_a_clap_model_stays_one(esc_folder, tmp_path):
-    builders.clap_model().save_pretrained(tmp_path / "clap")
-    builders.clap_processor().save_pretrained(tmp_path / "clap")
+    builders.save_clap(tmp_path / "clap")
     small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--languages", "eng"]
     places = in_folders(tmp_path / "clap", esc_folder, tmp_path / "out")
     run_recipe(posttrain_teminal, *places, *small)

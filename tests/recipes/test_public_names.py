@@ -6,9 +6,9 @@ import builders
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import soundfile
 import translation_models
 from commands import run_recipe
+from recordings import esc50_folder
 from transformers import BertConfig, BertModel
 
 from modeling_supclap import CEDModel
@@ -22,7 +22,6 @@ from modeling_supclap.recipes import (
     translate_captions,
 )
 
-CLASSES = ("dog", "rain", "rooster", "sneezing")
 STEPS = ["--max_steps", 2, "--save_steps", 1, "--eval_steps", 1, "--eval_strategy", "steps", "--save_strategy", "steps"]
 STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to", "none", "--on_bad_audio", "skip"]
 
@@ -54,17 +53,8 @@ def texts_of(path: Path) -> bytes:
 
 def make_home(home: Path) -> Path:
     """Recordings in ESC-50's layout, one of them damaged, encoders, a model that translates, and captions."""
-    (home / "ESC-50" / "meta").mkdir(parents=True)
-    (home / "ESC-50" / "audio").mkdir()
-    lines = ["filename,fold,target,category,esc10,src_file,take"]
-    for target, label in enumerate(CLASSES):
-        for number in range(10):
-            name = f"{number % 5 + 1}-{100 * target + number}-A-{target}.wav"
-            tone = 0.5 * builders.tone(300.0 * (target + 1) + 10 * number, 8000)
-            soundfile.write(home / "ESC-50" / "audio" / name, tone, builders.RATE_HZ)
-            lines.append(f"{name},{number % 5 + 1},{target},{label},True,{100 * target + number},A")
-    (home / "ESC-50" / "audio" / "1-100-A-1.wav").write_bytes(b"RIFF, no more")
-    (home / "ESC-50" / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n")
+    data = esc50_folder(home / "ESC-50", count=10, num_folds=5)
+    (data / "audio" / "1-100-A-1.wav").write_bytes(b"RIFF, no more")
 
     CEDModel(builders.ced_config()).save_pretrained(home / "ced")
     builders.bert_processor().feature_extractor.save_pretrained(home / "ced")

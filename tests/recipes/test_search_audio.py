@@ -27,10 +27,7 @@ def saved(tmp_path_factory):
     """A tiny model in a folder."""
     import builders
 
-    folder = tmp_path_factory.mktemp("model")
-    builders.supclap_model().save_pretrained(folder)
-    builders.bert_processor().save_pretrained(folder)
-    return folder
+    return builders.save_supclap(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
