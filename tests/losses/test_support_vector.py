@@ -424,19 +424,16 @@ def test_dynamic_radius_starts_as_the_static_one_and_learns() -> None:
     assert module(scaled).std() > 0
 
 
-def test_dynamic_radius_reads_positive_then_negatives_in_descending_order(predictor: DynamicRadius) -> None:
+@pytest.mark.parametrize("order", ["sorted", "batch"])
+def test_dynamic_radius_reads_the_positive_first_then_the_negatives(
+    predictor: DynamicRadius, order: Literal["sorted", "batch"]
+) -> None:
+    predictor.order = order
     scaled = SCALE * similarity_matrix(*related_pair())
     for i, radius in enumerate(predictor(scaled)):
-        negatives = sorted((scaled[i, j].item() for j in range(5) if j != i), reverse=True)
+        negatives = [scaled[i, j].item() for j in range(5) if j != i]
+        negatives = sorted(negatives, reverse=True) if order == "sorted" else negatives
         row = torch.tensor([scaled[i, i].item(), *negatives], dtype=torch.float64)
-        assert radius.item() == pytest.approx(predictor.layers(row).item(), abs=1e-12)
-
-
-def test_dynamic_radius_in_batch_order(predictor: DynamicRadius) -> None:
-    predictor.order = "batch"
-    scaled = SCALE * similarity_matrix(*related_pair())
-    for i, radius in enumerate(predictor(scaled)):
-        row = torch.cat([scaled[i, i : i + 1], scaled[i, :i], scaled[i, i + 1 :]])
         assert radius.item() == pytest.approx(predictor.layers(row).item(), abs=1e-12)
 
 
