@@ -8,7 +8,6 @@ are a matrix, are quadratic in the clips.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import Row, get_device, print_rows, take_turns
+from rows import Row, get_device, run_script, take_turns
 from torch.nn.functional import normalize
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel
@@ -90,12 +89,5 @@ def measure(largest_gallery: int = 1_000_000) -> list[Row]:
     ]
 
 
-def main() -> None:
-    """Prints the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--largest_gallery", type=int, default=1_000_000)
-    print_rows(measure(**vars(parser.parse_args())))
-
-
 if __name__ == "__main__":
-    main()
+    run_script(measure, __doc__)

@@ -22,7 +22,7 @@ from typing import Any
 import datasets
 import soundfile
 import torch
-from rows import Row, compare, print_rows, take_turns
+from rows import Row, compare, run_script, take_turns
 from torch.utils.data import DataLoader
 from transformers import BertConfig, RobertaTokenizer
 
@@ -204,16 +204,5 @@ def measure(
         ]
 
 
-def main() -> None:
-    """Prints the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data_dir", type=Path, help="A folder for audio_folder; by default sounds are generated.")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--clips", type=int, default=96)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--workers", type=int, default=2)
-    print_rows(measure(**vars(parser.parse_args())))
-
-
 if __name__ == "__main__":
-    main()
+    run_script(measure, __doc__)

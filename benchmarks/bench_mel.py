@@ -9,7 +9,6 @@ torchaudio's first.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torchaudio
-from rows import Row, compare, print_rows, take_turns
+from rows import Row, compare, run_script, take_turns
 from transformers import ClapFeatureExtractor
 
 from modeling_supclap import CEDFeatureExtractor
@@ -71,14 +70,5 @@ def measure(clips: int = 8, rounds: int = 10, threads: Sequence[int] = (1, 2)) -
     return rows
 
 
-def main() -> None:
-    """Prints a table for each number of threads."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clips", type=int, default=8, help="Clips of a round.")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="Threads of torch.")
-    print_rows(measure(**vars(parser.parse_args())))
-
-
 if __name__ == "__main__":
-    main()
+    run_script(measure, __doc__)

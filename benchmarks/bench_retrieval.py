@@ -10,7 +10,6 @@ matrices. All variants must find the same ranks.
 
 from __future__ import annotations
 
-import argparse
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +21,7 @@ import numpy as np
 import pytrec_eval
 import torch
 from numpy.typing import NDArray
-from rows import Row, compare, print_rows, take_turns
+from rows import Row, compare, run_script, take_turns
 from torchmetrics.functional.retrieval import retrieval_average_precision, retrieval_hit_rate
 
 from modeling_supclap.evaluation.retrieval import find_top
@@ -234,17 +233,5 @@ def search_gallery(gallery: int, queries: int, dim: int, rounds: int) -> list[Ro
     ]
 
 
-def main() -> None:
-    """Prints the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clips", type=int, default=957)
-    parser.add_argument("--languages", type=int, default=2)
-    parser.add_argument("--gallery", type=int, default=100_000)
-    parser.add_argument("--queries", type=int, default=1024)
-    parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
-    print_rows(measure(**vars(parser.parse_args())))
-
-
 if __name__ == "__main__":
-    main()
+    run_script(measure, __doc__)

@@ -12,7 +12,6 @@ longest of 192 about 50), times a factor for each language. Weights, features an
 
 from __future__ import annotations
 
-import argparse
 import copy
 import weakref
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from rows import Row, compare, get_device, print_rows, take_turns
+from rows import Row, compare, get_device, run_script, take_turns
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -259,16 +258,5 @@ def compare_tables(rounds: int, device: torch.device, tokens: int = 256_206, wid
     ]
 
 
-def main() -> None:
-    """Prints, for each objective, time beside the straight step and memory beside one text."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="One of CACL, KCL, TeminAL, support; InfoNCE is run in any case.")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--clips", type=int, default=24)
-    parser.add_argument("--width", type=int, default=96)
-    parser.add_argument("--vocabulary", type=int, default=8000)
-    print_rows(measure(**vars(parser.parse_args())))
-
-
 if __name__ == "__main__":
-    main()
+    run_script(measure, __doc__)

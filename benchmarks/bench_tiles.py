@@ -11,7 +11,6 @@ then those of several processes with those of one, in float32. The plain loss ke
 
 from __future__ import annotations
 
-import argparse
 import math
 import multiprocessing
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from rows import Row, print_rows
+from rows import Row, run_script
 from torch import Tensor
 
 from modeling_supclap.training.distributed import gather, leave_process_group, share_tiles
@@ -157,16 +156,5 @@ def measure(
     return rows
 
 
-def main() -> None:
-    """Prints the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(LOSSES), default=list(LOSSES))
-    parser.add_argument("--clips", nargs=2, type=int, default=[2048, 8192])
-    parser.add_argument("--processes", nargs="+", type=int, default=[1, 2, 4])
-    parser.add_argument("--dim", type=int, default=32)
-    parser.add_argument("--chunk", type=int, default=512)
-    print_rows(measure(**vars(parser.parse_args())))
-
-
 if __name__ == "__main__":
-    main()
+    run_script(measure, __doc__)

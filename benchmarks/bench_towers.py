@@ -9,13 +9,12 @@ is measured beside its other forms, and checkpointing beside the plain backward 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from rows import Row, compare, get_device, print_rows, take_turns
+from rows import Row, compare, get_device, run_script, take_turns
 from torch import Tensor, nn
 from transformers import M2M100Config
 
@@ -133,13 +132,5 @@ def measure_optimizers(rounds: int, device: torch.device) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    """Prints the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    print_rows(measure(**vars(parser.parse_args())))
-
-
 if __name__ == "__main__":
-    main()
+    run_script(measure, __doc__)

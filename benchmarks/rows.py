@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -83,6 +85,17 @@ def compare(seconds: Mapping[str, Sequence[float]], name: str, unit: str) -> tup
     """The time of one way in units of another: from the least of each, and the median over the rounds."""
     mine, theirs = seconds[name], seconds[unit]
     return min(mine) / min(theirs), statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+
+
+def run_script(measure: Callable[..., Iterable[Row]], description: str | None) -> None:
+    """What a benchmark does as a script: prints its rows, with an option for each argument of `measure`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, parameter in inspect.signature(measure).parameters.items():
+        default = parameter.default
+        several: dict[str, Any] = {"nargs": "+"} if isinstance(default, tuple) else {}
+        kind = type(default[0] if several else default)
+        parser.add_argument(f"--{name}", type=str if default is None else kind, default=default, **several)
+    print_rows(measure(**vars(parser.parse_args())))
 
 
 def print_rows(rows: Iterable[Row]) -> None:
