@@ -100,19 +100,24 @@ class FoldBuilder(RowBuilder):
                 path = config.recordings.named([stem_of(clip.file_name)])
                 seconds = duration_seconds(path) if clip.seconds is None and path is not None else clip.seconds
                 captions = render_captions(phrases[clip.label], config.languages)
-                collection.add(split, _row_clip(clip, captions, seconds), clip.file_name, path)
+                events: list[Event] = []
+                if seconds:
+                    events.append({"label": clip.label, "onset_seconds": 0.0, "offset_seconds": seconds})
+                stem, source = stem_of(clip.file_name), f"freesound:{clip.freesound_id}"
+                row = Clip(stem, captions, source, clip.license, [clip.label], events)
+                collection.add(split, row, clip.file_name, path)
         return collection
 
 
-def read_fold(line: Line, column: str = "fold") -> int:
+def read_fold(line: Line) -> int:
     """The fold of a line.
 
     Raises:
         ValueError: It is not a number.
     """
-    text = line.values[column].strip()
+    text = line.values["fold"].strip()
     if not text.isdecimal():
-        raise ValueError(f"{line.where}: {column} is {text!r}; give a number")
+        raise ValueError(f"{line.where}: fold is {text!r}; give a number")
     return int(text)
 
 
@@ -173,10 +178,3 @@ def _draw_validation(clips: Sequence[FoldClip], fraction: float, seed: int) -> s
         count = min(max(1, round(fraction * len(recordings))), len(recordings) - 1)
         held_out.update(rng.permutation(recordings)[:count].tolist())
     return held_out
-
-
-def _row_clip(clip: FoldClip, captions: dict[str, list[str]], seconds: float | None) -> Clip:
-    events: list[Event] = []
-    if seconds:
-        events.append({"label": clip.label, "onset_seconds": 0.0, "offset_seconds": seconds})
-    return Clip(stem_of(clip.file_name), captions, f"freesound:{clip.freesound_id}", clip.license, [clip.label], events)

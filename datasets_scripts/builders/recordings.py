@@ -236,13 +236,12 @@ class Recordings:
         return order[::-1]
 
 
-def find_segments(recordings: Recordings, segments: Sequence[Segment], seconds: int = 10) -> dict[Segment, Path]:
-    """Finds clips of YouTube videos under any of `YOUTUBE_NAMINGS`.
+def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[Segment, Path]:
+    """Finds clips of ten seconds of YouTube videos under any of `YOUTUBE_NAMINGS`.
 
     Args:
         recordings: Where they may be.
         segments: All clips of the dataset; each once.
-        seconds: How long the clips are.
 
     Returns:
         The path by clip, of those that are there.
@@ -250,7 +249,7 @@ def find_segments(recordings: Recordings, segments: Sequence[Segment], seconds: 
     counts = Counter(youtube_id for youtube_id, _ in segments)
     found = {}
     for youtube_id, start in segments:
-        end = start + seconds
+        end = start + 10
         fields = {"id": youtube_id, "start": start, "end": end, "start_ms": 1000 * start, "end_ms": 1000 * end}
         stems = [naming.format(**fields) for naming in YOUTUBE_NAMINGS]
         path = recordings.named(stems if counts[youtube_id] == 1 else stems[:-2])

@@ -144,14 +144,15 @@ class WavCaps(RowBuilder):
         for name, table in config.tables().items():
             recordings = config.recordings.within(PARTS[name].word, words)
             for entry in read_entries(table):
-                clip = _clip(name, entry)
+                stem, source = stem_of(str(entry["id"])), _source(PARTS[name], str(entry["id"]))
+                clip = Clip(f"{name}/{stem}", {ENGLISH: [entry["caption"] or ""]}, source, "academic use only")
                 if clip.source in blacklisted:
                     collection.leave_out("blacklist", clip.clip_id)
                 elif clip.clip_id in clips:
                     collection.leave_out("duplicate", clip.clip_id)
                 else:
                     clips[clip.clip_id] = clip
-                    paths[clip.clip_id] = recordings.named([stem_of(str(entry["id"]))])
+                    paths[clip.clip_id] = recordings.named([stem])
 
         sources = set(map(attrgetter("source"), clips.values()))
         if config.num_test + config.num_validation > len(sources):
@@ -204,12 +205,6 @@ def read_blacklists(paths: Sequence[Path]) -> set[str]:
             for name in blacklist.get(part.blacklisted, ()):
                 sources.add(_source(part, name))
     return sources
-
-
-def _clip(name: str, entry: dict[str, Any]) -> Clip:
-    stem = stem_of(str(entry["id"]))
-    source = _source(PARTS[name], str(entry["id"]))
-    return Clip(f"{name}/{stem}", {ENGLISH: [entry["caption"] or ""]}, source, "academic use only")
 
 
 def _source(part: Part, name: str) -> str:

@@ -42,6 +42,8 @@ from modeling_supclap.datasets_scripts.prepared import load_prepared
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, FILE_SOURCE, without_audio
 
 _NEEDED = ("clip_id", "audio_path", *AUDIO_COLUMNS)
+# Pairs of either kind in the table; the report has all.
+_MOST_SHOWN = 20
 
 
 class Clip(NamedTuple):
@@ -103,7 +105,7 @@ def compare(
     }
 
 
-def overlap_table(report: Mapping[str, Any], most: int = 20) -> str:
+def overlap_table(report: Mapping[str, Any]) -> str:
     """A report for a terminal: the counts, and the first pairs of either kind."""
     first, second = report["sets"]
     sources, copies = report["shared_sources"], report["copies"]
@@ -116,16 +118,16 @@ def overlap_table(report: Mapping[str, Any], most: int = 20) -> str:
     if any(short):
         lines.append(f"not compared by sound, too short or unreadable: {short[0]} and {short[1]}")
 
-    for source, of_both in list(sources.items())[:most]:
+    for source, of_both in list(sources.items())[:_MOST_SHOWN]:
         lines.append(f"  {source}: {_names(of_both[0])} | {_names(of_both[1])}")
     if copies:
         lines.append(f"{'score':>7}{'bit errors':>12}{'offset s':>10}{'overlap s':>11}  clips")
-    for pair in copies[:most]:
+    for pair in copies[:_MOST_SHOWN]:
         numbers = f"{pair['score']:7.1f}{100 * pair['bit_error_rate']:11.1f}%{pair['offset_seconds']:10.2f}"
         both = f"{_names([pair['first']])} | {_names([pair['second']])}"
         lines.append(f"{numbers}{pair['overlap_seconds']:11.2f}  {both}")
 
-    hidden = max(0, len(sources) - most) + max(0, len(copies) - most)
+    hidden = max(0, len(sources) - _MOST_SHOWN) + max(0, len(copies) - _MOST_SHOWN)
     if hidden:
         lines.append(f"... and {hidden} more; --json FILE writes all")
     return "\n".join(lines)

@@ -76,24 +76,22 @@ def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
     if len(waveform) < WINDOW_SAMPLES + MIN_FRAMES * HOP_SAMPLES:
         return None
 
-    # (samples,) -> (frames, window), a view -> (frames, 33), a block at a time
+    # (samples,) -> (frames, window)
     noisy = waveform + _noise(waveform)
     frames = np.lib.stride_tricks.sliding_window_view(noisy, WINDOW_SAMPLES)[::HOP_SAMPLES]
-    blocks = np.split(frames, range(512, len(frames), 512))
-    energies = np.concatenate(list(map(_band_energies, blocks)))
+    # (frames, window), a view -> (frames, 33) in bands of equal width on a logarithmic scale, a block at a time
+    edges = np.round(np.geomspace(LOWEST_HZ, HIGHEST_HZ, _BITS + 2) * WINDOW_SAMPLES / RATE_HZ).astype(int)
+    blocks = []
+    for block in np.split(frames, range(512, len(frames), 512)):
+        power = np.abs(np.fft.rfft(block * np.hanning(WINDOW_SAMPLES).astype(np.float32), axis=1)) ** 2
+        blocks.append(np.add.reduceat(power[:, : edges[-1]], edges[:-1], axis=1))
+    energies = np.concatenate(blocks)
 
     # (frames, 33) -> (frames - 1, 32) bits -> (frames - 1,) words
     signs = np.diff(np.diff(energies, axis=1), axis=0) < 0
     levels_db = 10 * np.log10(energies[1:].sum(axis=1) + np.finfo(np.float32).tiny)
     words = np.packbits(signs, axis=1).view(">u4")[:, 0].astype(np.uint32)
     return Fingerprint(words, (levels_db - levels_db.max()).astype(np.float32))
-
-
-def _band_energies(frames: np.ndarray) -> np.ndarray:
-    """(frames, samples) to (frames, 33), in the bands of equal width on a logarithmic scale."""
-    power = np.abs(np.fft.rfft(frames * np.hanning(WINDOW_SAMPLES).astype(np.float32), axis=1)) ** 2
-    edges = np.round(np.geomspace(LOWEST_HZ, HIGHEST_HZ, _BITS + 2) * WINDOW_SAMPLES / RATE_HZ).astype(int)
-    return np.add.reduceat(power[:, : edges[-1]], edges[:-1], axis=1)
 
 
 def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -> tuple[float, float]:

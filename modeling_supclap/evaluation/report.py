@@ -365,7 +365,7 @@ def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | Non
     return {}, None
 
 
-def _cases(results: Results, number: int = 4) -> dict[str, list[Case]]:
+def _cases(results: Results) -> dict[str, list[Case]]:
     """Captions whose worst rank is the least, and those on which the languages disagree most."""
     if "multilingual/ranks" not in results.arrays:
         return {}
@@ -379,7 +379,7 @@ def _cases(results: Results, number: int = 4) -> dict[str, list[Case]]:
         firsts: dict[str, Case] = {}  # captions that clips share have the same ranks: each is shown once
         for query in order.tolist():
             firsts.setdefault(texts[query], Case(texts[query], (ranks[query] + 1).tolist()))
-        cases[title] = list(firsts.values())[:number]
+        cases[title] = list(firsts.values())[:4]
     return cases
 
 

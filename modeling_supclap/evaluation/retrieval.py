@@ -274,18 +274,17 @@ def _score_direction(
     return found, {**outcomes, "query_id": queries, "cluster": clusters, "top": top}
 
 
-def find_top(similarity: Any, count: int = _TOP) -> np.ndarray:
+def find_top(similarity: Any) -> np.ndarray:
     """The best candidates of each query, best first; of equal ones the first. A few hundred queries are in memory.
 
     Args:
         similarity: What `ClipEmbeddings.similarity` gives, (Q, C).
-        count: How many of each query, at most.
 
     Returns:
-        Columns, (Q, count) or as many as there are.
+        Columns, (Q, 10) or as many as there are.
     """
     queries, candidates = similarity.shape
-    count = min(count, candidates)
+    count = min(_TOP, candidates)
     top = np.empty((queries, count), np.int64)
     for start in range(0, queries, _TOP_ROWS):
         block = similarity[start : start + _TOP_ROWS]

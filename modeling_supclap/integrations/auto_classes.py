@@ -83,9 +83,11 @@ def _register_processor() -> None:
 
 
 def _register_pipeline() -> None:
-    from .pipeline import register
+    from transformers.pipelines import PIPELINE_REGISTRY
 
-    register()
+    from .pipeline import TASK, ClipPipeline
+
+    PIPELINE_REGISTRY.supported_tasks[TASK]["impl"] = ClipPipeline
 
 
 _due = {

@@ -120,9 +120,7 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
     return found
 
 
-def check_parity(
-    model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path, tolerance: float = TOLERANCE
-) -> list[Parity]:
+def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> list[Parity]:
     """Compares the graphs of a folder with a model on batches of several sizes and lengths.
 
     The recordings are noise of 0.15 s up to three chunks (CED: 30.4 s), alone and together; the texts have one word up
@@ -132,10 +130,9 @@ def check_parity(
         model: What the graphs were made of, in float32.
         processor: The model's.
         folder: Holds `audio.onnx` and `text.onnx`.
-        tolerance: The largest absolute difference of an entry of a unit vector.
 
     Raises:
-        ValueError: A graph differs by more than the tolerance; the message names the worst batch.
+        ValueError: An entry of a unit vector differs by more than `TOLERANCE`; the message names the worst batch.
     """
     import onnxruntime
 
@@ -153,10 +150,10 @@ def check_parity(
             found.append(Parity(name, rows, length, float(np.abs(embeds - expected).max())))
 
     worst = max(found, key=lambda each: np.nan_to_num(each.difference, nan=np.inf))
-    if not worst.difference <= tolerance:
+    if not worst.difference <= TOLERANCE:
         raise ValueError(
             f"{worst.graph}.onnx differs from the model by {worst.difference:.2e} on {worst.batch} x {worst.length} "
-            f"inputs; at most {tolerance:.0e} is rounding"
+            f"inputs; at most {TOLERANCE:.0e} is rounding"
         )
     return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import ZeroShotAudioClassificationPipeline
-from transformers.pipelines import PIPELINE_REGISTRY
 
 TASK = "zero-shot-audio-classification"
 
@@ -24,11 +23,6 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         return super()._forward(_exchange_axes(args[0]), *args[1:], **kwargs)
-
-
-def register() -> None:
-    """Makes it the pipeline of its task."""
-    PIPELINE_REGISTRY.supported_tasks[TASK]["impl"] = ClipPipeline
 
 
 def _exchange_axes(inputs: Any) -> Any:

@@ -244,17 +244,13 @@ def radius_by_hard_negatives(
 
 
 @torch.no_grad()
-def positive_similarity_histogram(
-    audio_embeds: Tensor, text_embeds: Tensor, bins: int = 40, low: float = -1.0, high: float = 1.0
-) -> tuple[Tensor, Tensor]:
+def positive_similarity_histogram(audio_embeds: Tensor, text_embeds: Tensor, bins: int = 40) -> tuple[Tensor, Tensor]:
     """Counts the positive pairs by their cosine [SupCLAP fig. 4]; training moves them to the right.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
-        bins: The number of bins of equal width.
-        low: The left edge of the first bin; smaller cosines count there.
-        high: The right edge of the last bin; larger cosines (1.0000001, by rounding) count there.
+        bins: The number of bins of equal width from -1 to 1; by rounding, a cosine may be 1.0000001 and counts as 1.
 
     Returns:
         Counts (bins,), which add up to N, and edges (bins + 1,), on the CPU.
@@ -264,5 +260,5 @@ def positive_similarity_histogram(
     ([0.0, 0.0, 0.0, 3.0], [-1.0, -0.5, 0.0, 0.5, 1.0])
     """
     audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
-    cosines = (audio_embeds * text_embeds).sum(dim=-1).clamp(low, high).cpu()
-    return torch.histc(cosines, bins, low, high), torch.linspace(low, high, bins + 1)
+    cosines = (audio_embeds * text_embeds).sum(dim=-1).clamp(-1, 1).cpu()
+    return torch.histc(cosines, bins, -1, 1), torch.linspace(-1, 1, bins + 1)

@@ -1,7 +1,5 @@
 """The command, as a user gives it: any checkpoint, a results, nothing embedded twice, and two results compared."""
 
-from pathlib import Path
-
 import builders
 import numpy as np
 import processes
@@ -13,7 +11,6 @@ from modeling_supclap import datasets_scripts
 from modeling_supclap.evaluation.results import Results
 from modeling_supclap.recipes import evaluate_supclap
 
-ROOT = Path(__file__).parents[2]
 CONFIG = """
 dataset: synthetic
 dataset_config: {num_train: 4, num_validation: 4, num_test: 24, duration_seconds: 1.0}
