@@ -51,8 +51,13 @@ def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
     Args:
         content: As `reproduce.gather` gives it.
     """
-    columns = list(dict.fromkeys(column for row in content["rows"] for column in row["scores"]))
-    several = len({row["dataset"] for row in content["rows"]}) > 1
+    columns: dict[str, None] = {}
+    datasets = set()
+    for row in content["rows"]:
+        columns |= dict.fromkeys(row["scores"])
+        datasets.add(row["dataset"])
+    several = len(datasets) > 1
+
     lines = [["row", *(["data"] if several else []), *map(format_heading, columns)]]
     for row in content["rows"]:
         line = [row["model"], *([row["dataset"]] if several else [])]

@@ -32,7 +32,7 @@ class FrozenCache:
 
     def __init__(self, parts: Iterable[nn.Module], limit_bytes: int = LIMIT_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        self._parts = list(parts)
+        self._parts = nn.ModuleList(parts)
         self._vectors: dict[bytes, Tensor] = {}
         self._bytes = 0
         self._version: int | None = None
@@ -40,7 +40,7 @@ class FrozenCache:
 
     def is_frozen(self) -> bool:
         """Whether no parameter of the tower trains."""
-        return not any(parameter.requires_grad for part in self._parts for parameter in part.parameters())
+        return not any(parameter.requires_grad for parameter in self._parts.parameters())
 
     def is_usable(self, pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
         """Whether the tower would say the same once more: nothing in it trains, and it draws no random number.
@@ -67,7 +67,7 @@ class FrozenCache:
         Returns:
             `(N, D)`, without gradient.
         """
-        version = sum(parameter._version for part in self._parts for parameter in part.parameters())
+        version = sum(parameter._version for parameter in self._parts.parameters())
         if version != self._version:  # weights were loaded since
             self._version, self._bytes = version, 0
             self._vectors.clear()
