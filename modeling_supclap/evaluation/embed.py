@@ -28,8 +28,9 @@ Row = Mapping[str, Any]
 # Clips that are in memory at a time, and the threads that read the next ones meanwhile.
 _WINDOW_CLIPS = 256
 _READERS = 4
-# Up to so many similarities, 64 MB, are held: ranks and best hits of both directions then come from one product.
-_HELD_SIMILARITIES = 1 << 24
+# Up to so many similarities, 64 MB, of so many texts and clips are held: ranks and best hits of both directions then
+# come from one product, for which the embeddings are copied.
+_HELD_SIMILARITIES, _HELD_ROWS = 1 << 24, 1 << 14
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ class ClipEmbeddings:
 
         # Of a number of rows that no kernel divides, the last round differently: equal embeddings would no longer tie.
         texts, clips = np.arange(-(-len(text_embeds) // 64) * 64), np.arange(-(-len(clip_embeds) // 64) * 64)
-        if not is_pooled and len(texts) * len(clips) > _HELD_SIMILARITIES:
+        is_large = len(texts) * len(clips) > _HELD_SIMILARITIES or max(len(texts), len(clips)) > _HELD_ROWS
+        if is_large and not is_pooled:
             pair = (text_embeds, clip_embeds) if direction == "t2a" else (clip_embeds, text_embeds)
             return LazySimilarity(*pair)
         product = text_embeds[texts % len(text_embeds)] @ clip_embeds[clips % len(clip_embeds)].T
