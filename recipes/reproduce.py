@@ -546,14 +546,16 @@ def write_table(name: str, table: Mapping[str, Any], cells: Sequence[Cell], args
     stem = Path(args.output_dir) / args.scale / name.replace("/", "_")
     content = gather(name, table, cells, args.scale)
     write_json(stem.with_suffix(".json"), content)
-    write_text(stem.with_suffix(".html"), html_table(content))
     write_text(stem.with_suffix(".md"), markdown_table(content))
 
+    figure = stem.with_suffix(".png")
     if "curves" in table:
-        plot_runs(arrange_curves(table["curves"], cells), stem.with_suffix(".png"))
-    if "spaces" in table:
+        plot_runs(arrange_curves(table["curves"], cells), figure)
+    elif "spaces" in table:
         of_first_seed = {cell.model: Results.load(cell.runs[0][-1].folder) for cell in cells}
-        save_projections(of_first_seed, stem.with_suffix(".png"))
+        save_projections(of_first_seed, figure)
+    drawn = figure.name if {"curves", "spaces"} & table.keys() else None
+    write_text(stem.with_suffix(".html"), html_table(content, drawn))
     return stem.with_suffix(".md")
 
 

@@ -96,16 +96,22 @@ def markdown_table(content: Mapping[str, Any]) -> str:
     return "\n".join([*written, "", caption(content), ""])
 
 
-def html_table(content: Mapping[str, Any]) -> str:
-    """A table as a page of its own."""
+def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
+    """A table as a page of its own.
+
+    Args:
+        content: As `reproduce.gather` gives it.
+        figure: The name of a picture in the same folder, which the page shows.
+    """
     heading, *lines = table_lines(content)
     rows = [_html_row(heading, "th"), *(_html_row(line, "td") for line in lines)]
     title = escape(f"{content['table']}: {content['title']}")
+    picture = "" if figure is None else f'<img src="{escape(figure)}" alt="{title}">'
     style = "body{font-family:sans-serif}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
         f"<h1>{title}</h1><p>Claim: {escape(content['claim'])}</p><table>{''.join(rows)}</table>"
-        f"<p>{escape(caption(content))}</p></html>\n"
+        f"<p>{escape(caption(content))}</p>{picture}</html>\n"
     )
 
 

@@ -13,6 +13,7 @@ from modeling_supclap import evaluation
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
 from modeling_supclap.recipes import reproduce, results_page
 from modeling_supclap.recipes.reproduce import ReproductionArguments
+from modeling_supclap.recipes.result_tables import html_table
 from modeling_supclap.training.plots import plot_runs
 
 TABLES = reproduce.list_tables()
@@ -67,7 +68,10 @@ def test_a_table_says_what_was_measured_beside_what_is_printed(recipe, tmp_path)
     text = (tmp_path / "mini" / "supclap_table1.md").read_text()
     assert "81.2 ± 8.8 (+25.0" in text
     assert "2 of 2 up); paper 43.9" in text
-    assert "paper 43.9" in (tmp_path / "mini" / "supclap_table1.html").read_text()
+    page = (tmp_path / "mini" / "supclap_table1.html").read_text()
+    assert "paper 43.9" in page
+    assert "<img" not in page
+    assert '<img src="a.png"' in html_table(content, "a.png")
 
 
 def test_what_is_whole_is_not_run_again(recipe, tmp_path):
