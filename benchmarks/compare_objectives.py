@@ -294,9 +294,9 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
                 entry["gradient"] = float(text.grad.norm(dim=-1).mean() * len(places))
             if languages > 1:
                 entry["language_error"] = language_distribution_error(trained).item()
-            if hasattr(objective, "log_positive_weight"):
-                entry["log_positive_weight"] = float(objective.log_positive_weight.detach())
-                entry["d_log_positive_weight"] = float(objective.log_positive_weight.grad)
+            weight = getattr(objective, "log_positive_weight", None)
+            if weight is not None:
+                entry |= {"log_positive_weight": weight.item(), "d_log_positive_weight": weight.grad.item()}
             log.append(entry)
 
     seconds = time.process_time() - started

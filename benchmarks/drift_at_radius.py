@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,7 +34,9 @@ def load_pairs(folder: Path, clips: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(audio), torch.from_numpy(text)
 
 
-def gradient_norm(text: Tensor, audio: Tensor, radius: Tensor | None, similarity: str = "cosine") -> Tensor:
+def gradient_norm(
+    text: Tensor, audio: Tensor, radius: Tensor | None, similarity: Literal["cosine", "dot"] = "cosine"
+) -> Tensor:
     """The mean norm of the gradient of each text's own loss: InfoNCE's half, or the term with a radius."""
     text = text.clone().requires_grad_()
     if radius is None:

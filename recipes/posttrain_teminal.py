@@ -256,7 +256,7 @@ def train_and_save(
     results = score_stages(predictions, untrained, items[2].rows, data)
     seconds = time.perf_counter() - started
     arguments = {**vars(post_args), **vars(part_args), **args.to_dict()}
-    trained = {}
+    trained: dict[str, float] = {}
     for tower in ("text", "audio"):  # with its projection, as in [T table 5]
         weights = [weight for name, weight in model.named_parameters() if name.startswith(f"{tower}_")]
         count = sum(weight.numel() for weight in weights if weight.requires_grad)

@@ -210,8 +210,10 @@ def _count_outranking(
     `depth` all the same.
     """
     # Asking for the method and not the class: `evaluate` loads a second copy of this module.
-    is_lazy = hasattr(similarity, "scored")
-    source: Any = similarity if is_lazy else as_matrix(similarity, "similarity")
+    source: Any = similarity
+    is_lazy = hasattr(source, "scored")
+    if not is_lazy:
+        source = as_matrix(source, "similarity")
     num_queries, num_candidates = source.shape
     answers, sizes = _parse_relevant(relevant, num_queries, num_candidates)
     ends = sizes.cumsum()

@@ -168,8 +168,10 @@ def evaluate_retrieval(
         similarity = clips.similarity(texts)
         for direction in DIRECTIONS:
             if direction == "a2t":
-                is_held = isinstance(similarity, np.ndarray)
-                similarity = np.ascontiguousarray(similarity.T) if is_held else clips.similarity(texts, direction)
+                if isinstance(similarity, np.ndarray):
+                    similarity = np.ascontiguousarray(similarity.T)
+                else:
+                    similarity = clips.similarity(texts, direction)
             scores[language][direction], kept = _score_direction(
                 split, table, similarity, direction, positives, intervals, is_light
             )

@@ -239,7 +239,7 @@ def radius_by_hard_negatives(
         ranks = count + order[:room].sort().values  # so that the hardest stay first
         negatives = torch.cat([ranked[:, :count], ranked[:, ranks.to(ranked.device)]], dim=-1)
         seen = torch.cat([positive, negatives], dim=-1)  # (N, num_similarities)
-        radii[f"radius_hard_{count}"] = radius.layers(seen.to(radius.layers[0].weight.dtype)).mean()
+        radii[f"radius_hard_{count}"] = radius.layers(seen.to(next(radius.layers.parameters()).dtype)).mean()
     return radii
 
 
