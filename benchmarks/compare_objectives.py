@@ -87,14 +87,26 @@ class LinearModel(torch.nn.Module):
         return SimpleNamespace(pooler_output=F.normalize(self.text(input_ids), dim=-1))
 
 
-def draw_views(clips: int, languages: int, seed: int, width: int = 64, noise: float = 0.5) -> dict[str, Split]:
-    """Draws clips and captions as noisy linear views of hidden vectors; languages share a half of their view."""
+def draw_views(
+    clips: int, tests: int, languages: int, apart: float, seed: int, width: int = 64, noise: float = 0.5
+) -> dict[str, Split]:
+    """Draws clips and captions as noisy linear views of hidden vectors.
+
+    Args:
+        clips: How many to train on.
+        tests: How many to test on.
+        languages: How many views the captions have.
+        apart: How large a language's own part of its view is, beside the part of size 1 that all share.
+        seed: The seed of the draw.
+        width: The size of a view.
+        noise: The size of the noise on every view.
+    """
     draw = torch.Generator().manual_seed(seed)
     audio = torch.randn(32, width, generator=draw)
     shared = torch.randn(32, width, generator=draw)
-    text = shared + torch.randn(languages, 32, width, generator=draw)
+    text = shared + apart * torch.randn(languages, 32, width, generator=draw)
     splits = {}
-    for name, count in (("train", clips), ("test", 256)):
+    for name, count in (("train", clips), ("test", tests)):
         hidden = torch.randn(count, 32, generator=draw) / 32**0.5
         features = hidden @ audio + noise * torch.randn(count, width, generator=draw)
         captions = torch.einsum("nh,khw->nkw", hidden, text)  # (N, K, D)
@@ -403,6 +415,8 @@ def main() -> None:
     parser.add_argument("--languages", type=int, default=1)
     parser.add_argument("--encoders", choices=("transformers", "linear"), default="transformers")
     parser.add_argument("--clips", type=int, default=2048)
+    parser.add_argument("--tests", type=int, default=256, help="clips to test on, with linear encoders")
+    parser.add_argument("--apart", type=float, default=1.0, help="own part of a language's view, with linear encoders")
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--batch_size", type=int, default=48)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -424,7 +438,7 @@ def main() -> None:
     runs: list[dict] = []
     for seed in args.seeds:
         if processor is None:
-            splits = draw_views(args.clips, args.languages, seed)
+            splits = draw_views(args.clips, args.tests, args.languages, args.apart, seed)
         for name in args.objectives:
             runs.append(train(name, seed, splits, processor, args))
             told = {key: round(value, 3) for key, value in runs[-1].items() if isinstance(value, float)}

@@ -115,6 +115,11 @@ def test_the_text_tells_the_run(model):
         assert told in text
 
 
+def test_a_post_training_counts_pairs(model):
+    arguments = {"stage": "b", "per_device_train_batch_size": 24}
+    assert "one global batch of 48 pairs of clips." in model_card(facts(model, arguments=arguments)).text
+
+
 def test_a_card_of_a_model_alone(model, tmp_path):
     card = model_card(CardFacts(model, "tiny"))
     assert "No results were recorded." in card.text
