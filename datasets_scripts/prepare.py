@@ -222,13 +222,7 @@ def _relative(path: str, root: str | None) -> str:
 
 
 def _write_split(
-    folder: Path,
-    split: str,
-    rows: datasets.Dataset,
-    request: Request,
-    root: str | None,
-    workers: int,
-    quiet: bool,
+    folder: Path, split: str, rows: datasets.Dataset, request: Request, root: str | None, workers: int, quiet: bool
 ) -> list[dict[str, Any]]:
     """Writes the rest of a split and gives the records of all its shards."""
     types = datasets.Features({**without_audio(rows).features, **STORAGES[request.storage].features()})

@@ -22,14 +22,7 @@ import numpy as np
 import torch
 
 from .audio_input import as_recordings
-from .encoding import (
-    audio_inputs,
-    cut_chunks,
-    encode_text,
-    inference,
-    max_chunk_seconds,
-    read_spans,
-)
+from .encoding import audio_inputs, cut_chunks, encode_text, inference, max_chunk_seconds, read_spans
 from .processing_supclap import SupCLAPProcessor, as_list
 
 # What a tower that takes any length hears at once.

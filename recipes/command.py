@@ -19,11 +19,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-LAUNCHED = {
-    "train": "recipes.train_supclap",
-    "posttrain": "recipes.posttrain_teminal",
-    "embed": "recipes.embed_corpus",
-}
+LAUNCHED = {"train": "recipes.train_supclap", "posttrain": "recipes.posttrain_teminal", "embed": "recipes.embed_corpus"}
 COMMANDS = {
     **LAUNCHED,
     "evaluate": "recipes.evaluate_supclap",

@@ -28,11 +28,7 @@ from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
 from modeling_supclap.conversion import clap_from_supclap
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 from modeling_supclap.datasets_scripts.schema import without_audio
-from modeling_supclap.datasets_scripts.temporal.items import (
-    TemporalItems,
-    recordings_by_label,
-    split_by_source,
-)
+from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, recordings_by_label, split_by_source
 from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import DatasetArguments, parse_arguments
 from modeling_supclap.recipes.models import TrainedPartArguments, is_clap, load_start
@@ -60,8 +56,7 @@ class PostTrainingArguments(DatasetArguments):
         metadata={"help": "Call sounds by labels or phrases; default, labels in English alone. Kept in the model."},
     )
     stages: list[str] = field(
-        default_factory=lambda: ["a", "b"],
-        metadata={"help": "The stages to train, in order; b alone is TeminAL B."},
+        default_factory=lambda: ["a", "b"], metadata={"help": "The stages to train, in order; b alone is TeminAL B."}
     )
     use_after: bool = field(default=True, metadata={"help": "Say every other time 'y after x' for 'x before y'."})
     num_phrasings: int | None = field(

@@ -49,12 +49,7 @@ SCALES = ("mini", "full")
 RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "train": (
         train_supclap.main,
-        (
-            train_supclap.DataArguments,
-            train_supclap.ModelArguments,
-            TrainedPartArguments,
-            SupCLAPTrainingArguments,
-        ),
+        (train_supclap.DataArguments, train_supclap.ModelArguments, TrainedPartArguments, SupCLAPTrainingArguments),
     ),
     "posttrain": (
         posttrain_teminal.main,

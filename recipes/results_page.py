@@ -20,9 +20,7 @@ README = ROOT / "README.md"
 MARK = "<!-- What follows is made by `make results-page` from the files of recipes/results. -->"
 END = "<!-- What `make results-page` makes ends here. -->"
 
-HEADLINES = {
-    "supclap_table3": ("retrieval eng t2a R@1", "InfoNCE bi-DynamicSVR"),
-}
+HEADLINES = {"supclap_table3": ("retrieval eng t2a R@1", "InfoNCE bi-DynamicSVR")}
 """What the README says of a result file: of which column, and which row beside its baseline."""
 
 

@@ -24,14 +24,7 @@ from typing import Any
 import torch
 from transformers import BertConfig, RobertaTokenizer, set_seed
 
-from modeling_supclap import (
-    CEDConfig,
-    CEDFeatureExtractor,
-    SupCLAPConfig,
-    SupCLAPModel,
-    SupCLAPProcessor,
-    evaluation,
-)
+from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor, evaluation
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.schema import all_captions, require_captions, without_audio

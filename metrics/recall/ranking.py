@@ -156,10 +156,7 @@ def retrieval_scores(
 
 
 def chance_scores(
-    relevant: RelevantColumns,
-    num_candidates: int,
-    k: int | Sequence[int] = (1, 5, 10),
-    map_cutoff: int = MAP_CUTOFF,
+    relevant: RelevantColumns, num_candidates: int, k: int | Sequence[int] = (1, 5, 10), map_cutoff: int = MAP_CUTOFF
 ) -> dict[str, float]:
     """Exact expectation of R@k and mAP@10 when each query's candidates stand in random order.
 

@@ -50,10 +50,7 @@ class ZSTE(evaluate.Metric):
     """The eleven tasks of ZSTE; see the card, README.md."""
 
     def _info(self) -> evaluate.MetricInfo:
-        others = {
-            "references": datasets.Sequence(datasets.Value("int64")),
-            "tasks": datasets.Value("string"),
-        }
+        others = {"references": datasets.Sequence(datasets.Value("int64")), "tasks": datasets.Value("string")}
         return evaluate.MetricInfo(
             description=_DESCRIPTION,
             citation=_CITATION,

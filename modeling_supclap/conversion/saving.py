@@ -23,10 +23,7 @@ NLLB_ENGLISH = ("eng_Latn", 256_047)
 
 
 def save_conversion(
-    conversion: Conversion,
-    folder: str | Path,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    verify: bool = False,
+    conversion: Conversion, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None, verify: bool = False
 ) -> None:
     """Writes a model, its processor (or what there is of it) and where its parts come from.
 

@@ -221,9 +221,7 @@ class EmbeddedSplit:
             assert model is not None, f"{wanted[0]!r} was not embedded, and there is no model to embed it"
             key = {"model": model.fingerprint, "language": language, "texts": wanted}
             made = self.cache.fetch(
-                key,
-                lambda: {"embeds": model.encode_text(wanted, language, size)},
-                keep=model.fingerprint is not None,
+                key, lambda: {"embeds": model.encode_text(wanted, language, size)}, keep=model.fingerprint is not None
             )
             for text, embed in zip(wanted, made["embeds"], strict=True):
                 self.held[language, text] = embed

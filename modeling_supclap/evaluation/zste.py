@@ -181,11 +181,7 @@ def embed_records(
             raise BadAudioError(f"cannot put {' and '.join(record['clip_ids'])} together: {error}") from error
 
     composed = [[record["family"], *map(split.files.get, record["clip_ids"])] for record in records]
-    key = {
-        "zste": composed,
-        "join": asdict(join),
-        "seconds": [whole, half],
-    }
+    key = {"zste": composed, "join": asdict(join), "seconds": [whole, half]}
     # A join with a gap may pass the model's limit by a little; then the pair is heard in chunks like any clip.
     heard = AudioPolicy(None, policy.chunk_seconds, policy.pooling)
     embedded = embed_waveforms(model, records, read, heard, split.cache, key, "error", split.batch_size)

@@ -31,14 +31,7 @@ except ImportError as error:
     ) from error
 
 
-_MODEL_INPUTS = (
-    "input_ids",
-    "attention_mask",
-    "token_type_ids",
-    "input_features",
-    "audio_attention_mask",
-    "is_longer",
-)
+_MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "input_features", "audio_attention_mask", "is_longer")
 
 
 class SupCLAPModule(InputModule):

@@ -12,13 +12,7 @@ from torch.utils.data import Dataset
 
 from modeling_supclap.datasets_scripts import bad_audio
 from modeling_supclap.datasets_scripts.audio import read_row
-from modeling_supclap.datasets_scripts.schema import (
-    all_captions,
-    group_id,
-    lacking_languages,
-    stable_id,
-    without_audio,
-)
+from modeling_supclap.datasets_scripts.schema import all_captions, group_id, lacking_languages, stable_id, without_audio
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, drawn, render
 
 from ..processing_supclap import SupCLAPProcessor

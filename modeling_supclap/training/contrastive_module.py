@@ -58,11 +58,7 @@ class ContrastiveModule(nn.Module):
     accepts_loss_kwargs = False
 
     def __init__(
-        self,
-        model: SupCLAPModel,
-        objective: nn.Module,
-        chunk_size: int | None = None,
-        cache_frozen: str = "auto",
+        self, model: SupCLAPModel, objective: nn.Module, chunk_size: int | None = None, cache_frozen: str = "auto"
     ) -> None:
         super().__init__()
         self.model = model

@@ -156,10 +156,7 @@ class ContrastiveObjective(nn.Module):
     """
 
     def __init__(
-        self,
-        loss: str = "infonce",
-        regularizer: SupportVectorRegularizer | None = None,
-        chunk_size: int | None = None,
+        self, loss: str = "infonce", regularizer: SupportVectorRegularizer | None = None, chunk_size: int | None = None
     ) -> None:
         super().__init__()
         if loss not in LOSSES:

@@ -346,11 +346,7 @@ class SupCLAPTrainer(Trainer):
             self.data_collator, self.args.dataloader_drop_last, self.compute_metrics = before
 
     def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[None, Any, Any]:
         """Gives embeddings only: a loss over the batches would depend on how the split is cut into them."""
         self._begun_batches += 1

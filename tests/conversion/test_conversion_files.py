@@ -258,11 +258,7 @@ def test_the_cure_that_the_error_names_works(tmp_path):
         ("x.pt", b"version https://git-lfs.github.com/spec/v1\n", "x.pt is damaged or holds no weights"),
         ("x.pt", b"PK\x03\x04 nonsense", "x.pt is damaged or holds no weights"),
         ("x.pt", [torch.ones(1)], r"x.pt holds a list; a checkpoint is a mapping"),
-        (
-            "x.pt",
-            {"epoch": 3, "weights": {"a": torch.ones(1)}},
-            "holds 'epoch', a int, where only tensors should be",
-        ),
+        ("x.pt", {"epoch": 3, "weights": {"a": torch.ones(1)}}, "holds 'epoch', a int, where only tensors should be"),
         ("x.pt", {"model": {}}, "x.pt holds no tensors"),
     ],
 )

@@ -48,11 +48,7 @@ def write_jsonl(path, records):
 def test_a_table_of_pairs_becomes_three_splits(folder, load):
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, f"Sound, {name}"] for name in NAMES)])
     builder = load()
-    assert sizes_of(builder) == {
-        "train": 8,
-        "validation": 1,
-        "test": 1,
-    }
+    assert sizes_of(builder) == {"train": 8, "validation": 1, "test": 1}
     for name, row in rows_of(builder).items():
         assert row == {
             "clip_id": name,
@@ -267,10 +263,7 @@ def test_recordings_that_no_line_names_are_reported(folder, load):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (
-            [["name", "caption"], ["1.wav", "A"]],
-            r"line 2: file_name is None; give a path.*audio_column says",
-        ),
+        ([["name", "caption"], ["1.wav", "A"]], r"line 2: file_name is None; give a path.*audio_column says"),
         ([["file_name", "text"], ["1.wav", "A"]], r"no column of captions among \['file_name', 'text'\]"),
         ([["file_name", "caption_fr"], ["1.wav", "A"]], r"unknown language 'fr' \(did you mean 'fra'\?\)"),
         ([["file_name", "captions"], ["1.wav", "[1]"]], r"line 2, captions: \[1\] is no caption; give a text, a list"),

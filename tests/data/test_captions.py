@@ -7,11 +7,7 @@ import re
 import pytest
 
 from modeling_supclap.datasets_scripts.builders import captions
-from modeling_supclap.datasets_scripts.builders.captions import (
-    check_languages,
-    label_phrases,
-    render_captions,
-)
+from modeling_supclap.datasets_scripts.builders.captions import check_languages, label_phrases, render_captions
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 
 DATASETS = ("esc50", "synthetic", "urbansound8k")

@@ -130,10 +130,7 @@ def test_a_bad_csv_is_refused(tmp_path, old, new, message):
         ({"test_fold": 5}, r"fold 5 has no clips; the folds with clips are \[1, 2, 3\]"),
         ({"validation_fraction": 1.0}, "validation_fraction is 1.0; give at least 0 and less than 1"),
         ({"languages": ["en"]}, r"no captions in \['en'\]"),
-        (
-            {"fold": 1},
-            r"unknown config key of 'esc50': 'fold' \(did you mean 'test_fold'\?\); valid: audio_dir",
-        ),
+        ({"fold": 1}, r"unknown config key of 'esc50': 'fold' \(did you mean 'test_fold'\?\); valid: audio_dir"),
     ],
 )
 def test_bad_settings_are_refused(folder, config, message):

@@ -10,11 +10,7 @@ from datasets import Audio, Dataset, DatasetDict, Features, IterableDatasetDict,
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.schema import features
-from modeling_supclap.datasets_scripts.translation.join import (
-    Caption,
-    join_translations,
-    read_captions,
-)
+from modeling_supclap.datasets_scripts.translation.join import Caption, join_translations, read_captions
 from modeling_supclap.datasets_scripts.translation.table import source_hash, write_translations
 
 NEW = ["fra", "jpn"]

@@ -68,10 +68,7 @@ def test_a_bad_table_is_refused(tmp_path, old, new, message):
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"test_fold": 10}, r"fold 10 has no clips; the folds with clips are \[1, 2, 3\]"),
-    ],
+    ("config", "message"), [({"test_fold": 10}, r"fold 10 has no clips; the folds with clips are \[1, 2, 3\]")]
 )
 def test_bad_settings_are_refused(tmp_path, config, message):
     urbansound8k(tmp_path / "data")

@@ -12,12 +12,7 @@ from recordings import tone_rows
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.evaluation import embed
 from modeling_supclap.evaluation.cache import EmbeddingCache
-from modeling_supclap.evaluation.embed import (
-    AudioPolicy,
-    ClipEmbeddings,
-    embed_split,
-    hash_dataset,
-)
+from modeling_supclap.evaluation.embed import AudioPolicy, ClipEmbeddings, embed_split, hash_dataset
 from modeling_supclap.evaluation.models import load_embedding_model
 
 

@@ -23,10 +23,7 @@ def directions(seed, *shape):
 def naive(other, english):
     n, d = len(other), len(other[0])
     gap = [sum(row[j] for row in english) / n - sum(row[j] for row in other) / n for j in range(d)]
-    return {
-        "Gap": math.hypot(*gap),
-        "Dis": sum(math.dist(a, b) for a, b in zip(english, other, strict=True)) / n,
-    }
+    return {"Gap": math.hypot(*gap), "Dis": sum(math.dist(a, b) for a, b in zip(english, other, strict=True)) / n}
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 5), (7, 3), (60, 16), (5000, 3)])

@@ -5,11 +5,7 @@ import pytest
 import pytrec_eval
 import torch
 from scipy.spatial.distance import cdist
-from torchmetrics.functional.retrieval import (
-    retrieval_average_precision,
-    retrieval_hit_rate,
-    retrieval_reciprocal_rank,
-)
+from torchmetrics.functional.retrieval import retrieval_average_precision, retrieval_hit_rate, retrieval_reciprocal_rank
 
 from modeling_supclap.metrics.embedding_gap import gap_and_distance
 from modeling_supclap.metrics.mrv import mean_rank_variance

@@ -21,13 +21,7 @@ def test_audio_and_text_in_one_call(processor):
     inputs = processor(audio=clips, sampling_rate=16000, text=TEXTS[:3], language="eng", return_tensors="pt")
     assert (
         set(inputs)
-        == {
-            "input_features",
-            "audio_attention_mask",
-            "input_ids",
-            "attention_mask",
-            "token_type_ids",
-        }
+        == {"input_features", "audio_attention_mask", "input_ids", "attention_mask", "token_type_ids"}
         == set(processor.model_input_names)
     )
     assert inputs["input_features"].shape == (2, 64, 101)

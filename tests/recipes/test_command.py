@@ -181,11 +181,7 @@ def test_ctrl_c_says_how_to_go_on(environment, project):
     ("raised", "code", "told"),
     [
         (ChildFailedError("train", {1: ProcessFailure(1, 77, 1, "none")}), 1, ""),
-        (
-            ChildFailedError("train", {1: ProcessFailure(1, 77, -9, "none")}),
-            1,
-            "1 (pid 77) was ended by SIGKILL",
-        ),
+        (ChildFailedError("train", {1: ProcessFailure(1, 77, -9, "none")}), 1, "1 (pid 77) was ended by SIGKILL"),
         (SignalException("stopped", signal.SIGINT), 130, ""),
     ],
 )

@@ -149,10 +149,7 @@ def test_captions_are_read_from_files_of_three_kinds(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("captions", "message"),
     [
-        (
-            [Caption("a", 0, "Rain"), Caption("a", 0, "Wind")],
-            "1 captions are there more than once: 'a' caption 0",
-        ),
+        ([Caption("a", 0, "Rain"), Caption("a", 0, "Wind")], "1 captions are there more than once: 'a' caption 0"),
         ([Caption("a", 0, "Rain"), Caption("b", 1, " ")], "1 captions are blank or damaged: 'b' caption 1"),
         ([Caption("a", 0, "\ufffd")], "are blank or damaged"),
     ],

@@ -352,8 +352,7 @@ def test_watching_changes_nothing(tmp_path, rows, options):
 
 
 @pytest.mark.parametrize(
-    ("options", "steps"),
-    [({"logging_steps": 2}, [2, 4, 6]), ({"logging_strategy": "epoch"}, [3, 6])],
+    ("options", "steps"), [({"logging_steps": 2}, [2, 4, 6]), ({"logging_strategy": "epoch"}, [3, 6])]
 )
 def test_it_measures_at_logging_steps_only(tmp_path, rows, monkeypatch, options, steps):
     calls = []

@@ -17,11 +17,7 @@ from modeling_supclap.losses import (
     teminal_b_weights,
     temporal_nce,
 )
-from modeling_supclap.training.objectives import (
-    ContrastiveObjective,
-    TemporalObjective,
-    build_objective,
-)
+from modeling_supclap.training.objectives import ContrastiveObjective, TemporalObjective, build_objective
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 GENERATOR = torch.Generator().manual_seed(0)
