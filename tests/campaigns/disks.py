@@ -43,16 +43,6 @@ class SmallDisk:
         self.folder.rmdir()
 
 
-def can_mount(folder: Path) -> bool:
-    """Whether this user may mount a disk."""
-    try:
-        with SmallDisk(folder / "try", 64):
-            return True
-    except (subprocess.CalledProcessError, OSError):
-        shutil.rmtree(folder / "try", ignore_errors=True)
-        return False
-
-
 def campaign(trials: int, folder: Path, seed: int = 0, names: list[str] | None = None) -> Counter[str]:
     """Runs jobs on disks that are too small or read-only.
 

@@ -67,10 +67,7 @@ def test_a_bad_table_is_refused(tmp_path, old, new, message):
         load(tmp_path / "data")
 
 
-@pytest.mark.parametrize(
-    ("config", "message"), [({"test_fold": 10}, r"fold 10 has no clips; the folds with clips are \[1, 2, 3\]")]
-)
-def test_bad_settings_are_refused(tmp_path, config, message):
+def test_a_fold_without_clips_is_refused(tmp_path):
     urbansound8k(tmp_path / "data")
-    with pytest.raises(ValueError, match=message):
-        load(tmp_path / "data", **config)
+    with pytest.raises(ValueError, match=r"fold 10 has no clips; the folds with clips are \[1, 2, 3\]"):
+        load(tmp_path / "data", test_fold=10)
