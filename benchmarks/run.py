@@ -33,6 +33,7 @@ BENCHMARKS = {
     "bench_growth": ("growth",),
     "bench_rows": ("rows",),
     "bench_frozen": ("frozen",),
+    "bench_drift": ("drift",),
     "bench_tiles": ("tiles",),
     "bench_stream": ("stream",),
 }
