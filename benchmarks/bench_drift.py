@@ -83,9 +83,7 @@ def measure(rounds: int = 10, batch: int = 24, seconds: float = 10.0) -> list[Ro
     return [
         Row("drift", "kept by every step, in shares of a step", kept),
         Row("drift", "a log, in shares of a step", logged),
-        Row(
-            "drift", f"in all, with a log every {LOGGING_STEPS} steps", kept + logged / LOGGING_STEPS, wanted="<= 0.01"
-        ),
+        Row("drift", f"in all, with a log every {LOGGING_STEPS} steps", kept + logged / LOGGING_STEPS),
     ]
 
 
