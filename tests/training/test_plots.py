@@ -59,8 +59,11 @@ def test_drift_is_drawn_as_the_paper_s_figures(tmp_path, drawn):
     np.testing.assert_allclose(radius.lines[0].get_ydata(), [1 / step for step in range(10, 210, 10)])
     band = radius.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == pytest.approx((1 / 200 - 0.01, 1 / 10 + 0.01))
-    shares = {patch.get_label(): patch.get_data().values.tolist() for patch in similarity.patches}
-    assert shares == {"start": [1, 0, 0, 0], "middle": [0, 0.5, 0.5, 0], "end": [0, 0, 0, 1]}
+    shares = {}
+    for patch in similarity.patches:
+        shares[patch.get_label()] = patch.get_data().values.tolist(), patch.get_data().edges.tolist()
+    middle = [0.5, 0.5], [-0.5, 0, 0.5]
+    assert shares == {"start": ([1], [-1, -0.5]), "middle": middle, "end": ([1], [0.5, 1])}
     assert imread(tmp_path / "drift.png")[..., :3].std() > 0.05
     assert not list(tmp_path.glob("*.tmp"))
 
