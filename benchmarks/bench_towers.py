@@ -65,7 +65,8 @@ def build_towers(layers: int, attention: str, device: torch.device) -> dict[str,
 
 
 def run_both_ways(tower: nn.Module, batch: dict[str, Tensor], autocast: bool) -> None:
-    """One forward and one backward pass."""
+    """One forward and one backward pass; no gradients are there before it, as in training."""
+    tower.zero_grad()
     device = next(iter(batch.values())).device.type
     with torch.autocast(device, torch.bfloat16, enabled=autocast):
         output = tower(**batch).pooler_output
