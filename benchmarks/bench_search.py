@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rows import Row, take_turns
 
 from modeling_supclap.search.index import IndexedFile, SoundIndex, Stamp
 
@@ -161,6 +162,22 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 
 def _peak_gigabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def measure(rows: int = 100_000, dim: int = 64, queries: int = 20) -> list[Row]:
+    """The smallest index that is approximate; a bare product with all of its windows is the unit of the questions."""
+    centres, texts = draw_centres(dim, None, None)
+    windows, query = np.tile(centres, (rows // len(centres), 1)), centres[:1]
+    product = min(take_turns({"product": lambda: windows @ query.T}, queries)["product"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        built, asked = build(folder, rows, centres), ask(folder, texts, queries)
+    size = f"{rows:,} windows of {dim} numbers"
+    found = [Row("search", f"write and index {size}", built["both, s of one core"], unit="CPU s")]
+    for kind in ("exact", "approximate", "one recording"):
+        ratio = (asked[f"{kind}, {which}, ms"] / 1000 / product for which in ("least", "median"))
+        found.append(Row("search", f"{kind} search of {size} / their bare product", *ratio))
+    return [*found, Row("search", "recall@10 of the approximate search", built["recall@10 of windows"], unit="")]
 
 
 def main() -> None:

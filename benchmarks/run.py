@@ -36,6 +36,8 @@ BENCHMARKS = {
     "bench_drift": ("drift",),
     "bench_tiles": ("tiles",),
     "bench_stream": ("stream",),
+    "bench_search": ("search",),
+    "bench_localize": ("localize",),
 }
 """The goals that each file measures."""
 
