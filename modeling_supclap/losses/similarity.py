@@ -6,22 +6,31 @@ All arithmetic is in float32 or wider, whatever the dtype of the embeddings and 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 # The side of the square blocks in which a matrix is added to its transpose: two of them fit into a core's cache.
-_TRANSPOSE_BLOCK = 256
+_TRANSPOSE_BLOCK = 128
 # The rows of a symmetric product that are made at a time, from the diagonal on.
 _GRAM_ROWS = 512
 
 
 def at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Both tensors in the widest of their dtypes and float32."""
+    if first.dtype == second.dtype == torch.float32:
+        return first, second
     dtype = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
     return first.to(dtype), second.to(dtype)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which products keep their dtype."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()  # a tenth of the time, which is a product's of a small batch
+    return torch.autocast(device.type, enabled=False)
 
 
 def check_pairs(first: Tensor, second: Tensor) -> None:
@@ -68,54 +77,39 @@ def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
     """
     check_pairs(first, second)
     first, second = at_least_float32(first, second)
-    with torch.autocast(first.device.type, enabled=False):
+    with without_autocast(first.device):
         return first @ second.mT  # (..., N, d), (..., N, d) -> (..., N, N)
 
 
-class _Gram(torch.autograd.Function):
-    """x x^T, of which half is made, with the gradient (g + g^T) x; automatic differentiation makes two products."""
+def gram_products(embeds: Tensor) -> Tensor:
+    """Cosine of every row with every row, (..., N, d) to (..., N, N); half of those of many rows are made."""
+    size = embeds.shape[-2]
+    if embeds.is_cuda or size <= _GRAM_ROWS:  # one call costs less than a half
+        return embeds @ embeds.mT
 
-    @staticmethod
-    def forward(ctx: Any, embeds: Tensor) -> Tensor:
-        ctx.save_for_backward(embeds)
-        size = embeds.shape[-2]
-        if embeds.is_cuda or size <= _GRAM_ROWS:  # one call costs less than a half
-            return embeds @ embeds.mT
-
-        products = embeds.new_empty(*embeds.shape[:-1], size)
-        for start in range(0, size, _GRAM_ROWS):
-            own, rest = slice(start, start + _GRAM_ROWS), slice(start + _GRAM_ROWS, None)
-            products[..., own, start:] = embeds[..., own, :] @ embeds[..., start:, :].mT
-            products[..., rest, own] = products[..., own, rest].mT
-        return products
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (embeds,) = ctx.saved_tensors
-        both = torch.empty_like(gradient)
-
-        # By blocks, since reading a large matrix across its rows misses the cache at every entry.
-        corners = range(0, gradient.shape[-1], _TRANSPOSE_BLOCK)
-        for top in corners:
-            rows = slice(top, top + _TRANSPOSE_BLOCK)
-            for left in corners[: corners.index(top) + 1]:
-                columns = slice(left, left + _TRANSPOSE_BLOCK)
-                block = gradient[..., rows, columns] + gradient[..., columns, rows].mT
-                both[..., rows, columns] = block
-                both[..., columns, rows] = block.mT
-        return both @ embeds
+    products = embeds.new_empty(*embeds.shape[:-1], size)
+    for start in range(0, size, _GRAM_ROWS):
+        own, rest = slice(start, start + _GRAM_ROWS), slice(start + _GRAM_ROWS, None)
+        products[..., own, start:] = embeds[..., own, :] @ embeds[..., start:, :].mT
+        products[..., rest, own] = products[..., own, rest].mT
+    return products
 
 
-def gram_matrix(embeds: Tensor) -> Tensor:
-    """Cosine of every row with every row, (..., N, d) to (..., N, N), float32 or wider.
+def add_transpose_(matrix: Tensor) -> Tensor:
+    """Adds to a (..., N, N) matrix its transpose, in its place."""
+    size = matrix.shape[-1]
+    if matrix.is_cuda or size <= _TRANSPOSE_BLOCK:
+        return matrix.add_(matrix.mT.clone())
 
-    >>> gram_matrix(torch.eye(2)).equal(torch.eye(2))
-    True
-    """
-    embeds, _ = at_least_float32(embeds, embeds)
-    with torch.autocast(embeds.device.type, enabled=False):
-        return _Gram.apply(embeds)
+    # By blocks, since reading a large matrix across its rows misses the cache at every entry.
+    for top in range(0, size, _TRANSPOSE_BLOCK):
+        rows = slice(top, top + _TRANSPOSE_BLOCK)
+        for left in range(0, top + 1, _TRANSPOSE_BLOCK):
+            columns = slice(left, left + _TRANSPOSE_BLOCK)
+            block = matrix[..., rows, columns] + matrix[..., columns, rows].mT
+            matrix[..., rows, columns] = block
+            matrix[..., columns, rows] = block.mT
+    return matrix
 
 
 def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> Tensor:

@@ -4,8 +4,8 @@ An anchor t (a text, say) is displaced by a radius R toward its target a (its cl
 t_sup = t + R u, u = (a - t) / d, d = ||a - t||. Text anchors and audio targets give the text-to-audio direction;
 exchange the two, with a radius of its own, for the other. Nothing here is needed at inference.
 
-No support vector is ever formed. It is a point on the line through t and a, so that with S = anchors . targets,
-A = targets . targets and the ratio r = R / d
+A support vector is a point on the line through t and a, so that with S = anchors . targets, A = targets . targets and
+the ratio r = R / d
     t_sup_i . a_j = (1 - r_i) S_ij + r_i A_ij    and    ||t_sup_i||^2 = 1 - r_i (1 - r_i) d_i^2   (unit norms).
 
 The distance is taken from the difference of the embeddings, which costs as little as normalising them. From S_ii it
@@ -22,9 +22,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .contrastive import sigmoid_contrast
-from .fused import displaced_contrast
-from .similarity import at_least_float32, check_pairs, gram_matrix, positive_mask, similarity_matrix
+from .contrastive import sigmoid_contrast, softmax_contrast
+from .fused import FEW_ROWS, displaced_contrast
+from .similarity import at_least_float32, check_pairs, positive_mask, similarity_matrix
 from .tiles import pairs_of_batches, recomputed, tiled_row_contrast, tiled_sigmoid_contrast
 
 Similarity = Literal["cosine", "dot"]
@@ -106,7 +106,7 @@ def displacement(
 def support_similarity(
     anchors: Tensor, targets: Tensor, radius: float | Tensor, similarity: Similarity = "cosine"
 ) -> Tensor:
-    """Similarity of every anchor's support vector to every target, in the linear form of the module docstring.
+    """Similarity of every anchor's support vector to every target.
 
     Args:
         anchors: (N, d), unit norm; those that are displaced.
@@ -126,9 +126,7 @@ def support_similarity(
     tensor([[1., 0.],
             [0., 1.]])
     """
-    cross, within = at_least_float32(similarity_matrix(anchors, targets), gram_matrix(targets))
-    near, far = displacement(anchors, targets, radius, similarity)
-    return torch.addcmul(near.unsqueeze(-1) * cross, far.unsqueeze(-1), within)
+    return similarity_matrix(_support_vectors(anchors, targets, radius, similarity), targets)
 
 
 def support_vector_contrast(
@@ -156,9 +154,10 @@ def support_vector_contrast(
     Returns:
         0-d tensor.
     """
-    cross, within = at_least_float32(cross, gram_matrix(targets))
+    if cross.shape[-1] <= FEW_ROWS and not decoupled:
+        return softmax_contrast(logit_scale * support_similarity(anchors, targets, radius, similarity), group_ids)
     near, far = displacement(anchors, targets, radius, similarity)
-    return displaced_contrast(cross, within, logit_scale * near, logit_scale * far, group_ids, decoupled)
+    return displaced_contrast(cross, targets, near, far, logit_scale, group_ids, decoupled)
 
 
 def support_vector_loss(
@@ -253,11 +252,11 @@ def support_vector_sigmoid_loss(
 
 
 def _support_vectors(anchors: Tensor, targets: Tensor, radius: float | Tensor, similarity: Similarity) -> Tensor:
-    """(N, d); the tiles need them, since they cannot hold the products that the linear form shares."""
+    """(..., N, d), where the products that the linear form shares are not at hand, or are too few to matter."""
     check_pairs(anchors, targets)
     anchors, targets = at_least_float32(anchors, targets)
     near, far = displacement(anchors, targets, radius, similarity)
-    return near.unsqueeze(-1) * anchors + far.unsqueeze(-1) * targets
+    return torch.addcmul(near.unsqueeze(-1) * anchors, far.unsqueeze(-1), targets)
 
 
 def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) -> Tensor:

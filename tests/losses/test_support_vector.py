@@ -18,6 +18,7 @@ from modeling_supclap.losses import (
     sigmoid_loss,
     similarity_matrix,
     support_similarity,
+    support_vector,
     support_vector_loss,
     support_vector_sigmoid_loss,
 )
@@ -27,6 +28,11 @@ SCALE = 1 / 0.07
 GROUPS = [0, 1, 0, 2, 1]
 RADII = [0.1, 0.4, -0.2, 0.0, 1.3]
 both_similarities = pytest.mark.parametrize("similarity", ["cosine", "dot"])
+
+
+@pytest.fixture(autouse=True, params=[0, 256], ids=["fused", "few rows"])
+def both_forms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support_vector, "FEW_ROWS", request.param)
 
 
 def related_pair(n: int = 5, d: int = 7, spread: float = 0.6) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from modeling_supclap.losses import (
     radius_constraint,
     reweighted_info_nce,
     sigmoid_loss,
+    support_vector,
     support_vector_loss,
     support_vector_sigmoid_loss,
     teminal_a_weights,
@@ -213,7 +214,8 @@ def test_what_does_not_go_together(tmp_path, call, message):
 
 
 @pytest.mark.parametrize(("svr", "count"), [("none", 1), ("uni-static", 2), ("bi-static", 3), ("bi-dynamic", 3)])
-def test_support_vectors_need_no_product_but_those_within_a_side(tmp_path, svr, count):
+def test_support_vectors_need_no_product_but_those_within_a_side(tmp_path, monkeypatch, svr, count):
+    monkeypatch.setattr(support_vector, "FEW_ROWS", 0)
     module = objective(tmp_path, svr=svr)
     with FlopCounterMode(display=False) as counter:
         module(AUDIO, TEXT[:, None], SCALE)
@@ -224,7 +226,8 @@ def test_support_vectors_need_no_product_but_those_within_a_side(tmp_path, svr, 
 
 
 @pytest.mark.parametrize(("loss", "count"), [("kcl", 3), ("cacl", 2)])
-def test_nor_on_several_languages(tmp_path, loss, count):
+def test_nor_on_several_languages(tmp_path, monkeypatch, loss, count):
+    monkeypatch.setattr(support_vector, "FEW_ROWS", 0)
     module = objective(tmp_path, loss=loss, svr="bi-static", languages=["eng", "fra"])
     with FlopCounterMode(display=False) as counter:
         module(AUDIO, TEXTS[:, :count], SCALE)
