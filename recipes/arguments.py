@@ -8,61 +8,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import inspect
-import json
 import math
-import shutil
 import sys
-import textwrap
 import typing
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser
 
-from modeling_supclap.datasets_scripts import find_builder, load_splits
-from modeling_supclap.datasets_scripts.builders.hf import get_origin
+from modeling_supclap.datasets_scripts import find_builder
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options
-from modeling_supclap.datasets_scripts.prepared import dataset_origin
+
+from .options import DatasetArguments, as_mapping, format_help
 
 CONFIGS = Path(__file__).parent / "configs"
-
-
-@dataclass
-class DatasetArguments:
-    """Which dataset to work on. Every recipe that reads one takes these keys, and the options of its builder too."""
-
-    dataset: str = field(default="synthetic", metadata={"help": "A builder of datasets_scripts, or prepared."})
-    data_dir: str | None = field(
-        default=None, metadata={"help": "Folder or Hub id of the data, where the builder takes one."}
-    )
-    dataset_config: dict | str | None = field(
-        default=None,
-        metadata={"help": "Options of the builder in a file; on the command line they go by their own names."},
-    )
-
-    @property
-    def builder_options(self) -> dict[str, Any]:
-        """All options of the builder, `data_dir` among them."""
-        options = dict(as_mapping(self.dataset_config))
-        if self.data_dir is not None:
-            options["data_dir"] = self.data_dir
-        return options
-
-    @property
-    def origin(self) -> str:
-        """The dataset that the rows come from; of a prepared set, the one that it was prepared from."""
-        options = self.builder_options
-        if self.dataset == "hf" and "data_dir" in options:
-            return get_origin(options["data_dir"])
-        return dataset_origin(self.dataset, options.get("data_dir"), options.get("revision"))
-
-    def load_splits(self) -> dict[str, Any]:
-        """All splits of the dataset, as `datasets_scripts.load_splits` gives them."""
-        return load_splits(self.dataset, **self.builder_options)
 
 
 def parse_arguments(
@@ -89,7 +50,7 @@ def parse_arguments(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(words):
-        print(format_help(groups))
+        print(format_help(groups, sys.modules["__main__"].__doc__ or ""))
         sys.exit(0)
     parser = _Parser(list(groups), allow_abbrev=False, add_help=False)
     if "--help_all" in words:
@@ -119,64 +80,11 @@ def parse_arguments(
     return tuple(filled)
 
 
-def format_help(groups: Sequence[Any]) -> str:
-    """What a recipe does and its own keys, with their own defaults; to the keys of transformers it only points."""
-    lines = [f"usage: {Path(sys.argv[0]).name} [CONFIG.yaml] [--KEY VALUE ...]", ""]
-    lines.append((sys.modules[groups[0].__module__].__doc__ or "").strip())
-
-    for group in groups:
-        options = {option.name: option for option in dataclasses.fields(group) if option.init}
-        own: dict[str, None] = {}  # in the order in which they are declared
-        for base in reversed(group.__mro__):
-            if base not in TrainingArguments.__mro__:
-                own |= dict.fromkeys(inspect.get_annotations(base))
-
-        lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
-        for name in own:
-            if name in options:
-                lines.append(_describe(options[name]))
-
-    lines.append("")
-    if any(issubclass(group, TrainingArguments) for group in groups):
-        lines.append(
-            "All keys of transformers' TrainingArguments work too, such as --output_dir and --learning_rate:"
-            " --help_all lists them."
-        )
-    if any(issubclass(group, DatasetArguments) for group in groups):
-        lines.append("So do the options of the dataset's builder: see `supclap prepare NAME --help`.")
-    return "\n".join(lines)
-
-
-def as_mapping(value: dict | str | None) -> dict[str, Any]:
-    """A mapping from the YAML file, or the same as JSON from the command line."""
-    parsed = json.loads(value) if isinstance(value, str) else value or {}
-    if not isinstance(parsed, dict):
-        raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")
-    return parsed
-
-
 class _Parser(HfArgumentParser):
     """A parser whose errors are exceptions: no usage of two hundred keys hides what is wrong."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
-
-
-def _describe(option: dataclasses.Field) -> str:
-    """The key, what it is for, and its default where it has one that says something."""
-    value = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
-    text = option.metadata.get("help", "")
-    if value is dataclasses.MISSING:
-        text += " Required."
-    elif value not in (None, [], ""):
-        shown = " ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
-        text += f" Default: {shown}."
-    width = min(shutil.get_terminal_size().columns, 120)
-    lines = textwrap.wrap(text.strip(), width - 30) or [""]
-    name = f"  --{option.name}"
-    if len(name) > 28:
-        lines.insert(0, "")
-    return "\n".join(f"{name if number == 0 else '':30}{line}".rstrip() for number, line in enumerate(lines))
 
 
 def _take_builder_options(group: DatasetArguments, words: list[str], keys: Collection[str]) -> None:

@@ -11,13 +11,36 @@ name.
 
 from __future__ import annotations
 
+import argparse
+import ast
 import importlib
 import importlib.util
 import logging
 import os
+import runpy
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from modeling_supclap.recipes.options import (
+    AllStagesOptions,
+    CaptionArguments,
+    CorpusArguments,
+    DataArguments,
+    EvaluationArguments,
+    LastPartArguments,
+    ModelArguments,
+    PostTrainingArguments,
+    QualityArguments,
+    ReproductionArguments,
+    TrainedPartArguments,
+    TranslatorArguments,
+    format_help,
+)
+from modeling_supclap.training.options import ContrastiveOptions
 
 LAUNCHED = {"train": "recipes.train_supclap", "posttrain": "recipes.posttrain_teminal", "embed": "recipes.embed_corpus"}
 COMMANDS = {
@@ -31,6 +54,16 @@ COMMANDS = {
     "translate": "recipes.translate_captions",
 }
 """The module behind each name; those of `LAUNCHED` run under `accelerate launch`."""
+
+KEYS: dict[str, tuple[Any, ...]] = {
+    "train": (DataArguments, ModelArguments, TrainedPartArguments, ContrastiveOptions),
+    "posttrain": (PostTrainingArguments, LastPartArguments, AllStagesOptions),
+    "embed": (CorpusArguments,),
+    "evaluate": (EvaluationArguments,),
+    "reproduce": (ReproductionArguments,),
+    "translate": (CaptionArguments, TranslatorArguments, QualityArguments),
+}
+"""The keys of those that read `--key value`; the help of the others is that of their own parsers."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,32 +85,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if is_help else 2
 
     os.environ["SUPCLAP_COMMAND"] = f"supclap {name}"  # for the model card, which says how to reproduce a run
-    if name in LAUNCHED and "--help" not in words:
+    sys.argv = [f"supclap {name}", *words]
+    asks_for_help = not {"-h", "--help"}.isdisjoint(words)
+    if asks_for_help and name in KEYS:  # without the recipe, which takes seconds to import
+        source = _source(COMMANDS[name]).read_text(encoding="utf-8")
+        print(format_help(KEYS[name], ast.get_docstring(ast.parse(source)) or ""))
+        return 0
+
+    if name in LAUNCHED:
         return _launch(COMMANDS[name], words)
+
+    recipe = importlib.import_module(f"modeling_supclap.{COMMANDS[name]}")
+    if asks_for_help:
+        recipe.main()
 
     from modeling_supclap.recipes.running import run_command  # takes seconds that a mistyped name need not wait for
 
-    sys.argv = [f"supclap {name}", *words]
-    recipe = importlib.import_module(f"modeling_supclap.{COMMANDS[name]}")
     run_command(recipe.main)
     return 0
+
+
+def _source(module: str) -> Path:
+    """The file of a recipe, which is not imported."""
+    spec = importlib.util.find_spec(f"modeling_supclap.{module}")
+    assert spec is not None
+    return Path(str(spec.origin))
 
 
 def _launch(module: str, words: Sequence[str]) -> int:
     """Runs a recipe under `accelerate launch`, without the traceback that launchers add to an error."""
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torch's launcher of several processes: they speak for themselves
-    from accelerate.commands.launch import launch_command, launch_command_parser
+    from accelerate.commands import launch
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    recipe = importlib.util.find_spec(f"modeling_supclap.{module}")
-    assert recipe is not None
     # What accelerate chooses where nobody told it otherwise is right: no newcomer needs four lines of it.
     logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the recipe, which says how to go on
     try:
         # By its path, not by its name: what lies in the current folder cannot stand in the way of what it imports.
-        launch_command(launch_command_parser().parse_args(["--quiet", str(recipe.origin), *words]))
+        launch.simple_launcher = _run_here
+        launch.launch_command(launch.launch_command_parser().parse_args(["--quiet", str(_source(module)), *words]))
     except SystemExit as ended:
         return int(ended.code or 0)
     except SignalException as stopped:
@@ -89,6 +137,20 @@ def _launch(module: str, words: Sequence[str]) -> int:
             print(f"supclap: error: process {process} (pid {failure.pid}) was ended by {signal_name}", file=sys.stderr)
         return 1
     return 0
+
+
+def _run_here(arguments: argparse.Namespace) -> None:
+    """Runs a recipe that needs one process in this one: accelerate would start another, which imports torch again."""
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    command, environment = prepare_simple_launcher_cmd_env(arguments)
+    if command[0] != sys.executable:  # mpirun, of several machines
+        sys.exit(subprocess.run(command, env=environment).returncode)
+
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = command[1:]
+    runpy.run_path(arguments.training_script, run_name="__main__")
 
 
 if __name__ == "__main__":

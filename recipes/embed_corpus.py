@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,32 +37,10 @@ from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_ve
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.encoding import cut_chunks, max_chunk_seconds
 from modeling_supclap.evaluation.models import weights_fingerprint
-from modeling_supclap.recipes.arguments import DatasetArguments, parse_arguments
+from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.models import load_start
+from modeling_supclap.recipes.options import CorpusArguments
 from modeling_supclap.recipes.running import run_command, say
-
-
-@dataclass
-class CorpusArguments(DatasetArguments):
-    """What to embed, by which model, and where to put it."""
-
-    dataset: str | None = field(default=None, metadata={"help": "A builder of datasets_scripts, or prepared."})  # type: ignore[assignment]
-    model: str = field(default="outputs/synthetic", metadata={"help": "Folder or Hub id of a SupCLAP or CLAP model."})
-    folder: str | None = field(default=None, metadata={"help": "Instead of a dataset: all recordings below a folder."})
-    output: str = field(default="outputs/embeddings", metadata={"help": "The folder to write, or to go on writing."})
-    splits: list[str] = field(default_factory=list, metadata={"help": "Splits to embed; default, all."})
-
-    chunk_seconds: float | None = field(
-        default=10.0, metadata={"help": "Longer recordings are cut into chunks of this length."}
-    )
-    batch_size: int = field(
-        default=32, metadata={"help": "Recordings that a worker reads, and chunks that go through the model, at once."}
-    )
-    clips_per_file: int = field(default=10_000, metadata={"help": "Recordings of a Parquet file of the output."})
-    num_workers: int = field(
-        default=min(4, os.cpu_count() or 1), metadata={"help": "Processes that read, of each process that embeds."}
-    )
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one."})
 
 
 class Batch(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, M2M100Config
 
 from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
-from modeling_supclap.recipes.arguments import as_mapping
+from modeling_supclap.recipes.options import as_mapping
 
 TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050, "esc50": 320}
 """Clips of the training splits: AudioCaps as [S 4.1.1] counts it, Clotho's development split, WavCaps without the 5,000

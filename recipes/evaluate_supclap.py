@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,68 +30,12 @@ from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES
 from modeling_supclap.evaluation.report import write_report
-from modeling_supclap.recipes.arguments import DatasetArguments, parse_arguments
+from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.options import EvaluationArguments
 from modeling_supclap.recipes.running import run_command
 from modeling_supclap.training.distributed import is_first_process
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
-
-
-@dataclass
-class EvaluationArguments(DatasetArguments):
-    """What to evaluate, on what, and how."""
-
-    model: str | None = field(
-        default=None, metadata={"help": "A SupCLAP or CLAP model (id or folder), or module:function."}
-    )
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one."})
-
-    split: str = field(default="test", metadata={"help": "Which split; several joined by +."})
-    folds: list[int] = field(default_factory=list, metadata={"help": "Evaluate the test splits of these folds."})
-    train_split: str | None = field(
-        default=None, metadata={"help": "Warn when this split, which the model was trained on, shares recordings."}
-    )
-    on_bad_audio: str = field(default="error", metadata={"help": "Missing or unusable recordings: error or skip."})
-
-    tasks: list[str] = field(default_factory=lambda: ["retrieval"], metadata={"help": "retrieval, zero_shot, zste."})
-    languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of retrieval."})
-    positives: str = field(default="clip", metadata={"help": "Who answers whom: clip or captions."})
-    caption_handling: str = field(default="all", metadata={"help": "Captions that count: all or parallel."})
-
-    template_sets: list[str] = field(
-        default_factory=lambda: ["supclap"], metadata={"help": f"Some of {', '.join(evaluation.TEMPLATE_SETS)}."}
-    )
-    templates: list[str] = field(default_factory=list, metadata={"help": "A set of your own, such as 'I hear {}'."})
-    zero_shot_languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Of class prompts."})
-    phrases: str | None = field(
-        default=None, metadata={"help": "Dataset whose label phrases to use; by default the evaluated one."}
-    )
-
-    zste_languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of ZSTE."})
-    zste_tasks: list[str] = field(default_factory=lambda: list(ZSTE_FAMILIES), metadata={"help": "Some of 1A to 5B."})
-    zste_items: int = field(default=200, metadata={"help": "Clips of each family of ZSTE."})
-    zste_candidates: int = field(default=50, metadata={"help": "Candidates of ZSTE's tasks 4 and 5B."})
-    zste_prompts: str | None = field(
-        default=None, metadata={"help": "labels or phrases; by default what the model was post-trained with."}
-    )
-
-    max_audio_seconds: float | None = field(default=None, metadata={"help": "Hear only this much of a recording."})
-    chunk_seconds: float | None = field(
-        default=None, metadata={"help": "Embed longer recordings in chunks; by default as long as the model takes."}
-    )
-    pooling: str = field(default="mean", metadata={"help": "Of chunks: mean, or best for each text."})
-
-    batch_size: int = field(default=32, metadata={"help": "Clips or texts at once; changes no result."})
-    num_resamples: int = field(default=1000, metadata={"help": "Of the bootstrap; 0, no intervals."})
-    confidence: float = field(default=0.95, metadata={"help": "Of the intervals."})
-    seed: int = field(default=0, metadata={"help": "Of the bootstrap and of ZSTE's draws."})
-
-    output_dir: str = field(default="outputs/evaluation", metadata={"help": "Where the results go."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Where embeddings are kept; none: nowhere."})
-    compare: list[str] = field(
-        default_factory=list, metadata={"help": "Folders of two results to compare; nothing else is done."}
-    )
-    allow_different: bool = field(default=False, metadata={"help": "Compare results of different protocols too."})
 
 
 def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, dict[str, Any]]:
@@ -177,6 +120,7 @@ def load_phrases(args: EvaluationArguments, origin: str) -> dict[str, dict[str, 
 
 def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
     """The arguments as the package takes them."""
+    zste_tasks = tuple(args.zste_tasks or ZSTE_FAMILIES)
     template_sets = {}
     for name in args.template_sets:
         if name not in evaluation.TEMPLATE_SETS:
@@ -195,7 +139,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
         template_sets=template_sets,
         zero_shot_languages=args.zero_shot_languages,
         zste=evaluation.ZSTEOptions(
-            args.zste_items, args.zste_candidates, args.seed, tuple(args.zste_tasks), prompts=args.zste_prompts
+            args.zste_items, args.zste_candidates, args.seed, zste_tasks, prompts=args.zste_prompts
         ),
         zste_languages=args.zste_languages,
         intervals=evaluation.Intervals(args.num_resamples, args.confidence, args.seed),

@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.integrations.onnx import TOLERANCE, Parity, export_onnx
+if TYPE_CHECKING:
+    from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+    from modeling_supclap.integrations.onnx import Parity
 
 USAGE = """# ONNX graphs of a SupCLAP model
 
@@ -63,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", help="A SupCLAP model with CED as its audio tower (id or folder).")
     parser.add_argument("--out", type=Path, required=True, help="Folder to write, other than the model's.")
     args = parser.parse_args(arguments)
+
+    from modeling_supclap import SupCLAPModel, SupCLAPProcessor  # after the help, which need not wait for torch
+    from modeling_supclap.integrations.onnx import TOLERANCE, export_onnx
 
     if (args.out / "config.json").is_file():
         raise ValueError(f"{args.out} holds a model, whose README.md would be written over; give a folder of its own")

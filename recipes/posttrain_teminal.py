@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,9 @@ from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, recordings_by_label, split_by_source
 from modeling_supclap.evaluation.report import write_report
-from modeling_supclap.recipes.arguments import DatasetArguments, parse_arguments
-from modeling_supclap.recipes.models import TrainedPartArguments, is_clap, load_start
+from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.models import is_clap, load_start
+from modeling_supclap.recipes.options import AllStagesOptions, LastPartArguments, PostTrainingArguments
 from modeling_supclap.recipes.running import only_run, run_command, train
 from modeling_supclap.training.checkpoints import last_checkpoint
 from modeling_supclap.training.collator import usable_rows
@@ -42,48 +43,8 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
 
 
 @dataclass
-class PostTrainingArguments(DatasetArguments):
-    """What to post-train, and on what."""
-
-    model: str | None = field(default=None, metadata={"help": "A SupCLAP or CLAP model (id or folder)."})
-    dataset: str = field(default="esc50", metadata={"help": "A labelled builder of datasets_scripts, or prepared."})
-    pool_splits: bool = field(
-        default=False, metadata={"help": "Draw from all splits of the dataset together, as the paper does."}
-    )
-    train_fraction: float = field(default=0.7, metadata={"help": "Share of each class's recordings to train on."})
-    prompts: str | None = field(
-        default=None,
-        metadata={"help": "Call sounds by labels or phrases; default, labels in English alone. Kept in the model."},
-    )
-    stages: list[str] = field(
-        default_factory=lambda: ["a", "b"], metadata={"help": "The stages to train, in order; b alone is TeminAL B."}
-    )
-    use_after: bool = field(default=True, metadata={"help": "Say every other time 'y after x' for 'x before y'."})
-    num_phrasings: int | None = field(
-        default=None, metadata={"help": "Use the first so many phrasings of each sentence; 1: the paper's alone."}
-    )
-    pairs_per_epoch: int | None = field(default=None, metadata={"help": "Class pairs an epoch; default, all once."})
-    eval_pairs: int = field(default=90, metadata={"help": "Held-out pairs to evaluate on."})
-
-    def __post_init__(self) -> None:
-        if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= {"a", "b"}:
-            raise ValueError(f"stages is {self.stages}; give a, b, or both, each once")
-
-
-@dataclass
-class LastPartArguments(TrainedPartArguments):
-    """As in the paper, the last block of each encoder trains where nothing else is asked for."""
-
-    train_last_layers: int | None = field(
-        default=1, metadata={"help": "Train only so many last blocks of each encoder."}
-    )
-
-
-@dataclass
-class AllStagesArguments(TemporalTrainingArguments):
-    """What all stages share: which one is trained is `stages`, and `stage` is no key here."""
-
-    stage: str = field(default="b", init=False)
+class AllStagesArguments(AllStagesOptions, TemporalTrainingArguments):
+    """What all stages share, the Trainer's arguments among it."""
 
 
 def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, str]] | None:
@@ -220,7 +181,7 @@ def main() -> None:
 
 
 def train_and_save(
-    post_args: PostTrainingArguments, part_args: TrainedPartArguments, args: TemporalTrainingArguments
+    post_args: PostTrainingArguments, part_args: LastPartArguments, args: TemporalTrainingArguments
 ) -> None:
     """Load, freeze, train A, train B, save."""
     if post_args.model is None:

@@ -22,7 +22,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,53 +36,40 @@ from modeling_supclap.evaluation.report_figures import save_projections
 from modeling_supclap.evaluation.results import Results, flat_scores
 from modeling_supclap.metrics.bootstrap import paired_test
 from modeling_supclap.recipes import evaluate_supclap, posttrain_teminal, train_supclap
-from modeling_supclap.recipes.arguments import CONFIGS, as_mapping, parse_arguments, read_settings
+from modeling_supclap.recipes.arguments import CONFIGS, parse_arguments, read_settings
 from modeling_supclap.recipes.estimates import Estimate, estimate
-from modeling_supclap.recipes.models import TrainedPartArguments
+from modeling_supclap.recipes.options import (
+    DataArguments,
+    EvaluationArguments,
+    LastPartArguments,
+    ModelArguments,
+    PostTrainingArguments,
+    ReproductionArguments,
+    TrainedPartArguments,
+    as_mapping,
+)
 from modeling_supclap.recipes.result_tables import html_table, markdown_table
 from modeling_supclap.recipes.running import run_command, say
 from modeling_supclap.training.checkpoints import last_checkpoint
 from modeling_supclap.training.plots import Curve, plot_runs
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
-SCALES = ("mini", "full")
 RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "train": (
         train_supclap.main,
-        (train_supclap.DataArguments, train_supclap.ModelArguments, TrainedPartArguments, SupCLAPTrainingArguments),
+        (DataArguments, ModelArguments, TrainedPartArguments, SupCLAPTrainingArguments),
     ),
     "posttrain": (
         posttrain_teminal.main,
         (
-            posttrain_teminal.PostTrainingArguments,
-            posttrain_teminal.LastPartArguments,
+            PostTrainingArguments,
+            LastPartArguments,
             posttrain_teminal.AllStagesArguments,
         ),
     ),
-    "evaluate": (evaluate_supclap.main, (evaluate_supclap.EvaluationArguments,)),
+    "evaluate": (evaluate_supclap.main, (EvaluationArguments,)),
 }
 """What a step of a run calls, and the dataclasses of its keys."""
-
-
-@dataclass
-class ReproductionArguments:
-    """What to reproduce, and at which scale."""
-
-    scale: str = field(default="mini", metadata={"help": f"One of {', '.join(SCALES)}."})
-    seeds: list[int] = field(default_factory=list, metadata={"help": "Seeds; default, those of the table, or 0 1 2."})
-    rows: list[str] = field(default_factory=list, metadata={"help": "Some rows only, such as table1_infonce."})
-    dry_run: bool = field(default=False, metadata={"help": "Resolve and estimate everything, train nothing."})
-    data_dir: str | None = field(
-        default=None, metadata={"help": "The folder of the data, or of one folder for each dataset."}
-    )
-    output_dir: str = field(default="outputs/reproduce", metadata={"help": "Where runs and tables go."})
-    settings: dict | str | None = field(
-        default=None, metadata={"help": "Settings of every training run besides, as JSON; such a run is another run."}
-    )
-
-    def __post_init__(self) -> None:
-        if self.scale not in SCALES:
-            raise ValueError(f"scale is {self.scale!r}; it must be one of {', '.join(SCALES)}")
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from modeling_supclap.recipes.running import run_command
-from modeling_supclap.search import Hit, Searcher, build_index
-from modeling_supclap.search.app import clock, serve
+if TYPE_CHECKING:
+    from modeling_supclap.search import Hit
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -63,6 +63,7 @@ def run_index(arguments: argparse.Namespace) -> None:
     from accelerate import PartialState
 
     from modeling_supclap.evaluation import load_embedding_model
+    from modeling_supclap.search import build_index
 
     state = PartialState()
     device = arguments.device or (str(state.device) if state.num_processes > 1 else None)
@@ -84,6 +85,8 @@ def run_index(arguments: argparse.Namespace) -> None:
 
 def run_query(arguments: argparse.Namespace) -> None:
     """Prints the hits."""
+    from modeling_supclap.search import Searcher
+
     searcher = Searcher(arguments.index, device=arguments.device)
     hits = searcher.search(
         arguments.text,
@@ -104,9 +107,12 @@ def run_query(arguments: argparse.Namespace) -> None:
 def format_hits(hits: Sequence[Hit]) -> str:
     """A line for each hit: its score, where it is in minutes and seconds, and the file.
 
+    >>> from modeling_supclap.search import Hit
     >>> print(format_hits([Hit("dawn/birds.flac", 62.5, 67.5, 0.41)]))
     0.410  01:02.5-01:07.5  dawn/birds.flac
     """
+    from modeling_supclap.search.app import clock
+
     lines = []
     for hit in hits:
         lines.append(f"{hit.score:.3f}  {clock(hit.start_seconds)}-{clock(hit.end_seconds)}  {hit.file}")
@@ -121,8 +127,12 @@ def main() -> None:
     elif arguments.command == "query":
         run_query(arguments)
     else:
+        from modeling_supclap.search.app import serve
+
         serve(arguments.index, arguments.recordings, arguments.port, arguments.share, arguments.device)
 
 
 if __name__ == "__main__":
+    from modeling_supclap.recipes.running import run_command
+
     run_command(main)

@@ -7,7 +7,8 @@
 The first argument may be a YAML file; `--key value` pairs override it, and options of the dataset's builder are keys
 too (`--test_fold 4`). Without a file, `configs/synthetic.yaml` is read, unless `--dataset` names another set: then the
 keys have their own defaults, those of the SupCLAP paper. `--model` continues a SupCLAP model or a `ClapModel`.
-`--streaming true` reads a prepared set, or tar files of WebDataset, as its rows are needed, from wherever it is.
+`--streaming true` reads a prepared set, other Parquet files (`--dataset hf`) or tar files of WebDataset as its rows
+are needed, from wherever they are.
 The output folder then holds the model for `from_pretrained`, its model card, `results.json` with `outcomes.npz` and
 `report.html`, as of an evaluation, `training_curves.png` and `drift.png`.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,13 @@ import torch
 from transformers import BertConfig, RobertaTokenizer, set_seed
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor, evaluation
-from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.schema import all_captions, require_captions, without_audio
 from modeling_supclap.datasets_scripts.stream import RowStream
 from modeling_supclap.evaluation.report import write_report
-from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
-from modeling_supclap.recipes.models import TrainedPartArguments, load_start
+from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.models import load_start
+from modeling_supclap.recipes.options import DataArguments, ModelArguments, TrainedPartArguments, as_mapping
 from modeling_supclap.recipes.running import only_run, require_usable_audio, run_command, say, train
 from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
 from modeling_supclap.training.checkpoints import last_checkpoint
@@ -44,50 +44,6 @@ SAMPLE_ROWS = 1000
 """Of a training split that is streamed, so many rows are looked at before the run."""
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
-
-
-@dataclass
-class DataArguments(DatasetArguments):
-    """What to train on."""
-
-    streaming: bool = field(
-        default=False, metadata={"help": "Read the training split as it is needed: of prepared and webdataset."}
-    )
-    zero_shot_templates: list[str] = field(
-        default_factory=list, metadata={"help": "Class prompts such as 'This is a sound of {}'; empty: no such test."}
-    )
-
-    def load_splits(self) -> dict[str, Any]:
-        """All splits of the dataset; with `streaming`, the training split as a stream."""
-        if not self.streaming:
-            return super().load_splits()
-        splits = load_splits(self.dataset, streaming=True, **self.builder_options)
-        return {name: rows if name == "train" else rows.to_dataset() for name, rows in splits.items()}
-
-
-@dataclass
-class ModelArguments:
-    """What to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`."""
-
-    model: str | None = field(
-        default=None, metadata={"help": "A SupCLAP or CLAP model to continue from (id or folder)."}
-    )
-    audio_encoder: str = field(default="scratch", metadata={"help": "For example mispeech/ced-base."})
-    text_encoder: str = field(default="scratch", metadata={"help": "For example sentence-transformers/LaBSE."})
-    audio_config: dict | str | None = field(default=None, metadata={"help": "CEDConfig fields of a scratch encoder."})
-    text_config: dict | str | None = field(default=None, metadata={"help": "BertConfig fields of a scratch encoder."})
-    vocab_size: int = field(default=4000, metadata={"help": "Size of a scratch text encoder's vocabulary."})
-    projection_dim: int = field(default=1024, metadata={"help": "Width of the shared space."})
-    temperature: float = field(default=0.07, metadata={"help": "Initial temperature of the softmax."})
-    logit_bias: float | None = field(default=None, metadata={"help": "Initial bias of SigLIP's logits, usually -10."})
-    text_pooling: str = field(default="mean", metadata={"help": "mean, cls, last or pooler."})
-    random_weights: list[str] = field(
-        default_factory=list, metadata={"help": "Encoders to begin anew in their own shape: audio, text, or both."}
-    )
-
-    def __post_init__(self) -> None:
-        if not set(self.random_weights) <= {"audio", "text"}:
-            raise ValueError(f"random_weights is {self.random_weights}; it names audio, text, or both")
 
 
 def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> None:

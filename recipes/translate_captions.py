@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -36,72 +36,9 @@ from modeling_supclap.datasets_scripts.translation.quality import (
     report_translations,
 )
 from modeling_supclap.datasets_scripts.translation.table import listing
-from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
+from modeling_supclap.recipes.arguments import parse_arguments
+from modeling_supclap.recipes.options import CaptionArguments, QualityArguments, TranslatorArguments, as_mapping
 from modeling_supclap.recipes.running import run_command
-
-
-@dataclass
-class CaptionArguments(DatasetArguments):
-    """What to translate, and where to put it."""
-
-    dataset: str | None = field(default=None, metadata={"help": "A builder of datasets_scripts."})  # type: ignore[assignment]
-
-    output: str = field(
-        default="translations.parquet", metadata={"help": "The file of translations; what it holds already is kept."}
-    )
-    splits: list[str] = field(default_factory=list, metadata={"help": "Splits to translate; default, all."})
-    captions: str | None = field(
-        default=None, metadata={"help": "Instead: .parquet, .csv or .jsonl of clip_id, caption_index, text."}
-    )
-    source_language: str = field(default="eng", metadata={"help": "ISO 639-3 code of the captions."})
-    languages: list[str] = field(
-        default_factory=lambda: list(LANGUAGES[1:]), metadata={"help": "ISO 639-3 codes to translate into."}
-    )
-
-
-@dataclass
-class TranslatorArguments:
-    """What translates: a seq2seq model of transformers, or with an endpoint the language model behind that."""
-
-    model: str = field(
-        default="facebook/nllb-200-distilled-600M",
-        metadata={"help": "Hub id or folder, {source} and {target} in it become ISO 639-1; or the endpoint's model."},
-    )
-    batch_size: int = field(default=32, metadata={"help": "Captions a batch, or a request."})
-    prompt: str | None = field(
-        default=None, metadata={"help": "For models that want one: 'translate {source} to {target}: {text}'."}
-    )
-    num_beams: int = field(default=4, metadata={"help": "Beams of the search; 1 is greedy."})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; default, a GPU where there is one."})
-    dtype: str = field(default="auto", metadata={"help": "Of the weights, such as bfloat16; auto, as stored."})
-    endpoint: str | None = field(default=None, metadata={"help": "Such as https://api.deepseek.com/v1."})
-    api_key_env: str | None = field(default=None, metadata={"help": "Environment variable that holds its key."})
-    requests_per_minute: float | None = field(default=None, metadata={"help": "At most so many; default, no limit."})
-    workers: int = field(default=4, metadata={"help": "Requests at a time."})
-    retries: int = field(default=6, metadata={"help": "Of a request that the endpoint was too busy for."})
-    request_options: dict | str | None = field(
-        default=None, metadata={"help": 'Further fields of a request, JSON; default {"temperature": 0}.'}
-    )
-    fill_gaps: bool = field(
-        default=False, metadata={"help": "Keep what other models have put into the output, and add to it."}
-    )
-
-
-@dataclass
-class QualityArguments:
-    """How translations are checked: translated back, and compared with what they were made from."""
-
-    back_model: str | None = field(
-        default=None, metadata={"help": "Transformers model that translates back; default, model."}
-    )
-    back_sample: int | None = field(
-        default=None, metadata={"help": "Captions a language to translate back; default, all; 0, none."}
-    )
-    sentence_encoder: str = field(
-        default="sentence-transformers/all-roberta-large-v1", metadata={"help": "A model for sentence-transformers."}
-    )
-    threshold: float = field(default=0.7, metadata={"help": "A cosine below it is counted."})
-    num_worst: int = field(default=10, metadata={"help": "Worst translations to list for each language."})
 
 
 def load_captions(args: CaptionArguments) -> list[Caption]:

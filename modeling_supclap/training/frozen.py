@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 Rows = Mapping[str, Tensor]
 
-CACHE_FROZEN = ("auto", "always", "never")
 """The values of `--cache_frozen`."""
 
 LIMIT_BYTES = 2 << 30

@@ -1,7 +1,11 @@
 """The command `supclap`, from a wheel in an environment of its own, in a folder whose names are like ours."""
 
+import dataclasses
+import importlib
+import inspect
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,6 +13,7 @@ import sys
 import time
 import venv
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -39,9 +44,11 @@ def test_an_unknown_command_is_named(capsys):
 
 @pytest.mark.parametrize("name", command.COMMANDS)
 def test_each_command_has_its_help(name, capsys):
-    with pytest.raises(SystemExit) as ended:
-        command.main([name, "--help"])
-    assert ended.value.code == 0
+    try:
+        code = command.main([name, "--help"])
+    except SystemExit as ended:  # as argparse does
+        code = ended.code
+    assert code == 0
     assert capsys.readouterr().out.startswith("usage: ")
 
 
@@ -58,6 +65,42 @@ def test_what_is_shared_among_processes_is_launched_by_accelerate(name, script, 
     (arguments,) = launched
     assert Path(arguments.training_script).samefile(ROOT / "recipes" / script)
     assert arguments.training_script_args == ["--model", "somewhere"]
+
+
+@pytest.mark.parametrize("name", command.KEYS)
+def test_help_shows_the_keys_that_the_recipe_reads(name, monkeypatch, capsys):
+    recipe = importlib.import_module(f"modeling_supclap.{command.COMMANDS[name]}")
+    parsed = mock.Mock(side_effect=InterruptedError)
+    monkeypatch.setattr(recipe, "parse_arguments", parsed)
+    monkeypatch.setattr(sys, "argv", ["recipe"])
+    with pytest.raises(InterruptedError):
+        recipe.main()
+
+    read = set()
+    for group in parsed.call_args.args[0]:
+        options = {option.name for option in dataclasses.fields(group) if option.init}
+        for base in group.__mro__:
+            if base.__module__.startswith("modeling_supclap."):
+                read |= options & set(inspect.get_annotations(base))
+
+    command.main([name, "--help"])
+    shown = set(re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE))
+    assert shown == read - {"dataloader_pin_memory"}  # the Trainer's, whose default asks torch
+
+
+def test_help_waits_for_no_import_that_takes_seconds():
+    lines = [
+        "import contextlib, sys",
+        "from modeling_supclap.recipes import command",
+        "for name in (*command.KEYS, 'search', 'export'):",
+        "    with contextlib.suppress(SystemExit):",
+        "        command.main([name, '--help'])",
+        "print({'torch', 'transformers', 'datasets', 'accelerate'} & set(sys.modules))",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "set()"
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +184,7 @@ def test_all_commands_start_from_the_wheel(environment, project):
         "for name in command.COMMANDS:",
         "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as printed:",
         "        command.main([name, '--help'])",
-        "    module = sys.modules['modeling_supclap.' + command.COMMANDS[name]]",
-        "    print(name, module.__file__, printed.getvalue().startswith('usage: '))",
+        "    print(name, command._source(command.COMMANDS[name]), printed.getvalue().startswith('usage: '))",
     ]
     site_packages, python = environment
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -1,0 +1,424 @@
+"""The keys of the recipes, and how `--help` shows them: without torch, transformers and datasets, whose import takes
+many times as long as reading the help.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.languages import LANGUAGES
+from modeling_supclap.training.options import ContrastiveOptions, TemporalOptions
+
+if TYPE_CHECKING:
+    from modeling_supclap import SupCLAPModel
+
+SCALES = ("mini", "full")
+
+
+@dataclass
+class DatasetArguments:
+    """Which dataset to work on. Every recipe that reads one takes these keys, and the options of its builder too."""
+
+    dataset: str = field(default="synthetic", metadata={"help": "A builder of datasets_scripts, or prepared."})
+    data_dir: str | None = field(
+        default=None, metadata={"help": "Folder or Hub id of the data, where the builder takes one."}
+    )
+    dataset_config: dict | str | None = field(
+        default=None,
+        metadata={"help": "Options of the builder in a file; on the command line they go by their own names."},
+    )
+
+    @property
+    def builder_options(self) -> dict[str, Any]:
+        """All options of the builder, `data_dir` among them."""
+        options = dict(as_mapping(self.dataset_config))
+        if self.data_dir is not None:
+            options["data_dir"] = self.data_dir
+        return options
+
+    @property
+    def origin(self) -> str:
+        """The dataset that the rows come from; of a prepared set, the one that it was prepared from."""
+        options = self.builder_options
+        if self.dataset == "hf" and "data_dir" in options:
+            from modeling_supclap.datasets_scripts.builders.hf import get_origin
+
+            return get_origin(options["data_dir"])
+
+        from modeling_supclap.datasets_scripts.prepared import dataset_origin
+
+        return dataset_origin(self.dataset, options.get("data_dir"), options.get("revision"))
+
+    def load_splits(self) -> dict[str, Any]:
+        """All splits of the dataset, as `datasets_scripts.load_splits` gives them."""
+        return load_splits(self.dataset, **self.builder_options)
+
+
+@dataclass
+class DataArguments(DatasetArguments):
+    """What to train on."""
+
+    streaming: bool = field(
+        default=False, metadata={"help": "Read the training split as it is needed: of prepared, hf and webdataset."}
+    )
+    zero_shot_templates: list[str] = field(
+        default_factory=list, metadata={"help": "Class prompts such as 'This is a sound of {}'; empty: no such test."}
+    )
+
+    def load_splits(self) -> dict[str, Any]:
+        """All splits of the dataset; with `streaming`, the training split as a stream."""
+        if not self.streaming:
+            return super().load_splits()
+        splits = load_splits(self.dataset, streaming=True, **self.builder_options)
+        return {name: rows if name == "train" else rows.to_dataset() for name, rows in splits.items()}
+
+
+@dataclass
+class ModelArguments:
+    """What to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`."""
+
+    model: str | None = field(
+        default=None, metadata={"help": "A SupCLAP or CLAP model to continue from (id or folder)."}
+    )
+    audio_encoder: str = field(default="scratch", metadata={"help": "For example mispeech/ced-base."})
+    text_encoder: str = field(default="scratch", metadata={"help": "For example sentence-transformers/LaBSE."})
+    audio_config: dict | str | None = field(default=None, metadata={"help": "CEDConfig fields of a scratch encoder."})
+    text_config: dict | str | None = field(default=None, metadata={"help": "BertConfig fields of a scratch encoder."})
+    vocab_size: int = field(default=4000, metadata={"help": "Size of a scratch text encoder's vocabulary."})
+    projection_dim: int = field(default=1024, metadata={"help": "Width of the shared space."})
+    temperature: float = field(default=0.07, metadata={"help": "Initial temperature of the softmax."})
+    logit_bias: float | None = field(default=None, metadata={"help": "Initial bias of SigLIP's logits, usually -10."})
+    text_pooling: str = field(default="mean", metadata={"help": "mean, cls, last or pooler."})
+    random_weights: list[str] = field(
+        default_factory=list, metadata={"help": "Encoders to begin anew in their own shape: audio, text, or both."}
+    )
+
+    def __post_init__(self) -> None:
+        if not set(self.random_weights) <= {"audio", "text"}:
+            raise ValueError(f"random_weights is {self.random_weights}; it names audio, text, or both")
+
+
+@dataclass
+class TrainedPartArguments:
+    """Which part of a model trains: all of it, or the last blocks, or adapters in them; always with the projections."""
+
+    train_last_layers: int | None = field(
+        default=None, metadata={"help": "Train only so many last blocks of each encoder."}
+    )
+    audio_layers: int | None = field(default=None, metadata={"help": "Another number of the audio encoder's blocks."})
+    text_layers: int | None = field(default=None, metadata={"help": "Another number of the text encoder's blocks."})
+    lora_rank: int | None = field(
+        default=None, metadata={"help": "Train adapters of this rank in the last blocks, in place of the blocks."}
+    )
+
+    train_temperature: bool = field(
+        default=True, metadata={"help": "Whether the temperature, and SigLIP's bias, train or stay as they start."}
+    )
+
+    def choose_parameters(self, model: SupCLAPModel) -> None:
+        """Freezes what does not train, and adds the adapters."""
+        from modeling_supclap.training.lora import add_lora, train_last_layers, trainable_table
+
+        last = 1 if self.train_last_layers is None else self.train_last_layers
+        audio_layers = last if self.audio_layers is None else self.audio_layers
+        text_layers = last if self.text_layers is None else self.text_layers
+
+        if self.lora_rank is not None:
+            add_lora(model, rank=self.lora_rank, audio_layers=audio_layers, text_layers=text_layers)
+        elif (self.train_last_layers, self.audio_layers, self.text_layers) != (None, None, None):
+            train_last_layers(model, audio_layers, text_layers)
+
+        if not self.train_temperature:
+            for parameter in (model.logit_scale, model.logit_bias):
+                if parameter is not None:
+                    parameter.requires_grad_(False)
+        if not all(parameter.requires_grad for parameter in model.parameters()):
+            from .running import say
+
+            say(trainable_table(model))
+
+    def finished(self, model: SupCLAPModel) -> SupCLAPModel:
+        """The stock model that is to be saved, with the adapters merged into its weights."""
+        from modeling_supclap.training.lora import merge_lora
+
+        return model if self.lora_rank is None else merge_lora(model)
+
+
+@dataclass
+class PostTrainingArguments(DatasetArguments):
+    """What to post-train, and on what."""
+
+    model: str | None = field(default=None, metadata={"help": "A SupCLAP or CLAP model (id or folder)."})
+    dataset: str = field(default="esc50", metadata={"help": "A labelled builder of datasets_scripts, or prepared."})
+    pool_splits: bool = field(
+        default=False, metadata={"help": "Draw from all splits of the dataset together, as the paper does."}
+    )
+    train_fraction: float = field(default=0.7, metadata={"help": "Share of each class's recordings to train on."})
+    prompts: str | None = field(
+        default=None,
+        metadata={"help": "Call sounds by labels or phrases; default, labels in English alone. Kept in the model."},
+    )
+    stages: list[str] = field(
+        default_factory=lambda: ["a", "b"], metadata={"help": "The stages to train, in order; b alone is TeminAL B."}
+    )
+    use_after: bool = field(default=True, metadata={"help": "Say every other time 'y after x' for 'x before y'."})
+    num_phrasings: int | None = field(
+        default=None, metadata={"help": "Use the first so many phrasings of each sentence; 1: the paper's alone."}
+    )
+    pairs_per_epoch: int | None = field(default=None, metadata={"help": "Class pairs an epoch; default, all once."})
+    eval_pairs: int = field(default=90, metadata={"help": "Held-out pairs to evaluate on."})
+
+    def __post_init__(self) -> None:
+        if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= {"a", "b"}:
+            raise ValueError(f"stages is {self.stages}; give a, b, or both, each once")
+
+
+@dataclass
+class LastPartArguments(TrainedPartArguments):
+    """As in the paper, the last block of each encoder trains where nothing else is asked for."""
+
+    train_last_layers: int | None = field(
+        default=1, metadata={"help": "Train only so many last blocks of each encoder."}
+    )
+
+
+@dataclass
+class AllStagesOptions(TemporalOptions):
+    """What all stages share: which one is trained is `stages`, and `stage` is no key here."""
+
+    stage: str = field(default="b", init=False)
+
+
+@dataclass
+class EvaluationArguments(DatasetArguments):
+    """What to evaluate, on what, and how."""
+
+    model: str | None = field(
+        default=None, metadata={"help": "A SupCLAP or CLAP model (id or folder), or module:function."}
+    )
+    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one."})
+
+    split: str = field(default="test", metadata={"help": "Which split; several joined by +."})
+    folds: list[int] = field(default_factory=list, metadata={"help": "Evaluate the test splits of these folds."})
+    train_split: str | None = field(
+        default=None, metadata={"help": "Warn when this split, which the model was trained on, shares recordings."}
+    )
+    on_bad_audio: str = field(default="error", metadata={"help": "Missing or unusable recordings: error or skip."})
+
+    tasks: list[str] = field(default_factory=lambda: ["retrieval"], metadata={"help": "retrieval, zero_shot, zste."})
+    languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of retrieval."})
+    positives: str = field(default="clip", metadata={"help": "Who answers whom: clip or captions."})
+    caption_handling: str = field(default="all", metadata={"help": "Captions that count: all or parallel."})
+
+    template_sets: list[str] = field(
+        default_factory=lambda: ["supclap"],
+        metadata={"help": "Sets of class prompts, by name."},
+    )
+    templates: list[str] = field(default_factory=list, metadata={"help": "A set of your own, such as 'I hear {}'."})
+    zero_shot_languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Of class prompts."})
+    phrases: str | None = field(
+        default=None, metadata={"help": "Dataset whose label phrases to use; by default the evaluated one."}
+    )
+
+    zste_languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of ZSTE."})
+    zste_tasks: list[str] = field(default_factory=list, metadata={"help": "Some of 1A to 5B; empty, all."})
+    zste_items: int = field(default=200, metadata={"help": "Clips of each family of ZSTE."})
+    zste_candidates: int = field(default=50, metadata={"help": "Candidates of ZSTE's tasks 4 and 5B."})
+    zste_prompts: str | None = field(
+        default=None, metadata={"help": "labels or phrases; by default what the model was post-trained with."}
+    )
+
+    max_audio_seconds: float | None = field(default=None, metadata={"help": "Hear only this much of a recording."})
+    chunk_seconds: float | None = field(
+        default=None, metadata={"help": "Embed longer recordings in chunks; by default as long as the model takes."}
+    )
+    pooling: str = field(default="mean", metadata={"help": "Of chunks: mean, or best for each text."})
+
+    batch_size: int = field(default=32, metadata={"help": "Clips or texts at once; changes no result."})
+    num_resamples: int = field(default=1000, metadata={"help": "Of the bootstrap; 0, no intervals."})
+    confidence: float = field(default=0.95, metadata={"help": "Of the intervals."})
+    seed: int = field(default=0, metadata={"help": "Of the bootstrap and of ZSTE's draws."})
+
+    output_dir: str = field(default="outputs/evaluation", metadata={"help": "Where the results go."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where embeddings are kept; none: nowhere."})
+    compare: list[str] = field(
+        default_factory=list, metadata={"help": "Folders of two results to compare; nothing else is done."}
+    )
+    allow_different: bool = field(default=False, metadata={"help": "Compare results of different protocols too."})
+
+
+@dataclass
+class CorpusArguments(DatasetArguments):
+    """What to embed, by which model, and where to put it."""
+
+    dataset: str | None = field(default=None, metadata={"help": "A builder of datasets_scripts, or prepared."})  # type: ignore[assignment]
+    model: str = field(default="outputs/synthetic", metadata={"help": "Folder or Hub id of a SupCLAP or CLAP model."})
+    folder: str | None = field(default=None, metadata={"help": "Instead of a dataset: all recordings below a folder."})
+    output: str = field(default="outputs/embeddings", metadata={"help": "The folder to write, or to go on writing."})
+    splits: list[str] = field(default_factory=list, metadata={"help": "Splits to embed; default, all."})
+
+    chunk_seconds: float | None = field(
+        default=10.0, metadata={"help": "Longer recordings are cut into chunks of this length."}
+    )
+    batch_size: int = field(
+        default=32, metadata={"help": "Recordings that a worker reads, and chunks that go through the model, at once."}
+    )
+    clips_per_file: int = field(default=10_000, metadata={"help": "Recordings of a Parquet file of the output."})
+    num_workers: int = field(
+        default=min(4, os.cpu_count() or 1), metadata={"help": "Processes that read, of each process that embeds."}
+    )
+    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one."})
+
+
+@dataclass
+class ReproductionArguments:
+    """What to reproduce, and at which scale."""
+
+    scale: str = field(default="mini", metadata={"help": f"One of {', '.join(SCALES)}."})
+    seeds: list[int] = field(default_factory=list, metadata={"help": "Seeds; default, those of the table, or 0 1 2."})
+    rows: list[str] = field(default_factory=list, metadata={"help": "Some rows only, such as table1_infonce."})
+    dry_run: bool = field(default=False, metadata={"help": "Resolve and estimate everything, train nothing."})
+    data_dir: str | None = field(
+        default=None, metadata={"help": "The folder of the data, or of one folder for each dataset."}
+    )
+    output_dir: str = field(default="outputs/reproduce", metadata={"help": "Where runs and tables go."})
+    settings: dict | str | None = field(
+        default=None, metadata={"help": "Settings of every training run besides, as JSON; such a run is another run."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise ValueError(f"scale is {self.scale!r}; it must be one of {', '.join(SCALES)}")
+
+
+@dataclass
+class CaptionArguments(DatasetArguments):
+    """What to translate, and where to put it."""
+
+    dataset: str | None = field(default=None, metadata={"help": "A builder of datasets_scripts."})  # type: ignore[assignment]
+
+    output: str = field(
+        default="translations.parquet", metadata={"help": "The file of translations; what it holds already is kept."}
+    )
+    splits: list[str] = field(default_factory=list, metadata={"help": "Splits to translate; default, all."})
+    captions: str | None = field(
+        default=None, metadata={"help": "Instead: .parquet, .csv or .jsonl of clip_id, caption_index, text."}
+    )
+    source_language: str = field(default="eng", metadata={"help": "ISO 639-3 code of the captions."})
+    languages: list[str] = field(
+        default_factory=lambda: list(LANGUAGES[1:]), metadata={"help": "ISO 639-3 codes to translate into."}
+    )
+
+
+@dataclass
+class TranslatorArguments:
+    """What translates: a seq2seq model of transformers, or with an endpoint the language model behind that."""
+
+    model: str = field(
+        default="facebook/nllb-200-distilled-600M",
+        metadata={"help": "Hub id or folder, {source} and {target} in it become ISO 639-1; or the endpoint's model."},
+    )
+    batch_size: int = field(default=32, metadata={"help": "Captions a batch, or a request."})
+    prompt: str | None = field(
+        default=None, metadata={"help": "For models that want one: 'translate {source} to {target}: {text}'."}
+    )
+    num_beams: int = field(default=4, metadata={"help": "Beams of the search; 1 is greedy."})
+    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; default, a GPU where there is one."})
+    dtype: str = field(default="auto", metadata={"help": "Of the weights, such as bfloat16; auto, as stored."})
+    endpoint: str | None = field(default=None, metadata={"help": "Such as https://api.deepseek.com/v1."})
+    api_key_env: str | None = field(default=None, metadata={"help": "Environment variable that holds its key."})
+    requests_per_minute: float | None = field(default=None, metadata={"help": "At most so many; default, no limit."})
+    workers: int = field(default=4, metadata={"help": "Requests at a time."})
+    retries: int = field(default=6, metadata={"help": "Of a request that the endpoint was too busy for."})
+    request_options: dict | str | None = field(
+        default=None, metadata={"help": 'Further fields of a request, JSON; default {"temperature": 0}.'}
+    )
+    fill_gaps: bool = field(
+        default=False, metadata={"help": "Keep what other models have put into the output, and add to it."}
+    )
+
+
+@dataclass
+class QualityArguments:
+    """How translations are checked: translated back, and compared with what they were made from."""
+
+    back_model: str | None = field(
+        default=None, metadata={"help": "Transformers model that translates back; default, model."}
+    )
+    back_sample: int | None = field(
+        default=None, metadata={"help": "Captions a language to translate back; default, all; 0, none."}
+    )
+    sentence_encoder: str = field(
+        default="sentence-transformers/all-roberta-large-v1", metadata={"help": "A model for sentence-transformers."}
+    )
+    threshold: float = field(default=0.7, metadata={"help": "A cosine below it is counted."})
+    num_worst: int = field(default=10, metadata={"help": "Worst translations to list for each language."})
+
+
+def format_help(groups: Sequence[Any], about: str) -> str:
+    """What a recipe does and its own keys, with their own defaults; to the keys of transformers it only points.
+
+    Args:
+        groups: The dataclasses of the keys.
+        about: The docstring of the recipe.
+    """
+    lines = [f"usage: {Path(sys.argv[0]).name} [CONFIG.yaml] [--KEY VALUE ...]", ""]
+    lines.append(about.strip())
+
+    for group in groups:
+        options = {option.name: option for option in dataclasses.fields(group) if option.init}
+        own: dict[str, None] = {}  # in the order in which they are declared
+        for base in reversed(group.__mro__):
+            if not base.__module__.startswith("transformers."):
+                own |= dict.fromkeys(inspect.get_annotations(base))
+
+        lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
+        for name in own:
+            if name in options:
+                lines.append(_describe(options[name]))
+
+    lines.append("")
+    if any(issubclass(group, ContrastiveOptions) for group in groups):
+        lines.append(
+            "All keys of transformers' TrainingArguments work too, such as --output_dir and --learning_rate:"
+            " --help_all lists them."
+        )
+    if any(issubclass(group, DatasetArguments) for group in groups):
+        lines.append("So do the options of the dataset's builder: see `supclap prepare NAME --help`.")
+    return "\n".join(lines)
+
+
+def _describe(option: dataclasses.Field) -> str:
+    """The key, what it is for, and its default where it has one that says something."""
+    value = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+    text = option.metadata.get("help", "")
+    if value is dataclasses.MISSING:
+        text += " Required."
+    elif value not in (None, [], ""):
+        shown = " ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+        text += f" Default: {shown}."
+    width = min(shutil.get_terminal_size().columns, 120)
+    lines = textwrap.wrap(text.strip(), width - 30) or [""]
+    name = f"  --{option.name}"
+    if len(name) > 28:
+        lines.insert(0, "")
+    return "\n".join(f"{name if number == 0 else '':30}{line}".rstrip() for number, line in enumerate(lines))
+
+
+def as_mapping(value: dict | str | None) -> dict[str, Any]:
+    """A mapping from the YAML file, or the same as JSON from the command line."""
+    parsed = json.loads(value) if isinstance(value, str) else value or {}
+    if not isinstance(parsed, dict):
+        raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")
+    return parsed
