@@ -45,7 +45,8 @@ def load_splits(
         translations: Parquet files of translated captions to join, one or several; or the arguments of
             `multilingual.join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
         streaming: Gives a `stream.RowStream` of each split, whose rows are read as they are needed, also from the Hub
-            or an object storage: of "prepared", and of "webdataset", tar files that `stream.load_tars` describes.
+            or an object storage: of "prepared", of "hf", where that is Parquet files (`stream.load_parquet`), and of
+            "webdataset", tar files (`stream.load_tars`).
         **config: Fields of the builder's config, such as `data_dir` (all but synthetic) or `num_train` (synthetic);
             each builder's module says what the folder has to hold.
 
@@ -65,8 +66,12 @@ def load_splits(
     _check_config(name, config, "translations", "streaming")
     if not streaming:
         return splits_of(load_builder(name, cache_dir, **config), translations)
+    if name == "hf":
+        from .stream import load_parquet
+
+        return _translated(load_parquet(**config), translations)
     if name != "prepared":
-        raise ValueError(f"streaming reads what prepare.py wrote, and webdataset; {name} is to be prepared before")
+        raise ValueError(f"streaming reads prepared, hf and webdataset; {name} is to be prepared before")
     from .prepared import load_prepared
 
     return _translated(load_prepared(streaming=True, **config), translations)

@@ -4,7 +4,8 @@
 >>> rows = load_splits("prepared", data_dir="s3://bucket/clotho", streaming=True)["train"]  # doctest: +SKIP
 >>> rows = rows.shuffle(seed=0).shard(process=0, num_processes=8)  # doctest: +SKIP
 
-What can be streamed are sets that `prepare.py` wrote, and tar files of WebDataset: `load_splits("webdataset", ...)`.
+What can be streamed are sets that `prepare.py` wrote, any other Parquet files with a column of recordings and one of
+captions, `load_splits("hf", ...)`, and tar files of WebDataset, `load_splits("webdataset", ...)`.
 
 `IterableDataset.shuffle` of `datasets` fills its buffer with other rows when a run is resumed, and gives each process
 other batches when their number changes. Here the order of an epoch is a function of the seed and the epoch. Row groups
@@ -22,8 +23,10 @@ import re
 import tarfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, repeat
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
@@ -34,6 +37,7 @@ import torch
 from datasets.fingerprint import Hasher
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
+from .builders.hf import SPLITS, Columns, HubDatasetConfig
 from .builders.recordings import SUFFIXES
 from .prepared import PreparedSet, with_absolute_paths
 from .schema import FILE_SOURCE, features
@@ -88,6 +92,56 @@ class ParquetSplit:
             table = pyarrow.parquet.ParquetFile(file).read_row_group(group.place, columns=list(columns))
         table = with_absolute_paths(table, self._root)
         return lambda number: table.slice(number, 1).to_pylist()[0]
+
+
+class HubSplit:
+    """A split of a dataset that others made: Parquet files with a column of recordings and one of captions.
+
+    Args:
+        row_groups: Its row groups; a `place` is the number in the file, and that of its first row in the dataset.
+        split: What the ids of its rows begin with.
+        types: The features of the dataset.
+        config: Which columns hold what.
+    """
+
+    def __init__(
+        self, row_groups: Sequence[RowGroup], split: str, types: datasets.Features, config: HubDatasetConfig
+    ) -> None:
+        self._columns = Columns(types, config)
+        self._holds_files = isinstance(types.arrow_schema.field(self._columns.audio).type, pyarrow.StructType)
+        self.features = features(list(dict.fromkeys(self._columns.languages.values())))
+        self.features["audio"] = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+        self.licenses: dict[str, int] = {}
+        self.split = split
+
+        self.row_groups: list[RowGroup] = []
+        start = 0
+        for group in row_groups:
+            self.row_groups.append(group._replace(start=start))
+            start += group.rows
+        versions = []
+        for path in sorted({group.path for group in row_groups}):
+            system, name = fsspec.core.url_to_fs(path)
+            versions.append(system.ukey(name))
+        self.digest = Hasher.hash([versions, self.row_groups, config])
+
+    def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
+        """Reads those columns of a row group, and gives what finds a row of it by its place."""
+        audio, label = self._columns.audio, self._columns.label
+        wanted = [*self._columns.languages, *filter(None, [label])]
+        wanted.append(f"{audio}.path" if self._holds_files and "audio" not in columns else audio)
+        number_in_file, first_row = group.place
+        with fsspec.open(group.path, "rb") as file:
+            table = pyarrow.parquet.ParquetFile(file).read_row_group(number_in_file, columns=wanted)
+
+        def get_row(number: int) -> Row:
+            found = table.slice(number, 1).to_pylist()[0]
+            stored = found[audio] if self._holds_files else {"bytes": None, "path": found[audio]}
+            row = self._columns.describe(found, stored["path"], f"{self.split}-{first_row + number:06d}")
+            row["audio"] = stored
+            return {name: row[name] for name in columns}
+
+        return get_row
 
 
 class TarSplit:
@@ -186,6 +240,94 @@ def _split_name(name: str) -> tuple[str, str]:
     return f"{folder}/{stem}" if folder else stem, dot + suffix.lower()
 
 
+def load_parquet(**options: Any) -> dict[str, RowStream]:
+    """The splits of a dataset whose files are Parquet, on the Hub, in a folder, or at an address that fsspec can list.
+
+    What there is is read off the ends of the files. A split for validation or testing that is missing is drawn from the
+    training split, by whole row groups, which are read at once and hold neighbours.
+
+    Args:
+        **options: As `builders.hf.HubDatasetConfig`.
+
+    Raises:
+        FileNotFoundError: There are no Parquet files.
+        ValueError: The columns are not there, or the training split is one row group and nothing can be held out.
+    """
+    config = HubDatasetConfig(**options)
+    place = str(config.data_dir)
+    if "://" in place:
+        files = _find_files(place, ".parquet")
+    else:
+        folder = Path(place).expanduser()
+        builder = datasets.load_dataset_builder(
+            str(folder) if folder.is_dir() else place, config.subset, revision=config.revision
+        )
+        files = {}
+        for split, paths in (builder.config.data_files or {}).items():
+            files[SPLITS.get(str(split), str(split))] = paths
+
+    groups: dict[str, list[RowGroup]] = {}
+    for split, paths in files.items():
+        if not all(path.endswith(".parquet") for path in paths):
+            raise FileNotFoundError(f"{place} is to be of Parquet files to be streamed; it has {paths[0]}")
+        with ThreadPoolExecutor(LANES) as pool:
+            ends = list(pool.map(_read_end, paths))
+
+        found = groups[split] = []
+        first_row = 0
+        for path, end in zip(paths, ends, strict=True):
+            for number in range(end.num_row_groups):
+                rows = end.row_group(number).num_rows
+                found.append(RowGroup(path, (number, first_row), 0, rows))
+                first_row += rows
+        types = datasets.Features.from_arrow_schema(ends[0].schema.to_arrow_schema())
+
+    origins = {split: split for split in groups}
+    for split in ("test", "validation"):
+        fraction = getattr(config, f"{split}_fraction")
+        if split not in groups and "train" in groups and fraction > 0:
+            groups["train"], groups[split] = _hold_out(groups["train"], fraction, config.seed)
+            origins[split] = "train"
+
+    streams = {}
+    for split, held in groups.items():
+        streams[split] = RowStream(HubSplit(held, origins[split], types, config))
+    return streams
+
+
+def _read_end(path: str) -> pyarrow.parquet.FileMetaData:
+    """Reads what a Parquet file says of itself."""
+    with fsspec.open(path, "rb") as file:
+        return pyarrow.parquet.read_metadata(file)
+
+
+def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[RowGroup], list[RowGroup]]:
+    """Draws row groups that hold about this fraction of the rows, one at least; gives the others first."""
+    wanted = max(1, round(fraction * len(groups)))
+    if wanted >= len(groups):
+        raise ValueError(
+            f"{len(groups)} row groups are too few to hold any out as a whole: --validation_fraction 0 and "
+            "--test_fraction 0 keep the training split as it is, and so does reading it without --streaming"
+        )
+    drawn = sorted(np.random.default_rng(seed).permutation(len(groups)).tolist()[:wanted])
+    kept = [group for number, group in enumerate(groups) if number not in drawn]
+    return kept, [groups[number] for number in drawn]
+
+
+def _find_files(data_dir: str, suffix: str) -> dict[str, list[str]]:
+    """The files of a folder by split: "train", "validation" or "valid", "test" in their paths, "train" without one."""
+    system, folder = fsspec.core.url_to_fs(str(data_dir))
+    splits: dict[str, list[str]] = {}
+    for path in sorted(system.glob(f"{folder.rstrip('/')}/**/*{suffix}")):
+        name = re.search("test|valid|train", path[len(folder) :])
+        split = {"valid": "validation"}.get(name[0], name[0]) if name else "train"
+        splits.setdefault(split, []).append(system.unstrip_protocol(path))
+
+    if not splits:
+        raise FileNotFoundError(f"data_dir {data_dir} holds no {suffix} file")
+    return splits
+
+
 def load_tars(data_dir: str, language: str = "eng") -> dict[str, RowStream]:
     """The splits of a folder of WebDataset tar files.
 
@@ -194,16 +336,7 @@ def load_tars(data_dir: str, language: str = "eng") -> dict[str, RowStream]:
             holds ("train", "validation" or "valid", "test"), and to "train" without one.
         language: The ISO 639-3 code of the captions.
     """
-    system, folder = fsspec.core.url_to_fs(str(data_dir))
-    splits: dict[str, list[str]] = {}
-    for path in sorted(system.glob(f"{folder.rstrip('/')}/**/*.tar")):
-        name = re.search("test|valid|train", path[len(folder) :])
-        split = {"valid": "validation"}.get(name[0], name[0]) if name else "train"
-        splits.setdefault(split, []).append(system.unstrip_protocol(path))
-
-    if not splits:
-        raise FileNotFoundError(f"data_dir {data_dir} holds no .tar file")
-    return {split: RowStream(TarSplit(paths, language)) for split, paths in splits.items()}
+    return {split: RowStream(TarSplit(paths, language)) for split, paths in _find_files(data_dir, ".tar").items()}
 
 
 class RowStream(IterableDataset):
@@ -214,13 +347,13 @@ class RowStream(IterableDataset):
     of the batches depends on the number of workers, and on nothing else; a run that is resumed keeps that number.
 
     Args:
-        split: What is read: a `ParquetSplit` or a `TarSplit`.
+        split: What is read: a `ParquetSplit`, a `HubSplit` or a `TarSplit`.
 
     Attributes:
         licenses: How many clips have which licence, of the whole set, as far as its maker says so.
     """
 
-    def __init__(self, split: ParquetSplit | TarSplit) -> None:
+    def __init__(self, split: ParquetSplit | HubSplit | TarSplit) -> None:
         self.features = datasets.Features({**split.features, "clip_index": datasets.Value("int64")})
         self.licenses = split.licenses
         self.row_groups = split.row_groups

@@ -2,10 +2,11 @@
 
 `load_splits("hf", data_dir="user/name")` takes what `load_dataset` takes, an id of the Hub or a folder of files, or
 what `save_to_disk` wrote. The recordings stay where they are: rows hold the same Arrow data under the schema's names.
+With `streaming=True` the row groups of its Parquet files are read as they are needed: `stream.load_parquet`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from ..schema import FILE_SOURCE, features
 
 _CAPTION_COLUMNS = ("caption", "captions", "text", "sentence", "raw_text")
 _LANGUAGE_OF_COLUMN = re.compile(r"captions?_([a-z]{3})")
-_SPLITS = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
+SPLITS = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation", "testing": "test"}
+"""The schema's names of splits that are called something else."""
 
 
 @dataclass
@@ -92,7 +94,7 @@ class HubDataset:
 
         splits = {"train": found} if isinstance(found, datasets.Dataset) else dict(found)
         for split, rows in splits.items():
-            self._splits[_SPLITS.get(split, split)] = self._rows(split, rows)
+            self._splits[SPLITS.get(split, split)] = self._rows(split, rows)
         self._draw()
 
     def as_dataset(self) -> datasets.DatasetDict:
@@ -113,15 +115,16 @@ class HubDataset:
 
     def _rows(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
         """The rows of a split under the names of the schema, with the recordings as they are stored."""
-        audio_column = self._find_audio(rows)
+        columns = Columns(rows.features, self.config)
         rows = rows.flatten_indices() if rows._indices is not None else rows
-        audio = rows.select_columns(audio_column).cast_column(audio_column, datasets.Audio(decode=False))
-        audio = audio if audio_column == "audio" else audio.rename_column(audio_column, "audio")
+        audio = rows.select_columns(columns.audio).cast_column(columns.audio, datasets.Audio(decode=False))
+        audio = audio if columns.audio == "audio" else audio.rename_column(columns.audio, "audio")
         paths = pc.struct_field(audio.data.column("audio"), "path").to_pylist()
 
-        columns = self._find_captions(rows)
-        described = list(self._describe(split, rows.remove_columns(audio_column), paths, columns))
-        languages = list(dict.fromkeys(columns.values()))
+        described = []
+        for index, (row, path) in enumerate(zip(rows.remove_columns(columns.audio), paths, strict=True)):
+            described.append(columns.describe(row, path, f"{split}-{index:06d}"))
+        languages = list(dict.fromkeys(columns.languages.values()))
         table = datasets.Dataset.from_list(described, features=features(languages))
         joined = datasets.concatenate_datasets([table, audio], axis=1)
 
@@ -133,56 +136,78 @@ class HubDataset:
                 self._left_out.append(row["clip_id"])
         return joined if len(kept) == len(described) else joined.select(kept)
 
-    def _describe(
-        self, split: str, rows: datasets.Dataset, paths: list[str | None], columns: dict[str, str]
-    ) -> Iterator[dict[str, Any]]:
-        """The rows without their recordings; `columns` holds the language of each column of captions."""
-        label_column = self.config.label_column
-        label_type = rows.features.get(label_column)
-        for index, (row, path) in enumerate(zip(rows, paths, strict=True)):
-            captions: dict[str, list[str]] = {language: [] for language in columns.values()}
-            for column, language in columns.items():
-                captions[language] += _as_texts(row[column])
 
-            labels = None if label_column is None else row[label_column]
-            if isinstance(label_type, datasets.ClassLabel) and labels is not None:
-                labels = label_type.int2str(labels)
-            clip_id = f"{split}-{index:06d}"
-            yield {
-                "clip_id": clip_id,
-                "audio_path": path or clip_id,
-                "captions": captions,
-                "labels": _as_texts(labels),
-                "events": [],
-                "source": f"{FILE_SOURCE}{path or clip_id}",
-                "license": "",
-            }
+class Columns:
+    """Which columns of a dataset hold recordings, captions and classes.
 
-    def _find_audio(self, rows: datasets.Dataset) -> str:
-        named = self.config.audio_column
-        if named is None:
-            found = [name for name, kind in rows.features.items() if isinstance(kind, datasets.Audio)]
-            named = found[0] if len(found) == 1 else "audio"
-        if named not in rows.features:
-            raise ValueError(f"there is no column {named!r} of recordings; audio_column can name {rows.column_names}")
-        return named
+    Args:
+        types: The features of the dataset.
+        config: Names those that have other names than usual.
 
-    def _find_captions(self, rows: datasets.Dataset) -> dict[str, str]:
-        """The columns of captions, each with its language."""
-        columns = {}
-        named = self.config.caption_column or next((name for name in _CAPTION_COLUMNS if name in rows.features), None)
-        if named is not None:
-            columns[named] = self.config.caption_language
-        for name in rows.column_names:
-            match = _LANGUAGE_OF_COLUMN.fullmatch(name)
-            if match and name not in columns:
-                columns[name] = match[1]
+    Attributes:
+        audio: The column of the recordings.
+        languages: The language of each column of captions.
+        label: The column of the classes, if any.
 
-        if not columns or not columns.keys() <= rows.features.keys():
-            raise ValueError(
-                f"there is no column {named or 'of captions'}; caption_column can name {rows.column_names}"
-            )
-        return columns
+    Raises:
+        ValueError: No column holds recordings, none captions, or the one that is named is not there.
+    """
+
+    def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:
+        self.audio = _find_audio(types, config.audio_column)
+        self.languages = _find_captions(types, config)
+        self.label = config.label_column
+        self._label_type = types.get(config.label_column)
+
+    def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:
+        """A row of the schema, without its recording.
+
+        Args:
+            row: The values of the columns of captions and classes.
+            path: The recording's name, as the dataset has it.
+            clip_id: What the row will be called.
+        """
+        captions: dict[str, list[str]] = {language: [] for language in self.languages.values()}
+        for column, language in self.languages.items():
+            captions[language] += _as_texts(row[column])
+
+        labels = None if self.label is None else row[self.label]
+        if isinstance(self._label_type, datasets.ClassLabel) and labels is not None:
+            labels = self._label_type.int2str(labels)
+        return {
+            "clip_id": clip_id,
+            "audio_path": path or clip_id,
+            "captions": captions,
+            "labels": _as_texts(labels),
+            "events": [],
+            "source": f"{FILE_SOURCE}{path or clip_id}",
+            "license": "",
+        }
+
+
+def _find_audio(types: datasets.Features, named: str | None) -> str:
+    if named is None:
+        found = [name for name, kind in types.items() if isinstance(kind, datasets.Audio)]
+        named = found[0] if len(found) == 1 else "audio"
+    if named not in types:
+        raise ValueError(f"there is no column {named!r} of recordings; audio_column can name {list(types)}")
+    return named
+
+
+def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[str, str]:
+    """The columns of captions, each with its language."""
+    columns = {}
+    named = config.caption_column or next((name for name in _CAPTION_COLUMNS if name in types), None)
+    if named is not None:
+        columns[named] = config.caption_language
+    for name in types:
+        match = _LANGUAGE_OF_COLUMN.fullmatch(name)
+        if match and name not in columns:
+            columns[name] = match[1]
+
+    if not columns or not columns.keys() <= types.keys():
+        raise ValueError(f"there is no column {named or 'of captions'}; caption_column can name {list(types)}")
+    return columns
 
 
 def as_rows(rows: datasets.Dataset, split: str = "clip", **columns: Any) -> datasets.Dataset:

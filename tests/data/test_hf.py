@@ -1,6 +1,7 @@
 """Datasets of the `datasets` library: from the disk or a folder of files, with any names of columns."""
 
 import io
+from itertools import chain
 
 import builders
 import datasets
@@ -58,6 +59,46 @@ def test_a_folder_of_files_with_its_own_splits_and_several_languages(tmp_path):
     assert splits["test"][0]["captions"] == {"eng": ["a tone", "a sound"], "fra": ["un son"]}
     assert splits["test"][1]["captions"] == {"eng": [], "fra": ["un ton"]}
     assert builder.report()["left_out"] == {"no caption": ["train-000002", "valid-000002", "test-000002"]}
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A folder as the Hub has them: two Parquet files of 10 clips each, in row groups of 3."""
+    (tmp_path / "hub").mkdir()
+    for number in range(2):
+        texts = [[f"a tone {number}{clip}", "a sound"] for clip in range(10)]
+        kinds = datasets.ClassLabel(names=["low", "high"])
+        rows = table(10, captions=texts, caption_fra=["un son"] * 10, kind=[0, 1] * 5).cast_column("kind", kinds)
+        rows = rows.cast_column("clip", datasets.Audio())  # what decodes where one does not ask it not to
+        rows.to_parquet(str(tmp_path / "hub" / f"train-{number:05d}-of-00002.parquet"), batch_size=3)
+    return tmp_path / "hub"
+
+
+@pytest.mark.parametrize("address", ["{}", "file://{}"])
+def test_parquet_is_streamed_as_the_rows_that_it_is(hub, address):
+    options = {"label_column": "kind", "validation_fraction": 0, "test_fraction": 0}
+    rows = load_splits("hf", data_dir=str(hub), cache_dir=str(hub.parent / "cache"), **options)["train"]
+    stream = load_splits("hf", data_dir=address.format(hub), streaming=True, **options)["train"]
+    streamed = list(stream)
+    assert streamed == [{**row, "clip_index": place} for place, row in enumerate(rows)]
+    assert streamed[11]["labels"] == ["high"]
+    assert stream.features["captions"] == rows.features["captions"]
+
+    light = list(stream.remove_columns(["audio"]))
+    assert [row["audio_path"] for row in light] == [row["audio_path"] for row in rows]
+    assert "audio" not in light[0]
+
+
+def test_what_is_missing_is_held_out_by_row_groups(hub):
+    splits = load_splits("hf", data_dir=str(hub), streaming=True, test_fraction=0.25)
+    ids = {name: [row["clip_id"] for row in stream] for name, stream in splits.items()}
+    assert {name for name, held in ids.items() if held} == {"train", "validation", "test"}
+    assert sorted(chain.from_iterable(ids.values())) == [f"train-{number:06d}" for number in range(20)]
+
+    again = load_splits("hf", data_dir=str(hub), streaming=True, test_fraction=0.25)
+    assert [row["clip_id"] for row in again["test"].to_dataset(str(hub.parent / "cache"))] == ids["test"]
+    with pytest.raises(ValueError, match="row groups are too few to hold any out"):
+        load_splits("hf", data_dir=str(hub), streaming=True, validation_fraction=0.99)
 
 
 @pytest.mark.parametrize(

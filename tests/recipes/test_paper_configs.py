@@ -15,7 +15,8 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.translation.join import read_captions
 from modeling_supclap.datasets_scripts.translation.table import SCHEMA, source_hash, write_translations
-from modeling_supclap.recipes import models, train_supclap
+from modeling_supclap.recipes import train_supclap
+from modeling_supclap.recipes.options import TrainedPartArguments
 
 CONFIGS = train_supclap.DEFAULT_CONFIG.parent
 
@@ -106,7 +107,7 @@ def test_table_9_begins_towers_anew_in_their_shape(towers):
 
 def test_a_fixed_temperature_stays():
     model = builders.supclap_model()
-    models.TrainedPartArguments(train_temperature=False).choose_parameters(model)
+    TrainedPartArguments(train_temperature=False).choose_parameters(model)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert frozen == {"logit_scale"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from modeling_supclap import losses
 from modeling_supclap.recipes import evaluate_supclap, posttrain_teminal, train_supclap
-from modeling_supclap.recipes.models import TrainedPartArguments
+from modeling_supclap.recipes.options import TrainedPartArguments
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
 ROOT = Path(__file__).parents[2]

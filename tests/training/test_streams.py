@@ -1,11 +1,15 @@
 """Training from a stream: what a killed run saw and became is what an uninterrupted one sees and becomes."""
 
+import io
 import json
 import sys
 from pathlib import Path
 
 import builders
+import datasets
+import numpy as np
 import pytest
+import soundfile
 import torch
 from killing import KillAt, Killed
 from prepared_sets import make_folder
@@ -46,10 +50,36 @@ class Seen(SupCLAPTrainer):
         return super().compute_loss(model, inputs, **kwargs)
 
 
+@pytest.fixture(scope="module")
+def hub(folder):
+    """The same clips as others would have stored them: two Parquet files of recordings and captions."""
+    rows = load_splits("prepared", data_dir=str(folder / "int16"), cache_dir=str(folder / "cache"))["train"]
+    stored = []
+    for row in rows:
+        file = io.BytesIO()
+        soundfile.write(file, np.frombuffer(row["samples"], "<i2"), row["sampling_rate_hz"], format="WAV")
+        audio = {"bytes": file.getvalue(), "path": Path(row["audio_path"]).name}
+        stored.append({"audio": audio, "captions": row["captions"]["eng"], "caption_fra": row["captions"]["fra"][0]})
+    made = datasets.Dataset.from_list(stored).cast_column("audio", datasets.Audio(decode=False))
+    for number in range(2):
+        path = folder / "hub" / "data" / f"train-{number:05d}-of-00002.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made.shard(2, number, contiguous=True).to_parquet(str(path), batch_size=2)
+    return folder / "hub"
+
+
+def load_train(data_dir):
+    """The training split of either kind, as a stream."""
+    if data_dir.endswith("hub"):
+        options = {"validation_fraction": 0, "test_fraction": 0}
+        return load_splits("hf", data_dir=data_dir, streaming=True, **options)["train"]
+    return load_splits("prepared", data_dir=data_dir, streaming=True)["train"]
+
+
 def build(output, data_dir, seed=0, callbacks=None, dropout=0.3, **kwargs):
     text = builders.bert_config(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
     model = builders.supclap_model(builders.supclap_config(text), seed=seed)
-    rows = load_splits("prepared", data_dir=data_dir, streaming=True)["train"]
+    rows = load_train(data_dir)
     args = arguments(output, **{**RUN, **kwargs})
     return Seen(model, args, train_dataset=rows, processing_class=processor(), callbacks=callbacks)
 
@@ -87,6 +117,12 @@ def test_a_killed_run_sees_the_same_batches_and_ends_with_the_same_weights(folde
     assert first != second
 
 
+def test_a_set_that_others_made_is_resumed_too(hub, tmp_path):
+    whole = build(tmp_path / "whole", str(hub))
+    whole.train()
+    assert_same_end(cut_and_resume(tmp_path / "cut", str(hub), 5), whole, 5)
+
+
 def test_it_goes_on_with_as_many_workers_only(folder, tmp_path):
     build(tmp_path, str(folder / "int16"), max_steps=1).train()
     other = build(tmp_path, str(folder / "int16"), max_steps=2, dataloader_num_workers=2)
@@ -115,9 +151,10 @@ def train_and_report(data_dir, output, batch_size):
     Path(output, f"{batch_size}-{whole.args.process_index}.json").write_text(json.dumps(report))
 
 
-def test_two_processes_see_the_batches_of_one_and_resume(folder, tmp_path):
-    train_and_report(str(folder / "int16"), str(tmp_path), "4")
-    run_processes(__file__, str(folder / "int16"), str(tmp_path), "2")
+@pytest.mark.parametrize("name", ["int16", "hub"])
+def test_two_processes_see_the_batches_of_one_and_resume(folder, hub, tmp_path, name):
+    train_and_report(str(folder / name), str(tmp_path), "4")
+    run_processes(__file__, str(folder / name), str(tmp_path), "2")
     one, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("4-0", "2-0", "2-1"))
 
     together = [sorted(a + b) for a, b in zip(first["batches"], second["batches"], strict=True)]
