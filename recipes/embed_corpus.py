@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -264,7 +265,8 @@ def main() -> None:
         if getattr(args, name) < 1:
             raise ValueError(f"{name} is {getattr(args, name)}; it must be 1 or more")
 
-    state = PartialState(cpu=args.device == "cpu")
+    # Whoever is done waits for the slowest, however long that takes; a launcher ends all when one of them fails.
+    state = PartialState(cpu=args.device == "cpu", timeout=timedelta(days=30))
     with state.main_process_first():
         corpus, root = load_corpus(args)
     model, processor = load_start(args.model)

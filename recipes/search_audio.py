@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def run_index(arguments: argparse.Namespace) -> None:
     from modeling_supclap.evaluation import load_embedding_model
     from modeling_supclap.search import build_index
 
-    state = PartialState()
+    state = PartialState(timeout=timedelta(days=30))  # whoever is done waits for the slowest
     device = arguments.device or (str(state.device) if state.num_processes > 1 else None)
     report = build_index(
         load_embedding_model(arguments.model, device=device),

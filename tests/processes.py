@@ -6,12 +6,17 @@ import runpy
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[1]
+PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
+LAUNCHER = ["-m", "torch.distributed.run", "--standalone"]
 
 
 def run_python(*words: object, cwd: str | Path = ROOT, timeout_seconds: float = 300, **environment: str) -> str:
@@ -23,11 +28,10 @@ def run_python(*words: object, cwd: str | Path = ROOT, timeout_seconds: float = 
         timeout_seconds: After which it is killed.
         **environment: Variables to change.
     """
-    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=cwd,
-        env={**os.environ, **paths, **environment},
+        env={**os.environ, **PATHS, **environment},
         capture_output=True,
         text=True,
         timeout=timeout_seconds,
@@ -42,8 +46,28 @@ def run_processes(script: str, *arguments: str, count: int = 2, timeout_seconds:
     A script fails that ends inside its process group or beside a thread that asks the others' store: it would crash
     now and then (`leave_process_group` says why).
     """
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    launcher = [*LAUNCHER, f"--nproc_per_node={count}"]
     return run_python(*launcher, __file__, script, *arguments, timeout_seconds=timeout_seconds)
+
+
+def kill_one_of_two(script: str, *arguments: str, is_time: Callable[[], bool]) -> None:
+    """Starts two processes as `run_processes` does, kills the second when it is time, and waits for the launch to fail.
+
+    Args:
+        script: As of `run_processes`.
+        *arguments: As of `run_processes`.
+        is_time: Tells when there is something to lose.
+    """
+    command = [sys.executable, *LAUNCHER, "--nproc_per_node=2", __file__, script, *arguments]
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, **PATHS}, stderr=subprocess.PIPE) as launcher:
+        deadline = time.monotonic() + 120
+        while launcher.poll() is None and not is_time() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        for process in psutil.Process(launcher.pid).children():
+            if process.environ().get("RANK") == "1":
+                process.kill()
+        _, printed = launcher.communicate(timeout=120)
+    assert launcher.returncode != 0, f"nothing was left to do when one was killed\n{printed.decode()}"
 
 
 def assert_same_training(one: Path, many: Path, world_size: int) -> None:

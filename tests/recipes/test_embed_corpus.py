@@ -125,6 +125,20 @@ def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp
     assert all(path.stat().st_mtime_ns == written for path, written in done.items())
 
 
+def test_one_of_two_processes_is_killed_and_two_go_on(folder, tmp_path):
+    """A file for each recording, so that there is much left to do when the first is written."""
+    outputs = tmp_path / "whole", tmp_path / "out"
+    whole, cut = (list(map(str, words(folder, output, "--clips_per_file", 1))) for output in outputs)
+    run_recipe(embed_corpus, *whole)
+    processes.kill_one_of_two(str(RECIPE), *cut, is_time=lambda: any(outputs[1].glob("data/*.parquet")))
+    done = {path: path.stat().st_mtime_ns for path in outputs[1].glob("data/*.parquet")}
+    assert done
+
+    processes.run_processes(str(RECIPE), *cut)
+    assert bytes_of(outputs[1]) == bytes_of(outputs[0])
+    assert all(path.stat().st_mtime_ns == written for path, written in done.items())
+
+
 def test_several_processes_write_the_same_files(folder, whole, tmp_path):
     printed = processes.run_processes(str(RECIPE), *map(str, words(folder, tmp_path / "out", "--num_workers", 1)))
     assert printed.count("10 of 14 recordings in") == 1

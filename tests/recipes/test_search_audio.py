@@ -1,18 +1,14 @@
 """The search recipe as a user calls it: index, ask, ask again, go on after a kill, two processes."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import soundfile
-from processes import run_processes
+from processes import kill_one_of_two, run_processes
 
 from modeling_supclap.recipes import search_audio
 from modeling_supclap.recipes.running import run_command
@@ -85,14 +81,9 @@ def test_two_processes_and_a_kill(saved, sounds, tmp_path, capsys):
     search(capsys, "index", sounds, *words, "--index", tmp_path / "one")
     run_processes(SCRIPT, "index", str(sounds), *words, "--index", str(tmp_path / "two"))
 
-    command = [sys.executable, SCRIPT, "index", str(sounds), *words, "--index", str(tmp_path / "killed")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
-        while not (tmp_path / "killed").exists() and process.poll() is None:
-            time.sleep(0.01)
-        time.sleep(0.2)
-        os.killpg(process.pid, signal.SIGKILL)
-    search(capsys, "index", sounds, *words, "--index", tmp_path / "killed")
+    cut = ["index", str(sounds), *words, "--index", str(tmp_path / "killed")]
+    kill_one_of_two(SCRIPT, *cut, is_time=(tmp_path / "killed").exists)
+    run_processes(SCRIPT, *cut)
 
     asked = []
     for name in ("one", "two", "killed"):
