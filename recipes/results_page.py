@@ -20,7 +20,11 @@ README = ROOT / "README.md"
 MARK = "<!-- What follows is made by `make results-page` from the files of recipes/results. -->"
 END = "<!-- What `make results-page` makes ends here. -->"
 
-HEADLINES = {"supclap_table3": ("retrieval eng t2a R@1", "InfoNCE bi-DynamicSVR")}
+HEADLINES = {
+    "supclap_table3": ("retrieval eng t2a R@1", "InfoNCE bi-DynamicSVR"),
+    "teminal_table3": ("zste eng 3A", "T-CLAP, TeminAL A and B"),
+    "teminal_table4": ("zero_shot eng teminal top1", "T-CLAP"),
+}
 """What the README says of a result file: of which column, and which row beside its baseline."""
 
 
