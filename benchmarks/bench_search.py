@@ -175,8 +175,8 @@ def measure(rows: int = 100_000, dim: int = 64, queries: int = 20) -> list[Row]:
     size = f"{rows:,} windows of {dim} numbers"
     found = [Row("search", f"write and index {size}", built["both, s of one core"], unit="CPU s")]
     for kind in ("exact", "approximate", "one recording"):
-        ratio = (asked[f"{kind}, {which}, ms"] / 1000 / product for which in ("least", "median"))
-        found.append(Row("search", f"{kind} search of {size} / their bare product", *ratio))
+        least, median = asked[f"{kind}, least, ms"] / 1000 / product, asked[f"{kind}, median, ms"] / 1000 / product
+        found.append(Row("search", f"{kind} search of {size} / their bare product", least, median))
     return [*found, Row("search", "recall@10 of the approximate search", built["recall@10 of windows"], unit="")]
 
 
