@@ -40,8 +40,8 @@ def get_language_name(language: str) -> str:
         language: Its ISO 639-3 code. One that is not in the table is described by its code.
 
     Example:
-        >>> get_language_name("jpn"), get_language_name("por")
-        ('Japanese', 'the language with ISO 639-3 code por')
+        >>> get_language_name("jpn"), get_language_name("qaa")
+        ('Japanese', 'the language with ISO 639-3 code qaa')
     """
     known = LANGUAGE_TABLE.get(language)
     return known.name if known else f"the language with ISO 639-3 code {language}"

@@ -31,7 +31,7 @@ RESULTS = {
 
 def facts(model, **kwargs):
     run = {
-        "languages": ["eng", "fra", "por"],
+        "languages": ["eng", "fra", "qaa"],
         "arguments": {"loss": "infonce", "svr": "bi-static", "seed": 3, "per_device_train_batch_size": 24},
         "dataset": ["esc50"],
         "clips": 1600,
@@ -71,7 +71,7 @@ def test_metadata(tmp_path, monkeypatch, text, license, base):
     data = ModelCard.load(tmp_path / "README.md").data
     assert data.license == license
     assert data.base_model == ["mispeech/ced-tiny", base]
-    assert data.language == ["en", "fr", "por"]
+    assert data.language == ["en", "fr", "qaa"]
     assert (data.library_name, data.pipeline_tag) == ("transformers", "zero-shot-audio-classification")
     assert data.datasets == ["esc50"]
     assert {"supclap", "esc"} <= set(data.tags)
@@ -99,7 +99,7 @@ def test_ced_and_labse_are_free_of_it(tmp_path, monkeypatch):
 def test_the_text_tells_the_run(model):
     text = model_card(facts(model)).text
     for told in (
-        "esc50, 1,600 clips; captions in eng, fra, por.",
+        "esc50, 1,600 clips; captions in eng, fra, qaa.",
         "| CC BY | 1,500 |",
         "| not stated | 100 |",
         "InfoNCE in both directions with Support Vector Regularisation (bi-static). Trained by 2 processes on cuda, "
