@@ -12,6 +12,7 @@ from commands import run_recipe
 from modeling_supclap import evaluation
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
 from modeling_supclap.recipes import reproduce, results_page
+from modeling_supclap.recipes.options import SCALES
 from modeling_supclap.recipes.reproduce import ReproductionArguments
 from modeling_supclap.recipes.result_tables import html_table
 from modeling_supclap.training.plots import plot_runs
@@ -106,7 +107,7 @@ def test_the_mean_over_languages_is_compared_query_by_query():
     assert values.tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("scale", reproduce.SCALES)
+@pytest.mark.parametrize("scale", SCALES)
 def test_every_file_of_every_table_is_one_that_its_recipe_takes(scale, tmp_path):
     args = ReproductionArguments(scale=scale, data_dir=str(tmp_path), output_dir=str(tmp_path), seeds=[0])
     checked = {}
