@@ -131,7 +131,7 @@ class SoundIndex:
 
     def __init__(self, folder: str | Path, dim: int | None = None, about: dict[str, str] | None = None) -> None:
         self.folder = str(folder)
-        missing = f"{folder} holds no index of sounds; make one with `search_audio.py index`"
+        missing = f"{folder} holds no index of sounds; make one with `supclap search index`"
         if dim is None and "://" not in self.folder and not Path(folder).is_dir():
             raise FileNotFoundError(missing)  # LanceDB would make the folder
         lancedb = _import_lancedb()
@@ -330,7 +330,8 @@ def build_index(
 
     Raises:
         FileNotFoundError: The folder is not there or holds no recordings.
-        ValueError: The window does not suit the model, or the store was made with another model, window or hop.
+        ValueError: The window does not suit the model, or the store was made with another model, window or hop, or
+            of another folder, none of whose files are in this one.
     """
     started = time.perf_counter()
     root, (rank, processes) = Path(folder), process
@@ -349,6 +350,12 @@ def build_index(
 
     store = SoundIndex(index)
     known = store.known_files()
+    indexed = store.about["folder"]
+    if known and not known.keys() & files.keys() and indexed != str(root.resolve()):
+        raise ValueError(
+            f"{index} is an index of {indexed}, of whose files {folder} holds none: they would all be taken out; "
+            "name another index"
+        )
     barrier()
     report = IndexReport()
     if rank == 0:

@@ -117,6 +117,18 @@ def test_windows_of_two_models_are_not_mixed(ear, folder):
         build(ear, folder, hop_seconds=1.0)
 
 
+def test_the_windows_of_another_folder_are_not_thrown_away(ear, folder):
+    build(ear, folder)
+    other = folder.parent / "other"
+    other.mkdir()
+    soundfile.write(other / "new.wav", tone(PITCHES["low"], 1.0), RATE)
+    with pytest.raises(ValueError, match=r"of whose files .*other holds none"):
+        build_index(load_embedding_model(ear), other, folder.parent / "index", show_progress_bar=False)
+    assert len(SoundIndex(folder.parent / "index").known_files()) == 3
+    (other / "new.wav").rename(folder / "new.wav")
+    assert build(ear, folder).added == 1
+
+
 def test_bad_arguments_are_refused(ear, folder, tmp_path):
     with pytest.raises(ValueError, match=r"hop of 9"):
         build(ear, folder, hop_seconds=9.0)
