@@ -60,6 +60,7 @@ from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audi
 
 ROW_GROUP_ROWS = 100  # as the Hub's viewer likes it: a row is read by reading its row group
 ROW_GROUP_BYTES = 64 * 1024**2
+CELL_BYTES = 2**31 - 2  # the most that Arrow puts into a cell
 _WORK = ".prepare"  # inside the output folder: finished shards of an unfinished run, and what the run was to make
 
 
@@ -204,6 +205,11 @@ def _entry(row: Mapping[str, Any], root: str | None, storage: str) -> Entry:
     kept["audio_path"] = _relative(row["audio_path"], root)
     try:
         columns, note = pack(source_of(row), kept["audio_path"], storage)
+        if payload_bytes(columns) > CELL_BYTES:
+            raise BadAudioError(
+                f"{kept['audio_path']} takes {payload_bytes(columns)} bytes as {storage}, more than a cell of Parquet "
+                "holds; cut it, or choose another storage, such as int16 or reference"
+            )
     except MissingDecoderError:
         raise
     except BadAudioError as error:
@@ -312,9 +318,9 @@ class ShardWriter:
             def flush() -> None:
                 if group:
                     table = pyarrow.Table.from_pylist(group, self.schema)
-                    parquet.write_table(table, row_group_size=len(group))
                     groups.append(len(group))
-                    group.clear()
+                    group.clear()  # first: what the table has copied may be a recording of hours
+                    parquet.write_table(table, row_group_size=len(table))
 
             while entry is not None:
                 size = 0 if entry.row is None else payload_bytes(entry.row)

@@ -255,6 +255,16 @@ def test_odd_recordings_are_read_whole_or_listed_by_name(tmp_path, cache):
     assert seconds == pytest.approx({"gsm.wav": 1.0, "piped.flac": 13_230 / 16_000, "short.wav": 0.1}, abs=0.05)
 
 
+def test_a_recording_that_no_cell_holds_is_listed(tmp_path, monkeypatch):
+    soundfile.write(tmp_path / "long.wav", sound(1), 44_100)
+    row = {"clip_id": "a", "audio_path": str(tmp_path / "long.wav"), "captions": {}, "license": ""}
+    monkeypatch.setattr(prepare, "CELL_BYTES", len(sound(1)))
+    entry = prepare._entry(row, str(tmp_path), "original")
+    assert entry.row is None
+    assert "long.wav takes" in entry.note["reason"]
+    assert prepare._entry(row, str(tmp_path), "reference").row is not None
+
+
 def test_a_missing_decoder_stops_the_run_whatever_the_policy(tmp_path, monkeypatch):
     (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(100))
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
