@@ -113,7 +113,7 @@ def read_settings(path: str | Path, base: str | Path | None = None) -> dict[str,
     if not path.is_file():  # one that comes with the package goes by its name, or by its place in a checkout
         shipped = CONFIGS / path.as_posix().removeprefix("recipes/configs/")
         if not shipped.is_file():
-            names = sorted(map(str, CONFIGS.rglob("*.yaml")))
+            names = sorted(shipped.relative_to(CONFIGS).as_posix() for shipped in CONFIGS.rglob("*.yaml"))
             raise FileNotFoundError(f"there is no configuration file {path}; those of the package: {', '.join(names)}")
         path = shipped
 
@@ -172,5 +172,7 @@ def _reject_unknown(words: Sequence[str], valid: Collection[str]) -> None:
     key = named[0].lstrip("-").split("=")[0]
 
     close = difflib.get_close_matches(key, list(valid), n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"valid keys are {', '.join(sorted(valid))}"
+    hint = (
+        f"did you mean {' or '.join(close)}?" if close else "--help and --help_all list the keys, which begin with --"
+    )
     raise ValueError(f"unknown key {key!r}: {hint}")

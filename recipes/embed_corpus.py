@@ -37,7 +37,7 @@ from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, walk
 from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_versions, public_options
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.encoding import cut_chunks, max_chunk_seconds
-from modeling_supclap.evaluation.models import weights_fingerprint
+from modeling_supclap.evaluation.models import check_device, weights_fingerprint
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.models import load_start
 from modeling_supclap.recipes.options import CorpusArguments
@@ -264,6 +264,11 @@ def main() -> None:
     for name in ("batch_size", "clips_per_file"):
         if getattr(args, name) < 1:
             raise ValueError(f"{name} is {getattr(args, name)}; it must be 1 or more")
+
+    if args.chunk_seconds is not None and args.chunk_seconds <= 0:
+        raise ValueError(f"chunk_seconds is {args.chunk_seconds}; it must be positive")
+    if args.device is not None:
+        check_device(args.device)
 
     # Whoever is done waits for the slowest, however long that takes; a launcher ends all when one of them fails.
     state = PartialState(cpu=args.device == "cpu", timeout=timedelta(days=30))

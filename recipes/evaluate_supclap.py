@@ -176,18 +176,19 @@ def main() -> None:
     cache = evaluation.EmbeddingCache.default() if args.cache_dir is None else evaluation.EmbeddingCache(folder)
 
     model = evaluation.load_embedding_model(args.model, device=args.device)
+    phrases = load_phrases(args, data["origin"])
+    Path(args.output_dir).mkdir(parents=True, exist_ok=True)  # what stands in its way shows before the work
     print(f"{args.model} on {args.dataset}, split {args.split}: {len(rows)} clips")
-    results = evaluation.evaluate(
-        model, rows, options, cache, load_phrases(args, data["origin"]), folds=folds, data=data
-    )
+    results = evaluation.evaluate(model, rows, options, cache, phrases, folds=folds, data=data)
 
     path = results.save(args.output_dir)
     report = write_report(results, Path(args.output_dir, "report.html"), rows)
     run = results.content["run"]
+    cached = "" if cache.folder is None else f", {run['cache']['read']} read from {cache.folder}"
     print(results.table())
     print(
-        f"{len(results.protocol['missing_clips'])} clips missing; {run['cache']['embedded']} sets of embeddings made, "
-        f"{run['cache']['read']} read from {cache.folder}; {path} and {report.name} ({run['seconds']['all']:.0f} s)"
+        f"{len(results.protocol['missing_clips'])} clips missing; {run['cache']['embedded']} sets of embeddings made"
+        f"{cached}; {path} and {report.name} ({run['seconds']['all']:.0f} s)"
     )
 
 

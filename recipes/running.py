@@ -12,6 +12,7 @@ from typing import Any
 
 from datasets import disable_progress_bars
 from datasets.exceptions import DatasetsError
+from huggingface_hub.errors import StrictDataclassError
 from transformers import Trainer
 from transformers.utils import logging as transformers_logging
 
@@ -118,13 +119,15 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
 
 def _plain(error: Exception) -> str:
     """The message of an error, without the traceback that the DataLoader puts into that of a worker."""
+    if isinstance(error, FileExistsError) and error.filename:  # what `mkdir` says of a file
+        return f"{error.filename} is a file, where a folder is wanted; name another"
     message = str(error).rstrip()
     return message.splitlines()[-1].partition(": ")[2] if message.startswith("Caught ") else message
 
 
 def builder_error(error: Exception) -> Exception:
-    """What a builder raised, without the `DatasetGenerationError` that `datasets` wraps it in."""
-    while isinstance(error, DatasetsError) and isinstance(error.__cause__, Exception):
+    """What a builder or a configuration raised, without the error that `datasets` or `huggingface_hub` wraps it in."""
+    while isinstance(error, (DatasetsError, StrictDataclassError)) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     return error
 

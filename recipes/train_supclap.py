@@ -146,8 +146,11 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
     """The checkpoint to resume from, if any."""
     folder = args.output_dir or "."
     last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
-    if args.resume_from_checkpoint != "last":
-        return args.resume_from_checkpoint
+    named = args.resume_from_checkpoint
+    if named is not None and named != "last" and not Path(named).is_dir():
+        raise FileNotFoundError(f"there is no checkpoint {named}; --resume_from_checkpoint last takes the newest")
+    if named != "last":
+        return named
     if last is None:
         raise ValueError(f"--resume_from_checkpoint last: {folder} holds no checkpoint; without it the run begins anew")
     return last

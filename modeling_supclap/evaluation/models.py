@@ -159,6 +159,18 @@ def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
     return array
 
 
+def check_device(device: str | torch.device) -> None:
+    """Refuses a device that torch does not know, or does not find on this machine.
+
+    Raises:
+        ValueError: It is one of these.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"the device {device} cannot be used here: {str(error).splitlines()[0]}") from error
+
+
 def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
     """A SHA-256 in hex of all weights and buffers of a model, their names, shapes and types, and of further strings."""
     digest = hashlib.sha256("\n".join([type(model).__name__, *parts]).encode())
@@ -196,6 +208,7 @@ def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
 
     kind = fields.get("model_type")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
     if kind == "clap":
         return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(name)
     if kind == "supclap":

@@ -119,6 +119,9 @@ def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handli
         for language in languages:
             counts[language] = len(row["captions"].get(language) or ())
         if caption_handling == "all" and len(set(counts.values())) > 1:
+            for language in languages:
+                if not any(other["captions"].get(language) for other in rows):
+                    raise ValueError(f"no clip of this split has a caption in {language!r}")
             raise ValueError(
                 f"clip {row['clip_id']} has {counts} captions, so the languages would answer different questions; "
                 "take those that exist in all by caption_handling='parallel', or all the same by 'each'"

@@ -153,7 +153,9 @@ def single_labels(rows: Sequence[Row]) -> list[str]:
     labels = []
     for row in rows:
         if len(row.get("labels") or ()) != 1:
-            raise ValueError(f"clip {row['clip_id']} has the labels {row.get('labels')}; this needs exactly one")
+            raise ValueError(
+                f"zero-shot classification needs one label of each clip; {row['clip_id']} has {row.get('labels')}"
+            )
         labels += row["labels"]
     return labels
 

@@ -57,6 +57,8 @@ class SupCLAPTrainingArguments(ContrastiveOptions, TrainingArguments):
         _require_one_of("on_bad_audio", self.on_bad_audio, ON_BAD_AUDIO)
         _require_one_of("cache_frozen", self.cache_frozen, CACHE_FROZEN)
 
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+            raise ValueError(f"num_train_epochs is {self.num_train_epochs}; it must be positive, or max_steps")
         if not self.languages:
             raise ValueError("languages is empty; name at least one, such as eng")
         several = f"loss {self.loss}" if self.loss in MULTILINGUAL_LOSSES else "track_language_errors"

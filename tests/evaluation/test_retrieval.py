@@ -179,6 +179,7 @@ def test_languages_with_other_numbers_of_captions_are_refused_or_cut(rows):
     ("call", "message"),
     [
         (lambda rows: caption_table(rows, "jpn"), "no clip of this split has a caption in 'jpn'"),
+        (lambda rows: count_captions(rows, ["eng", "jpn"], "all"), "no clip of this split has a caption in 'jpn'"),
         (lambda rows: count_captions(rows, ["eng"], "some"), "caption_handling is 'some'"),
     ],
 )

@@ -153,6 +153,7 @@ def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path):
         (["--model", "m", "--template_sets", "clip"], r"unknown template sets \['clip'\]"),
         (["--model", "m", "--zste_taks", "3A"], "unknown key 'zste_taks': did you mean zste_tasks"),
         (["--model", "m", "--phrases", "esc10"], "no label phrases for 'esc10'"),
+        (["--model", "m", "--device", "gpu"], "the device gpu cannot be used here: Expected one of cpu"),
         (["--model", "m", "--folds", "1"], "give train_split without folds"),
         ([], "there is no model; give --model"),
     ],

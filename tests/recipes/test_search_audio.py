@@ -63,6 +63,7 @@ def test_index_then_query(saved, sounds, tmp_path, capsys):
     ("words", "told"),
     [
         (["query", "nowhere", "rain"], "nowhere"),
+        (["index", "SOUNDS", "--model", "MODEL", "--index", "i", "--device", "gpu"], "the device gpu cannot be used"),
         (["index", "nowhere", "--model", "MODEL", "--index", "i"], "nowhere"),
         (["index", "SOUNDS", "--model", "MODEL", "--index", "i", "--hop_seconds", "9"], "hop"),
     ],

@@ -43,6 +43,7 @@ def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
         ({"loss": "nce"}, "loss is 'nce'; it must be one of infonce, siglip"),
         ({"positives": "label"}, "positives is 'label'"),
         ({"per_device_train_batch_size": 1}, "a batch of one clip"),
+        ({"num_train_epochs": 0}, "num_train_epochs is 0; it must be positive"),
         ({"max_audio_seconds": 0.0}, "max_audio_seconds is 0.0; it must be positive"),
     ],
 )
