@@ -115,7 +115,8 @@ def test_the_code_of_a_folder_wins_over_our_ced_where_it_is_trusted(tmp_path):
 def run(code: str, *arguments: object, isolated: bool, cwd: Path, **environment: str) -> None:
     """Runs python in a process of its own, elsewhere, with a cache of its own; isolated: without this checkout."""
     flags = ["-I"] if isolated else []
-    run_python(*flags, "-c", code, *arguments, cwd=cwd, HF_HOME=str(cwd / "cache"), **environment)
+    environment["HF_HOME"] = str(cwd / "cache")
+    run_python(*flags, "-c", code, *arguments, cwd=cwd, timeout_seconds=300, **environment)
 
 
 READER = """

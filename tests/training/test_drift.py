@@ -214,7 +214,9 @@ def test_a_radius_of_hard_negatives_alone_is_that_of_a_large_batch() -> None:
     """A predictor sees the hardest clips of a batch larger than its own: those that K = all of them chooses."""
     audio, text = related_pair(n=9)
     radius = DynamicRadius(num_similarities=4).double()
-    torch.nn.init.normal_(radius.layers[-1].weight, generator=torch.Generator().manual_seed(0))
+    last = radius.layers[-1]
+    assert isinstance(last, torch.nn.Linear)
+    torch.nn.init.normal_(last.weight, generator=torch.Generator().manual_seed(0))
     radii = radius_by_hard_negatives(radius, audio, text, SCALE, counts=(1, 3, 4))
     assert set(radii) == {"radius_hard_1", "radius_hard_3"}
     assert radii["radius_hard_3"].item() == pytest.approx(radius(SCALE * text @ audio.T).mean().item())
@@ -224,8 +226,9 @@ def test_a_radius_of_hard_negatives_alone_is_that_of_a_large_batch() -> None:
 def test_more_hard_negatives_raise_a_radius_that_adds_similarities_up() -> None:
     audio, text = related_pair(n=40)
     radius = DynamicRadius(num_similarities=9)
-    radius.layers = torch.nn.Sequential(torch.nn.Linear(9, 1, bias=False).double().requires_grad_(False))
-    radius.layers[0].weight.fill_(1 / SCALE)
+    adding = torch.nn.Linear(9, 1, bias=False).double().requires_grad_(False)
+    adding.weight.fill_(1 / SCALE)
+    radius.layers = torch.nn.Sequential(adding)
     few, some, all_of_them = radius_by_hard_negatives(radius, audio, text, SCALE, counts=(1, 4, 8)).values()
 
     ranked = (text @ audio.T).fill_diagonal_(-2).sort(dim=-1, descending=True).values
