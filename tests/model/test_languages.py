@@ -8,7 +8,8 @@ from modeling_supclap.languages import LANGUAGE_TABLE, LANGUAGES, get_flores_cod
 
 
 def test_the_papers_have_eight_and_english_is_the_anchor():
-    assert LANGUAGES == ("eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho")
+    assert {"eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho"} <= set(LANGUAGES)
+    assert LANGUAGES[0] == "eng"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
