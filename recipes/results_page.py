@@ -21,6 +21,7 @@ MARK = "<!-- What follows is made by `make results-page` from the files of recip
 END = "<!-- What `make results-page` makes ends here. -->"
 
 HEADLINES = {
+    "supclap_figure1": ("log drift_cosine_objective mean", "InfoNCE bi-DynamicSVR"),
     "supclap_table3": ("retrieval eng t2a R@1", "InfoNCE bi-DynamicSVR"),
     "teminal_table3": ("zste eng 3A", "T-CLAP, TeminAL A and B"),
     "teminal_table4": ("zero_shot eng teminal top1", "T-CLAP"),
