@@ -92,10 +92,14 @@ def make_batch(model: SupCLAPModel, clips: int, texts: int = 1, roles: int = 1) 
     frames = torch.tensor([1001] if roles == 1 else [1001, 1001, 501]).repeat(clips)
     audio_mask = torch.arange(1001) < frames.unsqueeze(1)  # (N R, T)
 
-    english = torch.empty(clips * roles, 1).log_normal_(2.72, 0.45, generator=draw)
+    # The first role's captions are those of a batch of one role, with which the memory is compared.
     factors = torch.tensor(LANGUAGE_LENGTHS[:texts] if roles == 1 else LANGUAGE_LENGTHS[:1])
-    noise = 1 + 0.12 * torch.randn(clips * roles, len(factors), generator=draw)
-    lengths = (english * factors * noise).round().clamp(4, 64).view(clips, -1)  # (N, K)
+    by_role = []
+    for _ in range(roles):
+        english = torch.empty(clips, 1).log_normal_(2.72, 0.45, generator=draw)
+        noise = 1 + 0.12 * torch.randn(clips, len(factors), generator=draw)
+        by_role.append((english * factors * noise).round().clamp(4, 64))
+    lengths = torch.cat(by_role, dim=1)  # (N, K)
     text_mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)  # (N, K, L)
 
     config: Any = model.config.text_config
