@@ -180,6 +180,20 @@ def main() -> None:
         train_and_save(post_args, part_args, args)
 
 
+def count_trained(model: SupCLAPModel) -> dict[str, float]:
+    """How many parameters of each tower with its projection train, and their share [T table 5]."""
+    counts: dict[str, float] = {}
+    for tower in ("text", "audio"):
+        trains, total = 0, 0
+        for name, weight in model.named_parameters():
+            if name.startswith(f"{tower}_") and ".original_module." not in name:  # PEFT's copy of one that trains
+                trains += weight.numel() * weight.requires_grad
+                total += weight.numel()
+        counts |= {f"{tower}_trained": trains, f"{tower}_share": trains / total}
+
+    return counts
+
+
 def train_and_save(
     post_args: PostTrainingArguments, part_args: LastPartArguments, args: TemporalTrainingArguments
 ) -> None:
@@ -194,6 +208,7 @@ def train_and_save(
     items = load_items(post_args, args)
     model.config.temporal_prompts = choose_prompts(post_args, args.languages)
     part_args.choose_parameters(model)
+    trained = count_trained(model)  # before adapters are merged, when everything may train again
 
     untrained = TemporalTrainer(model, args, items[0], items[2], processing_class=processor)
     predictions = {"before": untrained.predict(untrained.eval_rows)}
@@ -212,11 +227,6 @@ def train_and_save(
     results = score_stages(predictions, untrained, items[2].rows, data)
     seconds = time.perf_counter() - started
     arguments = {**vars(post_args), **vars(part_args), **args.to_dict()}
-    trained: dict[str, float] = {}
-    for tower in ("text", "audio"):  # with its projection, as in [T table 5]
-        weights = [weight for name, weight in model.named_parameters() if name.startswith(f"{tower}_")]
-        count = sum(weight.numel() for weight in weights if weight.requires_grad)
-        trained |= {f"{tower}_trained": count, f"{tower}_share": count / sum(weight.numel() for weight in weights)}
     results.content["training"] = {"seconds": seconds, **trained, "arguments": arguments}
     results.save(output)
     write_report(results, output / "report.html")

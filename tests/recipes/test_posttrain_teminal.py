@@ -1,5 +1,7 @@
 """The TeminAL recipe, launched as a user launches it, on a small folder in ESC-50's layout."""
 
+import re
+
 import builders
 import pytest
 import soundfile
@@ -122,7 +124,10 @@ def test_both_stages_run_and_are_scored(run):
     assert scores["stage_b"]["order_accuracy"]["chance"] == 0.5
     assert "The order of sounds" in (run[0] / "report.html").read_text()
     assert all(row["difference"] == 0 for row in compare(Results.load(run[0]), Results.load(run[0])))
-    assert "audio encoder" in run[1]
+    trained = Results.load(run[0]).content["training"]
+    printed = re.findall(r"^(?:audio encoder|text encoder|projections) .* ([\d,]+) +[\d.]+$", run[1], flags=re.M)
+    assert trained["text_trained"] + trained["audio_trained"] == sum(int(n.replace(",", "")) for n in printed)
+    assert 0 < trained["text_share"] < 1
     assert SupCLAPModel.from_pretrained(run[0]).config.temporal_prompts == "phrases"
 
 
@@ -169,6 +174,7 @@ def test_lora_ends_in_a_stock_model(esc_folder, model_folder, tmp_path):
     small = ["--num_train_epochs", "2", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--lora_rank", "2"]
     places = in_folders(model_folder, esc_folder, tmp_path / "lora")
     run_recipe(posttrain_teminal, *places, *small, "--audio_layers", "1", "--text_layers", "1")
+    assert 0 < Results.load(tmp_path / "lora").content["training"]["audio_share"] < 0.5
     before = SupCLAPModel.from_pretrained(model_folder).state_dict()
     loaded, report = SupCLAPModel.from_pretrained(tmp_path / "lora", output_loading_info=True)
     assert not any(report.values()), report
