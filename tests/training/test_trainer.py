@@ -352,7 +352,7 @@ def one_process(tmp_path_factory):
     return folder / "report.json"
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_train_like_one(one_process, tmp_path, count):
     run_processes(__file__, "train", str(tmp_path), str(tmp_path / "many.json"), str(32 // count), count=count)
     assert_same_training(one_process, tmp_path / "many.json", count)
