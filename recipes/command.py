@@ -89,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asks_for_help = not {"-h", "--help"}.isdisjoint(words)
     if asks_for_help and name in KEYS:  # without the recipe, which takes seconds to import
         source = _source(COMMANDS[name]).read_text(encoding="utf-8")
-        print(format_help(KEYS[name], ast.get_docstring(ast.parse(source)) or ""))
+        try:
+            print(format_help(KEYS[name], ast.get_docstring(ast.parse(source)) or ""), flush=True)
+        except BrokenPipeError:  # `head` has read enough; what is left must not be tried again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
     if name in LAUNCHED:

@@ -103,6 +103,12 @@ def test_help_waits_for_no_import_that_takes_seconds():
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+def test_help_may_be_read_in_part():
+    command = f"{sys.executable} -m modeling_supclap.recipes.command train --help | head -n 1"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    assert (done.stdout[:20], done.stderr) == ("usage: supclap train", "")
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """Python with the tested packages, and this one from its wheel; gives the folder of its commands."""
