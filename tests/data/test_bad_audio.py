@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tracemalloc
 from functools import partial
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 import soundfile
 import torch
 from datasets import Dataset
+from memory import traced_peak
 from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts import audio, bad_audio
@@ -150,15 +150,6 @@ def test_what_cannot_be_used_says_why(tmp_path, content, message):
     assert str(tmp_path) not in str(error.value)
 
 
-def peak_bytes_of(function, *arguments):
-    tracemalloc.start()
-    try:
-        function(*arguments)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def test_a_long_recording_is_checked_in_parts(tmp_path):
     path = tmp_path / "long.wav"
     with soundfile.SoundFile(path, "w", 44_100, 1) as file:
@@ -167,7 +158,7 @@ def test_a_long_recording_is_checked_in_parts(tmp_path):
             file.write(minute)
 
     rows = [{"clip_id": "long", "audio_path": str(path)}]
-    assert peak_bytes_of(find_bad_audio, rows) < 70e6  # its waveform alone has 212 MB, its file 106
+    assert traced_peak(find_bad_audio, rows) < 70e6  # its waveform alone has 212 MB, its file 106
 
 
 @pytest.mark.parametrize(("storage", "copies"), [("reference", 0), ("int16", 2), ("original", 1)])
@@ -178,7 +169,7 @@ def test_of_a_long_recording_little_more_is_held_than_what_is_stored(tmp_path, m
         minute = (0.1 * np.random.default_rng(0).standard_normal(60 * 44_100)).astype(np.float32)
         for _ in range(10):
             file.write(minute)
-    assert peak_bytes_of(pack, str(path), "long.wav", storage) < copies * stored_bytes + 20e6  # its waveform: 106 MB
+    assert traced_peak(pack, str(path), "long.wav", storage) < copies * stored_bytes + 20e6  # its waveform: 106 MB
 
 
 def test_a_decoder_that_fails_is_that_recordings_fault(monkeypatch):

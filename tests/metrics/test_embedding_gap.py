@@ -1,13 +1,13 @@
 """metrics/embedding_gap against loops, closed forms, laws of distance and the real `evaluate` loader."""
 
 import math
-import tracemalloc
 import warnings
 from pathlib import Path
 
 import evaluate
 import numpy as np
 import pytest
+from memory import traced_peak
 from metric_cards import run_card
 
 from modeling_supclap.metrics.embedding_gap import gap_and_distance
@@ -97,13 +97,8 @@ def test_the_tolerance_of_unit_norm(norm, warns):
 
 def test_memory_is_that_of_a_block():
     other, english = (np.ones((200_000, 16), np.float32) / 4 for _ in range(2))
-    tracemalloc.start()
-    try:
-        assert gap_and_distance(other, english) == {"Gap": 0, "Dis": 0}
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 12e6  # both matrices in double precision would be 51e6
+    assert gap_and_distance(other, english) == {"Gap": 0, "Dis": 0}
+    assert traced_peak(gap_and_distance, other, english) < 12e6  # both matrices in double precision would be 51e6
 
 
 NOT_FINITE = np.array([[1.0, 0.0], [np.nan, 0.0]])

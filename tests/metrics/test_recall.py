@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import evaluate
 import numpy as np
 import pytest
 import torch
+from memory import traced_peak
 from metric_cards import run_card
 from sklearn.metrics import coverage_error, label_ranking_average_precision_score, top_k_accuracy_score
 
@@ -259,16 +259,6 @@ def test_the_tolerance_of_unit_norm(norm, warns):
         warnings.simplefilter("always")
         LazySimilarity(queries.astype(np.float16), queries * norm)
     assert bool(caught) == warns
-
-
-def traced_peak(function, *arguments):
-    """Bytes allocated at the worst moment of the call."""
-    tracemalloc.start()
-    try:
-        function(*arguments)
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def test_chunks_bound_the_memory():

@@ -1,13 +1,12 @@
 """Embedding in three lines: against one clip at a time, whatever the batch; and where the package is missing."""
 
-import tracemalloc
-
 import builders
 import numpy as np
 import pytest
 import soundfile
 import torch
 from datasets import Audio, Dataset
+from memory import traced_peak
 from processes import run_python
 from transformers.utils import logging
 
@@ -164,12 +163,7 @@ def test_of_a_long_file_a_few_parts_are_in_memory(model, processor, tmp_path, mo
         for _ in range(10):
             file.write(minute)
 
-    tracemalloc.start()
-    try:
-        model.encode_audio(tmp_path / "long.wav", processor, batch_size=3, num_workers=2)
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    peak_bytes = traced_peak(model.encode_audio, tmp_path / "long.wav", processor, batch_size=3, num_workers=2)
     assert peak_bytes < 50e6  # one of its channels, decoded, has 106 MB
 
 
