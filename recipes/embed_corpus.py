@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -293,6 +294,19 @@ def main() -> None:
         "clips": len(corpus),
         "clips_per_file": args.clips_per_file,
     }
+    with only_writer(args.output) if state.is_main_process else nullcontext():
+        embed_missing(model, corpus, collator, plan, args, state)
+
+
+def embed_missing(
+    model: SupCLAPModel,
+    corpus: Corpus,
+    collator: ChunkCollator,
+    plan: Mapping[str, Any],
+    args: CorpusArguments,
+    state: PartialState,
+) -> None:
+    """Shares the files that are not there yet among the processes and writes what they hold when all are."""
     output = Path(args.output)
     if state.is_main_process:
         start_output(output, plan)
@@ -317,18 +331,20 @@ def main() -> None:
 
 
 def start_output(output: Path, plan: Mapping[str, Any]) -> None:
-    """Claims the folder, or finds it begun with the same plan."""
+    """Finds the folder empty or begun with the same plan, and takes away what a killed run left half-written."""
     note = output / "plan.json"
-    with only_writer(output):
-        if note.is_file():
-            begun = json.loads(note.read_text(encoding="utf-8"))
-            other = sorted(name for name in plan if begun.get(name) != plan[name])
-            if other:
-                raise FileExistsError(f"{output} was begun with another {', '.join(other)}; choose another output")
-        elif output.is_dir() and any(output.iterdir()):
-            raise FileExistsError(f"{output} is not empty and holds no embeddings; choose another output")
-        (output / "data").mkdir(parents=True, exist_ok=True)
-        write_json(note, plan)
+    if note.is_file():
+        begun = json.loads(note.read_text(encoding="utf-8"))
+        other = sorted(name for name in plan if begun.get(name) != plan[name])
+        if other:
+            raise FileExistsError(f"{output} was begun with another {', '.join(other)}; choose another output")
+    elif output.is_dir() and any(output.iterdir()):
+        raise FileExistsError(f"{output} is not empty and holds no embeddings; choose another output")
+
+    (output / "data").mkdir(parents=True, exist_ok=True)
+    for unfinished in (output / "data").glob("*.tmp"):
+        unfinished.unlink()
+    write_json(note, plan)
 
 
 if __name__ == "__main__":

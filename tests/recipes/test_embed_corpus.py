@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import builders
@@ -18,6 +19,7 @@ from prepared_sets import make_folder, sound
 
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.atomic_files import InUseError, only_writer
 from modeling_supclap.recipes import embed_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +110,11 @@ def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, 
         run_recipe(embed_corpus, *words(folder, folder / "sounds"))
 
 
+def test_a_second_run_on_the_same_output_is_refused(folder, whole):
+    with only_writer(whole), ThreadPoolExecutor() as another, pytest.raises(InUseError, match="by another run"):
+        another.submit(run_recipe, embed_corpus, *words(folder, whole)).result()
+
+
 def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp_path):
     output, arguments = tmp_path / "out", list(map(str, words(folder, tmp_path / "out", "--num_workers", 1)))
     with subprocess.Popen(
@@ -119,6 +126,7 @@ def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp
         process.kill()
     done = {path: path.stat().st_mtime_ns for path in output.glob("data/*.parquet")}
     assert done
+    (output / "data/embeddings-00001-of-00002.parquet.1.tmp").touch()  # as one killed while it writes leaves it
 
     run_recipe(embed_corpus, *arguments)
     assert bytes_of(output) == bytes_of(whole)
