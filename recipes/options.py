@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.languages import LANGUAGES
-from modeling_supclap.training.options import ContrastiveOptions, TemporalOptions
+from modeling_supclap.training.options import ContrastiveOptions, TemporalOptions, key
 
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel
@@ -30,13 +30,10 @@ SCALES = ("mini", "full")
 class DatasetArguments:
     """Which dataset to work on. Every recipe that reads one takes these keys, and the options of its builder too."""
 
-    dataset: str = field(default="synthetic", metadata={"help": "A builder of datasets_scripts, or prepared."})
-    data_dir: str | None = field(
-        default=None, metadata={"help": "Folder or Hub id of the data, where the builder takes one."}
-    )
-    dataset_config: dict | str | None = field(
-        default=None,
-        metadata={"help": "Options of the builder in a file; on the command line they go by their own names."},
+    dataset: str = key("synthetic", "A builder of datasets_scripts, or prepared.")
+    data_dir: str | None = key(None, "Folder or Hub id of the data, where the builder takes one.")
+    dataset_config: dict | str | None = key(
+        None, "Options of the builder in a file; on the command line they go by their own names."
     )
 
     @property
@@ -69,12 +66,8 @@ class DatasetArguments:
 class DataArguments(DatasetArguments):
     """What to train on."""
 
-    streaming: bool = field(
-        default=False, metadata={"help": "Read the training split as it is needed: of prepared, hf and webdataset."}
-    )
-    zero_shot_templates: list[str] = field(
-        default_factory=list, metadata={"help": "Class prompts such as 'This is a sound of {}'; empty: no such test."}
-    )
+    streaming: bool = key(False, "Read the training split as it is needed: of prepared, hf and webdataset.")
+    zero_shot_templates: list[str] = key([], "Class prompts such as 'This is a sound of {}'; empty: no such test.")
 
     def load_splits(self) -> dict[str, Any]:
         """All splits of the dataset; with `streaming`, the training split as a stream."""
@@ -88,21 +81,17 @@ class DataArguments(DatasetArguments):
 class ModelArguments:
     """What to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`."""
 
-    model: str | None = field(
-        default=None, metadata={"help": "A SupCLAP or CLAP model to continue from (id or folder)."}
-    )
-    audio_encoder: str = field(default="scratch", metadata={"help": "For example mispeech/ced-base."})
-    text_encoder: str = field(default="scratch", metadata={"help": "For example sentence-transformers/LaBSE."})
-    audio_config: dict | str | None = field(default=None, metadata={"help": "CEDConfig fields of a scratch encoder."})
-    text_config: dict | str | None = field(default=None, metadata={"help": "BertConfig fields of a scratch encoder."})
-    vocab_size: int = field(default=4000, metadata={"help": "Size of a scratch text encoder's vocabulary."})
-    projection_dim: int = field(default=1024, metadata={"help": "Width of the shared space."})
-    temperature: float = field(default=0.07, metadata={"help": "Initial temperature of the softmax."})
-    logit_bias: float | None = field(default=None, metadata={"help": "Initial bias of SigLIP's logits, usually -10."})
-    text_pooling: str = field(default="mean", metadata={"help": "mean, cls, last or pooler."})
-    random_weights: list[str] = field(
-        default_factory=list, metadata={"help": "Encoders to begin anew in their own shape: audio, text, or both."}
-    )
+    model: str | None = key(None, "A SupCLAP or CLAP model to continue from (id or folder).")
+    audio_encoder: str = key("scratch", "For example mispeech/ced-base.")
+    text_encoder: str = key("scratch", "For example sentence-transformers/LaBSE.")
+    audio_config: dict | str | None = key(None, "CEDConfig fields of a scratch encoder.")
+    text_config: dict | str | None = key(None, "BertConfig fields of a scratch encoder.")
+    vocab_size: int = key(4000, "Size of a scratch text encoder's vocabulary.")
+    projection_dim: int = key(1024, "Width of the shared space.")
+    temperature: float = key(0.07, "Initial temperature of the softmax.")
+    logit_bias: float | None = key(None, "Initial bias of SigLIP's logits, usually -10.")
+    text_pooling: str = key("mean", "mean, cls, last or pooler.")
+    random_weights: list[str] = key([], "Encoders to begin anew in their own shape: audio, text, or both.")
 
     def __post_init__(self) -> None:
         if not set(self.random_weights) <= {"audio", "text"}:
@@ -113,18 +102,12 @@ class ModelArguments:
 class TrainedPartArguments:
     """Which part of a model trains: all of it, or the last blocks, or adapters in them; always with the projections."""
 
-    train_last_layers: int | None = field(
-        default=None, metadata={"help": "Train only so many last blocks of each encoder."}
-    )
-    audio_layers: int | None = field(default=None, metadata={"help": "Another number of the audio encoder's blocks."})
-    text_layers: int | None = field(default=None, metadata={"help": "Another number of the text encoder's blocks."})
-    lora_rank: int | None = field(
-        default=None, metadata={"help": "Train adapters of this rank in the last blocks, in place of the blocks."}
-    )
+    train_last_layers: int | None = key(None, "Train only so many last blocks of each encoder.")
+    audio_layers: int | None = key(None, "Another number of the audio encoder's blocks.")
+    text_layers: int | None = key(None, "Another number of the text encoder's blocks.")
+    lora_rank: int | None = key(None, "Train adapters of this rank in the last blocks, in place of the blocks.")
 
-    train_temperature: bool = field(
-        default=True, metadata={"help": "Whether the temperature, and SigLIP's bias, train or stay as they start."}
-    )
+    train_temperature: bool = key(True, "Whether the temperature, and SigLIP's bias, train or stay as they start.")
 
     def choose_parameters(self, model: SupCLAPModel) -> None:
         """Freezes what does not train, and adds the adapters."""
@@ -159,25 +142,18 @@ class TrainedPartArguments:
 class PostTrainingArguments(DatasetArguments):
     """What to post-train, and on what."""
 
-    model: str | None = field(default=None, metadata={"help": "A SupCLAP or CLAP model (id or folder)."})
-    dataset: str = field(default="esc50", metadata={"help": "A labelled builder of datasets_scripts, or prepared."})
-    pool_splits: bool = field(
-        default=False, metadata={"help": "Draw from all splits of the dataset together, as the paper does."}
+    model: str | None = key(None, "A SupCLAP or CLAP model (id or folder).")
+    dataset: str = key("esc50", "A labelled builder of datasets_scripts, or prepared.")
+    pool_splits: bool = key(False, "Draw from all splits of the dataset together, as the paper does.")
+    train_fraction: float = key(0.7, "Share of each class's recordings to train on.")
+    prompts: str | None = key(
+        None, "Call sounds by labels or phrases; default, labels in English alone. Kept in the model."
     )
-    train_fraction: float = field(default=0.7, metadata={"help": "Share of each class's recordings to train on."})
-    prompts: str | None = field(
-        default=None,
-        metadata={"help": "Call sounds by labels or phrases; default, labels in English alone. Kept in the model."},
-    )
-    stages: list[str] = field(
-        default_factory=lambda: ["a", "b"], metadata={"help": "The stages to train, in order; b alone is TeminAL B."}
-    )
-    use_after: bool = field(default=True, metadata={"help": "Say every other time 'y after x' for 'x before y'."})
-    num_phrasings: int | None = field(
-        default=None, metadata={"help": "Use the first so many phrasings of each sentence; 1: the paper's alone."}
-    )
-    pairs_per_epoch: int | None = field(default=None, metadata={"help": "Class pairs an epoch; default, all once."})
-    eval_pairs: int = field(default=90, metadata={"help": "Held-out pairs to evaluate on."})
+    stages: list[str] = key(["a", "b"], "The stages to train, in order; b alone is TeminAL B.")
+    use_after: bool = key(True, "Say every other time 'y after x' for 'x before y'.")
+    num_phrasings: int | None = key(None, "Use the first so many phrasings of each sentence; 1: the paper's alone.")
+    pairs_per_epoch: int | None = key(None, "Class pairs an epoch; default, all once.")
+    eval_pairs: int = key(90, "Held-out pairs to evaluate on.")
 
     def __post_init__(self) -> None:
         if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= {"a", "b"}:
@@ -188,9 +164,7 @@ class PostTrainingArguments(DatasetArguments):
 class LastPartArguments(TrainedPartArguments):
     """As in the paper, the last block of each encoder trains where nothing else is asked for."""
 
-    train_last_layers: int | None = field(
-        default=1, metadata={"help": "Train only so many last blocks of each encoder."}
-    )
+    train_last_layers: int | None = key(1, "Train only so many last blocks of each encoder.")
 
 
 @dataclass
@@ -204,97 +178,74 @@ class AllStagesOptions(TemporalOptions):
 class EvaluationArguments(DatasetArguments):
     """What to evaluate, on what, and how."""
 
-    model: str | None = field(
-        default=None, metadata={"help": "A SupCLAP or CLAP model (id or folder), or module:function."}
-    )
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one."})
+    model: str | None = key(None, "A SupCLAP or CLAP model (id or folder), or module:function.")
+    device: str | None = key(None, "cpu, cuda, ...; by default a GPU if there is one.")
 
-    split: str = field(default="test", metadata={"help": "Which split; several joined by +."})
-    folds: list[int] = field(default_factory=list, metadata={"help": "Evaluate the test splits of these folds."})
-    train_split: str | None = field(
-        default=None, metadata={"help": "Warn when this split, which the model was trained on, shares recordings."}
-    )
-    on_bad_audio: str = field(default="error", metadata={"help": "Missing or unusable recordings: error or skip."})
+    split: str = key("test", "Which split; several joined by +.")
+    folds: list[int] = key([], "Evaluate the test splits of these folds.")
+    train_split: str | None = key(None, "Warn when this split, which the model was trained on, shares recordings.")
+    on_bad_audio: str = key("error", "Missing or unusable recordings: error or skip.")
 
-    tasks: list[str] = field(default_factory=lambda: ["retrieval"], metadata={"help": "retrieval, zero_shot, zste."})
-    languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of retrieval."})
-    positives: str = field(default="clip", metadata={"help": "Who answers whom: clip or captions."})
-    caption_handling: str = field(default="all", metadata={"help": "Captions that count: all or parallel."})
+    tasks: list[str] = key(["retrieval"], "retrieval, zero_shot, zste.")
+    languages: list[str] = key(["eng"], "Languages of retrieval.")
+    positives: str = key("clip", "Who answers whom: clip or captions.")
+    caption_handling: str = key("all", "Captions that count: all or parallel.")
 
-    template_sets: list[str] = field(
-        default_factory=lambda: ["supclap"],
-        metadata={"help": "Sets of class prompts, by name."},
-    )
-    templates: list[str] = field(default_factory=list, metadata={"help": "A set of your own, such as 'I hear {}'."})
-    zero_shot_languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Of class prompts."})
-    phrases: str | None = field(
-        default=None, metadata={"help": "Dataset whose label phrases to use; by default the evaluated one."}
-    )
+    template_sets: list[str] = key(["supclap"], "Sets of class prompts, by name.")
+    templates: list[str] = key([], "A set of your own, such as 'I hear {}'.")
+    zero_shot_languages: list[str] = key(["eng"], "Of class prompts.")
+    phrases: str | None = key(None, "Dataset whose label phrases to use; by default the evaluated one.")
 
-    zste_languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of ZSTE."})
-    zste_tasks: list[str] = field(default_factory=list, metadata={"help": "Some of 1A to 5B; empty, all."})
-    zste_items: int = field(default=200, metadata={"help": "Clips of each family of ZSTE."})
-    zste_candidates: int = field(default=50, metadata={"help": "Candidates of ZSTE's tasks 4 and 5B."})
-    zste_prompts: str | None = field(
-        default=None, metadata={"help": "labels or phrases; by default what the model was post-trained with."}
-    )
+    zste_languages: list[str] = key(["eng"], "Languages of ZSTE.")
+    zste_tasks: list[str] = key([], "Some of 1A to 5B; empty, all.")
+    zste_items: int = key(200, "Clips of each family of ZSTE.")
+    zste_candidates: int = key(50, "Candidates of ZSTE's tasks 4 and 5B.")
+    zste_prompts: str | None = key(None, "labels or phrases; by default what the model was post-trained with.")
 
-    max_audio_seconds: float | None = field(default=None, metadata={"help": "Hear only this much of a recording."})
-    chunk_seconds: float | None = field(
-        default=None, metadata={"help": "Embed longer recordings in chunks; by default as long as the model takes."}
-    )
-    pooling: str = field(default="mean", metadata={"help": "Of chunks: mean, or best for each text."})
+    max_audio_seconds: float | None = key(None, "Hear only this much of a recording.")
+    chunk_seconds: float | None = key(None, "Embed longer recordings in chunks; by default as long as the model takes.")
+    pooling: str = key("mean", "Of chunks: mean, or best for each text.")
 
-    batch_size: int = field(default=32, metadata={"help": "Clips or texts at once; changes no result."})
-    num_resamples: int = field(default=1000, metadata={"help": "Of the bootstrap; 0, no intervals."})
-    confidence: float = field(default=0.95, metadata={"help": "Of the intervals."})
-    seed: int = field(default=0, metadata={"help": "Of the bootstrap and of ZSTE's draws."})
+    batch_size: int = key(32, "Clips or texts at once; changes no result.")
+    num_resamples: int = key(1000, "Of the bootstrap; 0, no intervals.")
+    confidence: float = key(0.95, "Of the intervals.")
+    seed: int = key(0, "Of the bootstrap and of ZSTE's draws.")
 
-    output_dir: str = field(default="outputs/evaluation", metadata={"help": "Where the results go."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Where embeddings are kept; none: nowhere."})
-    compare: list[str] = field(
-        default_factory=list, metadata={"help": "Folders of two results to compare; nothing else is done."}
-    )
-    allow_different: bool = field(default=False, metadata={"help": "Compare results of different protocols too."})
+    output_dir: str = key("outputs/evaluation", "Where the results go.")
+    cache_dir: str | None = key(None, "Where embeddings are kept; none: nowhere.")
+    compare: list[str] = key([], "Folders of two results to compare; nothing else is done.")
+    allow_different: bool = key(False, "Compare results of different protocols too.")
 
 
 @dataclass
 class CorpusArguments(DatasetArguments):
     """What to embed, by which model, and where to put it."""
 
-    dataset: str | None = field(default=None, metadata={"help": "A builder of datasets_scripts, or prepared."})  # type: ignore[assignment]
-    model: str = field(default="outputs/synthetic", metadata={"help": "Folder or Hub id of a SupCLAP or CLAP model."})
-    folder: str | None = field(default=None, metadata={"help": "Instead of a dataset: all recordings below a folder."})
-    output: str = field(default="outputs/embeddings", metadata={"help": "The folder to write, or to go on writing."})
-    splits: list[str] = field(default_factory=list, metadata={"help": "Splits to embed; default, all."})
+    dataset: str | None = key(None, "A builder of datasets_scripts, or prepared.")  # type: ignore[assignment]
+    model: str = key("outputs/synthetic", "Folder or Hub id of a SupCLAP or CLAP model.")
+    folder: str | None = key(None, "Instead of a dataset: all recordings below a folder.")
+    output: str = key("outputs/embeddings", "The folder to write, or to go on writing.")
+    splits: list[str] = key([], "Splits to embed; default, all.")
 
-    chunk_seconds: float | None = field(
-        default=10.0, metadata={"help": "Longer recordings are cut into chunks of this length."}
-    )
-    batch_size: int = field(
-        default=32, metadata={"help": "Recordings that a worker reads, and chunks that go through the model, at once."}
-    )
-    clips_per_file: int = field(default=10_000, metadata={"help": "Recordings of a Parquet file of the output."})
-    num_workers: int = field(
-        default=min(4, os.cpu_count() or 1), metadata={"help": "Processes that read, of each process that embeds."}
-    )
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; by default a GPU if there is one."})
+    chunk_seconds: float | None = key(10.0, "Longer recordings are cut into chunks of this length.")
+    batch_size: int = key(32, "Recordings that a worker reads, and chunks that go through the model, at once.")
+    clips_per_file: int = key(10_000, "Recordings of a Parquet file of the output.")
+    num_workers: int = key(min(4, os.cpu_count() or 1), "Processes that read, of each process that embeds.")
+    device: str | None = key(None, "cpu, cuda, ...; by default a GPU if there is one.")
 
 
 @dataclass
 class ReproductionArguments:
     """What to reproduce, and at which scale."""
 
-    scale: str = field(default="mini", metadata={"help": f"One of {', '.join(SCALES)}."})
-    seeds: list[int] = field(default_factory=list, metadata={"help": "Seeds; default, those of the table, or 0 1 2."})
-    rows: list[str] = field(default_factory=list, metadata={"help": "Some rows only, such as table1_infonce."})
-    dry_run: bool = field(default=False, metadata={"help": "Resolve and estimate everything, train nothing."})
-    data_dir: str | None = field(
-        default=None, metadata={"help": "The folder of the data, or of one folder for each dataset."}
-    )
-    output_dir: str = field(default="outputs/reproduce", metadata={"help": "Where runs and tables go."})
-    settings: dict | str | None = field(
-        default=None, metadata={"help": "Settings of every training run besides, as JSON; such a run is another run."}
+    scale: str = key("mini", f"One of {', '.join(SCALES)}.")
+    seeds: list[int] = key([], "Seeds; default, those of the table, or 0 1 2.")
+    rows: list[str] = key([], "Some rows only, such as table1_infonce.")
+    dry_run: bool = key(False, "Resolve and estimate everything, train nothing.")
+    data_dir: str | None = key(None, "The folder of the data, or of one folder for each dataset.")
+    output_dir: str = key("outputs/reproduce", "Where runs and tables go.")
+    settings: dict | str | None = key(
+        None, "Settings of every training run besides, as JSON; such a run is another run."
     )
 
     def __post_init__(self) -> None:
@@ -306,64 +257,46 @@ class ReproductionArguments:
 class CaptionArguments(DatasetArguments):
     """What to translate, and where to put it."""
 
-    dataset: str | None = field(default=None, metadata={"help": "A builder of datasets_scripts."})  # type: ignore[assignment]
+    dataset: str | None = key(None, "A builder of datasets_scripts.")  # type: ignore[assignment]
 
-    output: str = field(
-        default="translations.parquet", metadata={"help": "The file of translations; what it holds already is kept."}
-    )
-    splits: list[str] = field(default_factory=list, metadata={"help": "Splits to translate; default, all."})
-    captions: str | None = field(
-        default=None, metadata={"help": "Instead: .parquet, .csv or .jsonl of clip_id, caption_index, text."}
-    )
-    source_language: str = field(default="eng", metadata={"help": "ISO 639-3 code of the captions."})
-    languages: list[str] = field(
-        default_factory=lambda: list(LANGUAGES[1:]), metadata={"help": "ISO 639-3 codes to translate into."}
-    )
+    output: str = key("translations.parquet", "The file of translations; what it holds already is kept.")
+    splits: list[str] = key([], "Splits to translate; default, all.")
+    captions: str | None = key(None, "Instead: .parquet, .csv or .jsonl of clip_id, caption_index, text.")
+    source_language: str = key("eng", "ISO 639-3 code of the captions.")
+    languages: list[str] = key(list(LANGUAGES[1:]), "ISO 639-3 codes to translate into.")
 
 
 @dataclass
 class TranslatorArguments:
     """What translates: a seq2seq model of transformers, or with an endpoint the language model behind that."""
 
-    model: str = field(
-        default="facebook/nllb-200-distilled-600M",
-        metadata={"help": "Hub id or folder, {source} and {target} in it become ISO 639-1; or the endpoint's model."},
+    model: str = key(
+        "facebook/nllb-200-distilled-600M",
+        "Hub id or folder, {source} and {target} in it become ISO 639-1; or the endpoint's model.",
     )
-    batch_size: int = field(default=32, metadata={"help": "Captions a batch, or a request."})
-    prompt: str | None = field(
-        default=None, metadata={"help": "For models that want one: 'translate {source} to {target}: {text}'."}
-    )
-    num_beams: int = field(default=4, metadata={"help": "Beams of the search; 1 is greedy."})
-    device: str | None = field(default=None, metadata={"help": "cpu, cuda, ...; default, a GPU where there is one."})
-    dtype: str = field(default="auto", metadata={"help": "Of the weights, such as bfloat16; auto, as stored."})
-    endpoint: str | None = field(default=None, metadata={"help": "Such as https://api.deepseek.com/v1."})
-    api_key_env: str | None = field(default=None, metadata={"help": "Environment variable that holds its key."})
-    requests_per_minute: float | None = field(default=None, metadata={"help": "At most so many; default, no limit."})
-    workers: int = field(default=4, metadata={"help": "Requests at a time."})
-    retries: int = field(default=6, metadata={"help": "Of a request that the endpoint was too busy for."})
-    request_options: dict | str | None = field(
-        default=None, metadata={"help": 'Further fields of a request, JSON; default {"temperature": 0}.'}
-    )
-    fill_gaps: bool = field(
-        default=False, metadata={"help": "Keep what other models have put into the output, and add to it."}
-    )
+    batch_size: int = key(32, "Captions a batch, or a request.")
+    prompt: str | None = key(None, "For models that want one: 'translate {source} to {target}: {text}'.")
+    num_beams: int = key(4, "Beams of the search; 1 is greedy.")
+    device: str | None = key(None, "cpu, cuda, ...; default, a GPU where there is one.")
+    dtype: str = key("auto", "Of the weights, such as bfloat16; auto, as stored.")
+    endpoint: str | None = key(None, "Such as https://api.deepseek.com/v1.")
+    api_key_env: str | None = key(None, "Environment variable that holds its key.")
+    requests_per_minute: float | None = key(None, "At most so many; default, no limit.")
+    workers: int = key(4, "Requests at a time.")
+    retries: int = key(6, "Of a request that the endpoint was too busy for.")
+    request_options: dict | str | None = key(None, 'Further fields of a request, JSON; default {"temperature": 0}.')
+    fill_gaps: bool = key(False, "Keep what other models have put into the output, and add to it.")
 
 
 @dataclass
 class QualityArguments:
     """How translations are checked: translated back, and compared with what they were made from."""
 
-    back_model: str | None = field(
-        default=None, metadata={"help": "Transformers model that translates back; default, model."}
-    )
-    back_sample: int | None = field(
-        default=None, metadata={"help": "Captions a language to translate back; default, all; 0, none."}
-    )
-    sentence_encoder: str = field(
-        default="sentence-transformers/all-roberta-large-v1", metadata={"help": "A model for sentence-transformers."}
-    )
-    threshold: float = field(default=0.7, metadata={"help": "A cosine below it is counted."})
-    num_worst: int = field(default=10, metadata={"help": "Worst translations to list for each language."})
+    back_model: str | None = key(None, "Transformers model that translates back; default, model.")
+    back_sample: int | None = key(None, "Captions a language to translate back; default, all; 0, none.")
+    sentence_encoder: str = key("sentence-transformers/all-roberta-large-v1", "A model for sentence-transformers.")
+    threshold: float = key(0.7, "A cosine below it is counted.")
+    num_worst: int = key(10, "Worst translations to list for each language.")
 
 
 def format_help(groups: Sequence[Any], about: str) -> str:

@@ -5,12 +5,25 @@ a second instead of eight.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 MULTILINGUAL_LOSSES = ("kcl", "cacl")
 LOSSES = ("infonce", "siglip", "reweighted", *MULTILINGUAL_LOSSES)
 SUPPORT_VECTORS = ("none", "uni-static", "bi-static", "uni-dynamic", "bi-dynamic")
 POSITIVES = ("clip", "captions")
 CACHE_FROZEN = ("auto", "always", "never")
+
+
+def key(default: Any, told: str) -> Any:
+    """A field of a dataclass of keys.
+
+    Args:
+        default: Its default; each instance has a list of its own.
+        told: What `--help` says of it.
+    """
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": told})
+    return field(default=default, metadata={"help": told})
 
 
 @dataclass
@@ -54,49 +67,42 @@ class ContrastiveOptions:
             of the run without; `always`, where frozen towers are in evaluation mode; `never`. Not with sharded weights.
     """
 
-    loss: str = field(default="infonce", metadata={"help": f"Base loss, one of {', '.join(LOSSES)}."})
-    svr: str = field(default="none", metadata={"help": f"Support vectors, one of {', '.join(SUPPORT_VECTORS)}."})
-    svr_alpha: float = field(default=1.0, metadata={"help": "Weight of the SVR term."})
-    svr_beta: float = field(default=0.01, metadata={"help": "Weight of the radius constraint."})
-    svr_similarity: str = field(default="cosine", metadata={"help": "cosine or dot."})
-    svr_decoupled: bool = field(default=False, metadata={"help": "Leave the positive out of SVR's denominator."})
-    radius_init: float | None = field(
-        default=None, metadata={"help": "Initial radius; by default, the distance of the pairs of the first batch."}
-    )
-    radius_num_similarities: int = field(default=16, metadata={"help": "Similarities that a dynamic radius sees."})
-    languages: list[str] = field(default_factory=lambda: ["eng"], metadata={"help": "Languages of the captions."})
-    eval_languages: list[str] = field(default_factory=list, metadata={"help": "Languages to evaluate."})
-    positives: str = field(default="clip", metadata={"help": f"One of {', '.join(POSITIVES)}."})
-    every_caption: bool = field(default=False, metadata={"help": "A clip comes once an epoch for each caption."})
-    max_audio_seconds: float = field(default=30.0, metadata={"help": "Longer recordings are cropped to this."})
-    on_bad_audio: str = field(default="error", metadata={"help": "error, skip or report."})
-    track_drift: bool = field(default=True, metadata={"help": "Log drift, radius and positive similarity."})
-    track_language_errors: bool = field(default=False, metadata={"help": "Log ATRI's errors of the languages."})
-    loss_chunk_size: int | None = field(default=None, metadata={"help": "Similarities in chunks of so many rows."})
-    cached_chunk_size: int | None = field(default=None, metadata={"help": "Gradient caching in chunks of this size."})
+    loss: str = key("infonce", f"Base loss, one of {', '.join(LOSSES)}.")
+    svr: str = key("none", f"Support vectors, one of {', '.join(SUPPORT_VECTORS)}.")
+    svr_alpha: float = key(1.0, "Weight of the SVR term.")
+    svr_beta: float = key(0.01, "Weight of the radius constraint.")
+    svr_similarity: str = key("cosine", "cosine or dot.")
+    svr_decoupled: bool = key(False, "Leave the positive out of SVR's denominator.")
+    radius_init: float | None = key(None, "Initial radius; by default, the distance of the pairs of the first batch.")
+    radius_num_similarities: int = key(16, "Similarities that a dynamic radius sees.")
+    languages: list[str] = key(["eng"], "Languages of the captions.")
+    eval_languages: list[str] = key([], "Languages to evaluate.")
+    positives: str = key("clip", f"One of {', '.join(POSITIVES)}.")
+    every_caption: bool = key(False, "A clip comes once an epoch for each caption.")
+    max_audio_seconds: float = key(30.0, "Longer recordings are cropped to this.")
+    on_bad_audio: str = key("error", "error, skip or report.")
+    track_drift: bool = key(True, "Log drift, radius and positive similarity.")
+    track_language_errors: bool = key(False, "Log ATRI's errors of the languages.")
+    loss_chunk_size: int | None = key(None, "Similarities in chunks of so many rows.")
+    cached_chunk_size: int | None = key(None, "Gradient caching in chunks of this size.")
+    cache_frozen: str = key("auto", f"One of {', '.join(CACHE_FROZEN)}.")
 
-    cache_frozen: str = field(default="auto", metadata={"help": f"One of {', '.join(CACHE_FROZEN)}."})
-
-    per_device_train_batch_size: int = field(default=24, metadata={"help": "Clips per device in a training step."})
-    per_device_eval_batch_size: int = field(default=32, metadata={"help": "Clips per device in evaluation."})
-    num_train_epochs: float = field(default=10.0, metadata={"help": "Passes over the training split."})
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to evaluate: no, steps or epoch."})
-    save_strategy: str = field(default="epoch", metadata={"help": "When to save: no, steps, epoch or best."})
-    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints to keep, the best among them."})
-    load_best_model_at_end: bool = field(default=True, metadata={"help": "End with the best checkpoint."})
-    metric_for_best_model: str | None = field(default="mean_recall", metadata={"help": "What best means."})
-    greater_is_better: bool | None = field(
-        default=None, metadata={"help": "Whether more of it is better; by default what the metric is known for."}
-    )
-    logging_steps: float = field(default=10, metadata={"help": "Steps between two logs."})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "NaN is an error here, never filtered."})
-    remove_unused_columns: bool = field(default=False, metadata={"help": "The collator reads the whole row."})
-    dataloader_drop_last: bool = field(default=True, metadata={"help": "Drop the last incomplete training batch."})
-    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Every parameter is used."})
-    ddp_timeout: int = field(default=600, metadata={"help": "Seconds that a step waits for another process."})
-    label_names: list[str] | None = field(
-        default_factory=lambda: ["clip_index"], metadata={"help": "How embeddings find their clip again."}
-    )
+    per_device_train_batch_size: int = key(24, "Clips per device in a training step.")
+    per_device_eval_batch_size: int = key(32, "Clips per device in evaluation.")
+    num_train_epochs: float = key(10.0, "Passes over the training split.")
+    eval_strategy: str = key("epoch", "When to evaluate: no, steps or epoch.")
+    save_strategy: str = key("epoch", "When to save: no, steps, epoch or best.")
+    save_total_limit: int | None = key(2, "Checkpoints to keep, the best among them.")
+    load_best_model_at_end: bool = key(True, "End with the best checkpoint.")
+    metric_for_best_model: str | None = key("mean_recall", "What best means.")
+    greater_is_better: bool | None = key(None, "Whether more of it is better; by default what the metric is known for.")
+    logging_steps: float = key(10, "Steps between two logs.")
+    logging_nan_inf_filter: bool = key(False, "NaN is an error here, never filtered.")
+    remove_unused_columns: bool = key(False, "The collator reads the whole row.")
+    dataloader_drop_last: bool = key(True, "Drop the last incomplete training batch.")
+    ddp_find_unused_parameters: bool | None = key(False, "Every parameter is used.")
+    ddp_timeout: int = key(600, "Seconds that a step waits for another process.")
+    label_names: list[str] | None = key(["clip_index"], "How embeddings find their clip again.")
 
 
 @dataclass
@@ -118,18 +124,18 @@ class TemporalOptions(ContrastiveOptions):
         match_loudness: Whether to bring two clips that follow each other to the same level; overlaid ones always are.
     """
 
-    stage: str = field(default="b", metadata={"help": "a or b."})
-    temporal_beta: float = field(default=1.0, metadata={"help": "Weight of the text-to-audio direction."})
-    alpha_same: float = field(default=1.0, metadata={"help": "Stage a, across blocks with a class in common."})
-    alpha_diff: float = field(default=1.0, metadata={"help": "Stage a, across blocks without."})
-    alpha_same_time: float = field(default=1.0, metadata={"help": "Stage b, reversal of the same pair."})
-    alpha_cross_time: float = field(default=1.0, metadata={"help": "Stage b, reversals of other pairs."})
-    alpha_same_overlay: float = field(default=1.0, metadata={"help": "Stage b, overlay of the same pair."})
-    alpha_cross_overlay: float = field(default=1.0, metadata={"help": "Stage b, overlays of other pairs."})
-    text_scheme: str = field(default="random", metadata={"help": "random or kcl."})
-    crossfade_seconds: float = field(default=0.0, metadata={"help": "Overlap of consecutive clips."})
-    gap_seconds: float = field(default=0.0, metadata={"help": "Silence between consecutive clips."})
-    match_loudness: bool = field(default=False, metadata={"help": "Bring consecutive clips to one level."})
-    per_device_train_batch_size: int = field(default=256, metadata={"help": "Pairs per device in a training step."})
-    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
-    metric_for_best_model: str | None = field(default="temporal_accuracy", metadata={"help": "What best means."})
+    stage: str = key("b", "a or b.")
+    temporal_beta: float = key(1.0, "Weight of the text-to-audio direction.")
+    alpha_same: float = key(1.0, "Stage a, across blocks with a class in common.")
+    alpha_diff: float = key(1.0, "Stage a, across blocks without.")
+    alpha_same_time: float = key(1.0, "Stage b, reversal of the same pair.")
+    alpha_cross_time: float = key(1.0, "Stage b, reversals of other pairs.")
+    alpha_same_overlay: float = key(1.0, "Stage b, overlay of the same pair.")
+    alpha_cross_overlay: float = key(1.0, "Stage b, overlays of other pairs.")
+    text_scheme: str = key("random", "random or kcl.")
+    crossfade_seconds: float = key(0.0, "Overlap of consecutive clips.")
+    gap_seconds: float = key(0.0, "Silence between consecutive clips.")
+    match_loudness: bool = key(False, "Bring consecutive clips to one level.")
+    per_device_train_batch_size: int = key(256, "Pairs per device in a training step.")
+    learning_rate: float = key(1e-4, "Peak learning rate.")
+    metric_for_best_model: str | None = key("temporal_accuracy", "What best means.")
