@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 import datasets
 import soundfile
 import torch
-from rows import Row, compare, run_script, take_turns
+from rows import Row, compare, read_wall_clock, run_script, take_turns
 from torch.utils.data import DataLoader
 from transformers import BertConfig, RobertaTokenizer
 
@@ -105,13 +104,13 @@ def compare_training(
     for storage in STORAGES:
         ways[storage] = partial(train_on, load(storage, options.workers))
 
-    seconds = measure_wall(ways, options.rounds)
-    rows_of_table = []
+    seconds = take_turns(ways, options.rounds, read_wall_clock)
+    found = []
     for storage in STORAGES:
         ratio = compare(seconds, storage, "in memory")
         wanted = "<= 1.1" if storage == "int16" else ""
-        rows_of_table.append(Row("G8", f"a step fed from {storage} by workers / from memory", *ratio, wanted))
-    return rows_of_table
+        found.append(Row("G8", f"a step fed from {storage} by workers / from memory", *ratio, wanted))
+    return found
 
 
 def compare_reading(
@@ -129,8 +128,8 @@ def compare_reading(
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    reading = measure_wall({storage: partial(read, storage) for storage in STORAGES}, options.rounds)
-    batching = measure_wall({storage: partial(batch, storage) for storage in STORAGES}, options.rounds)
+    reading = take_turns({storage: partial(read, storage) for storage in STORAGES}, options.rounds, read_wall_clock)
+    batching = take_turns({storage: partial(batch, storage) for storage in STORAGES}, options.rounds, read_wall_clock)
     torch.set_num_threads(threads)
     return [
         Row("G8", "reading recordings / reading int16", *compare(reading, "original", "int16")),
@@ -157,26 +156,12 @@ def compare_embedding(
         "in memory": embed_in_memory,
         "corpus": partial(write_files, model, corpus, files, collator, arguments),
     }
-    ratio = compare(measure_wall(ways, 1), "in memory", "corpus")
+    ratio = compare(take_turns(ways, 1, read_wall_clock), "in memory", "corpus")
     own = compare(take_turns(ways, 1), "in memory", "corpus")
     return [
         Row("embed", "rate of embed_corpus / the encoder on features in memory, CED-base", *ratio, ">= 0.9"),
         Row("embed", "the same by its own CPU time, as where workers have cores of their own", *own, ">= 0.9"),
     ]
-
-
-def measure_wall(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """As `take_turns`, by the clock on the wall: workers read in processes of their own."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds + 1):
-        for name, work in ways.items():
-            started = time.perf_counter()
-            work()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if number:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
 
 
 def measure(

@@ -12,7 +12,6 @@ recording, in turns, the least of several rounds, as multiples of one pass over 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -153,13 +152,7 @@ def main() -> None:
     first = sets[5.0][0]
     works = {name: partial(way, first.waveform, first.text) for name, way in ways.items()}
     works["one pass"] = partial(model.encode_audio, first.waveform, sampling_rate=rate_hz, chunk_seconds=5.0)
-    best = dict.fromkeys(works, float("inf"))
-    for _ in range(args.rounds):
-        for name, work in works.items():
-            started = time.process_time()
-            work()
-            best[name] = min(best[name], time.process_time() - started)
-
+    best = {name: min(seconds) for name, seconds in take_turns(works, args.rounds).items()}
     print(
         f"{len(sets[5.0])} recordings of {SECONDS} s, an event each; hits in percent, median distance of the middles\n"
     )

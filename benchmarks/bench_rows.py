@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
-from rows import Row, print_rows
+from rows import Row, print_rows, take_turns
 from transformers import RobertaTokenizer
 
 from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
@@ -108,15 +107,7 @@ def measure_rows(rows: datasets.Dataset, languages: list[str], collator: Trainin
         "batch: captions to tokens, of 24 clips": tokenize,
         "stream: order of an epoch": stream_epoch,
     }
-    seconds = {}
-    for name, work in ways.items():
-        least = math.inf
-        for _ in range(2):
-            started = time.process_time()
-            work()
-            least = min(least, time.process_time() - started)
-        seconds[name] = least
-    return seconds
+    return {name: min(seconds) for name, seconds in take_turns(ways, 1).items()}
 
 
 def measure(clips: Sequence[int] = (3125, 12_500, 50_000), num_languages: int = 8) -> list[Row]:

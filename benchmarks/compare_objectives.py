@@ -38,14 +38,14 @@ from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.schema import LANGUAGES, group_id
 from modeling_supclap.evaluation import package_versions
-from modeling_supclap.losses import reweighted_info_nce, support_vector_loss
+from modeling_supclap.losses import reweighted_info_nce
 from modeling_supclap.losses.contrastive import softmax_contrast
 from modeling_supclap.losses.multilingual import data_distribution_error, language_distribution_error
-from modeling_supclap.losses.support_vector import DynamicRadius, StaticRadius, positive_distance
+from modeling_supclap.losses.support_vector import DynamicRadius, StaticRadius
 from modeling_supclap.metrics.mrv.rank_variance import mean_rank_variance
 from modeling_supclap.recipes.reproduce import get_logged, summarise
 from modeling_supclap.recipes.train_supclap import ModelArguments, build_model, build_processor
-from modeling_supclap.training.drift import drift_cosine
+from modeling_supclap.training.drift import drift_cosine, drift_statistics
 from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
 from modeling_supclap.training.plots import plot_runs
 
@@ -217,23 +217,18 @@ def prepare(rows: Any, processor: SupCLAPProcessor, languages: list[str], length
 def measure(objective: ContrastiveObjective, audio: Tensor, text: Tensor, scale: Tensor) -> dict[str, float]:
     """The drift of one step, from its embeddings and the gradient with respect to the texts (N, d)."""
     assert text.grad is not None
-    audio, own = audio.detach(), text.detach().requires_grad_()
-    distance = positive_distance(own.detach(), audio)
-    half = softmax_contrast(scale * own @ audio.T)
-    found = {"distance": distance.mean().item(), "drift_all": drift_cosine(-text.grad, own.detach(), audio).item()}
-
-    infonce = torch.autograd.grad(half, own, retain_graph=True)[0]
-    found["drift_infonce"] = drift_cosine(-infonce, own.detach(), audio).item()
-    found["drift"] = found["drift_infonce"]
-    regularizer = objective.regularizer
+    audio, text, gradient = audio.detach(), text.detach(), text.grad
+    regularizer, options = objective.regularizer, {}
     if regularizer is not None:
-        radius = regularizer.radii["t2a"]((scale * own @ audio.T).detach()).detach()
-        term = support_vector_loss(own, audio, radius, scale, regularizer.similarity)
-        update = -torch.autograd.grad(half + regularizer.alpha * term, own, retain_graph=True)[0]
-        found["drift"] = drift_cosine(update, own.detach(), audio).item()
-        found["drift_svr"] = drift_cosine(-torch.autograd.grad(term, own)[0], own.detach(), audio).item()
-        found |= {"radius": radius.mean().item(), "factor": (1 - radius / distance).mean().item()}
-    return found
+        radius = regularizer.radii["t2a"](scale * text @ audio.T).detach()
+        options = {"radius": radius, "alpha": regularizer.alpha, "similarity": regularizer.similarity}
+    found = drift_statistics(audio, text, scale, **options)
+
+    told = {"drift": found.get("drift_cosine_svr", found["drift_cosine"]), "distance": found["distance"]}
+    told["drift_all"] = drift_cosine(-gradient, text, audio)
+    if "radius_mean" in found:
+        told["radius"] = found["radius_mean"]
+    return {name: value.item() for name, value in told.items()}
 
 
 def draw_batch(groups: np.ndarray, size: int, generator: np.random.Generator) -> list[int]:
@@ -241,13 +236,6 @@ def draw_batch(groups: np.ndarray, size: int, generator: np.random.Generator) ->
     shuffled = generator.permutation(len(groups))
     _, first = np.unique(groups[shuffled], return_index=True)
     return generator.permutation(shuffled[first])[:size].tolist()
-
-
-def start_radii(objective: ContrastiveObjective, distance: float) -> None:
-    """Gives the radii that have no start the distance of the first batch."""
-    for parameter in objective.parameters():
-        if parameter.isnan().all():
-            torch.nn.init.constant_(parameter, distance)
 
 
 def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, args: argparse.Namespace) -> dict:
@@ -288,8 +276,6 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
         # (B, K, L) -> (B K, d) -> (B, K, d)
         audio = model.get_audio_features(input_features=rows.features[places]).pooler_output
         text = embed_texts(model, tokens.flatten(0, 1), pad)
-        if step == 0:
-            start_radii(objective, positive_distance(text[:: tokens.shape[1]], audio).mean().item())
         text.retain_grad()
 
         scale = model.logit_scale.exp()

@@ -58,26 +58,35 @@ def get_device() -> torch.device:
 
 def read_clock() -> float:
     """Seconds of the process where it runs on one thread, which other programs disturb less; else of the wall."""
+    if torch.cuda.is_available() or torch.get_num_threads() > 1:
+        return read_wall_clock()
+    return time.process_time()
+
+
+def read_wall_clock() -> float:
+    """Seconds of the wall, for what works in processes of its own too."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-        return time.perf_counter()
-    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+    return time.perf_counter()
 
 
-def take_turns(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def take_turns(
+    ways: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = read_clock
+) -> dict[str, list[float]]:
     """The seconds of each way in each round; one round before warms up.
 
     Args:
         ways: What to run, by name; each runs once a round.
         rounds: How many rounds count.
+        clock: Gives the seconds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, run in ways.items():
-            started = read_clock()
+            started = clock()
             run()
             if number:
-                seconds[name].append(read_clock() - started)
+                seconds[name].append(clock() - started)
     return seconds
 
 
