@@ -324,7 +324,8 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
         place: Where it stands among the scores, where a mean that is not there is taken over the languages; or
             "training" and a key of that part; or "similarity" and what of the cosines of the test's pairs: the mean of
             the positive or the negative ones, or their separation, the difference of the two in standard deviations of
-            the negative ones; or "log", a logged name, and which of its values: mean, first or last.
+            the negative ones; or "captions" and "relative_distance"; or "log", a logged name, and which of its values:
+            mean, first or last.
     """
     if place[0] == "training":
         training = results.content["training"]
@@ -334,6 +335,8 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
         means = {"positive": positive.mean(), "negative": negative.mean()}
         means["separation"] = (positive.mean() - negative.mean()) / negative.std()
         return float(means[place[1]])
+    if place[0] == "captions":
+        return get_relative_distance(results)
     if place[0] == "log":
         return get_logged(log, place[1], place[2])
 
@@ -344,6 +347,18 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
         if (score.place[0], *score.place[2:]) == (place[0], *place[2:]):
             several.append(score.value)
     return float(np.mean(several)) if place[1] == "mean" and several else None
+
+
+def get_relative_distance(results: Results) -> float:
+    """How far captions are from their English ones, in units of how far English captions of two clips are apart.
+
+    0 where the languages agree, about 1 where a translation is as far as any other caption. Unlike the distance alone
+    [A eq. 15], it is not small where a model has learned so little that all of its captions are at one place.
+    """
+    english = results.arrays["embeddings/text/eng"]  # (N, d)
+    own = np.mean([results.arrays[f"multilingual/distance/{name}"] for name in results.protocol["languages"][1:]])
+    distances = np.linalg.norm(english[:, None] - english, axis=-1)  # (N, N), 0 on the diagonal
+    return float(own / (distances.sum() / (len(english) * (len(english) - 1))))
 
 
 def get_logged(log: Sequence[Mapping[str, Any]], name: str, part: str) -> float | None:
@@ -423,7 +438,7 @@ def gather(name: str, table: Mapping[str, Any], cells: Sequence[Cell], scale: st
         "table", "title", "claim", "scale" and "rows". A row has "row", "model", "dataset", "baseline", "seeds" and
         "scores": by column "values" (one a seed), "mean", "std" (of a sample; None for one seed), "paper" (the
         printed number or None) and, beside a baseline, "differences" (one a seed), "difference", "low", "high" and
-        "p_value".
+        "p_value". A table of cases has "cases" as well, of the first seed, from `tabulate_cases`.
     """
     loaded = {}
     for cell in cells:
@@ -436,7 +451,7 @@ def gather(name: str, table: Mapping[str, Any], cells: Sequence[Cell], scale: st
         results, logs = loaded[cell.row, cell.dataset]
         baseline = loaded.get((str(cell.baseline), cell.dataset))
         scores = {}
-        for column in table["columns"]:
+        for column in table.get(f"{scale}_columns", table["columns"]):
             place = column.split()
             values = [get_value(*pair, place) for pair in zip(results, logs, strict=True)]
             if None in values:
@@ -461,7 +476,42 @@ def gather(name: str, table: Mapping[str, Any], cells: Sequence[Cell], scale: st
             }
         )
     told = {key: table.get(key, "") for key in ("title", "claim")}
+    if table.get("cases"):
+        told["cases"] = tabulate_cases({cell.model: loaded[cell.row, cell.dataset][0][0] for cell in cells})
     return {"table": name, "scale": scale, **told, "versions": evaluation.package_versions(), "rows": rows}
+
+
+def tabulate_cases(several: Mapping[str, Results]) -> list[list[str]]:
+    """What some captions find in each language, as heading and lines of a table [A tables 9 and 10].
+
+    The captions are the two with the best and the two with the worst mean rank over all models and languages.
+
+    Args:
+        several: The results of models on the same captions in several languages, by the name of the model.
+    """
+    first = next(iter(several.values()))
+    ranks = np.mean([results.arrays["multilingual/ranks"] for results in several.values()], axis=(0, 2))
+    texts = first.arrays["multilingual/text"]
+    _, distinct = np.unique(texts, return_index=True)  # captions that clips share have the same ranks
+    ordered = distinct[np.argsort(ranks[distinct], kind="stable")]
+
+    languages = first.protocol["languages"]
+    lines = [["caption", "model", *languages]]
+    for query in [*ordered[:2], *ordered[2:][-2:]]:
+        for model, results in several.items():
+            line = [str(texts[query]), model]
+            for language, rank in zip(languages, results.arrays["multilingual/ranks"][query], strict=True):
+                line.append(f"{rank + 1}: {_found_first(results, language, query)}")
+            lines.append(line)
+    return lines
+
+
+def _found_first(results: Results, language: str, query: int) -> str:
+    """The label of the clip that a caption of `multilingual/` finds first, or its id where clips have no labels."""
+    arrays = results.arrays
+    asked = arrays[f"retrieval/{language}/t2a/query_id"] == arrays["multilingual/query_id"][query]
+    clip = arrays[f"retrieval/{language}/t2a/top"][asked.argmax(), 0]
+    return str(arrays["clips/label"][clip] or arrays["clips/id"][clip])
 
 
 def summarise(values: Sequence[float]) -> dict[str, Any]:

@@ -6,17 +6,23 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from modeling_supclap.evaluation.results import DIRECTIONS
 from modeling_supclap.metrics.names import get_metric
+
+CASES = "In each language the rank of the caption's own clip, from 1, and what sounds in the clip that it finds first."
 
 
 def format_value(column: str, value: float, signed: bool = False) -> str:
     """A number as its metric is written, shares in percent.
 
-    >>> format_value("retrieval eng t2a R@1", 0.4187), format_value("retrieval eng t2a R@1", 0.021, signed=True)
+    >>> format_value("retrieval eng t2a R@1", 0.4187), format_value("log eval_eng_t2a_R@1 last", 0.021, signed=True)
     ('41.9', '+2.1')
     """
+    kind, *place = column.split()
+    logged = place[0].removeprefix("eval_") if kind == "log" else ""
+    name = logged.rpartition("_")[2] if "@" in logged else logged or column.split()[-1]
     try:
-        text = get_metric(column.split()[-1]).format(abs(value))
+        text = get_metric(name).format(abs(value))
     except KeyError:  # a logged number, or a count
         text = f"{abs(value):,.0f}" if abs(value) >= 1000 else f"{abs(value):.3g}"
     return f"{'-' if value < 0 else '+' if signed else ''}{text}"
@@ -72,8 +78,31 @@ def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
 
 
 def format_heading(column: str) -> str:
-    """A place of a score as people call it: `retrieval eng t2a R@1` is `eng t2a R@1`."""
-    return column.removeprefix("retrieval ").removeprefix("log ").removeprefix("training ")
+    """A place of a score in words.
+
+    >>> format_heading("retrieval eng t2a R@1"), format_heading("multilingual fra Gap")
+    ('text to audio R@1', 'gap to English, fra')
+    >>> format_heading("zste eng 3A"), format_heading("log radius_mean_t2a first")
+    ('ZSTE 3A', 'radius mean text to audio, first')
+    """
+    kind, *place = column.split()
+    if kind == "log":
+        return f"{_spell(place[0])}, {place[1]}"
+    if kind not in ("retrieval", "multilingual", "zste", "zero_shot"):
+        return _spell(column.removeprefix("training "))
+
+    language, *between, metric = place
+    name = metric if "@" in metric else get_metric(metric).display
+    if kind == "zero_shot":
+        name += f", prompts of {between.pop()}"
+    several = {"eng": "", "all": "", "mean": ", mean of the languages"}
+    return " ".join([*map(_spell, between), name]) + several.get(language, f", {language}")
+
+
+def _spell(name: str) -> str:
+    words = {**DIRECTIONS, "eng": "", "eval": "", "ms": "milliseconds", "objective": "of the objective"}
+    spelled = (words.get(word, word) for word in name.replace("_", " ").split())
+    return " ".join(filter(None, spelled))
 
 
 def caption(content: Mapping[str, Any]) -> str:
@@ -88,12 +117,16 @@ def caption(content: Mapping[str, Any]) -> str:
 
 def markdown_table(content: Mapping[str, Any]) -> str:
     """A table in Markdown, with its title and claim."""
-    heading, *lines = table_lines(content)
     written = [f"### {content['table']}: {content['title']}", "", f"Claim: {content['claim']}", ""]
-    written += [f"| {' | '.join(heading)} |", f"|{'---|' * len(heading)}"]
-    for line in lines:
-        written.append(f"| {' | '.join(line)} |")
-    return "\n".join([*written, "", caption(content), ""])
+    written += [*_markdown_lines(table_lines(content)), "", caption(content), ""]
+    if "cases" in content:
+        written += [*_markdown_lines(content["cases"]), "", CASES, ""]
+    return "\n".join(written)
+
+
+def _markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
+    heading, *lines = (f"| {' | '.join(line)} |" for line in table)
+    return [heading, f"|{'---|' * len(table[0])}", *lines]
 
 
 def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
@@ -103,16 +136,21 @@ def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
         content: As `reproduce.gather` gives it.
         figure: The name of a picture in the same folder, which the page shows.
     """
-    heading, *lines = table_lines(content)
-    rows = [_html_row(heading, "th"), *(_html_row(line, "td") for line in lines)]
     title = escape(f"{content['table']}: {content['title']}")
     picture = "" if figure is None else f'<img src="{escape(figure)}" alt="{title}">'
+    cases = f"{_html_lines(content['cases'])}<p>{CASES}</p>" if "cases" in content else ""
     style = "body{font-family:sans-serif}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-        f"<h1>{title}</h1><p>Claim: {escape(content['claim'])}</p><table>{''.join(rows)}</table>"
-        f"<p>{escape(caption(content))}</p>{picture}</html>\n"
+        f"<h1>{title}</h1><p>Claim: {escape(content['claim'])}</p>{_html_lines(table_lines(content))}"
+        f"<p>{escape(caption(content))}</p>{cases}{picture}</html>\n"
     )
+
+
+def _html_lines(table: Sequence[Sequence[str]]) -> str:
+    heading, *lines = table
+    rows = [_html_row(heading, "th"), *(_html_row(line, "td") for line in lines)]
+    return f"<table>{''.join(rows)}</table>"
 
 
 def _html_row(cells: Sequence[str], tag: str) -> str:

@@ -14,7 +14,7 @@ from modeling_supclap.evaluation.results import SCHEMA, Results, score
 from modeling_supclap.recipes import reproduce, results_page
 from modeling_supclap.recipes.options import SCALES
 from modeling_supclap.recipes.reproduce import ReproductionArguments
-from modeling_supclap.recipes.result_tables import html_table
+from modeling_supclap.recipes.result_tables import html_table, markdown_table
 from modeling_supclap.training.plots import plot_runs
 
 TABLES = reproduce.list_tables()
@@ -107,6 +107,35 @@ def test_the_mean_over_languages_is_compared_query_by_query():
     assert values.tolist() == [1.0, 0.0]
 
 
+def test_cases_are_the_best_and_the_worst_captions_of_all_models():
+    ids = np.array([f"clip{number}#0" for number in range(5)])
+    arrays = {
+        "multilingual/text": np.array(["good", "bad", "good", "fair", "poor"]),  # two clips share a caption
+        "multilingual/query_id": ids,
+        "clips/label": np.array(["bark", "", "bark", "rain", "wind"]),
+        "clips/id": np.array([f"clip{number}" for number in range(5)]),
+        "retrieval/eng/t2a/query_id": ids,
+        "retrieval/eng/t2a/top": np.array([[0], [1], [2], [3], [0]]),
+        "retrieval/fra/t2a/query_id": ids[::-1],
+        "retrieval/fra/t2a/top": np.array([[4], [3], [2], [1], [0]]),
+    }
+    several = {}
+    for model, more in (("one", 0), ("other", 2)):
+        ranks = np.array([[0, 0], [9, 8], [0, 0], [1, 1 + more], [5, 5]])
+        several[model] = Results({"protocol": {"languages": ["eng", "fra"]}}, {**arrays, "multilingual/ranks": ranks})
+
+    heading, *lines = reproduce.tabulate_cases(several)
+    assert heading == ["caption", "model", "eng", "fra"]
+    assert lines[0] == ["good", "one", "1: bark", "1: bark"]
+    assert lines[3] == ["fair", "other", "2: rain", "4: rain"]
+    assert lines[6] == ["bad", "one", "10: clip1", "9: clip1"]
+    assert [line[0] for line in lines[::2]] == ["good", "fair", "poor", "bad"]
+
+    content = {"table": "atri/cases", "scale": "mini", "title": "", "claim": "", "rows": [], "cases": [heading, *lines]}
+    assert "| bad | one | 10: clip1 | 9: clip1 |" in markdown_table(content)
+    assert "<td>10: clip1</td>" in html_table(content)
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_file_of_every_table_is_one_that_its_recipe_takes(scale, tmp_path):
     args = ReproductionArguments(scale=scale, data_dir=str(tmp_path), output_dir=str(tmp_path), seeds=[0])
@@ -195,10 +224,17 @@ def test_the_cosines_of_the_pairs_tell_how_far_apart_they_are():
     assert [reproduce.get_value(results, [], place) for place in places] == pytest.approx([0.6, 0.1, 2.5])
 
 
+def test_the_distance_of_captions_is_told_in_units_of_their_spread():
+    english = np.eye(2)[[0, 1, 0]]  # three pairs, two of which are the root of 2 apart
+    arrays = {"embeddings/text/eng": english, "multilingual/distance/fra": np.array([0.1, 0.3])}
+    results = Results({"protocol": {"languages": ["eng", "fra"]}}, arrays)
+    assert reproduce.get_value(results, [], ["captions", "relative_distance"]) == pytest.approx(0.2 / (2**1.5 / 3))
+
+
 def test_the_page_of_results_is_that_of_the_committed_files():
     page = results_page.PAGE.read_text(encoding="utf-8")
     assert results_page.render_page(page) == page
     assert results_page.MARK in page
     readme = results_page.README.read_text(encoding="utf-8")
     assert results_page.render_readme(readme) == readme
-    assert "| supclap/table3 | mini | eng t2a R@1 | InfoNCE: 27.2" in readme
+    assert "| supclap/table3 | mini | text to audio R@1 | InfoNCE: 27.2" in readme
