@@ -3,9 +3,9 @@
     python benchmarks/gpu.py [--batch 24 128 512] [--steps 20]
 
 CED-base with SONAR's and with LaBSE's text encoder, random weights, bfloat16 autocast, fused Adam, clips of 10 s. The
-clips come as int16 samples from pinned memory and become spectrograms on the device. The ceiling is the best square
-product of the run in bfloat16; the goals are 45 % of it, and an epoch of AudioCaps (49,274 clips) in 25 s, a tenth of
-the 248 s that the SupCLAP paper's took. Writes `benchmarks/results-gpu.md`.
+clips come as int16 samples from pinned memory and become spectrograms on the device, as `features_on_device` has it.
+The ceiling is the best square product of the run in bfloat16; the goals are 45 % of it, and an epoch of AudioCaps
+(49,274 clips) in 25 s, a tenth of the 248 s that the SupCLAP paper's took. Writes `benchmarks/results-gpu.md`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchaudio
 from rows import Row, print_rows
 from transformers import BertConfig, M2M100Config
 
-from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
+from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.configuration_supclap import SONAR_TEXT_CONFIG
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.objectives import ContrastiveObjective
@@ -62,16 +61,15 @@ def measure_training(text: str, batch: int, steps: int, ceiling: float) -> list[
 
     module = build_module(text)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-6, fused=True)
-    mel = torchaudio.transforms.MelSpectrogram(n_fft=512, hop_length=160, n_mels=64).cuda()
+    extractor, counts = CEDFeatureExtractor(), torch.full((batch,), SECONDS * RATE_HZ, device="cuda")
     samples = torch.randint(-9000, 9000, (batch, SECONDS * RATE_HZ), dtype=torch.int16).pin_memory()
     ids = torch.randint(5, 30000, (batch, 1, TOKENS)).pin_memory()
 
     def step() -> None:
-        waveforms = samples.to("cuda", non_blocking=True).float() / 32768
+        audio = extractor.on_device(samples.to("cuda", non_blocking=True), counts)
         tokens = ids.to("cuda", non_blocking=True)
-        features = torchaudio.functional.amplitude_to_DB(mel(waveforms), 10.0, 1e-10, 0.0, top_db=120.0)
         with torch.autocast("cuda", torch.bfloat16):
-            loss = module(features, tokens, torch.ones_like(tokens)).loss
+            loss = module(input_ids=tokens, attention_mask=torch.ones_like(tokens), **audio).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

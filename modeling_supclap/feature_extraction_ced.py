@@ -126,17 +126,12 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             ValueError: The sampling rate is missing or no rate; or a clip is empty, too short, not finite, of a
                 wrong shape or of a wrong type. The message tells which clip.
         """
-        rate_hz = _check_rate(sampling_rate)
         spectrograms = []
-        for index, clip in enumerate(_as_clips(audio)):
-            name = f"clip {index}"
-            waveform = as_waveform(clip, rate_hz, self.sampling_rate, name)
-            if len(waveform) < self.min_samples:
-                raise ValueError(
-                    f"{name} lasts {len(waveform) / self.sampling_rate:.4f} s, too short to encode; "
-                    f"the minimum is {self.min_samples / self.sampling_rate} s"
-                )
-            spectrograms.append(self._log_mel(waveform))
+        for waveform in self.as_waveforms(audio, sampling_rate):
+            if self.center:
+                waveform = np.pad(waveform, self.n_fft // 2, mode="reflect")
+            decibels = self._log_mel(torch.from_numpy(waveform))
+            spectrograms.append(decibels.clamp_(min=decibels.max() - self.top_db))
 
         # (B, feature_size, T) and (B, T), T the frames of the longest clip
         n_frames = torch.tensor([spectrogram.shape[1] for spectrogram in spectrograms])
@@ -150,37 +145,95 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 
         return BatchFeature(batch, tensor_type=return_tensors)
 
-    def _log_mel(self, waveform: np.ndarray) -> torch.Tensor:
-        """(samples,) to decibels (feature_size, T).
+    def as_waveforms(self, audio: Audio, sampling_rate: float | None = None) -> list[np.ndarray]:
+        """Checks clips and brings them to the rate that spectrograms are made at, the first half of a call.
 
-        The steps of torchaudio's MelSpectrogram and amplitude_to_DB, to the same numbers: a clip at a time stays in the
-        cache, and no band is multiplied with the bins of all others.
+        Args:
+            audio: As of `__call__`.
+            sampling_rate: As of `__call__`.
+
+        Returns:
+            float32 (samples,) for each clip.
+
+        Raises:
+            ValueError: As of `__call__`.
         """
-        if self.center:
-            waveform = np.pad(waveform, self.n_fft // 2, mode="reflect")
+        rate_hz = _check_rate(sampling_rate)
+        waveforms = []
+        for index, clip in enumerate(_as_clips(audio)):
+            waveform = as_waveform(clip, rate_hz, self.sampling_rate, f"clip {index}")
+            if len(waveform) < self.min_samples:
+                raise ValueError(
+                    f"clip {index} lasts {len(waveform) / self.sampling_rate:.4f} s, too short to encode; "
+                    f"the minimum is {self.min_samples / self.sampling_rate} s"
+                )
+            waveforms.append(waveform)
+        return waveforms
 
+    def on_device(self, samples: torch.Tensor, sample_counts: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Makes the batch of a call from samples, on the device that they are on: the second half of a call.
+
+        All clips at once, which is what a GPU wants. The values are those of a call but for rounding, on which the
+        batch has an influence.
+
+        Args:
+            samples: (B, S) at `sampling_rate`, S those of the longest clip; floats of full scale 1, or int16. What
+                stands after the end of a shorter clip does not matter.
+            sample_counts: (B,) integers, the samples of each clip.
+
+        Returns:
+            `input_features` (B, feature_size, T) and `audio_attention_mask` (B, T), as of a call.
+
+        Example:
+            >>> batch = CEDFeatureExtractor().on_device(torch.zeros(2, 16000), torch.tensor([16000, 8000]))
+            >>> batch["input_features"].shape, batch["audio_attention_mask"].sum(dim=1).tolist()
+            (torch.Size([2, 64, 101]), [101, 51])
+        """
+        waveforms = samples / 32768 if samples.dtype == torch.int16 else samples
+        counts = sample_counts.unsqueeze(1)
+        n_frames = 1 + (counts if self.center else counts - self.n_fft) // self.hop_size
+
+        if self.center:
+            # Half a window before each clip and after its own end stands its mirror image: (B, S) -> (B, S + n_fft).
+            reach = self.n_fft // 2
+            places = torch.arange(-reach, samples.shape[1] + reach, device=samples.device).abs()
+            last = counts - 1
+            waveforms = waveforms.gather(1, (last - (last - places).abs()).clamp(min=0))
+
+        decibels = self._log_mel(waveforms)  # (B, feature_size, T)
+        mask = torch.arange(decibels.shape[2], device=samples.device) < n_frames
+        own = mask.unsqueeze(1)
+        loudest = decibels.masked_fill(~own, SILENCE_DB).amax((1, 2), keepdim=True)
+        features = decibels.clamp_(min=loudest - self.top_db).masked_fill_(~own, SILENCE_DB)
+        return {"input_features": features, "audio_attention_mask": mask.long()}
+
+    def _log_mel(self, waveforms: torch.Tensor) -> torch.Tensor:
+        """(..., samples), mirrored where frames are centred, to decibels (..., feature_size, T) of any range.
+
+        The steps of torchaudio's MelSpectrogram and amplitude_to_DB, to the same numbers: no band is multiplied with
+        the bins of all others, and on a CPU a clip at a time stays in the cache.
+        """
         window, bands = _front_end(
-            self.n_fft, self.win_size, self.f_min, self.f_max, self.feature_size, self.sampling_rate
+            self.n_fft, self.win_size, self.f_min, self.f_max, self.feature_size, self.sampling_rate, waveforms.device
         )
 
-        # (samples,) -> (T, n_fft) -> (T, n_fft / 2 + 1), complex
-        spectrum = torch.fft.rfft(torch.from_numpy(waveform).unfold(0, self.n_fft, self.hop_size) * window)
+        # (..., samples) -> (..., T, n_fft) -> (..., T, n_fft / 2 + 1), complex
+        spectrum = torch.fft.rfft(waveforms.unfold(-1, self.n_fft, self.hop_size) * window)
 
-        # The squares of real and imaginary parts in turn, (n_fft + 2, T); each pair shares a weight.
-        squares = torch.view_as_real(spectrum).flatten(1).square_().T
-        mel = torch.empty(self.feature_size, squares.shape[1])
+        # The squares of real and imaginary parts in turn, (..., n_fft + 2, T); each pair shares a weight.
+        squares = torch.view_as_real(spectrum).flatten(-2).square_().mT
+        mel = squares.new_empty(*squares.shape[:-2], self.feature_size, squares.shape[-1])
 
         for first, low, weights in bands:
-            torch.mm(weights, squares[low : low + weights.shape[1]], out=mel[first : first + len(weights)])
+            used = squares[..., low : low + weights.shape[1], :]
+            torch.matmul(weights, used, out=mel[..., first : first + len(weights), :])
 
-        decibels = mel.clamp_(min=POWER_FLOOR).log10_().mul_(10)
-
-        return decibels.clamp_(min=decibels.max() - self.top_db)
+        return mel.clamp_(min=POWER_FLOOR).log10_().mul_(10)
 
 
 @lru_cache(maxsize=8)
 def _front_end(
-    n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int
+    n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
     """The window, (n_fft,), and the mel bands in groups: the first band, the first row of the squares, the weights."""
     window = torch.zeros(n_fft)
@@ -196,9 +249,9 @@ def _front_end(
     for first in range(0, n_mels, BANDS_TOGETHER):
         group = weights[first : first + BANDS_TOGETHER]
         used = group.any(dim=0).nonzero().flatten().tolist() or [0]
-        groups.append((first, used[0], group[:, used[0] : used[-1] + 1].contiguous()))
+        groups.append((first, used[0], group[:, used[0] : used[-1] + 1].contiguous().to(device)))
 
-    return window, groups
+    return window.to(device), groups
 
 
 def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the clip") -> np.ndarray:

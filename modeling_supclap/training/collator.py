@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from modeling_supclap.datasets_scripts import bad_audio
@@ -75,9 +76,14 @@ class ContrastiveCollator:
         positives: See `group_id`.
         max_audio_seconds: Longer recordings are cropped to this, or to the most that the feature extractor takes
             (10 s for CLAP's).
+
+    Attributes:
+        gives_samples: Whether batches hold `samples` `(B, S)` and `sample_counts` `(B,)`, of which
+            `CEDFeatureExtractor.on_device` makes the spectrograms, in place of these.
     """
 
     recordings_per_clip = 1
+    gives_samples = False
 
     def __init__(
         self,
@@ -119,13 +125,18 @@ class ContrastiveCollator:
                 languages.append(language)
                 texts.append(text)
 
-        batch = self.processor(
-            audio=clips, sampling_rate=self.rate_hz, text=texts, language=languages, return_tensors="pt"
-        )
+        options: dict[str, Any] = {"language": languages, "return_tensors": "pt"}
+        batch: dict[str, torch.Tensor] = {}
+        if self.gives_samples:
+            batch |= _samples(self.processor.feature_extractor.as_waveforms(clips, self.rate_hz))
+        else:
+            options |= {"audio": clips, "sampling_rate": self.rate_hz}
+        batch |= self.processor(text=texts, **options)
+
         for name in self.processor.tokenizer.model_input_names:
             if name in batch:
                 batch[name] = batch[name].unflatten(0, (len(captions), -1))  # (B K, L) -> (B, K, L)
-        return {**batch}
+        return batch
 
     def _batch(
         self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
@@ -317,6 +328,20 @@ class TemporalCollator(TrainingCollator):
         if self.stage == "a":
             batch["class_ids"] = torch.tensor(classes)
         return batch
+
+
+def _samples(waveforms: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+    """The clips of a batch side by side, in 16 bits where that is what they were recorded or stored in."""
+    pcm = []
+    for waveform in waveforms:
+        scaled = waveform * 32768
+        if scaled.max() > 32767 or (np.rint(scaled) != scaled).any():
+            break
+        pcm.append(scaled.astype(np.int16))
+
+    clips = pcm if len(pcm) == len(waveforms) else waveforms
+    counts = torch.tensor(list(map(len, clips)))
+    return {"samples": pad_sequence(list(map(torch.from_numpy, clips)), batch_first=True), "sample_counts": counts}
 
 
 def _places(rows: Sequence[Row]) -> torch.Tensor:

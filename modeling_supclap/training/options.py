@@ -53,6 +53,8 @@ class ContrastiveOptions:
         max_audio_seconds: Longer recordings are cropped, at random in training, to their beginning in evaluation.
         on_bad_audio: What to do with recordings that cannot be used: `error`, stop and name the first that is met;
             `skip`, read all once before the run and leave them out; `report`, also name each in the log.
+        features_on_device: Whether spectrograms are made on the training device, all of a batch at once, from samples
+            that the workers read, in 16 bits where they are stored so. For a GPU whose workers cannot keep up with it.
         track_drift: Whether to log drift, radius and positive similarity of the batch in which a log falls, see
             `callbacks.DriftCallback`.
         track_language_errors: Whether to log what training on some of `languages` at a time misses, see
@@ -81,6 +83,7 @@ class ContrastiveOptions:
     every_caption: bool = key(False, "A clip comes once an epoch for each caption.")
     max_audio_seconds: float = key(30.0, "Longer recordings are cropped to this.")
     on_bad_audio: str = key("error", "error, skip or report.")
+    features_on_device: bool = key(False, "Spectrograms on the GPU, not in the workers.")
     track_drift: bool = key(True, "Log drift, radius and positive similarity.")
     track_language_errors: bool = key(False, "Log ATRI's errors of the languages.")
     loss_chunk_size: int | None = key(None, "Similarities in chunks of so many rows.")

@@ -33,6 +33,7 @@ from ..encoding import max_window_seconds
 from ..evaluation import retrieval_metrics, temporal_metrics
 from ..evaluation.embed import in_row_order
 from ..evaluation.results import without_secrets
+from ..feature_extraction_ced import CEDFeatureExtractor
 from ..losses.support_vector import DynamicRadius
 from ..model_card import write_card_of_run
 from ..modeling_supclap import SupCLAPModel
@@ -125,6 +126,12 @@ class SupCLAPTrainer(Trainer):
             )
 
         collator, self.evaluation_collator = self._collators(processing_class, args)
+        if args.features_on_device and not isinstance(extractor, CEDFeatureExtractor):
+            raise ValueError(
+                f"features_on_device wants a CEDFeatureExtractor, which can do without the CPU; the model's is a "
+                f"{type(extractor).__name__}"
+            )
+        collator.gives_samples = self.evaluation_collator.gives_samples = args.features_on_device
         objective = build_objective(args) if objective is None else objective
         sharded = args.fsdp or args.deepspeed  # a forward pass then wants all processes
         self.module = ContrastiveModule(
@@ -261,6 +268,14 @@ class SupCLAPTrainer(Trainer):
             persistent_workers=workers > 0 and self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
         )
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """As the Trainer's; spectrograms are made here of samples, where the collator gives samples."""
+        prepared: dict[str, Any] = super()._prepare_inputs(inputs)
+        if "samples" in prepared:
+            samples, counts = prepared.pop("samples"), prepared.pop("sample_counts")
+            prepared |= self.processor.feature_extractor.on_device(samples, counts)
+        return prepared
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

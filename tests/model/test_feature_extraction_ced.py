@@ -85,6 +85,30 @@ def test_agrees_with_torchaudio(settings):
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_batch_of_a_device_is_that_of_a_call(settings):
+    """Quiet, loud and partly silent clips of several lengths; what stands after the end of one is heard by none."""
+    extractor = CEDFeatureExtractor(**settings)
+    levels = {16000: 0.1, 30000: 1e-3, 4100: 1.0, 16159: 1e-6}
+    clips = [level * builders.noise(length, seed=length) for length, level in levels.items()]
+    clips[1][5000:20000] = 0
+    samples = torch.full((4, 30000), 7.7)
+    for row, clip in zip(samples, clips, strict=True):
+        row[: len(clip)] = torch.from_numpy(clip)
+
+    found = extractor.on_device(samples, torch.tensor(list(levels)))
+    expected = extractor(clips, sampling_rate=16000, return_tensors="pt")
+    torch.testing.assert_close(found["input_features"], expected["input_features"], atol=1e-4, rtol=0)
+    assert torch.equal(found["audio_attention_mask"], expected["audio_attention_mask"])
+
+
+def test_a_device_takes_16_bits():
+    samples = torch.randint(-32768, 32768, (2, 16000), dtype=torch.int16)
+    found = EXTRACTOR.on_device(samples, torch.tensor([16000, 16000]))["input_features"]
+    expected = EXTRACTOR(list(samples.numpy()), sampling_rate=16000, return_tensors="pt")["input_features"]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
 def test_dynamic_range_is_each_clips_own():
     loud, quiet = builders.tone(1000), np.zeros(16000, dtype=np.float32)
     features = EXTRACTOR([loud, quiet], sampling_rate=16000)["input_features"]

@@ -3,6 +3,7 @@
 import builders
 import numpy as np
 import pytest
+import soundfile
 import torch
 from recordings import tone_rows
 from torch.utils.data import DataLoader
@@ -41,6 +42,23 @@ def test_audio_and_text_are_those_of_the_row(processor, rows):
     torch.testing.assert_close(batch["input_features"], expected["input_features"], rtol=0, atol=0)
     encoded = [processor(text=caption)["input_ids"][0] for caption in rows[3]["captions"]["fra"]]
     assert batch["input_ids"][0, 0].tolist() in encoded
+
+
+@pytest.mark.parametrize(("subtype", "dtype"), [("PCM_16", torch.int16), ("FLOAT", torch.float32)])
+def test_samples_for_a_device_are_as_small_as_they_can_be_exactly(processor, tmp_path, subtype, dtype):
+    rows = []
+    for index, clip in enumerate((builders.tone(440)[:8000], builders.noise(16000))):
+        soundfile.write(tmp_path / f"{index}.wav", clip, 16000, subtype=subtype)
+        rows.append({"clip_id": str(index), "audio_path": str(tmp_path / f"{index}.wav"), "clip_index": index})
+        rows[-1]["captions"] = {"eng": ["a tone"]}
+    collator = TrainingCollator(processor)
+    expected = collator(rows)
+
+    collator.gives_samples = True
+    batch = collator(rows)
+    assert batch["samples"].dtype == dtype
+    features = processor.feature_extractor.on_device(batch.pop("samples"), batch.pop("sample_counts"))
+    torch.testing.assert_close({**batch, **features}, expected, atol=1e-4, rtol=0)
 
 
 def test_every_language_and_caption_is_drawn_in_time(processor, rows):

@@ -1,4 +1,4 @@
-"""What a GPU must do like the CPU: embed, and train in bf16 with cached gradients."""
+"""What a GPU must do like the CPU: spectrograms, embeddings, losses, and training in bf16 with cached gradients."""
 
 import copy
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 from recordings import tone_rows
 
+from modeling_supclap.training.objectives import build_objective
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -23,7 +24,45 @@ def test_embeddings_agree_with_the_cpu(model, processor):
     torch.testing.assert_close(found.text_embeds.cpu(), expected.text_embeds, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("precision", [{}, {"bf16": True}])
+def test_spectrograms_agree_with_the_cpu(processor):
+    clips = [builders.noise(8000), builders.noise(200_000, seed=1)]
+    samples, counts = torch.zeros(2, 200_000), torch.tensor([8000, 200_000])
+    for row, clip in zip(samples, clips, strict=True):
+        row[: len(clip)] = torch.from_numpy(clip)
+    found = processor.feature_extractor.on_device(samples.cuda(), counts.cuda())
+    for name, expected in processor(audio=clips, sampling_rate=16000, return_tensors="pt").items():
+        torch.testing.assert_close(found[name].cpu(), expected, atol=1e-2, rtol=0)
+
+
+LOSSES = [{"loss": "infonce"}, {"loss": "siglip"}, {"loss": "kcl"}, {"loss": "cacl"}, {"svr": "bi-dynamic"}]
+TILES = [{}, {"loss_chunk_size": 3}]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+def test_objectives_agree_with_the_cpu(tmp_path, loss, tiles):
+    """As many clips as take the fused losses, 300, and few enough to be written as the formula reads, 12."""
+    args = SupCLAPTrainingArguments(output_dir=str(tmp_path), languages=["eng", "fra"], **loss, **tiles)
+    texts = 2 if args.loss in ("kcl", "cacl") else 1
+    for count in (12, 300):
+        torch.manual_seed(count)
+        audio = torch.nn.functional.normalize(torch.randn(count, 32), dim=-1)
+        text = torch.nn.functional.normalize(torch.randn(count, texts, 32), dim=-1)
+        objective = build_objective(args)
+        results = []
+        for device in ("cpu", "cuda"):
+            moved = copy.deepcopy(objective).to(device)
+            inputs = [tensor.detach().to(device).requires_grad_() for tensor in (audio, text)]
+            groups = (torch.arange(count) // 2).to(device)
+            scale, bias = torch.tensor(14.0, device=device), torch.tensor(-10.0, device=device)
+            loss_value, logs = moved(*inputs, logit_scale=scale, logit_bias=bias, group_ids=groups)
+            loss_value.backward()
+            results.append([loss_value, *logs.values(), *(tensor.grad for tensor in inputs)])
+        for expected, found in zip(*results, strict=True):
+            torch.testing.assert_close(found.cpu(), expected, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("precision", [{}, {"bf16": True}, {"bf16": True, "features_on_device": True}])
 @pytest.mark.parametrize("chunk_size", [None, 3])
 def test_it_learns(tmp_path, precision, chunk_size):
     quiet = {"disable_tqdm": True, "report_to": "none", "eval_strategy": "no", "save_strategy": "no"}

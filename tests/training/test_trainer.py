@@ -91,6 +91,18 @@ def test_it_learns_in_both_languages(tmp_path, rows, loss, svr):
         assert after[f"eval_{language}_t2a_R@1"] > before[f"eval_{language}_t2a_R@1"] + 0.2
 
 
+def test_spectrograms_of_the_device_train_and_evaluate_alike(tmp_path, rows):
+    logs: dict[bool, list[float]] = {True: [], False: []}
+    for on_device, numbers in logs.items():
+        trainer = build(tmp_path / str(on_device), rows, features_on_device=on_device)
+        assert ("samples" in next(iter(trainer.get_train_dataloader()))) == on_device
+        trainer.train()
+        for entry in trainer.state.log_history:
+            numbers += [entry[name] for name in ("loss", "eval_mean_recall") if name in entry]
+    assert len(logs[True]) == 8
+    assert logs[True] == pytest.approx(logs[False], rel=1e-4)
+
+
 def test_agreement_of_the_languages_is_measured(tmp_path, rows):
     same = [{**row, "captions": {"eng": row["captions"]["eng"], "fra": row["captions"]["eng"]}} for row in rows]
     assert build(tmp_path / "same", same, languages=["eng", "fra"]).evaluate()["eval_MRV"] == 0
@@ -253,6 +265,14 @@ def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):
     [
         (lambda path, rows: build(path, rows[:3]), "training split has 3 clips, fewer than one batch of 4"),
         (lambda path, rows: SupCLAPTrainer(builders.supclap_model(), arguments(path)), "processing_class is missing"),
+        (
+            lambda path, rows: SupCLAPTrainer(
+                builders.supclap_model(),
+                arguments(path, features_on_device=True),
+                processing_class=builders.clap_processor(),
+            ),
+            "features_on_device wants a CEDFeatureExtractor.* a ClapFeatureExtractor",
+        ),
         (lambda path, rows: build(path, rows, loss="siglip"), "siglip needs a model with a bias.* --logit_bias -10"),
         (
             lambda path, rows: SupCLAPTrainer(
