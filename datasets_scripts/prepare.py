@@ -1,7 +1,7 @@
 """Prepares a dataset once: files on disk to Parquet, checked, with or without the audio, in a folder or on the Hub.
 
-    python datasets_scripts/prepare.py esc50 --data_dir ESC-50 --out prepared/esc50 --storage int16 --workers 8
-    python datasets_scripts/prepare.py esc50 --help                      # with the options of that builder
+    supclap prepare esc50 --data_dir ESC-50 --out prepared/esc50 --storage int16 --workers 8
+    supclap prepare esc50 --help  # with the options of that builder
 
 Then `load_splits("prepared", data_dir="prepared/esc50")` gives the splits. Every recording is read from end to end; one
 that cannot be used is left out and listed in `manifest.json`. A run that was killed goes on where it was, and the same

@@ -79,9 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = words.pop(0) if words else "--help"
     if name not in COMMANDS:
         is_help = name in ("-h", "--help")
-        print(f"usage: supclap {{{','.join(COMMANDS)}}} ...\n\n{__doc__}", file=sys.stdout if is_help else sys.stderr)
-        if not is_help:
-            print(f"supclap: error: there is no command {name!r}", file=sys.stderr)
+        usage = f"usage: supclap {{{','.join(COMMANDS)}}} ...\n\n{__doc__}"
+        if is_help:
+            _print_help(usage)
+        else:
+            print(f"{usage}\nsupclap: error: there is no command {name!r}", file=sys.stderr)
         return 0 if is_help else 2
 
     os.environ["SUPCLAP_COMMAND"] = f"supclap {name}"  # for the model card, which says how to reproduce a run
@@ -89,10 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asks_for_help = not {"-h", "--help"}.isdisjoint(words)
     if asks_for_help and name in KEYS:  # without the recipe, which takes seconds to import
         source = _source(COMMANDS[name]).read_text(encoding="utf-8")
-        try:
-            print(format_help(KEYS[name], ast.get_docstring(ast.parse(source)) or ""), flush=True)
-        except BrokenPipeError:  # `head` has read enough; what is left must not be tried again at the end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_help(format_help(KEYS[name], ast.get_docstring(ast.parse(source)) or ""))
         return 0
 
     if name in LAUNCHED:
@@ -106,6 +105,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     run_command(recipe.main)
     return 0
+
+
+def _print_help(text: str) -> None:
+    """Prints a help, of which a reader such as `head` may take only the first lines."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # what is left must not be tried again at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _source(module: str) -> Path:

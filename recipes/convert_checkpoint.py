@@ -1,10 +1,8 @@
 """Converts a public checkpoint to a folder that `from_pretrained` loads.
 
-    python recipes/convert_checkpoint.py audiotransformer_mini_mAP_4896.pt --out models/ced-mini --verify
-    python recipes/convert_checkpoint.py pretrain.pt --out models/ml-clap \\
-        --tokenizer cointegrated/SONAR_200_text_encoder
-    python recipes/convert_checkpoint.py microsoft/msclap/CLAP_weights_2023.pth --out models/msclap \\
-        --tokenizer openai-community/gpt2
+    supclap convert audiotransformer_mini_mAP_4896.pt --out models/ced-mini --verify
+    supclap convert pretrain.pt --out models/ml-clap --tokenizer cointegrated/SONAR_200_text_encoder
+    supclap convert microsoft/msclap/CLAP_weights_2023.pth --out models/msclap --tokenizer openai-community/gpt2
 
 The layout is recognised by the names of the tensors. Every tensor of the checkpoint finds its place or is named as set
 aside; otherwise nothing is written. The folder also holds `provenance.json`: source, sha256 and license of each part.
@@ -23,7 +21,7 @@ from modeling_supclap.processing_supclap import load_tokenizer
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="A file, a folder, a Hub id, or a Hub id and a file of it (owner/name/file.pt).")
     parser.add_argument("--out", required=True, type=Path, help="The folder to make; it must not be in use.")
     parser.add_argument("--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint.")

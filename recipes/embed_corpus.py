@@ -1,6 +1,6 @@
 """Embeds a corpus: a folder of recordings, or a dataset, to Parquet files of one embedding a chunk.
 
-    accelerate launch recipes/embed_corpus.py --model outputs/synthetic --folder my_sounds --output embeddings/my_sounds
+    supclap embed --model outputs/synthetic --folder my_sounds --output embeddings/my_sounds
     supclap embed --model outputs/esc10 --dataset prepared --data_dir prepared/esc50 --output embeddings/esc50
 
 Worker processes read, resample and compute features; the processes that accelerate launches each take files of the

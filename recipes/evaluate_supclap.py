@@ -1,11 +1,11 @@
 """Evaluates any model on any dataset: retrieval, zero-shot classification and ZSTE, with one kind of results.
 
-    accelerate launch recipes/evaluate_supclap.py --model outputs/synthetic
-    accelerate launch recipes/evaluate_supclap.py --model outputs/esc10 --dataset esc50 --data_dir DIR \\
+    supclap evaluate --model outputs/synthetic
+    supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir DIR \\
         --folds 1 2 3 4 5 --tasks zero_shot zste --output_dir outputs/evaluation/esc50
-    accelerate launch recipes/evaluate_supclap.py --model laion/clap-htsat-fused --dataset clotho --data_dir DIR
-    accelerate launch recipes/evaluate_supclap.py --model my_module:load_my_model --dataset prepared --data_dir DIR
-    python recipes/evaluate_supclap.py --compare outputs/evaluation/one outputs/evaluation/other
+    supclap evaluate --model laion/clap-htsat-fused --dataset clotho --data_dir DIR
+    supclap evaluate --model my_module:load_my_model --dataset prepared --data_dir DIR
+    supclap evaluate --compare outputs/evaluation/one outputs/evaluation/other
 
 The first argument may be a YAML file; `--key value` pairs override it. Without one and without `--dataset`,
 `configs/evaluate.yaml` is read: the test split that `configs/synthetic.yaml` trains for.

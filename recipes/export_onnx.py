@@ -1,6 +1,6 @@
 """Exports a model to ONNX: a graph for recordings and one for texts, checked against the model before they are written.
 
-    python recipes/export_onnx.py outputs/esc10 --out outputs/esc10-onnx
+    supclap export outputs/esc10 --out outputs/esc10-onnx
 
 The folder then holds `audio.onnx`, `text.onnx`, the processor's files, `onnx.json` (names, scale of the logits, the
 differences found) and a README with code that runs. Needs the extra: pip install "supclap[onnx]".
@@ -61,7 +61,7 @@ def write_usage(folder: Path, model: SupCLAPModel, processor: SupCLAPProcessor, 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Load, export, check, write."""
-    parser = argparse.ArgumentParser(description="Exports a model's towers to ONNX and checks them.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="A SupCLAP model with CED as its audio tower (id or folder).")
     parser.add_argument("--out", type=Path, required=True, help="Folder to write, other than the model's.")
     args = parser.parse_args(arguments)

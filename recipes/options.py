@@ -306,7 +306,8 @@ def format_help(groups: Sequence[Any], about: str) -> str:
         groups: The dataclasses of the keys.
         about: The docstring of the recipe.
     """
-    lines = [f"usage: {Path(sys.argv[0]).name} [CONFIG.yaml] [--KEY VALUE ...]", ""]
+    first = "TABLE [TABLE ...]" if ReproductionArguments in groups else "[CONFIG.yaml]"
+    lines = [f"usage: {Path(sys.argv[0]).name} {first} [--KEY VALUE ...]", ""]
     lines.append(about.strip())
 
     for group in groups:

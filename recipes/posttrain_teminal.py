@@ -1,8 +1,7 @@
 """Post-trains a model on the order of sounds: TeminAL's stages A and B, one after the other [T 3.2].
 
-    accelerate launch recipes/posttrain_teminal.py --model outputs/esc10 --data_dir DIR
-    accelerate launch recipes/posttrain_teminal.py recipes/configs/teminal.yaml --model laion/clap-htsat-unfused \\
-        --data_dir DIR
+    supclap posttrain --model outputs/esc10 --data_dir DIR
+    supclap posttrain teminal.yaml --model laion/clap-htsat-unfused --data_dir DIR
 
 Without a file, `configs/teminal_esc10.yaml` is read. The output folder then holds the model for `from_pretrained` and
 `results.json` and `report.html`: how often an item's own caption wins among those of its pair, before, between and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -37,7 +38,7 @@ def run_command(main: Callable[[], int | None]) -> None:
         disable_progress_bars()
         transformers_logging.disable_progress_bar()
 
-    name, code = Path(sys.argv[0]).name, 1
+    name, code = os.environ.get("SUPCLAP_COMMAND") or Path(sys.argv[0]).name, 1
     try:
         code = main() or 0
     except KeyboardInterrupt as stopped:

@@ -1,13 +1,13 @@
 """Searches one's own recordings by words or by a sound, and says at which second of which file it is.
 
-    python recipes/search_audio.py index field_recordings --model outputs/synthetic --index field_recordings.index
-    accelerate launch --multi_gpu recipes/search_audio.py index field_recordings --model ... --index ...
-    python recipes/search_audio.py query field_recordings.index "pluja sobre una teulada" --language cat -k 5
-    python recipes/search_audio.py query field_recordings.index --audio example.wav --json
-    python recipes/search_audio.py serve field_recordings.index
+    supclap search index field_recordings --model outputs/synthetic --index field_recordings.index
+    supclap search query field_recordings.index "pluja sobre una teulada" --language cat -k 5
+    supclap search query field_recordings.index --audio example.wav --json
+    supclap search serve field_recordings.index
 
 `index` may be called again at any time, also after a kill: only files that are new or have changed are read. `serve`
-opens a page with a search box and players that start at the second that was found. Needs the extra `search`.
+opens a page with a search box and players that start at the second that was found. Needs the extra `search`. Under
+`accelerate launch --multi_gpu recipes/search_audio.py index ...` the processes share the files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Trains a SupCLAP model, from recordings and captions to a loadable, measured model.
 
-    accelerate launch recipes/train_supclap.py                                            # the default: needs no data
-    accelerate launch recipes/train_supclap.py recipes/configs/esc10.yaml --data_dir DIR  # real recordings
-    accelerate launch --multi_gpu recipes/train_supclap.py recipes/configs/supclap_audiocaps.yaml --data_dir DIR
+    supclap train                                       # the default: needs no data
+    supclap train esc10.yaml --data_dir DIR             # real recordings
+    supclap train supclap_audiocaps.yaml --data_dir DIR
 
+In a checkout, `accelerate launch recipes/train_supclap.py` is the same job; with `--multi_gpu` it takes all GPUs.
 The first argument may be a YAML file; `--key value` pairs override it, and options of the dataset's builder are keys
 too (`--test_fold 4`). Without a file, `configs/synthetic.yaml` is read, unless `--dataset` names another set: then the
 keys have their own defaults, those of the SupCLAP paper. `--model` continues a SupCLAP model or a `ClapModel`.

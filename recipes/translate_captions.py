@@ -1,7 +1,7 @@
 """Translates the captions of a dataset and measures how good the translations are.
 
-    python recipes/translate_captions.py --dataset audiocaps --data_dir DIR --output audiocaps.parquet
-    python recipes/translate_captions.py --captions captions.csv --output captions.parquet --languages fra jpn \\
+    supclap translate --dataset audiocaps --data_dir DIR --output audiocaps.parquet
+    supclap translate --captions captions.csv --output captions.parquet --languages fra jpn \\
         --model deepseek-chat --endpoint https://api.deepseek.com/v1 --api_key_env DEEPSEEK_API_KEY
 
 The file is then joined with `dataset_config: {translations: audiocaps.parquet}` in a training configuration, or with

@@ -49,7 +49,10 @@ def test_each_command_has_its_help(name, capsys):
     except SystemExit as ended:  # as argparse does
         code = ended.code
     assert code == 0
-    assert capsys.readouterr().out.startswith("usage: ")
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: ")
+    assert not re.search(r"^ +python ", shown, re.MULTILINE)  # the scripts are not there where a wheel is installed
+    assert re.search(rf"^ +supclap {name} ", shown, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +106,11 @@ def test_help_waits_for_no_import_that_takes_seconds():
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-def test_help_may_be_read_in_part():
-    command = f"{sys.executable} -m modeling_supclap.recipes.command train --help | head -n 1"
+@pytest.mark.parametrize("words", ["", "train --help"])
+def test_help_may_be_read_in_part(words):
+    command = f"{sys.executable} -m modeling_supclap.recipes.command {words} | head -n 1"
     done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
-    assert (done.stdout[:20], done.stderr) == ("usage: supclap train", "")
+    assert (done.stdout[:14], done.stderr) == ("usage: supclap", "")
 
 
 @pytest.fixture(scope="module")
@@ -206,9 +210,7 @@ def test_all_commands_start_from_the_wheel(environment, project):
 def test_an_error_ends_with_its_message(environment, project):
     code, printed = finish(run(environment, project, "train", "smoke.yaml", "--svr_alhpa", "2"))
     assert code == 1
-    assert printed.splitlines()[-1].startswith(
-        "train_supclap.py: error: unknown key 'svr_alhpa': did you mean svr_alpha"
-    )
+    assert printed.splitlines()[-1].startswith("supclap train: error: unknown key 'svr_alhpa': did you mean svr_alpha")
     assert "Traceback" not in printed
 
 
