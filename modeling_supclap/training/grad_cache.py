@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
@@ -168,7 +168,8 @@ def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> 
     places[used] = torch.arange(len(used), device=input_ids.device)
     if padding is not None:
         places[padding] = padding
-    rows = F.embedding(used, weight)  # (U, D)
+
+    rows = _UsedRows.apply(weight, used)  # (U, D)
 
     def embed_with_rows(chunk: Rows) -> Tensor:
         hook = tokens.register_forward_pre_hook(lambda module, ids: (places[ids[0]],))
@@ -181,6 +182,22 @@ def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> 
             hook.remove()
 
     return embed_with_rows
+
+
+class _UsedRows(torch.autograd.Function):
+    """Rows of a table; to a gradient that the table already has theirs is added without another one of its size."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, used: Tensor) -> Tensor:
+        ctx.weight, ctx.used = weight, used
+        return weight[used]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        if ctx.weight.grad is None:
+            return torch.zeros_like(ctx.weight).index_add_(0, ctx.used, upstream), None
+        return torch.sparse_coo_tensor(ctx.used[None], upstream, ctx.weight.shape, check_invariants=False), None
 
 
 @contextmanager
