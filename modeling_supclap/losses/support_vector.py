@@ -64,18 +64,14 @@ def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
             f"got a radius of shape {tuple(radius.shape)} for pairs of shape {tuple(distance.shape)}; "
             "give one number for all or one per pair"
         )
-    coincident = distance <= torch.finfo(distance.dtype).eps ** 0.5
-    return radius / distance.masked_fill(coincident, torch.inf)
+    return radius / nn.functional.threshold(distance, torch.finfo(distance.dtype).eps ** 0.5, torch.inf)
 
 
-def displacement(
-    anchors: Tensor, targets: Tensor, radius: float | Tensor, similarity: Similarity = "cosine"
-) -> tuple[Tensor, Tensor]:
+def displacement(distance: Tensor, radius: float | Tensor, similarity: Similarity = "cosine") -> tuple[Tensor, Tensor]:
     """The support vectors as sums of the embeddings, near_i anchors_i + far_i targets_i.
 
     Args:
-        anchors: (..., N, d), unit norm; those that are displaced.
-        targets: (..., N, d), unit norm; target i is the positive of anchor i.
+        distance: (..., N), from `positive_distance`.
         radius: R, a distance like ||a - t||: a number, a 0-d tensor or (..., N).
         similarity: "cosine" re-normalises the support vectors, "dot" does not; see `support_similarity`.
 
@@ -85,22 +81,22 @@ def displacement(
     Raises:
         ValueError: The similarity is unknown, or the radius has another shape.
 
-    >>> near, far = displacement(torch.eye(2), torch.eye(2).flip(0), radius=0.5**0.5, similarity="dot")  # half-way
-    >>> near, far
-    (tensor([0.5000, 0.5000]), tensor([0.5000, 0.5000]))
+    >>> displacement(torch.tensor([2**0.5]), radius=0.5**0.5, similarity="dot")  # half-way
+    (tensor([0.5000]), tensor([0.5000]))
     """
     if similarity not in ("cosine", "dot"):
         raise ValueError(f"got similarity={similarity!r}; it must be 'cosine' or 'dot'")
 
-    distance = positive_distance(anchors, targets)
     ratio = displacement_ratio(distance, radius)
     if similarity == "dot":
         return 1 - ratio, ratio
 
-    squared_norm = 1 - ratio * (1 - ratio) * distance.square()
+    moved = ratio * distance  # the radius, but 0 where the two coincide
+    squared_norm = 1 - moved * (distance - moved)
     # Zero only half-way between opposite vectors, where the products are zero as well.
     inverse_norm = squared_norm.clamp_min(torch.finfo(ratio.dtype).eps).rsqrt()
-    return inverse_norm * (1 - ratio), inverse_norm * ratio
+    far = inverse_norm * ratio
+    return inverse_norm - far, far
 
 
 def support_similarity(
@@ -131,7 +127,7 @@ def support_similarity(
 
 def support_vector_contrast(
     cross: Tensor,
-    anchors: Tensor,
+    distance: Tensor,
     targets: Tensor,
     radius: float | Tensor,
     logit_scale: float | Tensor,
@@ -143,8 +139,8 @@ def support_vector_contrast(
 
     Args:
         cross: (..., N, N), anchors . targets: `similarity_matrix(anchors, targets)`.
-        anchors: As in `support_vector_loss`, like all that follows.
-        targets: (..., N, d).
+        distance: (..., N), from `positive_distance`; of both directions the same.
+        targets: As in `support_vector_loss`, like all that follows; (..., N, d).
         radius: A number, a 0-d tensor or (..., N).
         logit_scale: A number or a 0-d tensor.
         similarity: "cosine" or "dot".
@@ -154,9 +150,11 @@ def support_vector_contrast(
     Returns:
         0-d tensor.
     """
-    if cross.shape[-1] <= FEW_ROWS and not decoupled:
-        return softmax_contrast(logit_scale * support_similarity(anchors, targets, radius, similarity), group_ids)
-    near, far = displacement(anchors, targets, radius, similarity)
+    near, far = displacement(distance, radius, similarity)
+    if 2 * cross.shape[-1] <= FEW_ROWS and not decoupled:  # it makes more of a row than InfoNCE does
+        within = similarity_matrix(targets, targets)
+        rows = torch.addcmul(near.unsqueeze(-1) * cross, far.unsqueeze(-1), within)
+        return softmax_contrast(logit_scale * rows, group_ids)
     return displaced_contrast(cross, targets, near, far, logit_scale, group_ids, decoupled)
 
 
@@ -203,7 +201,8 @@ def support_vector_loss(
     """
     if chunk_size is None:
         cross = similarity_matrix(anchors, targets)
-        return support_vector_contrast(cross, anchors, targets, radius, logit_scale, similarity, decoupled, group_ids)
+        distance = positive_distance(anchors, targets)
+        return support_vector_contrast(cross, distance, targets, radius, logit_scale, similarity, decoupled, group_ids)
     supports = _support_vectors(anchors, targets, radius, similarity)
     return tiled_row_contrast(supports, targets, logit_scale, group_ids, decoupled, chunk_size)
 
@@ -255,7 +254,7 @@ def _support_vectors(anchors: Tensor, targets: Tensor, radius: float | Tensor, s
     """(..., N, d), where the products that the linear form shares are not at hand, or are too few to matter."""
     check_pairs(anchors, targets)
     anchors, targets = at_least_float32(anchors, targets)
-    near, far = displacement(anchors, targets, radius, similarity)
+    near, far = displacement(positive_distance(anchors, targets), radius, similarity)
     return torch.addcmul(near.unsqueeze(-1) * anchors, far.unsqueeze(-1), targets)
 
 

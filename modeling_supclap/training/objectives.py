@@ -105,6 +105,7 @@ class SupportVectorRegularizer(nn.Module):
 
         total = audio_embeds.new_zeros(())
         logs: Logs = {}
+        distance = None if cross is None else positive_distance(text_embeds, audio_embeds)  # of both directions
         for direction, radius_module in self.radii.items():
             assert isinstance(radius_module, StaticRadius | DynamicRadius)
             anchors, targets, products = audio_embeds, text_embeds, cross
@@ -123,16 +124,16 @@ class SupportVectorRegularizer(nn.Module):
             if self.base == "siglip":
                 shared |= {"logit_bias": _required_bias(logit_bias), "chunk_size": chunk_size}
                 term = support_vector_sigmoid_loss(anchors, targets, radius, logit_scale, **shared)
-            elif products is None:
+            elif products is None or distance is None:
                 shared |= {"decoupled": self.decoupled, "chunk_size": chunk_size}
                 term = support_vector_loss(anchors, targets, radius, logit_scale, **shared)
             else:
                 shared["decoupled"] = self.decoupled
-                term = support_vector_contrast(products, anchors, targets, radius, logit_scale, **shared)
+                term = support_vector_contrast(products, distance, targets, radius, logit_scale, **shared)
 
-            term = DIRECTION_SCALE.get(self.base, 1.0) * term
-            total = total + self.alpha * term
-            logs |= {f"loss_svr_{direction}": term, f"radius_{direction}": radius.mean()}
+            scale = DIRECTION_SCALE.get(self.base, 1.0)
+            total = total.add(term, alpha=scale * self.alpha)
+            logs |= {f"loss_svr_{direction}": scale * term.detach(), f"radius_{direction}": radius.detach().mean()}
 
             if isinstance(radius_module, DynamicRadius):
                 constraint = radius_constraint(anchors, targets, radius)
@@ -202,7 +203,7 @@ class ContrastiveObjective(nn.Module):
             raise ValueError(f"got {count} texts a clip; {self.loss} contrasts pairs, give one")
 
         # (N, K, d) -> (K, N, d), or (N, d) where there is one caption a clip
-        texts = by_language(text_embeds) if self.loss in MULTILINGUAL_LOSSES else text_embeds[:, 0]
+        texts = by_language(text_embeds) if self.loss in MULTILINGUAL_LOSSES else text_embeds.squeeze(1)
         shared: dict[str, Any] = {"group_ids": group_ids, "chunk_size": self.chunk_size}
         cross = None
 
