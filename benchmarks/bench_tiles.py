@@ -143,13 +143,15 @@ def measure(
         plain, tiled = (run_processes(name, 1024, dim, size, dtype=torch.float64) for size in (None, 128))
         require_equal(tiled, plain[0], 1024, dim)
 
+        alone = {count: run_processes(name, count, dim, chunk) for count in clips}
         for world in processes:
             peaks = []
             for count in clips:
-                parts = run_processes(name, count, dim, chunk, world)
-                peaks.append(max(part["bytes"] for part in parts))
+                parts = alone[count]
                 if world > 1:
-                    require_equal(parts, run_processes(name, count, dim, chunk)[0], count, dim)
+                    parts = run_processes(name, count, dim, chunk, world)
+                    require_equal(parts, alone[count][0], count, dim)
+                peaks.append(max(part["bytes"] for part in parts))
 
             what = f"{name}, {world} process{'es' if world > 1 else ''}: memory"
             exponent = math.log(peaks[-1] / peaks[0]) / math.log(clips[-1] / clips[0])
