@@ -24,6 +24,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -294,21 +295,21 @@ class ShardWriter:
             The records of all shards of the split, those of earlier runs too: "file", "rows", "row_groups", "bytes",
             "payload_bytes", "sha256" and "notes".
         """
-        rows = iter(entries)
-        pending = next(rows, None)
-        while pending is not None:
-            pending = self._write_shard(pending, rows)
+        rest = iter(entries)
+        waiting = list(islice(rest, 1))  # in a list, which can be emptied: a row may be a recording of hours
+        while waiting:
+            self._write_shard(waiting, rest)
         return self.records
 
-    def _write_shard(self, first: Entry, rest: Iterator[Entry]) -> Entry | None:
-        """Writes one shard, and gives the entry that did not fit into it any more."""
+    def _write_shard(self, waiting: list[Entry], rest: Iterator[Entry]) -> None:
+        """Writes one shard from the entry that waits on, and leaves there the one that did not fit any more."""
         path = self._record_path().with_suffix(".parquet")
         unfinished = self.folder / f"{self.split}.part"
         notes: list[dict[str, Any]] = []
         group: list[dict[str, Any]] = []
         groups: list[int] = []
         payload = group_bytes = 0
-        entry: Entry | None = first
+        entry: Entry | None = waiting.pop()
 
         # Nothing but the rows decides about the bytes: the audio is compressed already, or faster to read as it is, and
         # text is little beside it.
@@ -319,8 +320,10 @@ class ShardWriter:
                 if group:
                     table = pyarrow.Table.from_pylist(group, self.schema)
                     groups.append(len(group))
-                    group.clear()  # first: what the table has copied may be a recording of hours
+                    group.clear()  # first: the table has a copy
                     parquet.write_table(table, row_group_size=len(table))
+                    del table
+                    pyarrow.default_memory_pool().release_unused()
 
             while entry is not None:
                 size = 0 if entry.row is None else payload_bytes(entry.row)
@@ -338,6 +341,8 @@ class ShardWriter:
                 entry = next(rest, None)
             flush()
 
+        if entry is not None:
+            waiting.append(entry)
         os.replace(unfinished, path)
         record = {
             "file": path.name,
@@ -350,7 +355,6 @@ class ShardWriter:
         }
         write_json(self._record_path(), record, one_writer=True)
         self.records.append(record)
-        return entry
 
     def _record_path(self) -> Path:
         return self.folder / f"{self.split}-{len(self.records):05d}.json"

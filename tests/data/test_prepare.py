@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import datasets
@@ -376,6 +377,22 @@ class TestShards:
     def test_a_row_beyond_the_bound_has_a_shard_of_its_own(self, tmp_path):
         rows = [Entry(self.row(number, size), {}) for number, size in enumerate((100, 5000, 100))]
         assert [record["rows"] for record in ShardWriter(tmp_path, "train", TYPES, 1000).write(rows)] == [1, 1, 1]
+
+    def test_a_row_that_is_written_is_in_its_table_alone(self, tmp_path, monkeypatch):
+        held = []
+
+        def write_table(writer, table, **options):
+            held.append(tracemalloc.get_traced_memory()[0])  # without the memory of Arrow, which counts for itself
+
+        monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "write_table", write_table)
+        tracemalloc.start()
+        try:
+            ShardWriter(tmp_path, "train", TYPES, 10**6).write(
+                Entry(self.row(number, 10**7), {}) for number in range(1)
+            )
+        finally:
+            tracemalloc.stop()
+        assert max(held) < 10**6
 
     @pytest.mark.parametrize("stop", [1, 17, 30])
     def test_an_interrupted_run_ends_with_the_same_bytes(self, tmp_path, stop):
