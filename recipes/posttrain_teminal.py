@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import concatenate_datasets
-from transformers import set_seed
+from transformers import ClapProcessor, set_seed
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
 from modeling_supclap.conversion import clap_from_supclap
@@ -221,6 +221,7 @@ def train_and_save(
     processor.save_pretrained(output)
     if is_clap(post_args.model):
         clap_from_supclap(model).save_pretrained(output / "clap")
+        ClapProcessor.from_pretrained(post_args.model).save_pretrained(output / "clap")
 
     data = {"dataset": post_args.dataset, "origin": origin}
     results = score_stages(predictions, untrained, items[2].rows, data)

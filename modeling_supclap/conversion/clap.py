@@ -85,6 +85,8 @@ def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
 
     model = SupCLAPModel(config)
     fill_exactly(model, tensors, "the ClapModel")
+    for tower in (model.audio_model, model.text_model):  # for the model card, which says where each is from
+        tower.config.name_or_path = clap.name_or_path
     return model.eval()
 
 
@@ -105,10 +107,11 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
     if parts != (wanted := ("clap_audio_model", "clap_text_model", "pooler", None)):
         raise ValueError(f"audio tower, text tower, pooling and bias are {parts}; a ClapModel has {wanted}")
 
+    fields = config.to_dict()
     clap = ClapModel(
         ClapConfig(
-            audio_config=config.audio_config.to_dict(),
-            text_config=config.text_config.to_dict(),
+            audio_config=fields["audio_config"],
+            text_config=fields["text_config"],
             projection_dim=config.projection_dim,
             projection_hidden_act=config.projection_hidden_act,
             logit_scale_init_value=1 / config.temperature,

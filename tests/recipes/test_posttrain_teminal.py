@@ -10,7 +10,7 @@ from commands import launch_recipe, run_recipe
 from huggingface_hub import ModelCard
 from processes import run_processes
 from recordings import esc50_folder
-from transformers import ClapModel
+from transformers import ClapModel, pipeline
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.evaluation import Results, compare
@@ -195,6 +195,12 @@ def test_a_clap_model_stays_one(esc_folder, tmp_path):
     assert "audio_projection.linear1.weight" in moved
     assert "text_model.encoder.layer.1.attention.self.query.weight" in moved
     assert not [name for name in moved if "embeddings" in name]
+
+    classify = pipeline("zero-shot-audio-classification", model=str(tmp_path / "out" / "clap"))
+    assert len(classify(builders.noise(48_000), candidate_labels=["a dog", "rain"])) == 2
+    card = ModelCard.load(tmp_path / "out" / "README.md").text
+    assert "random initialisation" not in card
+    assert not [path for path in (tmp_path / "out" / "clap").iterdir() if str(tmp_path).encode() in path.read_bytes()]
 
 
 def test_a_used_folder_is_not_written_over(run):
