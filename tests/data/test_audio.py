@@ -3,7 +3,6 @@
 import io
 import sys
 import threading
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -171,13 +170,18 @@ def test_gsm_is_read_and_cropped(tmp_path):
 
 
 @pytest.mark.parametrize("rate_hz", [11_127, 22_051, 44_101])
-def test_odd_rates_take_no_more_memory_than_others(rate_hz):
+def test_odd_rates_take_no_more_memory_than_others(monkeypatch, rate_hz):
+    get_resampler = audio._get_resampler
+
+    def get_bounded(from_hz, to_hz):
+        assert from_hz * to_hz < 1e7  # about the numbers of its filter, which has 6 GB for the rates as they are
+        return get_resampler(from_hz, to_hz)
+
+    monkeypatch.setattr(audio, "_get_resampler", get_bounded)
     waveform = sine(440, 1.0, rate_hz).astype(np.float32)
     resampled = resample(waveform, rate_hz, RATE_HZ)
     assert len(resampled) == RATE_HZ
     np.testing.assert_allclose(resampled[200:-200], sine(440, 1.0)[200:-200], atol=2e-3)
-    ratio = Fraction(RATE_HZ, rate_hz).limit_denominator(2000)
-    assert audio._get_resampler(ratio.denominator, ratio.numerator).kernel.numel() < 2e7
 
 
 def test_a_wav_that_lacks_only_what_follows_its_sound_is_read(tone):

@@ -6,6 +6,7 @@ import builders
 import numpy as np
 import pytest
 from listeners import Listener, caption_tones
+from memory import traced_peak
 from recordings import tone_rows
 
 from modeling_supclap.evaluation import retrieval
@@ -212,6 +213,13 @@ def test_the_best_are_those_of_a_stable_sort(candidates):
     assert np.array_equal(find_top(scores), expected)
     lazy = LazySimilarity(queries.astype(np.float32), texts.astype(np.float32), similarity="dot")
     assert np.array_equal(find_top(lazy), expected)
+
+
+def test_the_best_are_found_without_the_matrix():
+    draw = np.random.default_rng(0)
+    queries, texts = (draw.standard_normal((rows, 8)).astype(np.float32) for rows in (8000, 4000))
+    similarity = LazySimilarity(queries, texts, similarity="dot")
+    assert traced_peak(find_top, similarity) < 32e6  # the matrix: 128e6 bytes
 
 
 @pytest.mark.parametrize("held", [0, 1 << 24])

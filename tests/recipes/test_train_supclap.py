@@ -214,6 +214,15 @@ def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, 
     SupCLAPModel.from_pretrained(tmp_path / "run")
 
 
+def test_the_recipe_reads_the_test_recordings_before_it_trains(sounds, tmp_path, monkeypatch):
+    splits = load_splits("audio_folder", data_dir=str(sounds), languages=["eng"])
+    Path(splits["test"][0]["audio_path"]).write_bytes(b"junk")
+    monkeypatch.setattr(train_supclap, "make_model", lambda *_: pytest.fail("there is a model to train already"))
+    words = ["--dataset", "audio_folder", "--data_dir", sounds, "--languages", "eng", *WORDS]
+    with pytest.raises(BadAudioError, match="1 of the 1 test recordings"):
+        run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
+
+
 def test_templates_without_labels_are_refused_before_the_run(sounds):
     splits = load_splits("audio_folder", data_dir=str(sounds), languages=["eng"])
     data_args = train_supclap.DataArguments("audio_folder", zero_shot_templates=["{}"])
