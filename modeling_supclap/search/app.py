@@ -124,25 +124,30 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray, roo
         vector: The query's embedding, (d,).
         root: The folder of the recordings, a full path.
     """
+    if not hits:
+        return "<p>Nothing is indexed.</p>"
+
+    # One scale for all strips: that of a short recording, whose windows are nearly the same, would tell nothing.
+    strips = [searcher.strip(vector, hit.file) for hit in hits]
+    every = np.concatenate([scores for _, scores in strips])
+    scale = float(every.min()), float(every.max())
+
     parts = []
-    for number, hit in enumerate(hits):
-        onsets, scores = searcher.strip(vector, hit.file)
+    for number, (hit, (onsets, scores)) in enumerate(zip(hits, strips, strict=True)):
         address = f"/gradio_api/file={quote(str(root / hit.file))}#t={hit.start_seconds:g}"
         place = f"{clock(hit.start_seconds)} to {clock(hit.end_seconds)}, score {hit.score:.3f}"
         parts.append(
             f'<div class="hit"><div class="file">{html.escape(hit.file)}</div><div class="place">{place}</div>'
             f'<audio id="player{number}" controls preload="metadata" src="{html.escape(address)}"></audio>'
-            f"{render_strip(onsets, scores, hit, number)}</div>"
+            f"{render_strip(onsets, scores, hit, number, scale)}</div>"
         )
-    if not parts:
-        return "<p>Nothing is indexed.</p>"
     return (
-        '<p class="place">The strip under a player is darker where the recording answers better; click it to hear that '
+        '<p class="place">The strip under a player is darker where a recording answers better; click it to hear that '
         f"moment.</p>{''.join(parts)}"
     )
 
 
-def render_strip(onsets: np.ndarray, scores: np.ndarray, hit: Hit, number: int) -> str:
+def render_strip(onsets: np.ndarray, scores: np.ndarray, hit: Hit, number: int, scale: tuple[float, float]) -> str:
     """A strip along a recording, the darker the better it answers; a click plays from there.
 
     Args:
@@ -150,9 +155,10 @@ def render_strip(onsets: np.ndarray, scores: np.ndarray, hit: Hit, number: int) 
         scores: Their scores, (windows,).
         hit: The place that was found; it is framed.
         number: The number of its player on the page.
+        scale: The scores of the lightest and of the darkest window on the page.
     """
     length = max(float(onsets[-1]) + hit.end_seconds - hit.start_seconds, 1e-3)
-    low, high = float(scores.min()), float(scores.max())
+    low, high = scale
     bars = []
     for place, (onset, score) in enumerate(zip(onsets, scores, strict=True)):
         end = onsets[place + 1] if place + 1 < len(onsets) else length

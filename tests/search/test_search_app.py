@@ -1,6 +1,7 @@
 """The page in a real Chromium, where there is one: type, see places, press play, hear from the right second."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,10 +49,21 @@ def test_the_results_name_the_place_and_escape_the_name(searcher, folder):
 
 def test_the_strip_is_darkest_where_the_sound_is():
     onsets, scores = np.array([0.0, 2.5, 5.0]), np.array([0.1, 0.9, 0.2])
-    strip = render_strip(onsets, scores, Hit("a.wav", 2.5, 7.5, 0.9), 0)
-    opacities = [float(part.split('"')[0]) for part in strip.split('fill-opacity="')[1:]]
+    strip = render_strip(onsets, scores, Hit("a.wav", 2.5, 7.5, 0.9), 0, (0.1, 0.9))
+    opacities = [float(opacity) for opacity in re.findall('fill-opacity="([^"]+)', strip)]
     assert opacities.index(max(opacities)) == 1
     assert 'viewBox="0 0 10.000 10"' in strip
+
+
+def test_the_strips_of_a_page_can_be_compared(searcher, folder):
+    vector = searcher.embed("high")
+    hits = searcher.search("high", k=5)
+    shown = render_hits(searcher, hits, vector, folder)
+    windows = re.findall(r'fill-opacity="([^"]+)"><title>[^<]*score ([^<]+)<', shown)
+    by_score = sorted((float(score), float(opacity)) for opacity, score in windows)
+    opacities = [opacity for _, opacity in by_score]
+    assert opacities == sorted(opacities)
+    assert (opacities[0], opacities[-1]) == (0.06, 1.0)
 
 
 def test_the_recordings_may_have_moved(searcher, folder, tmp_path):
