@@ -282,6 +282,7 @@ def test_part_of_the_classes_is_said_to_be_one(results):
 def test_a_training_run_and_a_post_training_have_a_page(results):
     results.content["training"] = {"steps": 8, "best_validation": {"eval_mean_recall": 0.5}, "arguments": {"svr": "x"}}
     page = render_report(results)
+    assert "<dt>best validation eval_mean_recall</dt><dd>0.5</dd>" in page
     assert "<dt>steps</dt><dd>8</dd>" in page
     assert "<dt>svr</dt><dd>x</dd>" in page
     stages = {
