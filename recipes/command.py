@@ -51,6 +51,7 @@ COMMANDS = {
     "export": "recipes.export_onnx",
     "search": "recipes.search_audio",
     "prepare": "datasets_scripts.prepare",
+    "overlap": "datasets_scripts.overlap.check_overlap",
     "translate": "recipes.translate_captions",
 }
 """The module behind each name; those of `LAUNCHED` run under `accelerate launch`."""

@@ -1,7 +1,7 @@
 """Looks for recordings that two prepared sets share: the same source, or the same sound under another name.
 
-    python datasets_scripts/overlap/check_overlap.py prepared/wavcaps prepared/audiocaps --json overlap.json
-    python datasets_scripts/overlap/check_overlap.py prepared/esc50:train prepared/esc50:test
+    supclap overlap prepared/wavcaps prepared/audiocaps --json overlap.json
+    supclap overlap prepared/esc50:train prepared/esc50:test
 
 Training on what one evaluates on is the commonest way to a number that is too good. Clips are compared by `source` and
 by audio fingerprint (`fingerprint.py`), which finds copies that were encoded anew, resampled, cut to a part or
@@ -135,9 +135,7 @@ def overlap_table(report: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compares two sets, prints and writes what they share."""
-    parser = argparse.ArgumentParser(
-        prog="check_overlap.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", metavar="A[:split]", help="a prepared set, folder or Hub id; all splits by default")
     parser.add_argument("second", metavar="B[:split]", help="another")
     parser.add_argument("--json", metavar="FILE", help="write the whole report here")
@@ -152,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.json:
             write_json(arguments.json, report)
     except (ValueError, OSError, RuntimeError) as error:
-        print(f"check_overlap.py: error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
 
     print(overlap_table(report))
