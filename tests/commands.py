@@ -17,23 +17,17 @@ def run_recipe(recipe: ModuleType, *words: Any) -> None:
         recipe.main()
 
 
-def start_recipe(recipe: ModuleType, *words: Any) -> subprocess.Popen[str]:
-    """`accelerate launch recipes/RECIPE.py words` from the project's folder, with a session of its own."""
+def launch_recipe(recipe: ModuleType, *words: Any, timeout_seconds: float = 300) -> str:
+    """`accelerate launch recipes/RECIPE.py words`, which must be a success; what it prints."""
     script = f"recipes/{recipe.__name__.split('.')[-1]}.py"
-    return subprocess.Popen(
+    done = subprocess.run(
         [sys.executable, "-m", "accelerate.commands.launch", script, *map(str, words)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
+        timeout=timeout_seconds,
     )
-
-
-def launch_recipe(recipe: ModuleType, *words: Any, timeout_seconds: float = 300) -> str:
-    """The same to its end, which must be a success; what it printed."""
-    process = start_recipe(recipe, *words)
-    printed, _ = process.communicate(timeout=timeout_seconds)
-    assert process.returncode == 0, printed
-    return printed
+    assert done.returncode == 0, done.stdout
+    return done.stdout

@@ -1,22 +1,53 @@
-"""Runs Python in a process of its own, and a script in several real gloo processes, as `torchrun` starts them."""
+"""Runs Python in a process of its own, and scripts in several real gloo processes.
 
+Where nothing asks for a fresh interpreter or a launcher, the processes are forks of one that has imported the package,
+which spares each of them five seconds.
+"""
+
+import fnmatch
 import json
+import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
-import psutil
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[1]
 PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone"]
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        "builders",
+        "matplotlib.pyplot",
+        "modeling_supclap.evaluation.report",
+        "modeling_supclap.model_card",
+        "modeling_supclap.recipes.running",
+        "modeling_supclap.training.trainer",
+        "scipy.stats",
+        "sklearn.manifold",
+    ]
+)
+
+
+class Moment(NamedTuple):
+    """When a process is killed: at its `number`-th audit event of this name that tells a path like `path`."""
+
+    event: str
+    path: str
+    number: int = 1
 
 
 def run_python(*words: object, cwd: str | Path = ROOT, timeout_seconds: float = 300, **environment: str) -> str:
@@ -40,34 +71,83 @@ def run_python(*words: object, cwd: str | Path = ROOT, timeout_seconds: float = 
     return done.stdout
 
 
-def run_processes(script: str, *arguments: str, count: int = 2, timeout_seconds: float = 240) -> str:
+def launch_processes(script: str | Path, *arguments: object, count: int = 2) -> str:
     """`torchrun --nproc_per_node count script arguments`; its output, or an AssertionError with it.
 
     A script fails that ends inside its process group or beside a thread that asks the others' store: it would crash
     now and then (`leave_process_group` says why).
     """
-    launcher = [*LAUNCHER, f"--nproc_per_node={count}"]
-    return run_python(*launcher, __file__, script, *arguments, timeout_seconds=timeout_seconds)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    return run_python(*launcher, __file__, script, *arguments)
 
 
-def kill_one_of_two(script: str, *arguments: str, is_time: Callable[[], bool]) -> None:
-    """Starts two processes as `run_processes` does, kills the second when it is time, and waits for the launch to fail.
+def run_processes(script: str | Path, *arguments: object, count: int = 2) -> str:
+    """As `launch_processes`, in forks. When one fails, the others are killed."""
+    codes, printed = run_forks(script, *arguments, count=count)
+    assert codes == [0] * count, f"{codes}: {printed}"
+    return printed
 
-    Args:
-        script: As of `run_processes`.
-        *arguments: As of `run_processes`.
-        is_time: Tells when there is something to lose.
-    """
-    command = [sys.executable, *LAUNCHER, "--nproc_per_node=2", __file__, script, *arguments]
-    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, **PATHS}, stderr=subprocess.PIPE) as launcher:
-        deadline = time.monotonic() + 120
-        while launcher.poll() is None and not is_time() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        for process in psutil.Process(launcher.pid).children():
-            if process.environ().get("RANK") == "1":
-                process.kill()
-        _, printed = launcher.communicate(timeout=120)
-    assert launcher.returncode != 0, f"nothing was left to do when one was killed\n{printed.decode()}"
+
+def run_killed(script: str | Path, *arguments: object, moment: Moment, count: int = 1) -> None:
+    """Runs a script in forks, of which the last is killed at a moment that it has to come to, and so all are."""
+    codes, printed = run_forks(script, *arguments, count=count, moment=moment)
+    assert codes[-1] == -signal.SIGKILL, f"{codes}: {printed}"
+
+
+def run_forks(
+    script: str | Path, *arguments: object, count: int = 1, moment: Moment | None = None
+) -> tuple[list[int | None], str]:
+    """The exit codes of the forks of a script, and what they printed together."""
+    with mock.patch.dict(os.environ, PATHS):
+        forkserver.ensure_running()
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        processes = []
+        for rank in range(count):
+            environment = {**os.environ, **PATHS}
+            if count > 1:
+                environment |= {**launch, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+            killed_at = moment if rank == count - 1 else None
+            words = tuple(map(str, (script, *arguments)))
+            process = FORKS.Process(target=_be_the_script, args=(words, log.name, environment, killed_at))
+            process.start()
+            processes.append(process)
+
+        codes: list[int | None] = [None]
+        deadline = time.monotonic() + 240
+        while None in codes:
+            time.sleep(0.02)
+            codes = [process.exitcode for process in processes]
+            if any(codes) or time.monotonic() > deadline:
+                for process in processes:
+                    process.kill()
+        return codes, Path(log.name).read_text(errors="replace")
+
+
+def _be_the_script(words: Sequence[str], log: str, environment: dict[str, str], killed_at: Moment | None) -> None:
+    """What a fork does."""
+    multiprocessing.set_start_method(None, force=True)  # its own workers start as those of any other process
+    stream = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(environment)
+
+    seen = []
+
+    def kill(event: str, arguments: tuple[object, ...]) -> None:
+        assert killed_at is not None
+        if event == killed_at.event and any(fnmatch.fnmatch(str(path), killed_at.path) for path in arguments):
+            seen.append(arguments)
+            if len(seen) == killed_at.number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if killed_at is not None:
+        sys.addaudithook(kill)
+    run_script(*words)
 
 
 def assert_same_training(one: Path, many: Path, world_size: int) -> None:

@@ -104,7 +104,7 @@ class Run:
         self.code = os.waitstatus_to_exitcode(status)
         return True
 
-    def is_survived(self, timeout_seconds: float = 15) -> bool:
+    def is_survived(self, timeout_seconds: float = 60) -> bool:
         """Whether a child of the script is still there after some time."""
         deadline = time.perf_counter() + timeout_seconds
         while time.perf_counter() < deadline:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import run_processes
 
 HERE = Path(__file__).parent
 FEW = ["--jobs", "training", "preparing"]
@@ -13,18 +14,9 @@ FEW = ["--jobs", "training", "preparing"]
 
 def run_campaign(tmp_path: Path, name: str, *arguments: str) -> str:
     """Runs a campaign as its docstring says; gives what it printed."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
-        "HF_HOME": str(tmp_path / "hf"),
-        "OMP_NUM_THREADS": "1",
-    }
     folder = tmp_path / "work"
     folder.mkdir()
-    command = [sys.executable, str(HERE / f"{name}.py"), *arguments, "--folder", str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=540)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    return done.stdout
+    return run_processes(HERE / f"{name}.py", *arguments, "--folder", folder, count=1)
 
 
 def test_killed_jobs_end_like_jobs_that_nobody_disturbed(tmp_path):

@@ -5,9 +5,7 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
-import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +16,7 @@ import pytest
 import soundfile
 from fake_hub import COMMIT, FakeHub, fake_hub
 from prepared_sets import make_folder, sound
-from processes import run_python
+from processes import Moment, run_killed, run_processes, run_python
 
 from modeling_supclap.datasets_scripts import load_splits, prepare
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
@@ -150,19 +148,14 @@ def test_a_second_run_on_the_folder_is_refused_and_harms_nothing(whole, folder, 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(whole, folder, cache, tmp_path):
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(whole, folder, cache, tmp_path):
     out, options = tmp_path / "out", request_for(folder).options
     words = ["esc50", "--data_dir", options["data_dir"], "--test_fold", "4", "--languages", "eng", "jpn", "--quiet"]
     words += ["--storage", "int16", "--shard_size", "150KB", "--out", str(out), "--cache_dir", cache, "--workers", "2"]
-    command, kills = [sys.executable, prepare.__file__, *words], 0
-    for shards in (1, 3):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-            while process.poll() is None and len(list(out.glob(".prepare/*.json"))) < shards:
-                time.sleep(0.002)
-            kills += process.poll() is None
-            process.kill()
-    assert kills
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    for name, number in (("*/.prepare/*.json", 1), ("*.parquet", 2), ("*/data/*.parquet", 1), ("*/manifest.json", 1)):
+        run_killed(prepare.__file__, *words, moment=Moment("os.rename", name, number))
+        assert not (out / "manifest.json").exists()
+    run_processes(prepare.__file__, *words, count=1)
     assert files_of(out) == files_of(whole[0])
 
 

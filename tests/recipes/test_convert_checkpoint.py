@@ -8,7 +8,7 @@ import builders
 import published_layouts as published
 import pytest
 import torch
-from processes import run_python
+from processes import run_processes
 from safetensors.torch import save_file
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
@@ -149,6 +149,6 @@ def test_it_runs_from_the_command_line(tmp_path):
         tmp_path / "x.pt",
     )
     words = [str(tmp_path / "x.pt"), "--out", str(tmp_path / "out")]
-    assert "x.pt: recognised as CED, 29 tensors" in run_python("recipes/convert_checkpoint.py", *words)
+    assert "x.pt: recognised as CED, 29 tensors" in run_processes("recipes/convert_checkpoint.py", *words, count=1)
     with pytest.raises(ValueError, match="out is in use; give a folder that is empty or does not exist"):
         main(words)

@@ -1,21 +1,17 @@
 """The command that embeds a corpus: equal to `encode_audio`, taken up after a kill, the same in several processes."""
 
 import json
-import os
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import builders
 import datasets
 import numpy as np
-import processes
 import pytest
 import soundfile
 from commands import run_recipe
 from prepared_sets import make_folder, sound
+from processes import Moment, run_killed, run_processes
 
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.datasets_scripts import load_splits
@@ -23,7 +19,7 @@ from modeling_supclap.datasets_scripts.atomic_files import InUseError, only_writ
 from modeling_supclap.recipes import embed_corpus
 
 ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "recipes" / "embed_corpus.py"
+RECIPE = "recipes/embed_corpus.py"
 BAD = {"deep/er/junk.wav": "not audio", "empty.flac": "is empty", "short.wav": "shorter than", "silent.wav": "silent"}
 
 
@@ -116,17 +112,11 @@ def test_a_second_run_on_the_same_output_is_refused(folder, whole):
 
 
 def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp_path):
-    output, arguments = tmp_path / "out", list(map(str, words(folder, tmp_path / "out", "--num_workers", 1)))
-    with subprocess.Popen(
-        [sys.executable, str(RECIPE), *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    ) as process:
-        deadline = time.monotonic() + 120
-        while process.poll() is None and not list(output.glob("data/*.parquet")) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        process.kill()
+    output, arguments = tmp_path / "out", words(folder, tmp_path / "out", "--num_workers", 1)
+    run_killed(RECIPE, *arguments, moment=Moment("os.rename", "*.parquet", 2))
     done = {path: path.stat().st_mtime_ns for path in output.glob("data/*.parquet")}
-    assert done
-    (output / "data/embeddings-00001-of-00002.parquet.1.tmp").touch()  # as one killed while it writes leaves it
+    assert len(done) == 1
+    assert list(output.glob("data/*.tmp"))
 
     run_recipe(embed_corpus, *arguments)
     assert bytes_of(output) == bytes_of(whole)
@@ -134,21 +124,20 @@ def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp
 
 
 def test_one_of_two_processes_is_killed_and_two_go_on(folder, tmp_path):
-    """A file for each recording, so that there is much left to do when the first is written."""
     outputs = tmp_path / "whole", tmp_path / "out"
-    whole, cut = (list(map(str, words(folder, output, "--clips_per_file", 1))) for output in outputs)
+    whole, cut = (words(folder, output, "--clips_per_file", 1) for output in outputs)
     run_recipe(embed_corpus, *whole)
-    processes.kill_one_of_two(str(RECIPE), *cut, is_time=lambda: any(outputs[1].glob("data/*.parquet")))
+    run_killed(RECIPE, *cut, moment=Moment("os.rename", "*.parquet", 2), count=2)
     done = {path: path.stat().st_mtime_ns for path in outputs[1].glob("data/*.parquet")}
     assert done
 
-    processes.run_processes(str(RECIPE), *cut)
+    run_processes(RECIPE, *cut)
     assert bytes_of(outputs[1]) == bytes_of(outputs[0])
     assert all(path.stat().st_mtime_ns == written for path, written in done.items())
 
 
 def test_several_processes_write_the_same_files(folder, whole, tmp_path):
-    printed = processes.run_processes(str(RECIPE), *map(str, words(folder, tmp_path / "out", "--num_workers", 1)))
+    printed = run_processes(RECIPE, *words(folder, tmp_path / "out", "--num_workers", 1))
     assert printed.count("10 of 14 recordings in") == 1
     assert bytes_of(tmp_path / "out") == bytes_of(whole)
 

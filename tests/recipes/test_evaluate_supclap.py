@@ -5,7 +5,7 @@ import numpy as np
 import processes
 import pytest
 import soundfile
-from commands import launch_recipe, run_recipe
+from commands import run_recipe
 
 from modeling_supclap import datasets_scripts
 from modeling_supclap.evaluation.results import Results
@@ -52,7 +52,8 @@ def test_one_command_one_results_and_a_second_embeds_nothing(folder, capsys):
     assert first.scores["zste"].keys() == {"eng", "jpn", "all"}
     outcomes = (folder / "out_model0" / "outcomes.npz").read_bytes()
 
-    printed = launch_recipe(evaluate_supclap, *command(folder, "model0"))
+    run_recipe(evaluate_supclap, *command(folder, "model0"))
+    printed = capsys.readouterr().out
     assert "; 0 sets of embeddings made, " in printed
     second = Results.load(folder / "out_model0")
     assert second.content["run"]["cache"]["embedded"] == 0
@@ -175,6 +176,6 @@ def test_one_of_two_processes_without_a_gpu_evaluates(folder, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     options = ["--output_dir", folder / "two", "--cache_dir", "none", "--tasks", "retrieval"]
     arguments = [*command(folder, "model0"), *options, "--num_resamples", "0"]
-    printed = processes.run_processes("recipes/evaluate_supclap.py", *map(str, arguments))
+    printed = processes.run_processes("recipes/evaluate_supclap.py", *arguments)
     assert printed.count("sets of embeddings made") == 1
     assert (folder / "two" / "results.json").exists()

@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import soundfile
-from processes import kill_one_of_two, run_processes
+from processes import Moment, run_killed, run_processes
 
 from modeling_supclap.recipes import search_audio
 from modeling_supclap.recipes.running import run_command
@@ -83,7 +83,7 @@ def test_two_processes_and_a_kill(saved, sounds, tmp_path, capsys):
     run_processes(SCRIPT, "index", str(sounds), *words, "--index", str(tmp_path / "two"))
 
     cut = ["index", str(sounds), *words, "--index", str(tmp_path / "killed")]
-    kill_one_of_two(SCRIPT, *cut, is_time=(tmp_path / "killed").exists)
+    run_killed(SCRIPT, *cut, moment=Moment("open", f"{sounds}/*", 2), count=2)
     run_processes(SCRIPT, *cut)
 
     asked = []

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,10 +10,10 @@ import numpy as np
 import pytest
 import soundfile
 import yaml
-from commands import ROOT, launch_recipe, run_recipe, start_recipe
+from commands import ROOT, launch_recipe, run_recipe
 from huggingface_hub import ModelCard
 from matplotlib.image import imread
-from processes import run_processes
+from processes import Moment, launch_processes, run_killed
 from recordings import tone_rows
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -138,14 +136,10 @@ def test_a_run_has_its_folder_for_itself_to_the_end(recipe, tmp_path, monkeypatc
 
 def test_killed_and_resumed_the_losses_are_the_same(run, tmp_path):
     folder = tmp_path / "killed"
-    process = start_recipe(train_supclap, SMOKE, "--output_dir", folder)
-    deadline = time.monotonic() + 240
-    while not (folder / "checkpoint-2" / "trainer_state.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (folder / "results.json").exists()
-    launch_recipe(train_supclap, SMOKE, "--output_dir", folder, "--resume_from_checkpoint", "last")
+    in_a_checkpoint = Moment("os.rename", "*/checkpoint-4")
+    run_killed("recipes/train_supclap.py", SMOKE, "--output_dir", folder, moment=in_a_checkpoint)
+    assert {path.name for path in folder.glob("*check*")} == {"checkpoint-2"}
+    run_recipe(train_supclap, ROOT / SMOKE, "--output_dir", folder, "--resume_from_checkpoint", "last")
     assert len(losses(folder)) == 8
     assert losses(folder) == losses(run[0])
 
@@ -157,7 +151,7 @@ def test_several_processes_are_one_run(tmp_path):
     words = [str(tmp_path / "smoke.yaml"), "--use_cpu=true"]  # without dropout, which each process draws for itself
     run_recipe(train_supclap, *words, "--output_dir", tmp_path / "1", "--per_device_train_batch_size", 16)
     halves = [f"--output_dir={tmp_path / '2'}", "--per_device_train_batch_size=8"]
-    run_processes("recipes/train_supclap.py", *words, *halves)
+    launch_processes("recipes/train_supclap.py", *words, *halves)
     np.testing.assert_allclose(losses(tmp_path / "2"), losses(tmp_path / "1"), rtol=1e-4)
     one, two = (json.loads((tmp_path / count / "results.json").read_text()) for count in "12")
     assert two["protocol"]["clips"] == one["protocol"]["clips"] == 64

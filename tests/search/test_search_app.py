@@ -131,7 +131,7 @@ def button(browser, label):
     return found[0] if found else None
 
 
-def wait(look, seconds=30):
+def wait(look, seconds=120):
     """What `look` gives once it gives something."""
     end = time.monotonic() + seconds
     while True:

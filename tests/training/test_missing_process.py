@@ -14,7 +14,6 @@ from recordings import tone_rows
 from transformers import TrainerCallback
 
 from modeling_supclap.recipes.running import run_command
-from modeling_supclap.training.distributed import MissingProcessError
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -55,11 +54,7 @@ def train(folder, seconds_of_data, callbacks):
 
 
 def stop(folder):
-    try:
-        train(folder, 8, [StopSecondProcess(folder)])  # reading may take longer than a step waits
-    except MissingProcessError:
-        os.kill(int(Path(folder, "stopped").read_text()), signal.SIGKILL)  # torchrun would wait for it for 30 s
-        raise
+    train(folder, 6, [StopSecondProcess(folder)])  # reading may take longer than a step waits
 
 
 SCENARIOS = {"failed": lambda folder: train(folder, 0, None), "stopped": stop}
