@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -222,8 +223,7 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
     """
     processes: dict[str, Any] = {}
     if workers > 1:
-        processes = {"num_workers": workers, "prefetch_factor": 8}
-        processes["worker_init_fn"] = partial(leave_with_parent, parent=os.getpid())
+        processes = {"num_workers": workers, "prefetch_factor": 8, "worker_init_fn": leave_with_parent}
     results = DataLoader(_Applied(function, rows), batch_size=None, collate_fn=_as_it_is, **processes)
 
     threads = use_threads(1)
@@ -236,19 +236,25 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
         use_threads(threads)
 
 
-def leave_with_parent(worker: int, parent: int) -> None:
-    """Lets a worker of a `DataLoader` end whose parent was killed: it would wait for ever to hand over large results.
+def leave_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
+    """Lets a worker of a `DataLoader` end with its parent and by nothing else.
+
+    Where the parent was killed, it would wait for ever to hand over many results. Ctrl-C is for the parent to answer.
 
     Args:
         worker: Its number, which `worker_init_fn` is given.
-        parent: The process that reads the results.
+        then: Another `worker_init_fn` to call.
     """
+    parent = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def leave() -> None:
         if os.getppid() != parent:
             os._exit(1)
 
     Finalize(None, leave, exitpriority=100)  # ahead of the queue's own, which waits
+    if then is not None:
+        then(worker)
 
 
 class _Failure(NamedTuple):

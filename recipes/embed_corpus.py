@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,7 +196,7 @@ def write_files(
         batch_sampler=batches,  # type: ignore[arg-type]
         collate_fn=collator,
         num_workers=args.num_workers,
-        worker_init_fn=partial(leave_with_parent, parent=os.getpid()),
+        worker_init_fn=leave_with_parent,
         pin_memory=model.device.type == "cuda",
     )
     waiting: Iterator[Path] = iter(files)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import only_writer
+from modeling_supclap.datasets_scripts.bad_audio import leave_with_parent
 from modeling_supclap.datasets_scripts.builders.hf import as_rows
 from modeling_supclap.datasets_scripts.schema import group_id, require_captions, without_audio
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
@@ -267,6 +269,7 @@ class SupCLAPTrainer(Trainer):
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=workers > 0 and self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
+            worker_init_fn=leave_with_parent,
         )
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -276,6 +279,13 @@ class SupCLAPTrainer(Trainer):
             samples, counts = prepared.pop("samples"), prepared.pop("sample_counts")
             prepared |= self.processor.feature_extractor.on_device(samples, counts)
         return prepared
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+        """As the Trainer's, with workers that end when this process is killed."""
+        loader = super()._get_dataloader(*args, **kwargs)
+        base = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
+        base.worker_init_fn = partial(leave_with_parent, then=base.worker_init_fn)
+        return loader
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

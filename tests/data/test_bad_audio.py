@@ -1,12 +1,9 @@
 """Bad recordings found before a run: the same ones each time, and no longer among the rows."""
 
-import contextlib
 import hashlib
 import io
 import logging
-import multiprocessing
 import os
-import signal
 import sys
 from functools import partial
 
@@ -15,6 +12,7 @@ import pytest
 import soundfile
 import torch
 from datasets import Dataset
+from killing import assert_workers_end_with_their_parent, name_worker
 from memory import traced_peak
 from recordings import tone_rows
 
@@ -223,16 +221,6 @@ def die_at(fatal, row):
     return row
 
 
-def name_worker(row):
-    """The process, with more bytes than a pipe takes that nobody reads."""
-    return os.getpid(), bytes(200_000)
-
-
-def tell_workers(sender):
-    for worker, _ in map_in_order(name_worker, range(1_000_000), workers=2):
-        sender.send(worker)
-
-
 class TestMapInOrder:
     @pytest.mark.parametrize("workers", [0, 1, 2])
     def test_results_are_in_order_and_on_one_thread(self, workers):
@@ -255,25 +243,4 @@ class TestMapInOrder:
             list(map_in_order(partial(die_at, 5), range(10), workers=2))
 
     def test_no_worker_outlives_a_parent_that_is_killed(self, monkeypatch):
-        monkeypatch.setattr(torch.utils.data._utils.worker, "MP_STATUS_CHECK_INTERVAL", 0.1)
-        processes = multiprocessing.get_context("fork")
-        receiver, sender = processes.Pipe(duplex=False)
-        parent = processes.Process(target=tell_workers, args=(sender,))
-        parent.start()
-        sender.close()
-        workers = set()
-        while len(workers) < 2:
-            workers.add(receiver.recv())
-
-        parent.kill()
-        parent.join()
-        try:
-            while True:
-                assert receiver.poll(10), "a worker is left, or nobody could write"
-                workers.add(receiver.recv())
-        except EOFError:
-            pass
-        finally:
-            for worker in workers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker, signal.SIGKILL)
+        assert_workers_end_with_their_parent(map_in_order(name_worker, range(100), workers=2), monkeypatch)

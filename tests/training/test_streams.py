@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from killing import KillAt, Killed
+from killing import KillAt, Killed, assert_workers_end_with_their_parent, name_worker
 from prepared_sets import make_folder
 from processes import run_processes
 from test_trainer import arguments, losses, processor
@@ -133,6 +133,12 @@ def test_it_goes_on_with_as_many_workers_only(folder, tmp_path):
 def test_what_wants_all_recordings_beforehand_is_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="on_bad_audio"):
         build(tmp_path, str(folder / "int16"), on_bad_audio="skip")
+
+
+def test_no_worker_outlives_a_run_that_is_killed(folder, tmp_path, monkeypatch):
+    trainer = build(tmp_path, str(folder / "int16"), per_device_train_batch_size=2, dataloader_num_workers=2)
+    trainer.data_collator = name_worker
+    assert_workers_end_with_their_parent(trainer.get_train_dataloader(), monkeypatch)
 
 
 # ---- two processes ----

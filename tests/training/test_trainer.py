@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Audio, Dataset
-from killing import KillAt, Killed
+from killing import KillAt, Killed, assert_workers_end_with_their_parent, name_worker
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from safetensors.torch import load_file
@@ -386,6 +386,14 @@ def predict_and_report(folder, report):
     if trainer.is_world_process_zero():
         recall = prediction.metrics["test_mean_recall"]
         Path(report).write_text(json.dumps({"clips": sorted(prediction.label_ids.tolist()), "recall": recall}))
+
+
+@pytest.mark.parametrize("loader", ["get_train_dataloader", "get_eval_dataloader"])
+def test_no_worker_outlives_a_run_that_is_killed(tmp_path, rows, loader, monkeypatch):
+    few = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 1, "dataloader_num_workers": 2}
+    trainer = build(tmp_path, rows, **few)
+    trainer.data_collator = name_worker
+    assert_workers_end_with_their_parent(getattr(trainer, loader)(), monkeypatch)
 
 
 def test_several_processes_evaluate_every_clip_once(tmp_path):
