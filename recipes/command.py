@@ -74,8 +74,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words of the command line, by default those of the process.
 
     Returns:
-        The exit status: 0 where all went well, 2 where there is no such recipe.
+        The exit status: 0 where all went well, 2 where there is no such recipe, 130 after Ctrl-C.
     """
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:  # while modules are imported; from then on it is `run_command` that speaks
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print(f"\n{os.environ.get('SUPCLAP_COMMAND') or 'supclap'}: stopped", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words.pop(0) if words else "--help"
     if name not in COMMANDS:

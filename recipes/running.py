@@ -79,6 +79,7 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one would take the advice away
         if last_checkpoint(folder, resumes=True) is None:
             raise KeyboardInterrupt("no checkpoint was saved yet, so the same command begins anew") from None
         raise KeyboardInterrupt("go on with the same command and --resume_from_checkpoint last") from None

@@ -18,6 +18,7 @@ from unittest import mock
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from processes import run_forks
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
@@ -207,22 +208,47 @@ def test_all_commands_start_from_the_wheel(environment, project):
 
 
 @pytest.mark.process
-def test_an_error_ends_with_its_message(environment, project):
-    code, printed = finish(run(environment, project, "train", "smoke.yaml", "--svr_alhpa", "2"))
-    assert code == 1
+def test_an_error_ends_with_its_message():
+    codes, printed = run_forks("recipes/command.py", "train", "smoke.yaml", "--svr_alhpa", "2")
+    assert codes == [1]
     assert printed.splitlines()[-1].startswith("supclap train: error: unknown key 'svr_alhpa': did you mean svr_alpha")
     assert "Traceback" not in printed
 
 
+INTERRUPTED = """
+import os, signal, sys
+from modeling_supclap.recipes.command import main
+
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] == imported:
+        os.kill(os.getpid(), signal.SIGINT)
+
+imported, *words = sys.argv[1:]
+sys.addaudithook(interrupt)
+sys.exit(main(words))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("name", "imported"), [("train", "torch"), ("train", "transformers"), ("evaluate", "torch")])
+def test_ctrl_c_while_modules_are_imported_is_one_line(name, imported):
+    words = [sys.executable, "-c", INTERRUPTED, imported, name, "--model", "somewhere"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert (done.returncode, done.stderr) == (130, f"\nsupclap {name}: stopped\n")
+
+
 @pytest.mark.process
 def test_ctrl_c_says_how_to_go_on(environment, project):
-    process = run(environment, project, "train", "smoke.yaml", "--output_dir", "out", "--num_train_epochs", "500")
+    many = ["--num_train_epochs", "500", "--dataloader_num_workers", "1"]
+    process = run(environment, project, "train", "smoke.yaml", "--output_dir", "out", *many)
     deadline = time.monotonic() + 200
     while not (project / "out" / "checkpoint-2").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.1)
     code, printed = finish(process)
-    assert code != 0
+    assert code == 130
     assert "go on with the same command and --resume_from_checkpoint last" in printed.splitlines()[-1]
     assert "Traceback" not in printed
 
