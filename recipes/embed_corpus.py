@@ -99,7 +99,10 @@ class ChunkCollator:
         limit = max_chunk_seconds(processor.feature_extractor)
         seconds = min(filter(None, (chunk_seconds, limit)), default=None)
         self.chunk_samples = None if seconds is None else round(seconds * self.rate_hz)
-        self.min_samples = getattr(processor.feature_extractor, "min_samples", 0)
+        self.min_samples = getattr(processor.feature_extractor, "min_samples", 1)
+        if chunk_seconds is not None and round(chunk_seconds * self.rate_hz) < self.min_samples:
+            least = self.min_samples / self.rate_hz
+            raise ValueError(f"chunk_seconds is {chunk_seconds}; the model takes {least:g} s or more")
 
     def __call__(self, items: Sequence[tuple[int, dict[str, Any]]]) -> Batch:
         waveforms, chunks, bad = [], [], []
@@ -264,8 +267,6 @@ def main() -> None:
         if getattr(args, name) < 1:
             raise ValueError(f"{name} is {getattr(args, name)}; it must be 1 or more")
 
-    if args.chunk_seconds is not None and args.chunk_seconds <= 0:
-        raise ValueError(f"chunk_seconds is {args.chunk_seconds}; it must be positive")
     if args.device is not None:
         check_device(args.device)
 

@@ -6,6 +6,8 @@ from transformers import ClapConfig, ClapProcessor, PreTrainedConfig
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import load_clap, processor_from_clap, supclap_from_clap
+from modeling_supclap.conversion.layouts import FUSION_REMARK
+from modeling_supclap.recipes.running import say
 
 
 def is_clap(name: str) -> bool:
@@ -24,5 +26,8 @@ def load_start(name: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
         name: Hub id or folder.
     """
     if is_clap(name):
-        return supclap_from_clap(load_clap(name)), processor_from_clap(ClapProcessor.from_pretrained(name))
+        clap = load_clap(name)
+        if clap.config.audio_config.enable_fusion:
+            say(f"{name}: {FUSION_REMARK}")
+        return supclap_from_clap(clap), processor_from_clap(ClapProcessor.from_pretrained(name))
     return SupCLAPModel.from_pretrained(name), SupCLAPProcessor.from_pretrained(name)

@@ -248,8 +248,8 @@ def embed_split(
         batch_size: How many clips go through the model at once.
 
     Raises:
-        ValueError: The split is empty, two rows have one id, no recording can be read, or the policy's chunks are too
-            long for the model.
+        ValueError: The split is empty, two rows have one id, no recording can be read, or the policy's length is too
+            long or too short for the model.
         FileNotFoundError: A recording is not there, with `on_bad_audio="error"`.
         BadAudioError: A recording holds no usable sound, with `on_bad_audio="error"`.
     """
@@ -258,6 +258,10 @@ def embed_split(
     policy, cache, limit = policy or AudioPolicy(), cache or EmbeddingCache(None), model.chunk_seconds
     if limit is not None and (policy.chunk_seconds or 0) > limit:
         raise ValueError(f"chunk_seconds is {policy.chunk_seconds}; {model.name} takes {limit} s at once")
+    for name in ("chunk_seconds", "max_audio_seconds"):
+        seconds = getattr(policy, name)
+        if seconds is not None and seconds < model.min_seconds:
+            raise ValueError(f"{name} is {seconds}; {model.name} takes {model.min_seconds:g} s or more")
     policy = replace(policy, chunk_seconds=policy.chunk_seconds or limit)
     listed = list(without_audio(rows))
     if not listed:

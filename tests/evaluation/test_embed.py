@@ -221,13 +221,16 @@ def test_a_policy_takes_the_limit_of_its_model_and_says_what_it_does(rows):
     listener = load_embedding_model(Listener())
     assert embed_split(listener, rows, AudioPolicy(30.0)).policy == AudioPolicy(30.0)
     assert AudioPolicy(30.0).sentence() == "the first 30 s of each recording, embedded at once"
-    listener.chunk_seconds = 10.0
+    listener.chunk_seconds, listener.min_seconds = 10.0, 0.2
     limited = embed_split(listener, rows).policy
     assert limited == AudioPolicy(None, 10.0, "mean")
     assert "in chunks of 10 s where it is longer; the normalised mean" in limited.sentence()
     assert embed_split(listener, rows, AudioPolicy(chunk_seconds=5.0)).policy.chunk_seconds == 5.0
     with pytest.raises(ValueError, match=r"chunk_seconds is 11\.0; Listener takes 10\.0 s at once"):
         embed_split(listener, rows, AudioPolicy(chunk_seconds=11.0))
+    for name in ("chunk_seconds", "max_audio_seconds"):
+        with pytest.raises(ValueError, match=rf"{name} is 0\.1; Listener takes 0\.2 s or more"):
+            embed_split(listener, rows, AudioPolicy(**{name: 0.1}))
 
 
 @pytest.mark.parametrize("change", [{"pooling": "max"}, {"chunk_seconds": 0.0}, {"max_audio_seconds": float("nan")}])

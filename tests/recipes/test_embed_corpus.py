@@ -102,6 +102,8 @@ def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, 
     assert bytes_of(whole) == before
     with pytest.raises(FileExistsError, match="was begun with another chunk_samples"):
         run_recipe(embed_corpus, *words(folder, whole), "--chunk_seconds", 2)
+    with pytest.raises(ValueError, match=r"chunk_seconds is 0\.01; the model takes .* s or more"):
+        run_recipe(embed_corpus, *words(folder, whole), "--chunk_seconds", 0.01)
     with pytest.raises(FileExistsError, match="is not empty and holds no embeddings"):
         run_recipe(embed_corpus, *words(folder, folder / "sounds"))
 

@@ -25,3 +25,13 @@ def test_a_clap_is_tuned_and_stays_loadable(tmp_path, part):
     assert "text_model.encoder.layer.1.attention.self.query.weight" in moved
     assert "audio_projection.linear1.weight" in moved
     assert not [name for name in moved if "text_model.encoder.layer.0." in name or "embeddings" in name]
+
+
+def test_a_fusion_that_is_not_used_is_told(tmp_path, capsys):
+    config = builders.clap_config()
+    for fused in (False, True):
+        config.audio_config.enable_fusion = fused
+        builders.clap_model(config).save_pretrained(tmp_path / "clap")
+        builders.clap_processor("fusion" if fused else "rand_trunc").save_pretrained(tmp_path / "clap")
+        models.load_start(str(tmp_path / "clap"))
+        assert ("fusion of long clips, which is not used" in capsys.readouterr().out) == fused
