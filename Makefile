@@ -91,8 +91,8 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/mypy $(TESTS_AS_TYPED) tests
 
-# The site, in site/index.html; a link that leads nowhere is an error. Neither building nor reading needs the network, and
-# reading needs no server.
+# The site, in site/index.html; a link that leads nowhere is an error. Neither building nor reading needs the network.
+# Its search wants a server: python -m http.server -d site
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
