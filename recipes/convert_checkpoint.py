@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from modeling_supclap.conversion.files import read_checkpoint
-from modeling_supclap.conversion.layouts import KINDS, PARTS, Conversion, convert_checkpoint
-from modeling_supclap.conversion.saving import save_conversion
-from modeling_supclap.processing_supclap import load_tokenizer
+if TYPE_CHECKING:
+    from modeling_supclap.conversion import Conversion
+
+KINDS = ("ced", "dasheng", "glap", "laion", "ml-clap", "msclap", "sonar")
+"""Those of the layouts, whose import takes seconds that `--help` need not wait for."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -25,7 +27,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("source", help="A file, a folder, a Hub id, or a Hub id and a file of it (owner/name/file.pt).")
     parser.add_argument("--out", required=True, type=Path, help="The folder to make; it must not be in use.")
     parser.add_argument("--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint.")
-    parser.add_argument("--part", default="whole", choices=PARTS, help="Of two towers, convert only one.")
+    parser.add_argument("--part", default="whole", choices=("whole", "audio", "text"), help="Convert only one tower.")
     parser.add_argument(
         "--tokenizer",
         help="Hub id or folder of the text tower's tokenizer, or Meta's SentencePiece file; default, the source's own.",
@@ -50,6 +52,8 @@ def format_parts(conversion: Conversion) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Parse, read, recognise, convert, write."""
     args = parse_arguments(arguments)
+    from modeling_supclap.conversion import convert_checkpoint, read_checkpoint, save_conversion
+    from modeling_supclap.processing_supclap import load_tokenizer
 
     checkpoint = read_checkpoint(args.source, args.revision)
     conversion = convert_checkpoint(checkpoint, args.kind, args.part)

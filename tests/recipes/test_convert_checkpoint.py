@@ -12,7 +12,8 @@ from processes import run_processes
 from safetensors.torch import save_file
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.recipes.convert_checkpoint import main
+from modeling_supclap.conversion import layouts
+from modeling_supclap.recipes.convert_checkpoint import KINDS, main
 
 ROOT = Path(__file__).parents[2]
 SONAR = published.random(published.sonar_hub())
@@ -141,6 +142,10 @@ def test_refusals_write_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"is of no layout that is known here"):
         convert(tmp_path / "y.pt", tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"x.pt", "y.pt"}
+
+
+def test_the_help_knows_all_kinds():
+    assert set(KINDS) == set(layouts.KINDS)
 
 
 def test_it_runs_from_the_command_line(tmp_path):
