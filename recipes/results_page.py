@@ -21,7 +21,11 @@ MARK = "<!-- What follows is made by `make results-page` from the files of recip
 END = "<!-- What `make results-page` makes ends here. -->"
 
 HEADLINES = {
+    "atri_table1": ("retrieval mean t2a R@1", "KCL"),
+    "atri_table3": ("multilingual all MRV", "KCL"),
     "supclap_figure1": ("log drift_cosine_objective mean", "InfoNCE bi-DynamicSVR"),
+    "supclap_figure4": ("similarity positive", "InfoNCE bi-DynamicSVR"),
+    "supclap_table2": ("zero_shot eng supclap top1", "InfoNCE bi-DynamicSVR"),
     "supclap_table3": ("retrieval eng t2a R@1", "InfoNCE bi-DynamicSVR"),
     "teminal_table3": ("zste eng 3A", "T-CLAP, TeminAL A and B"),
     "teminal_table4": ("zero_shot eng teminal top1", "T-CLAP"),
@@ -52,7 +56,7 @@ def render_readme(page: str, results: Path = RESULTS) -> str:
         page: Its text, with both marks.
         results: The folder of the scales.
     """
-    lines = ["| table | scale | measure | baseline | with the method | paper |", "|---|---|---|---|---|---|"]
+    lines = ["| what | scale | measure | baseline | with the method | paper |", "|---|---|---|---|---|---|"]
     for path in sorted(results.glob("*/*.json")):
         if path.stem not in HEADLINES:
             continue
@@ -62,7 +66,7 @@ def render_readme(page: str, results: Path = RESULTS) -> str:
         pairs = [(row["row"], row["dataset"]) for row in content["rows"]]
         other = content["rows"][pairs.index((own["baseline"], own["dataset"]))]
 
-        cells = [content["table"], content["scale"], format_heading(column)]
+        cells = [f"{content['title']} (`{content['table']}`)", content["scale"], format_heading(column)]
         cells += [f"{row['model']}: {format_cell(column, row['scores'][column])}" for row in (other, own)]
         printed = [row["scores"][column]["paper"] for row in (other, own)]
         cells.append(" to ".join(format_value(column, value) for value in printed if value is not None))

@@ -237,4 +237,4 @@ def test_the_page_of_results_is_that_of_the_committed_files():
     assert results_page.MARK in page
     readme = results_page.README.read_text(encoding="utf-8")
     assert results_page.render_readme(readme) == readme
-    assert "| supclap/table3 | mini | text to audio R@1 | InfoNCE: 27.2" in readme
+    assert "(`supclap/table3`) | mini | text to audio R@1 | InfoNCE: 27.2" in readme
