@@ -117,15 +117,13 @@ def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
     rows = store.windows.count_rows()
     results = {"open, s": time.perf_counter() - started}
 
-    places = np.random.default_rng(2).choice(rows, size=number - len(texts), replace=False)
-    audio = store.windows.take_offsets(sorted(places.tolist())).select(["vector"]).to_arrow()["vector"].to_pylist()
-    vectors = [*texts, *audio]
+    vectors = [*texts, *store.draw_vectors(number - len(texts), seed=2)]
 
     results |= _timed("exact", vectors, lambda vector: store.nearest(vector, 10, exact=True))
     if store.is_approximate:
         results |= _timed("approximate", vectors, lambda vector: store.nearest(vector, 10))
         if len(texts):
-            results["recall@10 of words"] = _recall(store, texts)
+            results["recall@10 of words"] = store.measure_recall(list(texts))
     file = f"{rows // WINDOWS_PER_FILE // 2:05d}.wav"
     results |= _timed("one recording", vectors, lambda vector: store.nearest(vector, WINDOWS_PER_FILE, within=file))
     results["peak memory of asking, GB"] = _peak_gigabytes()
@@ -146,14 +144,6 @@ def _timed(name: str, vectors: list[Any], work: Callable[[Any], Any]) -> dict[st
         f"{name}, median, ms": 1000 * statistics.median(seconds[1:]),
         f"{name}, last, ms of one core": 1000 * worked,
     }
-
-
-def _recall(store: SoundIndex, vectors: np.ndarray) -> float:
-    found = 0
-    for vector in vectors:
-        exact = {(row["file"], row["start_seconds"]) for row in store.nearest(vector, 10, exact=True)}
-        found += len(exact & {(row["file"], row["start_seconds"]) for row in store.nearest(vector, 10)})
-    return found / (10 * len(vectors))
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +14,6 @@ import soundfile
 
 from .atomic_files import write_text
 from .prepared import FORMAT, STORAGES
-from .public_names import public_name
 
 _METADATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".txt")
 _PACKAGES = ("datasets", "numpy", "pyarrow", "soundfile", "supclap", "torch", "torchaudio", "torchcodec")
@@ -85,25 +83,6 @@ def make_manifest(
         "bad_audio": bad,
         "versions": versions(),
     }
-
-
-def public_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a builder, with the last name of each path: the same wherever and from where they are given.
-
-    >>> public_options({"data_dir": "/home/ann/ESC-50", "test_fold": 4, "audio_dir": "~/sounds"})
-    {'data_dir': 'ESC-50', 'test_fold': 4, 'audio_dir': 'sounds'}
-    """
-
-    def public(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return public_options(value)
-        if isinstance(value, list | tuple):
-            return list(map(public, value))
-        if isinstance(value, str | Path):
-            return public_name(os.path.abspath(value) if os.path.exists(value) else value)
-        return value
-
-    return {name: public(value) for name, value in options.items()}
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:

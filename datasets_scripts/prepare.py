@@ -51,12 +51,12 @@ from modeling_supclap.datasets_scripts.builders.options import add_builder_optio
 from modeling_supclap.datasets_scripts.manifest import (
     file_sha256,
     make_manifest,
-    public_options,
     summary_table,
     versions,
     write_card,
 )
 from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, ROOT_NOTE, STORAGES, PreparedSet
+from modeling_supclap.datasets_scripts.public_names import public_values
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
 
 ROW_GROUP_ROWS = 100  # as the Hub's viewer likes it: a row is read by reading its row group
@@ -435,7 +435,7 @@ def _finish(
 
     asked = {
         "dataset": getattr(builder, "origin", request.dataset),
-        "options": dict(sorted(public_options(request.options).items())),
+        "options": dict(sorted(public_values(request.options, from_anywhere=True).items())),
         "storage": request.storage,
         "shard_bytes": request.shard_bytes,
     }

@@ -32,8 +32,9 @@ from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts.atomic_files import only_writer, whole_file, write_json
 from modeling_supclap.datasets_scripts.audio import MissingDecoderError, read_row
 from modeling_supclap.datasets_scripts.bad_audio import leave_with_parent
-from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, walk
-from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_versions, public_options
+from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
+from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_versions
+from modeling_supclap.datasets_scripts.public_names import public_values
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.encoding import cut_chunks, max_chunk_seconds
 from modeling_supclap.evaluation.models import check_device, weights_fingerprint
@@ -142,16 +143,11 @@ def load_corpus(args: CorpusArguments) -> tuple[Corpus, str | None]:
         chosen = args.splits or list(splits)
         return Corpus({name: splits[name] for name in chosen}), None
 
-    root = Path(str(args.folder)).expanduser().resolve()
-    if not root.is_dir():
-        raise FileNotFoundError(f"there is no folder {args.folder}")
-    rows = []
-    for name in walk(root):
-        if name.lower().endswith(SUFFIXES):
-            rows.append({"clip_id": name, "audio_path": str(root / name)})
+    found = Recordings(str(args.folder))
+    rows = [{"clip_id": name, "audio_path": str(found.folder / name)} for name in found.files]
     if not rows:
         raise FileNotFoundError(f"{args.folder} holds no recording ({', '.join(SUFFIXES)})")
-    return Corpus({"all": rows}), str(root)
+    return Corpus({"all": rows}), str(found.folder)
 
 
 @torch.inference_mode()
@@ -287,7 +283,7 @@ def main() -> None:
     }
     features = json.dumps(processor.feature_extractor.to_dict(), sort_keys=True, default=str)
     plan = {
-        **public_options(asked),
+        **public_values(asked, from_anywhere=True),
         "model_fingerprint": weights_fingerprint(model, features),
         "corpus": corpus.digest,
         "clips": len(corpus),

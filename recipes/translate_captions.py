@@ -24,10 +24,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json
-from modeling_supclap.datasets_scripts.manifest import installed_versions, public_options
+from modeling_supclap.datasets_scripts.manifest import installed_versions
+from modeling_supclap.datasets_scripts.public_names import public_values
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator, Translator
-from modeling_supclap.datasets_scripts.translation.chat import public_address
 from modeling_supclap.datasets_scripts.translation.jobs import Item, Key, clean, complete_translations, sample
 from modeling_supclap.datasets_scripts.translation.join import Caption, read_captions
 from modeling_supclap.datasets_scripts.translation.quality import (
@@ -201,9 +201,7 @@ def main() -> None:
         there, back = by_language(texts, language), by_language(backs, language)
         report[language] = report_translations(sources, there, back, encoder, check.threshold, check.num_worst)
 
-    # A key may stand in the address of an endpoint.
-    public = {} if args.endpoint is None else {"endpoint": public_address(args.endpoint)}
-    arguments = public_options({**vars(caption_args), **vars(args), **vars(check), **public})
+    arguments = public_values({**vars(caption_args), **vars(args), **vars(check)}, from_anywhere=True)
     made_by = installed_versions(["supclap", "torch", "transformers", "sentence-transformers", "openai"])
     path = output.with_suffix(".report.json")
     write_json(path, {"languages": report, "arguments": arguments, "versions": made_by}, allow_nan=False)

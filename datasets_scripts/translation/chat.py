@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+from modeling_supclap.datasets_scripts.public_names import public_name
 from modeling_supclap.languages import get_language_name
 
 logger = logging.getLogger(__name__)
@@ -62,8 +63,10 @@ class ChatTranslator:
         self.options = {"temperature": 0} if options is None else dict(options)
         self.workers = workers
         self.limiter = RateLimiter(requests_per_minute)
-        self.host = public_address(endpoint)
         parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("the endpoint is no address of the web; give one such as https://api.deepseek.com/v1")
+        self.host = public_name(endpoint)
         path = parts.path.rstrip("/").removesuffix("/chat/completions") or "/v1"
 
         withheld = () if api_key or parts.username else ("Authorization",)
@@ -177,21 +180,6 @@ class RateLimiter:
             self._free_at = turn + self.interval_seconds
         if turn > now:
             self._sleep(turn - now)
-
-
-def public_address(endpoint: str) -> str:
-    """An endpoint as it may be written down: without a user's name, a password or a query, which may hold a key.
-
-    Raises:
-        ValueError: The endpoint is no address of the web.
-
-    >>> public_address("https://ann:secret@host:8000/v1?key=secret")
-    'https://host:8000/v1'
-    """
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("the endpoint is no address of the web; give one such as https://api.deepseek.com/v1")
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
 
 
 class UnusableAnswer(Exception):

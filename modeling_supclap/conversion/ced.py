@@ -31,6 +31,7 @@ from .tensors import (
 
 FRONT_END = "16 kHz, 512 samples and 64 HTK mel bands from 0 to 8000 Hz are CED's"
 ASIDE = {r"outputlayer\.": "tagging head", r"front_end\.": "front end, which agrees"}
+NAMES = ((r"^(encoder\.)?init_bn\.1\.", "init_bn."), (r"^encoder\.", ""))
 # The frames of a chunk, by the columns of patches that there are positions for and the frames of a patch.
 TARGET_LENGTHS = {(63, 16): 1012, (252, 4): 1008}
 # Heads are 64 wide, but for Dasheng 0.6B, of which 16 make 1,280.
@@ -56,7 +57,7 @@ def ced_from_tensors(
     """
     check_front_end(tensors, origin)
     kept, aside = set_aside(tensors, ASIDE)
-    encoder = rename_all(kept, lambda name: name.removeprefix("encoder.").replace("init_bn.1.", "init_bn."), origin)
+    encoder = rename_all(kept, NAMES, origin)
 
     with no_init_weights():
         model = CEDModel(_config_from_file(config, origin) if config else _config_from_shapes(encoder, origin))

@@ -22,7 +22,6 @@ from .tensors import (
     count_layers,
     fill_exactly,
     rename_all,
-    rename_first,
     set_aside,
     shape_of,
     under,
@@ -84,7 +83,7 @@ def clap_from_laion(tensors: Tensors, origin: str) -> tuple[ClapModel, dict[str,
     # The epsilon of roberta-base, which LAION trained on; transformers' default is another.
     text_config = {**bert_fields(text, origin), "layer_norm_eps": 1e-5}
 
-    whole = rename_all(without(kept, HTSAT, ROBERTA), lambda name: rename_first(name, NAMES), origin)
+    whole = rename_all(without(kept, HTSAT, ROBERTA), NAMES, origin)
     whole |= under("audio_model.", audio) | under("text_model.", text)
     # Of the constants that transformers keeps beside the weights, LAION's files have no copy.
     positions = text_config["max_position_embeddings"]
@@ -128,7 +127,7 @@ def htsat_from_tensors(tensors: Tensors, origin: str) -> tuple[dict[str, torch.T
 
     kept, aside = set_aside(tensors, HTSAT_ASIDE)
     encoder: dict[str, torch.Tensor] = {}
-    for name, value in rename_all(kept, lambda name: rename_first(name, HTSAT_NAMES), origin).items():
+    for name, value in rename_all(kept, HTSAT_NAMES, origin).items():
         if ".attention.self.qkv." not in name:
             encoder[name] = value
             continue

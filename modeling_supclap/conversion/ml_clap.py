@@ -12,7 +12,7 @@ from ..configuration_supclap import SupCLAPConfig
 from ..modeling_supclap import SupCLAPModel
 from .ced import ced_from_tensors
 from .sonar import sonar_from_tensors
-from .tensors import Tensors, below, fill_exactly, rename_all, rename_first, shape_of, under, without
+from .tensors import Tensors, below, fill_exactly, rename_all, shape_of, under, without
 
 AUDIO = "audio_encoder.model."
 TEXT = "text_encoder.model."
@@ -60,7 +60,7 @@ def supclap_from_ml_clap(
         model = SupCLAPModel(config, audio, text)
 
     # The towers are filled already; what is left must be exactly what joins them.
-    whole = rename_all(rest, lambda name: rename_first(name, NAMES), origin)
+    whole = rename_all(rest, NAMES, origin)
     whole["logit_scale"] = -torch.tensor([temperature], dtype=torch.float64).log()
     whole |= under("audio_model.", audio.state_dict()) | under("text_model.", text.state_dict())
     fill_exactly(model, whole, origin)

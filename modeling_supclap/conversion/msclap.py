@@ -26,7 +26,6 @@ from .tensors import (
     count_layers,
     fill_exactly,
     rename_all,
-    rename_first,
     set_aside,
     shape_of,
     under,
@@ -79,7 +78,7 @@ def supclap_from_msclap(tensors: Tensors, origin: str) -> tuple[SupCLAPModel, MS
     if scale is None or scale.numel() != 1:
         raise ValueError(f"{origin} must have a 'logit_scale' of one number, has {scale}")
 
-    whole = rename_all(rest, lambda name: rename_first(name, NAMES), origin)
+    whole = rename_all(rest, NAMES, origin)
     whole["logit_scale"] = scale.reshape(1)
     whole |= under("audio_model.", audio) | under("text_model.", text)
     config = SupCLAPConfig(
@@ -131,7 +130,7 @@ def _audio_tower(
     else:
         extractor, prefix = MSCLAPFeatureExtractor(filter_rate_hz=None, max_length_s=5), AUDIO
         kept, aside = set_aside(below(tensors, AUDIO), CNN14_ASIDE)
-        audio = rename_all(kept, lambda name: rename_first(name, CNN14_NAMES), origin)
+        audio = rename_all(kept, CNN14_NAMES, origin)
         channels = []
         for index in range(count_layers(audio, "conv_blocks.")):
             channels.append(shape_of(audio, f"conv_blocks.{index}.conv1.weight", 4, origin)[0])

@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 
 from ..configuration_supclap import SONAR_TEXT_CONFIG
 from ..modeling_sonar import SonarTextModel
-from .tensors import Tensors, count_heads, count_layers, fill_exactly, rename_all, rename_first, set_aside, shape_of
+from .tensors import Tensors, count_heads, count_layers, fill_exactly, rename_all, set_aside, shape_of
 
 EMBEDDING = "embed_tokens.weight"
 FAIRSEQ2_EMBEDDING = "encoder_frontend.embed.weight"
@@ -58,14 +58,14 @@ def sonar_from_tensors(
 
     if FAIRSEQ2_EMBEDDING in tensors:
         aside: dict[str, int] = {}
-        encoder = rename_all(tensors, lambda name: rename_first(name, FAIRSEQ2_NAMES), origin)
+        encoder = rename_all(tensors, FAIRSEQ2_NAMES, origin)
         shape_of(encoder, EMBEDDING, 2, origin)
         embedding = encoder[EMBEDDING].clone()
         embedding[:4] = encoder[EMBEDDING][FROM_FAIRSEQ2_ROWS]
         encoder[EMBEDDING] = embedding
     else:
         kept, aside = set_aside(tensors, ASIDE)
-        encoder = rename_all(kept, lambda name: name.removeprefix("encoder."), origin)
+        encoder = rename_all(kept, ((r"^encoder\.", ""),), origin)
 
     with no_init_weights():
         model = SonarTextModel(M2M100Config(**fields) if fields else _config_from_shapes(encoder, origin))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -55,29 +55,29 @@ def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> 
         raise ValueError(f"{origin} does not fit {target}: it {', it '.join(told)}")
 
 
-def rename_all(tensors: Tensors, rename: Callable[[str], str], origin: str) -> dict[str, torch.Tensor]:
+def rename_all(tensors: Tensors, rules: Sequence[tuple[str, str]], origin: str) -> dict[str, torch.Tensor]:
     """Renames tensors, none of which may vanish under another's new name.
+
+    Args:
+        tensors: All of them.
+        rules: Regular expressions and their replacements, of which the first that finds something in a name counts.
+        origin: What they come from, for the message of an error.
 
     Raises:
         ValueError: Two tensors would get one name.
     """
     renamed: dict[str, torch.Tensor] = {}
     for name in sorted(tensors):
-        new = rename(name)
+        new = name
+        for pattern, replacement in rules:
+            new, count = re.subn(pattern, replacement, name)
+            if count:
+                break
         if new in renamed:
             raise ValueError(f"{origin} mixes two layouts: it has {new} under two names, one of them {name}")
         renamed[new] = tensors[name]
 
     return renamed
-
-
-def rename_first(name: str, rules: Sequence[tuple[str, str]]) -> str:
-    """A name after the first of the substitutions (regular expression, replacement) that finds something."""
-    for pattern, replacement in rules:
-        renamed, count = re.subn(pattern, replacement, name)
-        if count:
-            return renamed
-    return name
 
 
 def without(tensors: Tensors, *prefixes: str) -> dict[str, torch.Tensor]:

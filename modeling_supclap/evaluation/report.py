@@ -19,6 +19,7 @@ import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
+from modeling_supclap.datasets_scripts.public_names import public_values
 from modeling_supclap.datasets_scripts.schema import LANGUAGES, without_audio
 from modeling_supclap.metrics.names import METRICS, RETRIEVAL_METRICS, get_metric
 
@@ -31,7 +32,6 @@ from .results import (
     flat_scores,
     get_dataset_name,
     paper_results,
-    without_secrets,
 )
 
 ZERO_SHOT = ("top1", "top5", "mean_per_class", "mean_over_folds")
@@ -141,7 +141,7 @@ def render_report(results: Results, rows: Any = None, num_samples: int = 4) -> s
         for direction, title in DIRECTIONS.items():
             bars.setdefault(title, []).append((language, own[direction]["R@1"]))
     per_class, confusion = _zero_shot(results)
-    content = without_secrets(results.content)  # as in results.json
+    content = public_values(results.content)  # as in results.json
     return environment.get_template("report.html.j2").render(
         model=content["model"],
         dataset=get_dataset_name(results.protocol),

@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import platform
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import whole_file, write_json
-from modeling_supclap.datasets_scripts.public_names import public_name
+from modeling_supclap.datasets_scripts.public_names import public_values
 from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test
 from modeling_supclap.metrics.names import MetricName, get_metric
 
@@ -42,9 +40,6 @@ NUM_CLASSES = {"esc50": 50, "urbansound8k": 10, "vggsound": 309}
 _PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy")
 _MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
 _SHOULD_AGREE = ("audio", "missing_clips", "intervals")
-_SECRET = re.compile(
-    r"token|.*hub_token|.*(auth|access|api)_?(token|key)|.*(secret|password|credential).*", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True)
@@ -171,7 +166,7 @@ class Results:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         packed = pack_arrays(self.arrays)
-        content = without_secrets({**self.content, "outcomes_sha256": hashlib.sha256(packed).hexdigest()})
+        content = public_values({**self.content, "outcomes_sha256": hashlib.sha256(packed).hexdigest()})
         json.dumps(content, allow_nan=False)  # what cannot be written is met before anything is replaced
 
         with whole_file(folder / "outcomes.npz") as unfinished:
@@ -270,35 +265,6 @@ def get_dataset_name(protocol: Mapping[str, Any]) -> str:
     name = str(protocol.get("origin") or protocol["dataset"])
     every, classes = NUM_CLASSES.get(name), protocol.get("classes") or 0
     return f"{name}, {classes} of {every} classes" if every and 0 < classes < every else name
-
-
-def is_secret(name: str) -> bool:
-    """Whether an argument of this name holds a token, a password or the like.
-
-    >>> is_secret("hub_token"), is_secret("pad_token")
-    (True, False)
-    """
-    return _SECRET.fullmatch(name) is not None
-
-
-def without_secrets(value: Any) -> Any:
-    """A value as others may read it: without tokens and passwords, and of a path on this machine its last part only.
-
-    Args:
-        value: Anything that JSON knows. What is called a token, a password or the like is left out.
-
-    >>> without_secrets({"hub_token": "hf_x", "data_dir": "/home/me/ESC-50", "model": "laion/clap-htsat-fused"})
-    {'data_dir': 'ESC-50', 'model': 'laion/clap-htsat-fused'}
-    """
-    if isinstance(value, Mapping):
-        kept = {}
-        for key, each in value.items():
-            if not is_secret(str(key)):
-                kept[key] = without_secrets(each)
-        return kept
-    if isinstance(value, (list, tuple)):
-        return list(map(without_secrets, value))
-    return public_name(value) if isinstance(value, (str, os.PathLike)) else value
 
 
 def compare(

@@ -9,7 +9,6 @@ left half done is done again, and a file that has not changed is not read again.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import time
@@ -25,7 +24,8 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES
+from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
+from modeling_supclap.datasets_scripts.manifest import file_sha256
 
 from ..audio_input import Recording
 from ..evaluation import EmbeddingModel
@@ -217,24 +217,25 @@ class SoundIndex:
                 distance_type="dot", num_partitions=partitions, sample_rate=64, max_iterations=20
             )
             self.windows.create_index("vector", config=config, replace=True)
-        return self.measure_recall()
+        return self.measure_recall(self.draw_vectors(20))
 
     @property
     def is_approximate(self) -> bool:
         """Whether there is an approximate index."""
         return bool(self.windows.list_indices())
 
-    def measure_recall(self, queries: int = 20, k: int = 10) -> float:
-        """The share of exact search's k best windows that the approximate index finds, over windows as queries."""
-        rows = self.windows.count_rows()
-        places = np.random.default_rng(0).choice(rows, size=min(queries, rows), replace=False)
-        vectors = self.windows.take_offsets(sorted(places.tolist())).select(["vector"]).to_arrow()["vector"].to_pylist()
+    def draw_vectors(self, count: int, seed: int = 0) -> list[list[float]]:
+        """The embeddings of some windows, to ask with."""
+        places = np.random.default_rng(seed).choice(self.windows.count_rows(), size=count, replace=False)
+        return self.windows.take_offsets(sorted(places.tolist())).select(["vector"]).to_arrow()["vector"].to_pylist()
+
+    def measure_recall(self, vectors: Sequence[Any]) -> float:
+        """The share of exact search's ten best windows that the approximate index finds, for some embeddings."""
         found = 0
         for vector in vectors:
-            exact = {(row["file"], row["start_seconds"]) for row in self.nearest(vector, k, exact=True)}
-            approximate = {(row["file"], row["start_seconds"]) for row in self.nearest(vector, k)}
-            found += len(exact & approximate)
-        return found / (k * len(vectors))
+            exact = {(row["file"], row["start_seconds"]) for row in self.nearest(vector, 10, exact=True)}
+            found += len(exact & {(row["file"], row["start_seconds"]) for row in self.nearest(vector, 10)})
+        return found / (10 * len(vectors))
 
     def nearest(self, vector: Any, limit: int, within: str | None = None, exact: bool = False) -> list[dict[str, Any]]:
         """The windows with the highest cosine to an embedding.
@@ -370,7 +371,7 @@ def build_index(
         stamp, row = _stamp(files[name]), known.get(name)
         if row is not None and stamp == (row["size"], row["modified_ns"], row["changed_ns"]):
             report.unchanged += 1
-        elif row is not None and _digest(files[name]) == row["digest"]:
+        elif row is not None and file_sha256(files[name]) == row["digest"]:
             moved.append({**row, **stamp._asdict()})
             report.unchanged += 1
         else:
@@ -407,15 +408,9 @@ def list_recordings(folder: str | Path) -> dict[str, Path]:
     Raises:
         FileNotFoundError: There is no such folder, or no recording in it.
     """
-    root = Path(folder)
-    if not root.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}")
-    found = {}
-    for path in root.rglob("*"):
-        if path.suffix.lower() in SUFFIXES and path.is_file():
-            found[path.relative_to(root).as_posix()] = path
+    found = {name: Path(folder, name) for name in Recordings(folder).files}
     if not found:
-        raise FileNotFoundError(f"{folder} holds no recordings: no file ends in one of {', '.join(sorted(SUFFIXES))}")
+        raise FileNotFoundError(f"{folder} holds no recordings: no file ends in one of {', '.join(SUFFIXES)}")
     return found
 
 
@@ -556,7 +551,7 @@ class _Embedder:
             embeds = np.array(entry.embeds, np.float32)
             if entry.problem:
                 onsets, ends, embeds = onsets[:0], ends[:0], embeds[:0]
-            digest = _digest(files[name])
+            digest = file_sha256(files[name])
             done.append(
                 IndexedFile(name, entry.stamp, digest, entry.duration_seconds, onsets, ends, embeds, entry.problem)
             )
@@ -589,11 +584,6 @@ def _check_about(store: SoundIndex, about: dict[str, str]) -> None:
 def _stamp(path: Path) -> Stamp:
     found = path.stat()
     return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _import_lancedb() -> Any:

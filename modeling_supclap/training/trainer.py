@@ -27,6 +27,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from modeling_supclap.datasets_scripts.atomic_files import only_writer
 from modeling_supclap.datasets_scripts.bad_audio import leave_with_parent
 from modeling_supclap.datasets_scripts.builders.hf import as_rows
+from modeling_supclap.datasets_scripts.public_names import public_values
 from modeling_supclap.datasets_scripts.schema import group_id, require_captions, without_audio
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
@@ -34,7 +35,6 @@ from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, Temp
 from ..encoding import max_window_seconds
 from ..evaluation import retrieval_metrics, temporal_metrics
 from ..evaluation.embed import in_row_order
-from ..evaluation.results import without_secrets
 from ..feature_extraction_ced import CEDFeatureExtractor
 from ..losses.support_vector import DynamicRadius
 from ..model_card import write_card_of_run
@@ -446,7 +446,7 @@ class SupCLAPTrainer(Trainer):
             args, self.args = self.args, copy.copy(self.args)  # those of training_args.bin
             for name, value in vars(args).items():
                 if isinstance(value, str):
-                    setattr(self.args, name, without_secrets(value))
+                    setattr(self.args, name, public_values(value))
             self.args.hub_token = None
             try:
                 super()._save(str(folder), state_dict)

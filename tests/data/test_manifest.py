@@ -10,7 +10,6 @@ from huggingface_hub import DatasetCard
 from modeling_supclap.datasets_scripts.manifest import (
     installed_versions,
     make_manifest,
-    public_options,
     summary_table,
     versions,
     write_card,
@@ -80,16 +79,6 @@ def test_the_card(manifest, tmp_path):
 def test_a_license_that_nobody_stated_is_no_blank(manifest, tmp_path):
     write_card(tmp_path / "README.md", {**manifest, "licenses": {"": 3}})
     assert "- not stated: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
-
-
-def test_options_lose_the_way_to_a_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sounds" / "mine").mkdir(parents=True)
-    options = {"data_dir": "sounds/mine", "audio_dir": str(tmp_path / "x"), "languages": ["eng"], "limit": 3}
-    assert public_options(options) == {"data_dir": "mine", "audio_dir": "x", "languages": ["eng"], "limit": 3}
-    assert public_options({"data_dir": "user/name", "a": "~/b/c", "d": "../e"}) == {
-        "data_dir": "user/name", "a": "c", "d": "e"
-    }  # fmt: skip
 
 
 def test_versions_name_what_decodes_and_only_what_is_installed():

@@ -10,7 +10,6 @@ from modeling_supclap.datasets_scripts.translation.chat import (
     ChatTranslator,
     RateLimiter,
     UnusableAnswer,
-    public_address,
     read_answer,
 )
 
@@ -230,4 +229,4 @@ def test_the_endpoint_may_be_given_in_several_ways(path, asked):
 @pytest.mark.parametrize("endpoint", ["localhost:8000", "ftp://host/v1", "http://", "file:///etc/passwd"])
 def test_what_is_no_address_is_refused(endpoint):
     with pytest.raises(ValueError, match=r"give one such as https://api\.deepseek\.com/v1"):
-        public_address(endpoint)
+        ChatTranslator("m", endpoint)

@@ -17,7 +17,6 @@ from modeling_supclap.evaluation.results import (
     get_dataset_name,
     paper_results,
     score,
-    without_secrets,
 )
 from modeling_supclap.metrics.names import get_metric
 
@@ -177,22 +176,10 @@ def test_what_is_asked_twice_counts_twice():
     assert (found["first"], found["second"], found["queries"]) == (0.5, 0.75, 4)
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        ({"hub_token": "hf_x", "lr": 1}, {"lr": 1}),
-        ({"inner": {"api_key": "x", "pad_token": "<pad>"}}, {"inner": {"pad_token": "<pad>"}}),
-        (["/home/me/ESC-50/", "~/data", "../mine/set", "outputs/run"], ["ESC-50", "data", "set", "outputs/run"]),
-        ("https://me:secret@host:8/v1?key=x", "https://host:8/v1"),
-        ("laion/clap-htsat-fused", "laion/clap-htsat-fused"),
-        ("my_module:load", "my_module:load"),
-    ],
-)
-def test_secrets_and_folders_of_this_machine_are_not_written(tmp_path, given, kept):
-    assert without_secrets(given) == kept
+def test_secrets_and_folders_of_this_machine_are_not_written(tmp_path):
     found = results(A)
-    found.content["training"] = {"arguments": given}
-    assert json.loads(found.save(tmp_path).read_text())["training"]["arguments"] == kept
+    found.content["training"] = {"arguments": {"hub_token": "hf_x", "data_dir": "/home/me/ESC-50"}}
+    assert json.loads(found.save(tmp_path).read_text())["training"]["arguments"] == {"data_dir": "ESC-50"}
 
 
 def test_a_notebook_shows_the_scores_escaped():

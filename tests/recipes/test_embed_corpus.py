@@ -162,7 +162,7 @@ def test_a_dataset_and_a_clap_will_do(folder, tmp_path):
     ("arguments", "error", "message"),
     [
         ([], ValueError, "give either dataset or folder"),
-        (["--folder", "nowhere"], FileNotFoundError, "there is no folder nowhere"),
+        (["--folder", "nowhere"], FileNotFoundError, "nowhere is not a folder"),
         (["--folder", ROOT / "docs"], FileNotFoundError, "holds no recording"),
         (["--folder", "x", "--batch_size", 0], ValueError, "batch_size is 0"),
     ],

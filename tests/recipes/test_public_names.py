@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel
 
 from modeling_supclap import CEDModel
 from modeling_supclap.datasets_scripts import prepare
-from modeling_supclap.datasets_scripts.public_names import public_name
+from modeling_supclap.datasets_scripts.public_names import public_values
 from modeling_supclap.recipes import (
     embed_corpus,
     evaluate_supclap,
@@ -27,8 +27,12 @@ STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to"
 
 
 @pytest.mark.parametrize(
-    ("name", "public"),
+    ("given", "kept"),
     [
+        ({"hub_token": "hf_x", "lr": 1}, {"lr": 1}),
+        ({"inner": {"api_key": "x", "pad_token": "<pad>"}}, {"inner": {"pad_token": "<pad>"}}),
+        (("/home/me/set", Path("~/data")), ["set", "data"]),
+        ("my_module:load", "my_module:load"),
         ("laion/clap-htsat-fused", "laion/clap-htsat-fused"),
         ("outputs/esc10", "outputs/esc10"),
         ("/home/ann/ESC-50/", "ESC-50"),
@@ -37,8 +41,17 @@ STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to"
         ("https://ann:secret@host.org:8080/v1?key=x#part", "https://host.org:8080/v1"),
     ],
 )
-def test_a_path_keeps_its_last_name_only(name, public):
-    assert public_name(name) == public
+def test_a_path_keeps_its_last_name_only_and_secrets_are_left_out(given, kept):
+    assert public_values(given) == kept
+
+
+def test_a_file_is_called_the_same_from_wherever_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sounds" / "mine").mkdir(parents=True)
+    options = {"data_dir": "sounds/mine", "audio_dir": str(tmp_path / "x"), "model": "user/name", "limit": 3}
+    public = {"data_dir": "mine", "audio_dir": "x", "model": "user/name", "limit": 3}
+    assert public_values(options, from_anywhere=True) == public
+    assert public_values(options) == {**public, "data_dir": "sounds/mine"}
 
 
 def texts_of(path: Path) -> bytes:
