@@ -48,6 +48,7 @@ def build_towers(layers: int, attention: str, device: torch.device) -> dict[str,
     )
     for config in (audio_config, text_config):
         config._attn_implementation = attention
+
     frames = 100 * SECONDS + 1
     features = {"input_features": torch.randn(CLIPS, 64, frames)}
     ids = torch.randint(5, 4000, (TEXTS, TOKENS))
@@ -89,6 +90,7 @@ def measure(rounds: int = 3, layers: int = 2) -> list[Row]:
         checkpointed.train().activation_checkpointing_enable()
         if name == "CED-base":
             checkpointed.init_bn.eval()
+
         flops = count_flops(partial(run_both_ways, tower, batch, False))
         ways: dict[str, Callable[[], Any]] = {
             "float32": partial(run_both_ways, tower, batch, False),
@@ -98,6 +100,7 @@ def measure(rounds: int = 3, layers: int = 2) -> list[Row]:
             "float32 product": squares[torch.float32],
             "bfloat16 product": squares[torch.bfloat16],
         }
+
         seconds = take_turns(ways, rounds)
         for precision, wanted in (("float32", ">= 0.85"), ("bfloat16", "")):
             # The share of the peak: operations a second of the tower in units of those of the product.
@@ -105,6 +108,7 @@ def measure(rounds: int = 3, layers: int = 2) -> list[Row]:
             products = flops / (2 * SIDE**3)
             what = f"{name}, {precision}: share of the product's speed"
             rows.append(Row("G11", what, products / least, products / median, wanted))
+
         for other in ("eager", "checkpointed", "bfloat16"):
             what = {"eager": "attention written out / sdpa", "bfloat16": "bfloat16 autocast / float32"}.get(
                 other, "checkpointing / none"
@@ -126,6 +130,7 @@ def measure_optimizers(rounds: int, device: torch.device) -> list[Row]:
             parameters.append(parameter)
         form: dict[str, Any] = {"fused": name == "fused", "foreach": name == "foreach"}
         steps[name] = torch.optim.AdamW(parameters, **form).step
+
     seconds = take_turns(steps, rounds)
     rows = []
     for name in ("foreach", "for-loop"):

@@ -439,10 +439,12 @@ def _finish(
         "storage": request.storage,
         "shard_bytes": request.shard_bytes,
     }
+
     types = {**without_audio(next(iter(splits.values()))).features, **STORAGES[request.storage].features()}
     report = builder.report() if hasattr(builder, "report") else {}
     data_dir = request.options.get("data_dir")
     manifest = make_manifest(asked, datasets.Features(types), notes, shards, report, data_dir, folder)
+
     if request.storage == "reference":
         manifest["audio_example"] = next(
             note["audio_path"] for of_split in notes.values() for note in of_split if "reason" not in note
@@ -498,6 +500,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("dataset", metavar="DATASET", choices=names, help=f"one of {', '.join(names)}")
     parser.add_argument("--out", required=True, help="the folder to write")
     storages = "; ".join(f"{name}, {storage.meaning}" for name, storage in STORAGES.items())
+
     parser.add_argument("--storage", choices=STORAGES, default="original", help=f"how to keep the audio: {storages}")
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="processes that read")
     parser.add_argument("--shard_size", type=convert_file_size_to_int, default="500MB", help="bytes of a Parquet file")
@@ -506,6 +509,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="recordings that cannot be used: stop at the first, leave them out and list them in the manifest "
         "(default), or also name each on the way",
     )  # fmt: skip
+
     parser.add_argument("--push_to_hub", metavar="USER/NAME", help="then upload the folder as this dataset repository")
     parser.add_argument("--private", action="store_true", help="make a new repository private")
     parser.add_argument("--overwrite", action="store_true", help="replace another prepared set in the folder")
@@ -526,6 +530,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     request = Request(
         arguments.dataset, arguments.builder_options, arguments.storage, arguments.shard_size, arguments.on_bad_audio
     )
+
     try:
         manifest = prepare(
             request, arguments.out, arguments.workers, arguments.overwrite, arguments.cache_dir, arguments.quiet

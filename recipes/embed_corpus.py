@@ -198,10 +198,12 @@ def write_files(
         worker_init_fn=leave_with_parent,
         pin_memory=model.device.type == "cuda",
     )
+
     waiting: Iterator[Path] = iter(files)
     embeds, chunks, bad = [], [], []
     disable = None if PartialState().is_main_process else True  # None: where there is no terminal
     bar = tqdm(zip(loader, ends, strict=True), total=len(batches), unit="batch", disable=disable)
+
     for batch, is_last in bar:
         if batch.inputs is not None:
             embeds.append(embed(model, batch.inputs, args.batch_size))

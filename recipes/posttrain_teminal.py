@@ -73,19 +73,23 @@ def load_items(
     """
     with training.main_process_first(desc="preparing the data"):
         splits = args.load_splits()
+
     if args.pool_splits:
         rows = concatenate_datasets(list(splits.values()))
     elif "train" in splits:
         rows = splits["train"]
     else:
         raise ValueError(f"{args.dataset} has only the splits {list(splits)}; --pool_splits true trains on those")
+
     rows = usable_rows(rows, training)
     parts = split_by_source(without_audio(rows), args.train_fraction, training.seed)
     train, held_out = (rows.select(part) for part in parts)
+
     choosing = scored = held_out
     if training.load_best_model_at_end:
         parts = split_by_source(without_audio(held_out), 0.5, training.seed)
         choosing, scored = (held_out.select(part) for part in parts)
+
     classes = set(recordings_by_label(held_out))
     lacking = sorted(classes - recordings_by_label(scored).keys())
     if lacking:
@@ -93,6 +97,7 @@ def load_items(
             f"of {lacking} too few recordings are held out: some choose the best epoch and others are scored; lower "
             "train_fraction, or keep the last epoch: --load_best_model_at_end false"
         )
+
     by_phrases = choose_prompts(args, training.languages) == "phrases"
     phrases = load_phrases(args.origin, training.languages) if by_phrases else None
     shared: dict[str, Any] = {

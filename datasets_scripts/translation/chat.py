@@ -129,6 +129,7 @@ class ChatTranslator:
             script=_SCRIPTS.get(target, "in its standard spelling"),
         )
         numbered = json.dumps({str(number): text for number, text in enumerate(texts, 1)}, ensure_ascii=False)
+
         try:
             answer = self._client.chat.completions.with_raw_response.create(
                 model=self.name,

@@ -182,6 +182,7 @@ def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, l
     tensors: Counter[str] = Counter()
     for name in model.state_dict():
         tensors[(tower + name).split(".")[0]] += 1
+
     parameters: Counter[str] = Counter()
     for name, value in model.named_parameters():
         parameters[(tower + name).split(".")[0]] += value.numel()

@@ -255,6 +255,7 @@ def embed_split(
     """
     if on_bad_audio not in ("error", "skip"):
         raise ValueError(f"on_bad_audio is {on_bad_audio!r}; it must be error or skip")
+
     policy, cache, limit = policy or AudioPolicy(), cache or EmbeddingCache(None), model.chunk_seconds
     if limit is not None and (policy.chunk_seconds or 0) > limit:
         raise ValueError(f"chunk_seconds is {policy.chunk_seconds}; {model.name} takes {limit} s at once")
@@ -263,6 +264,7 @@ def embed_split(
         if seconds is not None and seconds < model.min_seconds:
             raise ValueError(f"{name} is {seconds}; {model.name} takes {model.min_seconds:g} s or more")
     policy = replace(policy, chunk_seconds=policy.chunk_seconds or limit)
+
     listed = list(without_audio(rows))
     if not listed:
         raise ValueError("the split is empty; there is nothing to evaluate")
@@ -273,6 +275,7 @@ def embed_split(
         if row["clip_id"] in files:
             there.append(place)
             found.append(files[row["clip_id"]])
+
     if not there:
         raise ValueError(f"none of the {len(listed)} recordings is there, such as {listed[0]['audio_path']}")
 

@@ -142,6 +142,7 @@ def score_split(
     labels: set[str] = set()
     for row in split.rows:
         labels.update(row.get("labels") or ())
+
     protocol: dict[str, Any] = {
         "dataset": None,
         "origin": (data or {}).get("dataset"),

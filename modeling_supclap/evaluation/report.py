@@ -136,10 +136,12 @@ def render_report(results: Results, rows: Any = None, num_samples: int = 4) -> s
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
     bars: dict[str, list[Any]] = {}
     for language, own in results.scores.get("retrieval", {}).items():
         for direction, title in DIRECTIONS.items():
             bars.setdefault(title, []).append((language, own[direction]["R@1"]))
+
     per_class, confusion = _zero_shot(results)
     content = public_values(results.content)  # as in results.json
     return environment.get_template("report.html.j2").render(

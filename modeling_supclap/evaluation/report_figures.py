@@ -106,6 +106,7 @@ def _draw_projection(axes: Any, results: Results, languages: Sequence[str], clas
     embeds, owners = zip(*groups.values(), strict=True)
     places = np.split(_tsne(np.concatenate(embeds)), np.cumsum(list(map(len, owners)))[:-1])
     audio_places = dict(zip(shown.tolist(), places[0], strict=True))
+
     for number, ((name, (_, clips)), points) in enumerate(zip(groups.items(), places, strict=True)):
         style: dict[str, Any] = {"s": 60 if name == "audio" else 14, "zorder": 2}
         style["marker"] = "*" if name == "audio" else ("osD^vPX<>"[(number - 1) % 9] if classes else "o")
@@ -114,6 +115,7 @@ def _draw_projection(axes: Any, results: Results, languages: Sequence[str], clas
             starts = np.array(list(map(audio_places.__getitem__, clips.tolist())))
             ends = np.stack([starts, points, np.full_like(points, np.nan)], axis=1)  # (captions, 3, 2)
             axes.plot(*ends.reshape(-1, 2).T, color="0.6", linewidth=0.5, zorder=1)
+
         if not classes:
             axes.scatter(points[:, 0], points[:, 1], label=name, **style)
             continue

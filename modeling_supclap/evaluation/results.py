@@ -304,9 +304,11 @@ def compare(
         # Each query of the one beside the same query of the other.
         own, other = list(map(asked.__getitem__, shared)), list(map(asked_of_second.__getitem__, shared))
         clusters = first.arrays[f"{prefix}/cluster"][own].tolist()
+
         outcomes = _get_outcomes(first, prefix, own)
         others = _get_outcomes(second, prefix, other)
         names = list(filter(others.__contains__, outcomes))
+
         tested: dict[str, Any] = {}
         if len(set(clusters)) > 1:
             pairs = {name: others[name] for name in names}, {name: outcomes[name] for name in names}

@@ -166,9 +166,11 @@ def evaluate_retrieval(
         texts, clips = split.texts(table.texts, language), split.clips
         if len(table.clips) < len(split.rows):
             clips = clips.select(table.clips)
+
         counts[language] = len(table.texts)
         scores[language] = {}
         similarity = clips.similarity(texts)
+
         for direction in DIRECTIONS:
             if direction == "a2t":
                 if isinstance(similarity, np.ndarray):
@@ -180,6 +182,7 @@ def evaluate_retrieval(
             )
             for name, values in kept.items():
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
+
         if not is_light:
             arrays |= {
                 f"captions/{language}/text": np.array(table.texts),

@@ -66,6 +66,7 @@ def model_card(facts: CardFacts) -> ModelCard:
     # Callers of the Trainer's method may give the Hub's two-letter codes.
     language = facts.languages[0] if facts.languages else "eng"
     by_short_code = dict(zip(map(get_iso_639_1, LANGUAGES), LANGUAGES, strict=True))
+
     environment = Environment(
         loader=PackageLoader("modeling_supclap.model_card", "."),
         undefined=StrictUndefined,

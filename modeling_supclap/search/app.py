@@ -159,6 +159,7 @@ def render_strip(onsets: np.ndarray, scores: np.ndarray, hit: Hit, number: int, 
     """
     length = max(float(onsets[-1]) + hit.end_seconds - hit.start_seconds, 1e-3)
     low, high = scale
+
     bars = []
     for place, (onset, score) in enumerate(zip(onsets, scores, strict=True)):
         end = onsets[place + 1] if place + 1 < len(onsets) else length
@@ -167,6 +168,7 @@ def render_strip(onsets: np.ndarray, scores: np.ndarray, hit: Hit, number: int, 
             f'<rect x="{onset:.3f}" y="0" width="{end - onset:.3f}" height="10" fill="#e8590c" '
             f'fill-opacity="{0.06 + 0.94 * shade**2:.3f}"><title>{clock(onset)}, score {score:.3f}</title></rect>'
         )
+
     frame = (
         f'<rect x="{hit.start_seconds:.3f}" y="0" width="{hit.end_seconds - hit.start_seconds:.3f}" height="10" '
         'fill="none" stroke="currentColor" stroke-width="2" vector-effect="non-scaling-stroke"/>'
@@ -175,6 +177,7 @@ def render_strip(onsets: np.ndarray, scores: np.ndarray, hit: Hit, number: int, 
         f"const box = this.getBoundingClientRect(); const player = document.getElementById('player{number}'); "
         f"player.currentTime = (event.clientX - box.left) / box.width * {length:.3f}; player.play();"
     )
+
     label = f"where {html.escape(hit.file, quote=True)} answers"
     return (
         f'<svg role="img" aria-label="{label}" viewBox="0 0 {length:.3f} 10" preserveAspectRatio="none" '

@@ -134,6 +134,7 @@ class SoundIndex:
         missing = f"{folder} holds no index of sounds; make one with `supclap search index`"
         if dim is None and "://" not in self.folder and not Path(folder).is_dir():
             raise FileNotFoundError(missing)  # LanceDB would make the folder
+
         lancedb = _import_lancedb()
         session = lancedb.Session(index_cache_size_bytes=_CACHE_BYTES)
         self._database = lancedb.connect(self.folder, session=session)

@@ -135,6 +135,7 @@ class SupCLAPTrainer(Trainer):
             )
         collator.gives_samples = self.evaluation_collator.gives_samples = args.features_on_device
         objective = build_objective(args) if objective is None else objective
+
         sharded = args.fsdp or args.deepspeed  # a forward pass then wants all processes
         self.module = ContrastiveModule(
             model, objective, args.cached_chunk_size, "never" if sharded else args.cache_frozen
@@ -168,6 +169,7 @@ class SupCLAPTrainer(Trainer):
             for part in objective.modules():
                 if isinstance(part, SupportVectorRegularizer):
                     part.start_radii(math.sqrt(2))  # the distance of embeddings that know nothing of each other
+
         self.clap = model
         self.processor = processing_class
 
@@ -202,6 +204,7 @@ class SupCLAPTrainer(Trainer):
                 f"got a stream of rows ({type(rows).__name__}), of which a resumed run would not see the same batches; "
                 "the trainer reads the streams of load_splits(..., streaming=True), and all rows that it can number"
             )
+
         if isinstance(rows, RowStream):
             if args.on_bad_audio != "error" or args.track_language_errors:
                 raise ValueError(
@@ -209,6 +212,7 @@ class SupCLAPTrainer(Trainer):
                     "all rows before: leave them out; prepare.py leaves out of a set what cannot be used"
                 )
             return rows
+
         if "clip_id" not in (getattr(rows, "column_names", None) or ("clip_id",)):
             rows = as_rows(rows, caption_language=args.languages[0])
         rows = usable_rows(rows, args, self._min_seconds)

@@ -59,11 +59,13 @@ class SupCLAPTrainingArguments(ContrastiveOptions, TrainingArguments):
 
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise ValueError(f"num_train_epochs is {self.num_train_epochs}; it must be positive, or max_steps")
+
         if not self.languages:
             raise ValueError("languages is empty; name at least one, such as eng")
         several = f"loss {self.loss}" if self.loss in MULTILINGUAL_LOSSES else "track_language_errors"
         if (self.loss in MULTILINGUAL_LOSSES or self.track_language_errors) and len(self.languages) < 2:
             raise ValueError(f"{several} needs two languages or more, got {self.languages}")
+
         if self.max_audio_seconds <= 0:
             raise ValueError(f"max_audio_seconds is {self.max_audio_seconds}; it must be positive")
         for name in ("loss_chunk_size", "cached_chunk_size"):
