@@ -216,8 +216,9 @@ def prepare(rows: Any, processor: SupCLAPProcessor, languages: list[str], length
 
 def measure(objective: ContrastiveObjective, audio: Tensor, text: Tensor, scale: Tensor) -> dict[str, float]:
     """The drift of one step, from its embeddings and the gradient with respect to the texts (N, d)."""
-    assert text.grad is not None
-    audio, text, gradient = audio.detach(), text.detach(), text.grad
+    gradient = text.grad
+    assert gradient is not None
+    audio, text = audio.detach(), text.detach()
     regularizer, options = objective.regularizer, {}
     if regularizer is not None:
         radius = regularizer.radii["t2a"](scale * text @ audio.T).detach()
