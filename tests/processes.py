@@ -25,7 +25,8 @@ import numpy as np
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[1]
-PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
+FOLDERS = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+PATHS = {"PYTHONPATH": os.pathsep.join(FOLDERS), "OMP_NUM_THREADS": "1"}
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
