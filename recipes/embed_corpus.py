@@ -269,7 +269,8 @@ def main() -> None:
         check_device(args.device)
 
     # Whoever is done waits for the slowest, however long that takes; a launcher ends all when one of them fails.
-    state = PartialState(cpu=args.device == "cpu", timeout=timedelta(days=30))
+    on_cpus = args.device == "cpu" or not torch.accelerator.is_available()  # where they join only when told to
+    state = PartialState(cpu=on_cpus, timeout=timedelta(days=30))
     with state.main_process_first():
         corpus, root = load_corpus(args)
     model, processor = load_start(args.model)

@@ -61,12 +61,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run_index(arguments: argparse.Namespace) -> None:
     """Indexes the share of this process."""
+    import torch
     from accelerate import PartialState
 
     from modeling_supclap.evaluation import load_embedding_model
     from modeling_supclap.search import build_index
 
-    state = PartialState(timeout=timedelta(days=30))  # whoever is done waits for the slowest
+    on_cpus = arguments.device == "cpu" or not torch.accelerator.is_available()  # where they join only when told to
+    state = PartialState(cpu=on_cpus, timeout=timedelta(days=30))  # whoever is done waits for the slowest
     device = arguments.device or (str(state.device) if state.num_processes > 1 else None)
     report = build_index(
         load_embedding_model(arguments.model, device=device),

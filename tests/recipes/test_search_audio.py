@@ -80,7 +80,8 @@ def test_what_is_wrong_is_said_in_one_line(saved, sounds, tmp_path, capsys, word
 def test_two_processes_and_a_kill(saved, sounds, tmp_path, capsys):
     words = ["--model", str(saved), "--quiet"]
     search(capsys, "index", sounds, *words, "--index", tmp_path / "one")
-    run_processes(SCRIPT, "index", str(sounds), *words, "--index", str(tmp_path / "two"))
+    printed = run_processes(SCRIPT, "index", str(sounds), *words, "--index", str(tmp_path / "two"))
+    assert printed.count("4 files added") == printed.count(" files added") == 1  # the other adds three
 
     cut = ["index", str(sounds), *words, "--index", str(tmp_path / "killed")]
     run_killed(SCRIPT, *cut, moment=Moment("open", f"{sounds}/*", 2), count=2)
