@@ -18,8 +18,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import soundfile
-import torch
-import torchaudio
 
 from .audio_headers import announce_mp3_frames, ends_as_ogg
 
@@ -194,6 +192,9 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     """
     if from_hz == to_hz:
         return waveform
+
+    import torch  # takes seconds, which a help and what only lists rows need not wait for
+
     ratio = Fraction(to_hz, from_hz).limit_denominator(2000)
     resampled = _get_resampler(ratio.denominator, ratio.numerator)(torch.from_numpy(waveform)).numpy()
 
@@ -250,13 +251,17 @@ def use_threads(count: int = 1) -> int:
     Returns:
         The number before.
     """
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     return before
 
 
 @lru_cache(maxsize=8)
-def _get_resampler(from_hz: int, to_hz: int) -> torchaudio.transforms.Resample:
+def _get_resampler(from_hz: int, to_hz: int) -> Any:
+    import torchaudio
+
     return torchaudio.transforms.Resample(from_hz, to_hz)
 
 

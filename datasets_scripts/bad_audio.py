@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset
 
 from .atomic_files import write_json
 from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16, use_threads
@@ -221,10 +220,13 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
     >>> list(map_in_order(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
+    from torch.utils.data import DataLoader  # takes seconds, which a help need not wait for
+
     processes: dict[str, Any] = {}
     if workers > 1:
         processes = {"num_workers": workers, "prefetch_factor": 8, "worker_init_fn": leave_with_parent}
-    results = DataLoader(_Applied(function, rows), batch_size=None, collate_fn=_as_it_is, **processes)
+    applied: Any = _Applied(function, rows)
+    results = DataLoader(applied, batch_size=None, collate_fn=_as_it_is, **processes)
 
     threads = use_threads(1)
     try:
@@ -263,7 +265,7 @@ class _Failure(NamedTuple):
     error: Exception
 
 
-class _Applied(Dataset):
+class _Applied:
     def __init__(self, function: Callable[[Any], Any], rows: Sequence[Any]) -> None:
         self.function, self.rows = function, rows
 
