@@ -1,10 +1,12 @@
-"""Pages of the site whose text lies outside `docs/`: notebooks, cards of the metrics, changelog, contributing."""
+"""What the site adds to the files of `docs/`: notebooks, cards of the metrics, changelog, contributing, and links."""
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +29,24 @@ def on_files(files: Any, config: Any) -> Any:
         for name, content in pictures.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links the functions and metrics of the paper index to their pages, by the last part of their names."""
+    if page.file.src_uri != "paper_index.md":
+        return markdown
+
+    package: Any = griffe.load("modeling_supclap", search_paths=[ROOT])
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/api/*.md"))
+    described = set(re.findall(r"^::: (\S+)", pages, flags=re.M))
+
+    def link(name: re.Match) -> str:
+        path = package[name[1]].canonical_path
+        module, _, short = path.rpartition(".")
+        return f"[`{short}`][{path}]" if described & {module, path} else f"`{short}`"
+
+    markdown = re.sub(r"`modeling_supclap\.([\w.]+)`", link, markdown)
+    return re.sub(r"`metrics/(\w+)`", r"[`\1`](metrics/\1.md)", markdown)
 
 
 def read_notebook(notebook: Path) -> tuple[str, dict[str, bytes]]:

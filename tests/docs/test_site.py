@@ -17,6 +17,8 @@ def test_the_site_is_built_and_whole(tmp_path, monkeypatch):
 
     api = (tmp_path / "api" / "losses.html").read_text(encoding="utf-8")
     assert 'id="modeling_supclap.losses.support_vector.support_vector_loss"' in api
+    index = (tmp_path / "paper_index.html").read_text(encoding="utf-8")
+    assert 'href="api/losses.html#modeling_supclap.losses.support_vector.support_vector_loss"' in index
     for page in tmp_path.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         fetched = re.findall(r'<(?:script|img|iframe|link[^>]*rel="stylesheet")[^>]*(?:src|href)="(\w+:)?//', text)
