@@ -139,9 +139,13 @@ def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
     title = escape(f"{content['table']}: {content['title']}")
     picture = "" if figure is None else f'<img src="{escape(figure)}" alt="{title}">'
     cases = f"{_html_lines(content['cases'])}<p>{CASES}</p>" if "cases" in content else ""
-    style = "body{font-family:sans-serif}td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}"
+    style = (
+        ":root{color-scheme:light dark}body{font-family:sans-serif}table{display:block;overflow-x:auto}"
+        "td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}img{max-width:100%;background:#fff}"
+    )
+    screen = '<meta name="viewport" content="width=device-width">'  # a telephone scrolls the table, and not the page
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{style}</style>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8">{screen}<title>{title}</title><style>{style}</style>'
         f"<h1>{title}</h1><p>Claim: {escape(content['claim'])}</p>{_html_lines(table_lines(content))}"
         f"<p>{escape(caption(content))}</p>{cases}{picture}</html>\n"
     )
