@@ -99,7 +99,7 @@ def _take_builder_options(group: DatasetArguments, words: list[str], keys: Colle
 
 
 def read_settings(path: str | Path, base: str | Path | None = None) -> dict[str, Any]:
-    """The values of a YAML file, over those of the file that its key `base` names, by its place beside it.
+    """The values of a YAML file, over those of the file that its key `base` names, beside it or of the package.
 
     Args:
         path: The file.
@@ -125,7 +125,9 @@ def read_settings(path: str | Path, base: str | Path | None = None) -> dict[str,
         raise ValueError(f"{path} holds a {type(values).__name__}; it should hold `key: value` lines")
 
     own_base = values.pop("base", None)
-    base = base or (path.parent / own_base if own_base else None)
+    if base is None and own_base is not None:
+        beside = path.parent / str(own_base)
+        base = beside if beside.is_file() else str(own_base)
     return values if base is None else {**read_settings(base), **values}
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments
+from modeling_supclap.recipes.arguments import DatasetArguments, as_mapping, parse_arguments, read_settings
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 
@@ -133,6 +133,13 @@ def test_a_mapping_comes_from_the_file_or_as_json():
 def test_wrong_words_are_explained(config, argv, message):
     with pytest.raises(ValueError, match=message):
         parse(config, *argv)
+
+
+def test_a_base_lies_beside_the_file_or_is_of_the_package(write, tmp_path):
+    run = write("base: synthetic.yaml\nsvr: bi-dynamic\n")
+    assert read_settings(run)["projection_dim"] == 128
+    (tmp_path / "synthetic.yaml").write_text("projection_dim: 7\nsvr: none\n")
+    assert read_settings(run) == {"projection_dim": 7, "svr": "bi-dynamic"}
 
 
 def test_a_missing_file_is_named():
