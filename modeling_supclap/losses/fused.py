@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .similarity import (
-    add_transpose_,
     at_least_float32,
     check_negatives,
     gram_products,
@@ -105,10 +104,10 @@ def _positive_shares(similarity: Tensor, group_ids: Tensor | None) -> Tensor | N
     return positives / positives.sum(-1, keepdim=True)
 
 
-def _blocks(matrix: Tensor) -> Iterator[tuple[int, int]]:
-    """First row and number of rows of each block."""
+def _blocks(matrix: Tensor, together: int = 1) -> Iterator[tuple[int, int]]:
+    """First row and number of rows of each block, or of so many of them together."""
     size = matrix.shape[-1]
-    step = size if matrix.is_cuda else max(1, _BLOCK_ENTRIES // size)
+    step = size if matrix.is_cuda else max(1, together * _BLOCK_ENTRIES // size)
     for start in range(0, size, step):
         yield start, min(step, size - start)
 
@@ -227,9 +226,17 @@ class _DisplacedContrast(torch.autograd.Function):
         errors, targets, near, far, scale, near_sums, far_sums, masses = ctx.saved_tensors
         weight = upstream / near.numel()
         rows = (weight * scale / masses).unsqueeze(ctx.dim)
-        cross_gradient, within_gradient = (errors * (rows * factor.unsqueeze(ctx.dim)) for factor in (near, far))
-        within_gradient = within_gradient.sum_to_size(*targets.shape[:-1], targets.shape[-2])
-        targets_gradient = add_transpose_(within_gradient) @ targets
+        cross_gradient = errors * (rows * near.unsqueeze(ctx.dim))
+
+        # That of the targets' products with themselves, of which both factors are the targets: some rows at a time.
+        factors = (rows * far.unsqueeze(ctx.dim)).expand_as(errors)
+        targets_gradient = torch.empty_like(targets)
+        size = targets.shape[-2]
+        for start, count in _blocks(errors, 4):
+            own, across = (errors.narrow(dim, start, count) * factors.narrow(dim, start, count) for dim in (-2, -1))
+            own += across.mT.contiguous()
+            within = own.sum_to_size(*targets.shape[:-2], count, size)
+            torch.matmul(within, targets, out=targets_gradient.narrow(-2, start, count))
 
         near_gradient, far_gradient = weight * near_sums, weight * far_sums
         scale_gradient = (near * near_gradient + far * far_gradient).sum()

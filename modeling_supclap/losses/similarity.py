@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The side of the square blocks in which a matrix is added to its transpose: two of them fit into a core's cache.
-_TRANSPOSE_BLOCK = 128
 # The rows of a symmetric product that are made at a time, from the diagonal on.
 _GRAM_ROWS = 512
 
@@ -93,23 +91,6 @@ def gram_products(embeds: Tensor) -> Tensor:
         products[..., own, start:] = embeds[..., own, :] @ embeds[..., start:, :].mT
         products[..., rest, own] = products[..., own, rest].mT
     return products
-
-
-def add_transpose_(matrix: Tensor) -> Tensor:
-    """Adds to a (..., N, N) matrix its transpose, in its place."""
-    size = matrix.shape[-1]
-    if matrix.is_cuda or size <= _TRANSPOSE_BLOCK:
-        return matrix.add_(matrix.mT.clone())
-
-    # By blocks, since reading a large matrix across its rows misses the cache at every entry.
-    for top in range(0, size, _TRANSPOSE_BLOCK):
-        rows = slice(top, top + _TRANSPOSE_BLOCK)
-        for left in range(0, top + 1, _TRANSPOSE_BLOCK):
-            columns = slice(left, left + _TRANSPOSE_BLOCK)
-            block = matrix[..., rows, columns] + matrix[..., columns, rows].mT
-            matrix[..., rows, columns] = block
-            matrix[..., columns, rows] = block.mT
-    return matrix
 
 
 def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> Tensor:

@@ -13,11 +13,11 @@ SIZE = 7
 GROUPS = torch.tensor([0, 1, 0, 2, 1, 3, 4])
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of two rows, the last of one, where few rows would have none."""
+@pytest.fixture(autouse=True, params=[2 * SIZE, SIZE // 2 + 1])
+def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two rows, the last of one, where few rows would have none; then where four are taken together."""
     monkeypatch.setattr(fused, "FEW_ROWS", 0)
-    monkeypatch.setattr(fused, "_BLOCK_ENTRIES", 2 * SIZE)
+    monkeypatch.setattr(fused, "_BLOCK_ENTRIES", request.param)
 
 
 def matrices(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

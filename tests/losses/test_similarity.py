@@ -5,7 +5,7 @@ import torch
 from builders import related_pair, unit_rows
 
 from modeling_supclap.losses import similarity_matrix
-from modeling_supclap.losses.similarity import add_transpose_, gram_products, positive_mean
+from modeling_supclap.losses.similarity import gram_products, positive_mean
 
 
 def test_similarity_keeps_the_wider_dtype() -> None:
@@ -14,12 +14,10 @@ def test_similarity_keeps_the_wider_dtype() -> None:
     assert similarity_matrix(audio.half(), text.bfloat16()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (2, 5, 3), (700, 4)])  # 700 rows are several blocks of both
-def test_products_of_one_side_and_the_sum_with_a_transpose(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(5, 3), (2, 5, 3), (700, 4)])  # 700 rows are several blocks
+def test_products_of_one_side(shape: tuple[int, ...]) -> None:
     embeds = unit_rows(shape[-2], shape[-1]).expand(shape)
     torch.testing.assert_close(gram_products(embeds), embeds @ embeds.mT, rtol=0, atol=1e-14)
-    matrix = torch.rand(*shape[:-1], shape[-2], generator=torch.Generator().manual_seed(0))
-    assert torch.equal(add_transpose_(matrix.clone()), matrix + matrix.mT)
 
 
 def test_positives_are_the_diagonal_or_a_group() -> None:
