@@ -1,6 +1,7 @@
 """Checkpoints: written whole or not at all, resumed only by their own run, and by one run at a time."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import builders
@@ -23,12 +24,19 @@ def rows(tmp_path_factory):
     return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
 
 
-@pytest.fixture
-def run(tmp_path, rows):
-    """A run of four steps with checkpoints 2 and 4."""
-    trainer = build(tmp_path, rows, model=with_dropout(), max_steps=4, svr="uni-static", **STEPS)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("whole")
+    trainer = build(folder, rows, model=with_dropout(), max_steps=4, svr="uni-static", **STEPS)
     trainer.train()
     return trainer
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    """A run of four steps with checkpoints 2 and 4, which `tmp_path` holds."""
+    shutil.copytree(whole.args.output_dir, tmp_path, dirs_exist_ok=True)
+    return whole
 
 
 def names(folder):
