@@ -56,10 +56,11 @@ def train_predictor(pairs: tuple[Tensor, Tensor, Tensor], scale: float, counts: 
         clips = audio[torch.cat([own[:, None], hardest[own].gather(1, ranks)], dim=1)]  # (B, B, d), a text's own first
 
         radii = radius.layers(scale * torch.einsum("bd,bnd->bn", text[own], clips)).squeeze(-1)
-        near, far = displacement(text[own], audio[own], radii)
+        distance = positive_distance(text[own], audio[own])
+        near, far = displacement(distance, radii)
         support = near[:, None] * text[own] + far[:, None] * audio[own]
         logits = scale * torch.einsum("bd,bnd->bn", support, clips)
-        beyond = torch.relu(radii - positive_distance(text[own], audio[own])) + torch.relu(-radii)
+        beyond = torch.relu(radii - distance) + torch.relu(-radii)
         loss = torch.nn.functional.cross_entropy(logits, own.new_zeros(BATCH)) + BETA * beyond.mean()
         optimizer.zero_grad()
         loss.backward()
