@@ -27,7 +27,7 @@ def load_start(name: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
     """
     if is_clap(name):
         clap = load_clap(name)
-        if clap.config.audio_config.enable_fusion:
+        if getattr(clap.config.audio_config, "enable_fusion", False):
             say(f"{name}: {FUSION_REMARK}")
         return supclap_from_clap(clap), processor_from_clap(ClapProcessor.from_pretrained(name))
     return SupCLAPModel.from_pretrained(name), SupCLAPProcessor.from_pretrained(name)
