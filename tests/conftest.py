@@ -18,12 +18,12 @@ os.environ["HF_HOME"] = _HF_HOME.name
 
 import builders  # noqa: E402
 import pytest  # noqa: E402
-from metric_cards import METRICS  # noqa: E402
 from transformers import BertTokenizer, NllbTokenizer  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor  # noqa: E402
 
+METRICS = Path(__file__).parents[1] / "metrics"
 logging.disable_progress_bar()
 
 

@@ -65,9 +65,3 @@ def test_a_bad_table_is_refused(tmp_path, old, new, message):
     made.table.write_text(made.table.read_text().replace(old, new))
     with pytest.raises(ValueError, match=message):
         load(tmp_path / "data")
-
-
-def test_a_fold_without_clips_is_refused(tmp_path):
-    urbansound8k(tmp_path / "data")
-    with pytest.raises(ValueError, match=r"fold 10 has no clips; the folds with clips are \[1, 2, 3\]"):
-        load(tmp_path / "data", test_fold=10)

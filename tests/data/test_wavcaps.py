@@ -87,19 +87,6 @@ def test_five_thousand_are_held_out_unless_that_is_too_many(tmp_path):
         assert set(load(tmp_path / "data", num_test=num_test).as_dataset()) == splits
 
 
-def test_an_id_that_two_parts_share_is_no_use_in_one_folder(tmp_path):
-    made = wavcaps(tmp_path / "data")
-    for path in made.audio:
-        target = tmp_path / "flat" / path.name
-        target.parent.mkdir(exist_ok=True)
-        path.rename(target)
-    builder = load(tmp_path / "data", audio_dir=str(tmp_path / "flat"))
-    shared = builder.report()["left_out"]["one file for several clips"]
-    assert set(shared) == {f"{part}/{number}" for part in ("FreeSound", "SoundBible") for number in range(3)}
-    # FreeSound/3 is on the blacklist, so 3.flac can only be SoundBible's.
-    assert "SoundBible/3" in clip_ids(builder)
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [

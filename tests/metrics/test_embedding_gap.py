@@ -2,17 +2,13 @@
 
 import math
 import warnings
-from pathlib import Path
 
 import evaluate
 import numpy as np
 import pytest
 from memory import traced_peak
-from metric_cards import run_card
 
 from modeling_supclap.metrics.embedding_gap import gap_and_distance
-
-ROOT = Path(__file__).parents[2]
 
 
 def directions(seed, *shape):
@@ -172,8 +168,3 @@ def test_evaluate_combines(metric):
 def test_evaluate_errors_are_clear(metric, inputs, message):
     with pytest.raises(ValueError, match=message):
         metric.compute(**inputs)
-
-
-def test_the_card_runs(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    run_card("embedding_gap", num_blocks=2)

@@ -2,16 +2,12 @@
 
 import itertools
 import statistics
-from pathlib import Path
 
 import evaluate
 import numpy as np
 import pytest
-from metric_cards import run_card
 
 from modeling_supclap.metrics.mrv import mean_rank_variance
-
-ROOT = Path(__file__).parents[2]
 
 # ATRI, tables 9 and 10: ranks of one query in eight languages.
 ML_CLAP = [[5, 4, 5, 2, 4, 5, 8, 13], [2, 4, 4, 7, 12, 12, 0, 3], [22, 18, 33, 17, 20, 24, 11, 26]]
@@ -122,8 +118,3 @@ def test_two_columns_combine(load_metric):
 def test_evaluate_errors_are_clear(metric, ranks, message):
     with pytest.raises(ValueError, match=message):
         metric.compute(predictions=ranks)
-
-
-def test_the_card_runs(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    run_card("mrv", num_blocks=2)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from memory import traced_peak
-from metric_cards import run_card
 from sklearn.metrics import coverage_error, label_ranking_average_precision_score, top_k_accuracy_score
 
 from modeling_supclap.metrics.recall import (
@@ -528,10 +527,3 @@ def test_a_folder_needs_no_other(name):
             ), f"{path.name} imports {'.' * level}{module}"
     for line in (folder / f"{name}.py").read_text(encoding="utf-8").splitlines():
         assert not (line.startswith("from .") and "#" in line), "the loader takes the comment for an address"
-
-
-def test_the_card_runs(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        run_card("recall", num_blocks=3)

@@ -7,7 +7,6 @@ import evaluate
 import numpy as np
 import pytest
 from listening import make_rows
-from metric_cards import run_card
 
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, zste_prompts, zste_set
 from modeling_supclap.metrics.mrv import mean_rank_variance
@@ -331,8 +330,3 @@ def test_evaluate_and_languages_take_opposites(load_metric):
 def test_an_opposite_is_another_candidate(opposites, message):
     with pytest.raises(ValueError, match=message):
         zste_scores([[0.5, 0.3, 0.9]], [[0]], ["3A"], opposites)
-
-
-def test_the_card_runs(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    run_card("zste", num_blocks=3)

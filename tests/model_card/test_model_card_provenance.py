@@ -60,20 +60,6 @@ def test_the_strictest_license_wins(parts, expected):
     assert license_of(parts) == expected
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("mispeech/ced-base", "apache-2.0"),
-        ("sentence-transformers/LaBSE", "apache-2.0"),
-        ("cointegrated/SONAR_200_text_encoder", "cc-by-nc-4.0"),
-        ("facebook/nllb-200-distilled-600M", "cc-by-nc-4.0"),
-        ("someone/unheard-of", ""),
-    ],
-)
-def test_licenses_of_public_checkpoints(source, expected):
-    assert stated_license(source) == expected
-
-
 def test_a_folder_states_its_license_in_its_card(tmp_path):
     card(tmp_path / "stated", "MIT")
     (tmp_path / "silent").mkdir()
