@@ -134,8 +134,10 @@ def _chunk_samples(model: Any, extractor: Any, chunk_seconds: float | None) -> i
     rate_hz, longest = extractor.sampling_rate, max_chunk_seconds(extractor)
     if longest is not None and chunk_seconds is None:
         return extractor.nb_max_samples
-    if longest is None:  # CED, whose frames are centred: there is one more of them than steps between them
-        longest = (model.audio_model.config.target_length - 1) * extractor.hop_size / rate_hz
+    frames = getattr(model.audio_model.config, "target_length", None)
+    if longest is None and frames is not None:  # CED's are centred: there is one more of them than steps between them
+        longest = (frames - 1) * extractor.hop_size / rate_hz
+    longest = longest or math.inf
 
     least = getattr(extractor, "min_samples", 1) / rate_hz
     seconds = min(_CHUNK_SECONDS, longest) if chunk_seconds is None else chunk_seconds
@@ -153,8 +155,10 @@ def _steps_of_time(config: Any, extractor: Any, hidden: torch.Tensor) -> tuple[t
             return by_row.mean(dim=1), config.patch_frames * extractor.hop_size
         case "clap_audio_model":  # (B, D, rows, steps) of the whole length, to which short clips are filled up
             return hidden.mean(dim=2).transpose(1, 2), extractor.nb_max_samples / hidden.shape[3]
-        case _:  # CNN14: (B, steps, channels); all blocks but the last halve the frames
+        case "cnn14":  # (B, steps, channels); all blocks but the last halve the frames
             return hidden, extractor.hop_length * 2 ** (len(config.channels) - 1)
+        case unknown:
+            raise ValueError(f"where the output of a tower of type {unknown!r} lies in time is not known here")
 
 
 def _windows(seconds: float, window_seconds: float, hop_seconds: float) -> tuple[np.ndarray, np.ndarray]:

@@ -85,6 +85,11 @@ def test_towers_have_their_configuration():
                 assert f"{tower.__module__}.{tower.__name__}" in (ROOT / "docs" / "api" / "model.md").read_text("utf-8")
 
 
+@pytest.mark.parametrize("model_type", AUDIO_TOWERS)
+def test_an_audio_tower_says_how_its_output_lies_in_time(model_type):
+    assert f'case "{model_type}"' in (ROOT / "modeling_supclap" / "localization.py").read_text(encoding="utf-8")
+
+
 def test_shared_keys_stand_in_one_dataclass():
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "recipes").glob("*.py")]
     for key in ("dataset_config", "lora_rank"):

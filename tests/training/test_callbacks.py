@@ -232,28 +232,6 @@ def test_the_drift_with_support_vectors_is_that_of_the_run_s_own_term(loss, bias
         assert numbers[name] == pytest.approx(expected[name].item(), abs=1e-6)
 
 
-def test_without_svr_one_half_and_the_whole_differ_by_the_other_half():
-    audio, text = unit(6, 8, seed=4), unit(6, 1, 8, seed=5)
-    numbers, _ = measure(ContrastiveObjective("infonce"), audio, text)
-    assert not [name for name in numbers if "radius" in name or "svr" in name]
-    own = torch.autograd.grad(info_nce(audio, text[:, 0], SCALE), text)[0][:, 0]
-    assert numbers["drift_cosine_objective"] == pytest.approx(
-        mean_tangent_cosine(-own, text.detach()[:, 0], audio.detach()), abs=1e-12
-    )
-    assert numbers["drift_cosine"] != pytest.approx(numbers["drift_cosine_objective"], abs=1e-3)
-
-
-@pytest.mark.parametrize(("second_clip", "second_text", "cosine"), [(-2.0, -1.9, 1.0), (2.0, 1.9, 0.0)])
-def test_on_a_circle_a_text_moves_toward_its_clip_or_away(second_clip, second_text, cosine):
-    # The first text is at 0 and its clip at 0.1 radian. A negative behind the text pushes it the same way; one ahead
-    # of it pushes it back and, since the two probabilities are equal, harder than the near clip pulls.
-    angles = torch.tensor([0.1, second_clip, 0.0, second_text], dtype=torch.float64)
-    points = torch.stack([angles.cos(), angles.sin()], dim=-1).requires_grad_()
-    numbers, _ = measure(ContrastiveObjective("infonce"), points[:2], points[2:].unsqueeze(1))
-    assert numbers["drift_cosine"] == pytest.approx(cosine, abs=1e-12)
-    assert numbers["drift_cosine_objective"] == pytest.approx(cosine, abs=1e-12)
-
-
 def test_the_spread_of_a_dynamic_radius_is_that_within_the_batch():
     radius = DynamicRadius(num_similarities=4)
     torch.manual_seed(0)
