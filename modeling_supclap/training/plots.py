@@ -27,7 +27,9 @@ _DRIFT_CURVES = {
     "drift_cosine_svr": "with support vectors",
     "drift_cosine_objective": "whole objective",
 }
-_DIRECTIONS = ("t2a", "a2t")
+
+Curve = tuple[str, Sequence[Sequence[Mapping[str, Any]]]]
+"""A logged name, and what was logged, one history a seed."""
 
 
 def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng") -> None:
@@ -41,25 +43,16 @@ def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | P
     Raises:
         ValueError: The history holds none of these.
     """
-    panels: list[tuple[str, dict[str, tuple[list[int], list[float]]]]] = []
+    logged = set().union(*log_history)
+    panels: dict[str, dict[str, Curve]] = {}
     for title, keys in _PANELS:
-        curves = {}
         for template in keys:
             key = template.format(language=language)
-            steps, values = _curve(log_history, key)
-            if steps:
-                curves[key] = steps, values
-        if curves:
-            panels.append((title, curves))
+            if key in logged:
+                panels.setdefault(title, {})[key.removeprefix("eval_")] = key, [log_history]
     if not panels:
         raise ValueError(f"the log history of {len(log_history)} entries holds no training numbers to draw")
-
-    figure, places = _panels(len(panels))
-    for axes, (title, curves) in zip(places, panels, strict=True):
-        for key, (steps, values) in curves.items():
-            _draw_curve(axes, steps, values, key.removeprefix("eval_"))
-        _finish_panel(axes, title, "step")
-    _write_png(figure, path)
+    plot_runs(panels, path)
 
 
 def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
@@ -83,18 +76,23 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
             "for logging_steps or more"
         )
 
-    panels = [_draw_drift, _draw_radius, _draw_positive_similarity]
-    if not {"radius_mean_t2a", "radius_mean_a2t"} & tracked[0].keys():
-        panels.remove(_draw_radius)
+    drift: dict[str, Curve] = {}
+    for key, label in _DRIFT_CURVES.items():
+        if key in tracked[0]:
+            drift[label] = key, [tracked]
 
-    figure, places = _panels(len(panels))
-    for axes, draw in zip(places, panels, strict=True):
-        draw(axes, tracked)
+    window = max(1, len(tracked) // 10)
+    pairs: dict[str, Curve] = {}
+    for label, first in (("start", 0), ("middle", (len(tracked) - window) // 2), ("end", len(tracked) - window)):
+        pairs[label] = "positive_similarity_histogram", [tracked[first : first + window]]
+
+    has_radius = not {"radius_mean_t2a", "radius_mean_a2t"}.isdisjoint(tracked[0])
+    figure, places = _panels(3 if has_radius else 2)
+    _draw_panel(places[0], "drift (cosine of update and pull)", drift)
+    if has_radius:
+        _draw_radius(places[1], tracked)
+    _draw_panel(places[-1], "positive pairs (share of the batch)", pairs)
     _write_png(figure, path)
-
-
-Curve = tuple[str, Sequence[Sequence[Mapping[str, Any]]]]
-"""A logged name, and what was logged, one history a seed."""
 
 
 def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> None:
@@ -110,32 +108,37 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
     """
     figure, places = _panels(len(panels))
     for axes, (title, curves) in zip(places, panels.items(), strict=True):
-        is_histogram = False
-        for label, (key, seeds) in curves.items():
-            logged: list[Any] = []
-            for history in seeds:
-                logged += [entry[key] for entry in history if key in entry]
-            if not logged:
-                continue
+        _draw_panel(axes, title, curves)
+    _write_png(figure, path)
 
-            is_histogram = isinstance(logged[0], Mapping)
-            if is_histogram:
-                _draw_histogram(axes, logged, label)
-                continue
 
-            # The mean of the seeds, as far as the shortest run goes, and the band from the least to the largest.
-            drawn = [_curve(history, key) for history in seeds]
-            length = min(len(steps) for steps, _ in drawn)
-            steps = drawn[0][0][:length]
-            several = np.array([values[:length] for _, values in drawn])  # (seeds, length)
-            _draw_curve(axes, steps, several.mean(axis=0).tolist(), label)
+def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
+    xlabel = "step"
+    for label, (key, seeds) in curves.items():
+        drawn = []
+        for history in seeds:
+            steps, values = _curve(history, key)
+            if steps:
+                drawn.append((steps, values))
+        if not drawn:
+            continue
+
+        if isinstance(drawn[0][1][0], Mapping):
+            _draw_histogram(axes, [histogram for _, values in drawn for histogram in values], label)
+            xlabel = "cosine"
+            continue
+
+        # The mean of the seeds, as far as the shortest run goes, and the band from the least to the largest.
+        steps = min((steps for steps, _ in drawn), key=len)
+        several = np.array([values[: len(steps)] for _, values in drawn])  # (seeds, length)
+        _draw_curve(axes, steps, several.mean(axis=0), label)
+        if len(seeds) > 1:
             axes.fill_between(steps, several.min(axis=0), several.max(axis=0), alpha=0.15)
 
-        if not axes.has_data():
-            names = " or ".join(sorted({key for key, _ in curves.values()}))
-            raise ValueError(f"none of the runs {list(curves)} has logged {names}")
-        _finish_panel(axes, title, "cosine" if is_histogram else "step")
-    _write_png(figure, path)
+    if not axes.has_data():
+        names = " or ".join(sorted({key for key, _ in curves.values()}))
+        raise ValueError(f"none of the runs {list(curves)} has logged {names}")
+    _finish_panel(axes, title, xlabel)
 
 
 def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: str) -> None:
@@ -148,29 +151,14 @@ def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: 
     axes.stairs(counts[shown] / counts.sum(), edges[held[0] : held[-1] + 2], label=label)
 
 
-def _draw_drift(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
-    for key, label in _DRIFT_CURVES.items():
-        if key in tracked[0]:
-            _draw_curve(axes, *_curve(tracked, key), label)
-    _finish_panel(axes, "drift (cosine of update and pull)", "step")
-
-
 def _draw_radius(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
-    for direction in _DIRECTIONS:
+    for direction in ("t2a", "a2t"):
         if f"radius_mean_{direction}" in tracked[0]:
             steps, means = _curve(tracked, f"radius_mean_{direction}")
             spread = np.array(_curve(tracked, f"radius_std_{direction}")[1])
             _draw_curve(axes, steps, means, direction)
             axes.fill_between(steps, means - spread, means + spread, alpha=0.2)
     _finish_panel(axes, "semantic radius", "step")
-
-
-def _draw_positive_similarity(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
-    window = max(1, len(tracked) // 10)
-    for label, first in (("start", 0), ("middle", (len(tracked) - window) // 2), ("end", len(tracked) - window)):
-        _, histograms = _curve(tracked[first : first + window], "positive_similarity_histogram")
-        _draw_histogram(axes, histograms, label)
-    _finish_panel(axes, "positive pairs (share of the batch)", "cosine")
 
 
 def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
@@ -184,7 +172,7 @@ def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
     return figure, figure.axes
 
 
-def _draw_curve(axes: Axes, steps: Sequence[int], values: Sequence[float], label: str) -> None:
+def _draw_curve(axes: Axes, steps: Sequence[int], values: Any, label: str) -> None:
     axes.plot(steps, values, marker="." if len(steps) < 40 else None, label=label)
 
 
