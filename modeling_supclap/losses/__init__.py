@@ -8,7 +8,6 @@ from .multilingual import (
     data_distribution_error,
     kcl_loss,
     language_distribution_error,
-    multilingual_support_vector_loss,
     weight_error_term,
 )
 from .similarity import similarity_matrix
@@ -32,7 +31,6 @@ __all__ = [
     "info_nce",
     "kcl_loss",
     "language_distribution_error",
-    "multilingual_support_vector_loss",
     "radius_constraint",
     "reweighted_info_nce",
     "sigmoid_loss",

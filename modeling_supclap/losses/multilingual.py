@@ -1,11 +1,9 @@
-"""The multilingual losses of ATRI, SVR on them, and the errors of a step's languages that they are meant to reduce.
+"""The multilingual losses of ATRI, and the errors of a step's languages that they are meant to reduce.
 
 Random-language training (ML-CLAP) needs no loss of its own: it is InfoNCE on one drawn language per clip.
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +11,9 @@ from torch import Tensor
 
 from .contrastive import info_nce
 from .similarity import at_least_float32
-from .support_vector import Similarity, support_vector_loss
 
 # Weight of one direction, as a mean over its clips and texts: 1/(2NK) NK for KCL, 1/(6N) 2N for the two texts of CACL.
+# Support vectors on them have it too [SupCLAP table 8]: on CACL those of the two audio-text terms, none for its third.
 DIRECTION_SCALE = {"kcl": 1 / 2, "cacl": 1 / 3}
 
 
@@ -108,51 +106,6 @@ def cacl_loss(
     audio_other = info_nce(audio_embeds, other_text_embeds, logit_scale, group_ids, chunk_size)
     anchor_other = info_nce(anchor_text_embeds, other_text_embeds, logit_scale, group_ids, chunk_size)
     return (audio_anchor + audio_other + anchor_other) / 6
-
-
-def multilingual_support_vector_loss(
-    anchors: Tensor,
-    targets: Tensor,
-    radius: float | Tensor,
-    logit_scale: float | Tensor,
-    base: Literal["kcl", "cacl"],
-    similarity: Similarity = "cosine",
-    decoupled: bool = False,
-    group_ids: Tensor | None = None,
-    chunk_size: int | None = None,
-) -> Tensor:
-    """SVR on KCL or CACL, one direction, at the scale that a direction has in that loss [SupCLAP table 8].
-
-    On KCL the support vectors of all languages, 1/(2NK) sum_ik; on CACL those of the two audio-text terms, a-e and a-t,
-    1/(6N) sum_ik, and none for e-t. At a radius of 0 both directions together are `kcl_loss`, or `cacl_loss` less its
-    e-t term.
-
-    Args:
-        anchors: Those displaced: texts for the text-to-audio direction, or (N, d) audios. Unit norm. Texts are
-            (K, N, d), `by_language` for KCL, the anchor language and the other one stacked for CACL.
-        targets: The other side: (N, d) audios, or (K, N, d) texts.
-        radius: A number, a 0-d tensor or (K, N), a radius module's answer to (K, N, N) similarities.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        base: The loss that SVR rides on, "kcl" or "cacl".
-        similarity: That of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
-        decoupled: Whether the positives are left out of the denominator.
-        group_ids: (N,) integers; clips with the same id are positives of each other.
-        chunk_size: So many rows of the similarities are made at a time, as in `info_nce`.
-
-    Returns:
-        0-d tensor.
-
-    Raises:
-        ValueError: The base is unknown, or `support_vector_loss` refuses what it is given.
-
-    >>> pairs = torch.eye(2)
-    >>> round(multilingual_support_vector_loss(torch.stack([pairs, pairs]), pairs, 0.1, 1.0, base="kcl").item(), 4)
-    0.1566
-    """
-    if base not in DIRECTION_SCALE:
-        raise ValueError(f"got base={base!r}; it must be one of {sorted(DIRECTION_SCALE)}")
-    loss = support_vector_loss(anchors, targets, radius, logit_scale, similarity, decoupled, group_ids, chunk_size)
-    return DIRECTION_SCALE[base] * loss
 
 
 def language_distribution_error(trained: Tensor) -> Tensor:

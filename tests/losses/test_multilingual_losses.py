@@ -1,4 +1,4 @@
-"""KCL, CACL, SVR on them and the data distribution error against loops, closed forms and their gradients."""
+"""KCL, CACL, a radius for several languages, and the data distribution error against loops and closed forms."""
 
 import math
 
@@ -19,9 +19,9 @@ from modeling_supclap.losses import (
     info_nce,
     kcl_loss,
     language_distribution_error,
-    multilingual_support_vector_loss,
     radius_constraint,
     similarity_matrix,
+    support_vector_loss,
     weight_error_term,
 )
 
@@ -141,53 +141,7 @@ def test_each_pair_of_cacl_pulls_when_the_third_is_blind(solved: str) -> None:
     assert (gradient.norm(dim=1) > 1e-3).all()
 
 
-# --- SVR on them
-
-
-def per_language(radii: list[list[float]]) -> Tensor:
-    return torch.tensor(radii, dtype=torch.float64)
-
-
-RADII = [[0.1, 0.4, -0.2, 0.0, 1.3], [0.2, 0.2, 0.3, 0.1, 0.0], [0.0, 0.9, 0.5, 0.2, 0.1]]
-
-
-@pytest.mark.parametrize("direction", ["t2a", "a2t"])
-def test_svr_on_kcl_equals_the_loops(direction: str) -> None:
-    audio, text = multilingual_batch()
-    sides = [(text[:, k], audio) if direction == "t2a" else (audio, text[:, k]) for k in range(3)]
-    expected = sum(
-        reference.support_vector_loss(*side, radii, SCALE) / (2 * 3) for side, radii in zip(sides, RADII, strict=True)
-    )
-    both = (by_language(text), audio) if direction == "t2a" else (audio, by_language(text))
-    loss = multilingual_support_vector_loss(*both, per_language(RADII), SCALE, base="kcl")
-    assert loss.item() == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("direction", ["t2a", "a2t"])
-def test_svr_on_cacl_equals_the_loops(direction: str) -> None:
-    audio, text = multilingual_batch(languages=2)
-    sides = [(text[:, k], audio) if direction == "t2a" else (audio, text[:, k]) for k in range(2)]
-    expected = sum(
-        reference.support_vector_loss(*side, radii, SCALE) / 6 for side, radii in zip(sides, RADII[:2], strict=True)
-    )
-    texts = torch.stack([text[:, 0], text[:, 1]])
-    both = (texts, audio) if direction == "t2a" else (audio, texts)
-    loss = multilingual_support_vector_loss(*both, per_language(RADII[:2]), SCALE, base="cacl")
-    assert loss.item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_svr_has_the_scale_of_the_loss_it_rides_on() -> None:
-    """At radius 0, both directions are KCL itself, and CACL without its anchor-other term."""
-    audio, text = multilingual_batch(languages=2)
-    texts = by_language(text)
-    for base in ("kcl", "cacl"):
-        loss = multilingual_support_vector_loss(texts, audio, 0.0, SCALE, base=base)
-        loss = loss + multilingual_support_vector_loss(audio, texts, 0.0, SCALE, base=base)
-        if base == "kcl":
-            expected = kcl_loss(audio, text, SCALE)
-        else:
-            expected = cacl_loss(audio, texts[0], texts[1], SCALE) - info_nce(texts[0], texts[1], SCALE) / 6
-        torch.testing.assert_close(loss, expected)
+# --- a radius for all languages
 
 
 @pytest.mark.parametrize("module", [StaticRadius(0.3), DynamicRadius(5, init=0.3)], ids=["static", "dynamic"])
@@ -197,7 +151,7 @@ def test_one_radius_module_serves_all_languages(module: torch.nn.Module) -> None
     radius = module(SCALE * similarity_matrix(texts, audio))
     assert radius.shape == (3, 5)
     assert radius_constraint(texts, audio, radius - 1).item() > 0.6
-    loss = multilingual_support_vector_loss(texts, audio, radius, SCALE, base="kcl")
+    loss = support_vector_loss(texts, audio, radius, SCALE)
     (gradient,) = torch.autograd.grad(loss, list(module.parameters())[-1])
     assert gradient.abs().sum() > 0
 
@@ -296,7 +250,5 @@ def test_errors_say_what_would_be_right() -> None:
         cacl_loss(audio[:1], text[:1, 0], text[:1, 1], SCALE)
     with pytest.raises(ValueError, match=r"shapes \(5, 7\) and \(3, 4, 7\)"):
         kcl_loss(audio, text[:4], SCALE)
-    with pytest.raises(ValueError, match=r"base='infonce'; it must be one of \['cacl', 'kcl'\]"):
-        multilingual_support_vector_loss(by_language(text), audio, 0.1, SCALE, base="infonce")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"trained of shape \(5, 2\) for text_embeds \(5, 3, 7\)"):
         data_distribution_error(audio, text, SCALE, torch.ones(5, 2, dtype=torch.bool))

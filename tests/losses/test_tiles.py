@@ -14,7 +14,6 @@ from modeling_supclap.losses import (
     cacl_loss,
     info_nce,
     kcl_loss,
-    multilingual_support_vector_loss,
     sigmoid_loss,
     similarity_matrix,
     support_vector_loss,
@@ -40,8 +39,8 @@ LOSSES: dict[str, Loss] = {
     "svr": lambda a, t, s, **tiles: support_vector_loss(t, a, RADIUS, s, **tiles),
     "svr decoupled": lambda a, t, s, **tiles: support_vector_loss(a, t, RADIUS, s, "dot", True, **tiles),
     "svr sigmoid": lambda a, t, s, **tiles: support_vector_sigmoid_loss(t, a, RADIUS, s, -9.0, **tiles),
-    "svr on kcl": lambda a, t, s, **tiles: multilingual_support_vector_loss(
-        languages(t).transpose(0, 1), a, RADIUS.expand(3, -1), s, base="kcl", **tiles
+    "svr on kcl": lambda a, t, s, **tiles: support_vector_loss(
+        languages(t).transpose(0, 1), a, RADIUS.expand(3, -1), s, **tiles
     ),
 }
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
