@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from datasets import Audio, Dataset
 from memory import traced_peak
 from processes import run_python
 from transformers.utils import logging
@@ -223,39 +222,6 @@ def test_the_model_moves_where_it_is_asked_to(model, processor):
         model.encode_text("rain", processor, device="meta")
 
 
-def test_paths_waveforms_and_mappings_agree(tmp_path, model, processor):
-    stereo = np.stack([builders.noise(44100, seed) for seed in (1, 2)])
-    soundfile.write(tmp_path / "clip.wav", stereo.T, 44100, subtype="FLOAT")
-    rates = {"processor": processor, "sampling_rate": 44100}
-    expected = model.encode_audio([stereo], **rates)
-    mapping = {"array": stereo, "sampling_rate": 44100}
-    for audio in (
-        [tmp_path / "clip.wav"],
-        [str(tmp_path / "clip.wav")],
-        [torch.tensor(stereo)],
-        [mapping],
-        [stereo.mean(axis=0).tolist()],
-        # As `datasets.Audio(decode=False)` and prepared sets give a recording.
-        [{"bytes": (tmp_path / "clip.wav").read_bytes(), "path": None}],
-        [{"bytes": None, "path": str(tmp_path / "clip.wav")}],
-        [(tmp_path / "clip.wav").read_bytes()],
-    ):
-        np.testing.assert_allclose(model.encode_audio(audio, **rates), expected, atol=1e-6, rtol=0)
-    both = model.encode_audio([tmp_path / "clip.wav", CLIPS[0]], processor, sampling_rate=[1.0, 16000])
-    np.testing.assert_allclose(both[0], expected[0], atol=1e-6, rtol=0)
-    np.testing.assert_allclose(both[1], model.encode_audio(CLIPS[0], processor, sampling_rate=16000), atol=1e-6)
-
-
-def test_a_column_of_recordings_as_datasets_decodes_it(tmp_path, model, processor, torchcodec):
-    names = [str(tmp_path / f"{index}.wav") for index in range(2)]
-    for name, clip in zip(names, (CLIPS[3], CLIPS[0]), strict=True):
-        soundfile.write(name, clip, 22050, subtype="FLOAT")
-    rows = Dataset.from_dict({"audio": names}).cast_column("audio", Audio())
-    expected = model.encode_audio(names, processor)
-    np.testing.assert_allclose(model.encode_audio(rows["audio"], processor), expected, atol=1e-6, rtol=0)
-    np.testing.assert_allclose(model.encode_audio(rows[0]["audio"], processor), expected[0], atol=1e-6, rtol=0)
-
-
 def test_one_item_gives_one_vector_in_the_form_that_was_asked(model, processor):
     call = {"processor": processor, "sampling_rate": 16000}
     for found in (
@@ -381,11 +347,6 @@ def test_bad_audio_is_named(model, processor, audio, options, message):
 def test_bad_text_is_named(model, processor, texts, options, message):
     with pytest.raises(ValueError, match=message):
         model.encode_text(texts, processor, **options)
-
-
-def test_a_missing_file_is_named(model, processor, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing\.wav"):
-        model.encode_audio([tmp_path / "nothing.wav"], processor)
 
 
 def test_clap_takes_no_chunk_longer_than_its_own():
