@@ -210,18 +210,17 @@ def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[s
     return columns
 
 
-def as_rows(rows: datasets.Dataset, split: str = "clip", **columns: Any) -> datasets.Dataset:
+def as_rows(rows: datasets.Dataset, **columns: Any) -> datasets.Dataset:
     """Rows of the schema from a dataset with a column of recordings and one of captions.
 
     Args:
         rows: The dataset.
-        split: What the rows' ids begin with.
         **columns: `audio_column`, `caption_column`, `caption_language` and `label_column`, as `HubDatasetConfig`.
 
     Raises:
         ValueError: No column holds recordings, none captions, or the one that is named is not there.
     """
-    return HubDataset(data_dir="", **columns)._rows(split, rows)
+    return HubDataset(data_dir="", **columns)._rows("clip", rows)
 
 
 def get_origin(data_dir: str) -> str:
