@@ -179,6 +179,7 @@ def test_the_embeddings_are_told(tmp_path, conversion):
     inputs = CEDFeatureExtractor()(tone, sampling_rate=16000, return_tensors="pt")
     expected = conversion.model.get_audio_features(inputs["input_features"]).pooler_output
     assert torch.equal(told["audio"], expected)
+    assert told["text"].norm().item() == pytest.approx(1, abs=1e-6)
 
 
 @torch.no_grad()
@@ -189,13 +190,6 @@ def test_another_configuration_is_found(tmp_path, conversion):
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="in the written folder has another audio embedding"):
         verify_saved(conversion, tmp_path / "out")
-
-
-@torch.no_grad()
-def test_the_text_is_told(tmp_path, conversion):
-    save_conversion(conversion, tmp_path / "out")
-    told = verify_saved(conversion, tmp_path / "out")
-    assert told["text"].norm().item() == pytest.approx(1, abs=1e-6)
 
 
 # ---- the tokenizer ----

@@ -1,4 +1,4 @@
-"""The three lines of a notebook: one call, one results, the same again from the cache."""
+"""The three lines of a notebook: one call, its results, the same again from the cache."""
 
 from pathlib import Path
 

@@ -205,7 +205,7 @@ def test_cases_are_the_extremes_and_come_once(results):
 
 
 @pytest.mark.parametrize("task", ["retrieval", "zero_shot", "zste"])
-def test_a_results_of_one_task_has_a_page(results, task):
+def test_results_of_one_task_have_a_page(results, task):
     prefixes = {"retrieval": ("clips", "captions", "retrieval", "similarity")}.get(task, ("clips", task))
     alone = Results(
         {**results.content, "scores": {task: results.scores[task]}},

@@ -1,4 +1,4 @@
-"""Resultss: whole files, comparisons against another statistics package, and the papers' numbers."""
+"""Results: files written whole, comparisons against another statistics package, and the papers' numbers."""
 
 import json
 
@@ -32,7 +32,7 @@ PROTOCOL = {
 
 
 def results(hits, name="model", ids=None, clusters=None, **protocol):
-    """A results of one direction and one ZSTE task, both with these outcomes."""
+    """Results of one direction and of one ZSTE task, both with these outcomes."""
     hits = np.asarray(hits, dtype=np.float64)
     ids = np.array([f"clip{index}" for index in range(len(hits))] if ids is None else ids)
     clusters = ids if clusters is None else np.array(clusters)
@@ -127,7 +127,7 @@ def test_results_without_a_common_score():
         compare(results(A), other)
 
 
-def test_a_results_comes_back_and_is_the_same_bytes_each_time(tmp_path):
+def test_results_come_back_and_are_the_same_bytes_each_time(tmp_path):
     for name in ("one", "two"):
         assert results(A).save(tmp_path / name) == tmp_path / name / "results.json"
     for file in ("results.json", "outcomes.npz"):
@@ -140,7 +140,7 @@ def test_a_results_comes_back_and_is_the_same_bytes_each_time(tmp_path):
     assert {file.name for file in (tmp_path / "one").iterdir()} == {"results.json", "outcomes.npz"}
 
 
-def test_what_is_no_results_is_refused(tmp_path):
+def test_what_is_not_results_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there are no results"):
         Results.load(tmp_path)
     (tmp_path / "results.json").write_text('{"test": {}}')

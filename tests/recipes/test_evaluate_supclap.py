@@ -1,4 +1,4 @@
-"""The command, as a user gives it: any checkpoint, a results, nothing embedded twice, and two results compared."""
+"""The command, as a user gives it: any checkpoint is measured, nothing embedded twice, and two results compared."""
 
 import builders
 import numpy as np

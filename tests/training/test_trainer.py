@@ -1,5 +1,6 @@
 """The trainer: what trains, what is logged, saved, resumed and refused; several processes equal one."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -247,8 +248,6 @@ def test_nan_stops_the_run_and_names_the_clips(tmp_path, rows):
 
 
 def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):
-    import dataclasses
-
     names = {option.name for option in dataclasses.fields(SupCLAPTrainingArguments)}
     name = "activation_checkpointing" if "activation_checkpointing" in names else "gradient_checkpointing"
     trainer = build(tmp_path, rows, max_steps=1, **{name: True})
