@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import json
 import sys
 from collections import Counter
@@ -55,17 +56,10 @@ from modeling_supclap.training.plots import Curve, plot_runs
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
-    "train": (
-        train_supclap.main,
-        (DataArguments, ModelArguments, TrainedPartArguments, SupCLAPTrainingArguments),
-    ),
+    "train": (train_supclap.main, (DataArguments, ModelArguments, TrainedPartArguments, SupCLAPTrainingArguments)),
     "posttrain": (
         posttrain_teminal.main,
-        (
-            PostTrainingArguments,
-            LastPartArguments,
-            posttrain_teminal.AllStagesArguments,
-        ),
+        (PostTrainingArguments, LastPartArguments, posttrain_teminal.AllStagesArguments),
     ),
     "evaluate": (evaluate_supclap.main, (EvaluationArguments,)),
 }
@@ -136,14 +130,16 @@ def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
     found = {}
     for name in names:
-        several = [each for each in tables if name == "all" or each.startswith(f"{name}/")]
-        several = [each for each in several if "lacks" not in tables[each]]
-        if not several and name not in tables:
+        if "lacks" in tables.get(name, {}):
+            raise ValueError(f"{name} cannot be reproduced: {tables[name]['lacks']}")
+
+        several = {}
+        for each, table in tables.items():
+            if "lacks" not in table and (name in ("all", each) or each.startswith(f"{name}/")):
+                several[each] = table
+        if not several:
             raise ValueError(f"there is no table {name!r}; there are {', '.join(tables)}")
-        for each in several or [name]:
-            if "lacks" in tables[each]:
-                raise ValueError(f"{each} cannot be reproduced: {tables[each]['lacks']}")
-            found[each] = tables[each]
+        found |= several
     return found
 
 
@@ -173,7 +169,6 @@ def plan(name: str, table: Mapping[str, Any], args: ReproductionArguments) -> li
     if unknown and len(args.rows) == len(unknown):
         raise ValueError(f"{name} has no rows {unknown}; it has {', '.join(known)}")
 
-    seeds = args.seeds or table.get("seeds", [0, 1, 2])
     cells = []
     for dataset, scale in datasets.items():
         scale = scale if isinstance(scale, dict) else {"base": scale}
@@ -184,7 +179,9 @@ def plan(name: str, table: Mapping[str, Any], args: ReproductionArguments) -> li
         for row, entry in known.items():
             if args.rows and row not in args.rows:
                 continue
-            runs = [_steps(name, row, entry, scale, seed, args) for seed in seeds]
+            runs = []
+            for seed in args.seeds or table.get("seeds", [0, 1, 2]):
+                runs.append(_steps(name, row, entry, scale, seed, args))
             model = entry["model"] + scale.get("model_suffix", "")
             cells.append(Cell(row, model, entry["baseline"], dataset, runs))
     if not cells:
@@ -226,8 +223,9 @@ def _step(row: str, recipe: str, settings: dict[str, Any], args: ReproductionArg
     settings.pop("output_dir", None)
 
     # The data and what it starts from may lie elsewhere tomorrow; that does not make another run.
-    told = {key: value for key, value in settings.items() if key not in ("data_dir", "seed")}
-    told["model"] = Path(settings.get("model") or "").name
+    told = {**settings, "model": Path(settings.get("model") or "").name}
+    for key in ("data_dir", "seed"):
+        told.pop(key, None)
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{row}-{recipe}-{dataset}-{digest}-seed{settings['seed']}"
     folder = Path(args.output_dir) / args.scale / "runs" / name
@@ -331,7 +329,7 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
         training = results.content["training"]
         return {**training.get("last_logs", {}), **training}.get(place[1])
     if place[0] == "similarity":
-        positive, negative = (results.arrays[f"similarity/eng/{kind}"] for kind in ("positive", "negative"))
+        positive, negative = results.arrays["similarity/eng/positive"], results.arrays["similarity/eng/negative"]
         means = {"positive": positive.mean(), "negative": negative.mean()}
         means["separation"] = (positive.mean() - negative.mean()) / negative.std()
         return float(means[place[1]])
@@ -382,14 +380,14 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
 
     task, language, *rest = place if len(place) > 1 else (*place, "")
     languages = results.protocol.get("languages", []) if language == "mean" else [language]
-    columns = []
+    columns: list[np.ndarray] = []
     for each in languages:
         prefix = "/".join((task, each, *rest))
         column = arrays.get(prefix, arrays.get(f"{prefix}/score"))
-        if column is None:
+        if column is None or (columns and len(column) != len(columns[0])):
             return None
         columns.append(column)
-    if len({len(column) for column in columns}) != 1:
+    if not columns:
         return None
 
     own = (task, languages[0], *rest)
@@ -598,14 +596,14 @@ def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str
         curves: Logged names and the titles of their panels; names of one title share it.
         cells: From `plan`, with results.
     """
-    datasets = {cell.dataset for cell in cells}
+    one_dataset = all(cell.dataset == cells[0].dataset for cell in cells)
     titles = Counter(curves.values())
     panels: dict[str, dict[str, Curve]] = {}
     for cell in cells:
         logs = [read_log(run) for run in cell.runs]
         for key, title in curves.items():
             label = cell.model if titles[title] == 1 else f"{cell.model}, {key.removeprefix('eval_')}"
-            panel = title if len(datasets) == 1 else f"{title}, {cell.dataset}"
+            panel = title if one_dataset else f"{title}, {cell.dataset}"
             panels.setdefault(panel, {})[label] = key, logs
     return panels
 
@@ -613,10 +611,8 @@ def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str
 def main() -> None:
     """Parse, plan, run, gather."""
     words = sys.argv[1:]
-    names = []
-    while words and not words[0].startswith("-"):
-        names.append(words.pop(0))
-    (args,) = parse_arguments((ReproductionArguments,), words)
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    (args,) = parse_arguments((ReproductionArguments,), words[len(names) :])
     tables = find_tables(names)
 
     plans = {}
