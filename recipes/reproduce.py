@@ -128,7 +128,7 @@ def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     if not names:
         raise ValueError(f"there is no table to reproduce; name some of: all, {', '.join(tables)}")
 
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for name in names:
         if "lacks" in tables.get(name, {}):
             raise ValueError(f"{name} cannot be reproduced: {tables[name]['lacks']}")
@@ -438,41 +438,38 @@ def gather(name: str, table: Mapping[str, Any], cells: Sequence[Cell], scale: st
         printed number or None) and, beside a baseline, "differences" (one a seed), "difference", "low", "high" and
         "p_value". A table of cases has "cases" as well, of the first seed, from `tabulate_cases`.
     """
-    loaded = {}
+    loaded: dict[tuple[str | None, str], tuple[list[Results], list[Any]]] = {}
     for cell in cells:
         results = [Results.load(run[-1].folder) for run in cell.runs]
-        logs = [read_log(run) for run in cell.runs]
-        loaded[cell.row, cell.dataset] = results, logs
+        loaded[cell.row, cell.dataset] = results, [read_log(run) for run in cell.runs]
 
     rows = []
     for cell in cells:
         results, logs = loaded[cell.row, cell.dataset]
-        baseline = loaded.get((str(cell.baseline), cell.dataset))
+        baseline = loaded.get((cell.baseline, cell.dataset))
         scores = {}
         for column in table.get(f"{scale}_columns", table["columns"]):
             place = column.split()
-            values = [get_value(*pair, place) for pair in zip(results, logs, strict=True)]
+            values: list[Any] = [get_value(*pair, place) for pair in zip(results, logs, strict=True)]
             if None in values:
                 continue
-            told = summarise([float(value) for value in values if value is not None])
+
+            told = summarise(values)
             told["paper"] = printed(name, table, cell, place, scale)
             if baseline is not None:
-                others = [get_value(*pair, place) for pair in zip(*baseline, strict=True)]
-                pairs = zip(told["values"], others, strict=True)
-                told["differences"] = [own - other for own, other in pairs if other is not None]
+                told["differences"] = []
+                for value, result, log in zip(values, *baseline, strict=True):
+                    other = get_value(result, log, place)
+                    if other is not None:
+                        told["differences"].append(value - other)
                 told |= compare_seeds(results, baseline[0], place) or {}
             scores[column] = told
+
         seeds = [run[-1].settings["seed"] for run in cell.runs]
-        rows.append(
-            {
-                "row": cell.row,
-                "model": cell.model,
-                "dataset": cell.dataset,
-                "baseline": cell.baseline if baseline is not None else None,
-                "seeds": seeds,
-                "scores": scores,
-            }
-        )
+        about = {"row": cell.row, "model": cell.model, "dataset": cell.dataset}
+        compared = {"baseline": None if baseline is None else cell.baseline}
+        rows.append({**about, **compared, "seeds": seeds, "scores": scores})
+
     told = {key: table.get(key, "") for key in ("title", "claim")}
     if table.get("cases"):
         told["cases"] = tabulate_cases({cell.model: loaded[cell.row, cell.dataset][0][0] for cell in cells})
