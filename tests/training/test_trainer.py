@@ -17,6 +17,7 @@ from recordings import tone_rows
 from safetensors.torch import load_file
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.conversion import processor_from_clap
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.trainer import SupCLAPTrainer
@@ -268,7 +269,7 @@ def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):
             lambda path, rows: SupCLAPTrainer(
                 builders.supclap_model(),
                 arguments(path, features_on_device=True),
-                processing_class=builders.clap_processor(),
+                processing_class=processor_from_clap(builders.clap_processor()),
             ),
             "features_on_device wants a CEDFeatureExtractor.* a ClapFeatureExtractor",
         ),
