@@ -12,7 +12,7 @@ import pytest
 import sentencepiece
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import BertConfig, BertModel, ClapAudioModel
 from transformers.testing_utils import CaptureLogger
 from transformers.utils import logging
@@ -114,17 +114,6 @@ def test_a_configuration_that_is_no_json(saved, tmp_path):
 def test_a_configuration_without_weights(saved, tmp_path):
     folder = broken(saved, "supclap", tmp_path / "model", "model.safetensors")
     with pytest.raises(OSError, match=r"no file named model.safetensors.*found in directory .*model"):
-        SupCLAPModel.from_pretrained(folder)
-
-
-@pytest.mark.parametrize("tower", ["text_model", "audio_model", "audio_projection"])
-def test_weights_of_a_part_are_missing(saved, tmp_path, tower):
-    folder = broken(saved, "supclap", tmp_path / "model")
-    tensors = load_file(folder / "model.safetensors")
-    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(tower)}
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
-    count = len(tensors) - len(kept)
-    with pytest.raises(ValueError, match=rf"model lacks {count} weights of SupCLAPModel, among them \['{tower}\."):
         SupCLAPModel.from_pretrained(folder)
 
 

@@ -248,21 +248,6 @@ def test_eager_agrees_with_sdpa_and_returns_weights():
     assert weights[2][..., columns >= 6].max() == 0
 
 
-def test_checkpointing_keeps_gradients():
-    gradients = []
-    for checkpointing in (False, True):
-        model = ced().train()
-        if checkpointing:
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-            enable()
-            assert all(block.gradient_checkpointing for block in model.blocks)
-        model(*batch([200, 100])).pooler_output.square().sum().backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, gradient in gradients[0].items():
-        assert gradient.abs().sum() > 0, name
-        assert torch.equal(gradient, gradients[1][name]), name
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
 def test_half_precision_points_the_same_way(dtype, tmp_path):
@@ -343,14 +328,6 @@ def test_other_position_lengths_are_refused(tmp_path, columns):
     hub_folder(tmp_path, columns=columns)
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         CEDModel.from_pretrained(tmp_path)
-
-
-@torch.no_grad()
-def test_saving_and_loading_changes_nothing(tmp_path):
-    model = ced()
-    model.save_pretrained(tmp_path)
-    inputs = batch([300, 1200])
-    assert torch.equal(CEDModel.from_pretrained(tmp_path)(*inputs).pooler_output, model(*inputs).pooler_output)
 
 
 def test_fresh_weights_follow_the_recipe(tmp_path):
