@@ -156,10 +156,14 @@ class PreparedSet:
 
 def _download_manifest(repo_id: str, revision: str | None) -> Path:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         return Path(hf_hub_download(repo_id, MANIFEST, repo_type="dataset", revision=revision))
+    except LocalEntryNotFoundError as error:  # without a network
+        raise FileNotFoundError(
+            f"there is no folder {repo_id}, and the Hub cannot be asked for a dataset of that name"
+        ) from error
     except RepositoryNotFoundError as error:
         raise FileNotFoundError(f"data_dir {repo_id} is neither a folder nor a dataset on the Hub") from error
     except EntryNotFoundError as error:

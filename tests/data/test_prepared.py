@@ -1,11 +1,13 @@
 """Prepared sets as rows: the collators, TeminAL and streaming take them, and damage is named."""
 
 import shutil
+from unittest import mock
 
 import datasets
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from prepared_sets import make_folder
 
 from modeling_supclap.datasets_scripts import load_splits
@@ -167,6 +169,12 @@ class TestDamage:
         (broken / "manifest.json").unlink()
         with pytest.raises(FileNotFoundError, match=r"is no prepared set, as it holds no manifest\.json"):
             self.load(broken)
+
+    def test_a_folder_that_is_not_there_where_the_hub_cannot_be_asked(self, monkeypatch):
+        asked = mock.Mock(side_effect=LocalEntryNotFoundError("no network"))
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", asked)
+        with pytest.raises(FileNotFoundError, match="there is no folder prepared/mine"):
+            PreparedSet("prepared/mine")
 
     @pytest.mark.parametrize("other", [1, 3])
     def test_another_format(self, broken, other):
