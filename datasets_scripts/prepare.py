@@ -56,6 +56,7 @@ from modeling_supclap.datasets_scripts.manifest import (
     write_card,
 )
 from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, ROOT_NOTE, STORAGES, PreparedSet
+from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.public_names import public_values
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
 
@@ -238,7 +239,7 @@ def _write_split(
     start = writer.next_row
     unread: Sequence[Any] = rows.select(range(start, len(rows))) if start < len(rows) else []
     entries = map_in_order(partial(_entry, root=root, storage=request.storage), unread, workers)
-    bar = tqdm(entries, split, len(rows), initial=start, unit="clip", disable=quiet)
+    bar = progress(entries, split, len(rows), "clips", quiet, start)
     records = writer.write(_checked(bar, request.on_bad_audio))
 
     notes = [note for record in records for note in record["notes"]]

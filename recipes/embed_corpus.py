@@ -26,7 +26,6 @@ import pyarrow.parquet as pq
 import torch
 from accelerate import PartialState
 from torch.utils.data import DataLoader, Dataset
-from tqdm import tqdm
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts.atomic_files import only_writer, whole_file, write_json
@@ -34,6 +33,7 @@ from modeling_supclap.datasets_scripts.audio import MissingDecoderError, read_ro
 from modeling_supclap.datasets_scripts.bad_audio import leave_with_parent
 from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
 from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_versions
+from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.public_names import public_values
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.encoding import cut_chunks, max_chunk_seconds
@@ -201,8 +201,8 @@ def write_files(
 
     waiting: Iterator[Path] = iter(files)
     embeds, chunks, bad = [], [], []
-    disable = None if PartialState().is_main_process else True  # None: where there is no terminal
-    bar = tqdm(zip(loader, ends, strict=True), total=len(batches), unit="batch", disable=disable)
+    quiet = not PartialState().is_main_process
+    bar = progress(zip(loader, ends, strict=True), "embedding", len(batches), "batches", quiet)
 
     for batch, is_last in bar:
         if batch.inputs is not None:

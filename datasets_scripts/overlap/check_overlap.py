@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-from tqdm import tqdm
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
@@ -39,6 +38,7 @@ from modeling_supclap.datasets_scripts.overlap.fingerprint import (
     fingerprint,
 )
 from modeling_supclap.datasets_scripts.prepared import load_prepared
+from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, FILE_SOURCE, without_audio
 
 _NEEDED = ("clip_id", "audio_path", *AUDIO_COLUMNS)
@@ -88,7 +88,7 @@ def compare(
             clips[-1] += map(Clip, [split] * len(rows), named["clip_id"], named["source"])
             needed = rows.select_columns(list(filter(_NEEDED.__contains__, rows.column_names)))
             computed = map_in_order(_fingerprint, needed, workers)
-            prints[-1] += tqdm(computed, f"{name} {split}", len(rows), unit="clip", disable=quiet)
+            prints[-1] += progress(computed, f"{name} {split}", len(rows), "clips", quiet)
 
     not_compared: list[list[dict[str, str]]] = [[], []]
     for side in (0, 1):
@@ -194,7 +194,7 @@ def _copies(
     """Pairs of clips that share sound, the surest first."""
     index = FingerprintIndex(prints[0])
     found = []
-    for query, clip in zip(tqdm(prints[1], "comparing", unit="clip", disable=quiet), clips[1], strict=True):
+    for query, clip in zip(progress(prints[1], "comparing", len(prints[1]), "clips", quiet), clips[1], strict=True):
         for match in [] if query is None else index.search(query):
             other = clips[0][match.clip]
             found.append(

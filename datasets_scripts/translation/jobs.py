@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import normalize
 
-from tqdm import tqdm
-
 from ..atomic_files import only_writer
+from ..progress import progress
 from .seq2seq import Translator
 from .table import listing, read_translations, source_hash, write_translations
 
@@ -131,7 +130,7 @@ def translate_texts(
         futures[pool.submit(translator.translate, batch, *pair)] = pair, batch
 
     try:
-        for future in tqdm(as_completed(futures), total=len(futures), desc="translating", unit="batch"):
+        for future in progress(as_completed(futures), "translating", len(futures), "batches"):
             finished.append(*futures.pop(future), future.result())
     finally:
         pool.shutdown(cancel_futures=True)

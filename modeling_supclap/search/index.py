@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from tqdm import tqdm
 
 from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
 from modeling_supclap.datasets_scripts.manifest import file_sha256
+from modeling_supclap.datasets_scripts.progress import progress
 
 from ..audio_input import Recording
 from ..evaluation import EmbeddingModel
@@ -384,8 +384,8 @@ def build_index(
     workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
     embedder = _Embedder(model, window_seconds, hop_seconds, batch_size, workers)
     done: list[IndexedFile] = []
-    is_quiet = not show_progress_bar or rank > 0 or None  # with None, a bar is for terminals only
-    for entry in tqdm(embedder.embed(files, todo), total=len(todo), unit="files", disable=is_quiet):
+    is_quiet = not show_progress_bar or rank > 0
+    for entry in progress(embedder.embed(files, todo), "indexing", len(todo), "files", is_quiet):
         done.append(entry)
         if len(done) == _FILES_AT_ONCE:
             store.replace(done)

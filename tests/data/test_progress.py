@@ -1,0 +1,28 @@
+"""What a long job shows: nothing of a short one in a log, and a line now and then of a long one."""
+
+import pytest
+
+from modeling_supclap.datasets_scripts import progress as module
+from modeling_supclap.datasets_scripts.progress import progress
+
+
+@pytest.mark.parametrize(("quiet", "log_seconds"), [(False, 60.0), (True, 0.0)])
+def test_a_short_job_leaves_no_trace_in_a_log(capsys, monkeypatch, quiet, log_seconds):
+    monkeypatch.setattr(module, "LOG_SECONDS", log_seconds)
+    assert list(progress(range(500), "reading", 500, "clips", quiet)) == list(range(500))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_log_gets_whole_lines(capsys, monkeypatch):
+    monkeypatch.setattr(module, "LOG_SECONDS", 0.0)
+    list(progress(range(2), "reading", 5, "clips", start=3))
+    lines = capsys.readouterr().err.replace("\r", "").split("\n")
+    told = [line.rsplit(",", 1)[0] for line in lines if line.strip()]
+    assert told[0] == "reading: 3 of 5 clips"
+    assert told[-1] == "reading: 5 of 5 clips"
+
+
+def test_a_terminal_gets_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    list(progress(range(3), "reading", 3, "clips"))
+    assert "\n" not in capsys.readouterr().err.rstrip("\n")
