@@ -6,6 +6,7 @@ import json
 import logging
 import zipfile
 from collections.abc import Iterable
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,14 @@ _PARTS: dict[str, tuple[str, ...]] = {
 }
 """What a run resumes from, and its files: of one process or many, of FSDP (folders), of DeepSpeed (`global_step`)."""
 
-_MAY_CHANGE = {"eval_languages", "on_bad_audio", "track_drift", "cached_chunk_size", "loss_chunk_size"}
+_MAY_CHANGE = {
+    "eval_languages",
+    "on_bad_audio",
+    "track_drift",
+    "cached_chunk_size",
+    "loss_chunk_size",
+    "features_on_device",
+}
 """Our own arguments that a resumed run may give anew: they do not change what trains."""
 
 logger = logging.getLogger(__name__)
@@ -154,9 +162,9 @@ def refuse_another_run(
 
     differences = [*_model_differences(folder, model), *_tokenizer_differences(folder, processor)]
     if (folder / RUN_FILE).is_file():  # checkpoints from before it was written lack it
-        run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        run, settings = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")), _settings(args, batches)
         differences = [
-            *_differences(run["settings"], _settings(args, batches)),
+            *_differences({**_defaults(args, settings), **run["settings"]}, settings),
             *differences,
             *_trainable_differences(run["trainable"], _trainable(module)),
         ]
@@ -180,6 +188,16 @@ def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str
             "processes": args.world_size,
         }
     return settings
+
+
+def _defaults(args: TrainingArguments, names: Iterable[str]) -> dict[str, Any]:
+    """What a run had that was begun before some of the arguments were there."""
+    defaults: dict[str, Any] = {}
+    for field in fields(args):
+        if field.name in names:
+            made = field.default if field.default_factory is MISSING else field.default_factory()
+            defaults[field.name] = made
+    return defaults
 
 
 def _trainable(module: nn.Module) -> list[str]:

@@ -175,6 +175,20 @@ def test_another_run_s_setting_is_named(run, rows, tmp_path, options, difference
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
 
 
+def test_a_run_from_before_a_setting_was_there_had_its_default(run, rows, tmp_path):
+    path = tmp_path / "checkpoint-4" / RUN_FILE
+    written = json.loads(path.read_text())
+    del written["settings"]["svr_decoupled"]
+    path.write_text(json.dumps(written))
+
+    other = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", svr_decoupled=True, **STEPS)
+    with pytest.raises(ValueError, match="of another run: svr_decoupled was False and is True"):
+        other.train(resume_from_checkpoint=True)
+    same = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", **STEPS)
+    same.train(resume_from_checkpoint=True)
+    assert same.state.global_step == 6
+
+
 def test_another_model_is_named(run, rows, tmp_path):
     config = builders.supclap_config(builders.bert_config(hidden_dropout_prob=0.1), projection_dim=8)
     other = build(tmp_path, rows, model=builders.supclap_model(config), max_steps=6, svr="uni-static", **STEPS)
