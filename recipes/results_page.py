@@ -25,7 +25,7 @@ HEADLINES = {
     "atri_table3": ("multilingual all MRV", "KCL"),
     "supclap_figure1": ("log drift_cosine_objective mean", "InfoNCE bi-DynamicSVR"),
     "supclap_figure4": ("similarity positive", "InfoNCE bi-DynamicSVR"),
-    "supclap_table2": ("zero_shot eng supclap top1", "InfoNCE bi-DynamicSVR"),
+    "supclap_table2": ("zero_shot eng run top1", "InfoNCE bi-DynamicSVR"),
     "supclap_table3": ("retrieval eng t2a R@1", "InfoNCE bi-DynamicSVR"),
     "teminal_table3": ("zste eng 3A", "T-CLAP, TeminAL A and B"),
     "teminal_table4": ("zero_shot eng teminal top1", "T-CLAP"),
