@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from modeling_supclap.datasets_scripts import bad_audio
-from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.audio import read_row, to_int16
 from modeling_supclap.datasets_scripts.schema import all_captions, group_id, lacking_languages, stable_id, without_audio
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, drawn, render
 
@@ -332,14 +332,12 @@ class TemporalCollator(TrainingCollator):
 
 def _samples(waveforms: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     """The clips of a batch side by side, in 16 bits where that is what they were recorded or stored in."""
-    pcm = []
-    for waveform in waveforms:
-        scaled = waveform * 32768
-        if scaled.max() > 32767 or (np.rint(scaled) != scaled).any():
+    clips = list(map(to_int16, waveforms))
+    for clip, waveform in zip(clips, waveforms, strict=True):
+        if (clip / np.float32(32768) != waveform).any():
+            clips = list(waveforms)
             break
-        pcm.append(scaled.astype(np.int16))
 
-    clips = pcm if len(pcm) == len(waveforms) else waveforms
     counts = torch.tensor(list(map(len, clips)))
     return {"samples": pad_sequence(list(map(torch.from_numpy, clips)), batch_first=True), "sample_counts": counts}
 

@@ -61,6 +61,18 @@ def test_samples_for_a_device_are_as_small_as_they_can_be_exactly(processor, tmp
     torch.testing.assert_close({**batch, **features}, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("peak", [1.5, -1.5])
+def test_samples_beyond_full_scale_stay_floats(processor, tmp_path, peak):
+    """Times 32,768 they are whole numbers, but none of 16 bits."""
+    soundfile.write(tmp_path / "loud.wav", np.array([0.0, peak] * 4000), 16000, subtype="FLOAT")
+    collator = TrainingCollator(processor)
+    collator.gives_samples = True
+    row = {"clip_id": "a", "audio_path": str(tmp_path / "loud.wav"), "clip_index": 0, "captions": {"eng": ["a tone"]}}
+    samples = collator([row])["samples"]
+    assert samples.dtype == torch.float32
+    assert samples[0, :2].tolist() == [0.0, peak]
+
+
 def test_every_language_and_caption_is_drawn_in_time(processor, rows):
     collator = TrainingCollator(processor, ["eng", "fra"])
     seen = {drawn(collator, rows, epoch)[0] for epoch in range(40)}
