@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.languages import LANGUAGES
-from modeling_supclap.training.options import ContrastiveOptions, TemporalOptions, key
+from modeling_supclap.training.options import ContrastiveOptions, TemporalOptions, get_default, key
 
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel
@@ -335,7 +335,7 @@ def format_help(groups: Sequence[Any], about: str) -> str:
 
 def _describe(option: dataclasses.Field) -> str:
     """The key, what it is for, and its default where it has one that says something."""
-    value = option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
+    value = get_default(option)
     text = option.metadata.get("help", "")
     if value is dataclasses.MISSING:
         text += " Required."

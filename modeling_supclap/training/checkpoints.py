@@ -6,7 +6,7 @@ import json
 import logging
 import zipfile
 from collections.abc import Iterable
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from modeling_supclap.datasets_scripts.stream import EpochBatches
 from ..configuration_supclap import SupCLAPConfig
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from .options import get_default
 
 RUN_FILE = "supclap_run.json"
 """What a checkpoint remembers of its run: the settings that make its loss, and which parameters train."""
@@ -192,12 +193,7 @@ def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str
 
 def _defaults(args: TrainingArguments, names: Iterable[str]) -> dict[str, Any]:
     """What a run had that was begun before some of the arguments were there."""
-    defaults: dict[str, Any] = {}
-    for field in fields(args):
-        if field.name in names:
-            made = field.default if field.default_factory is MISSING else field.default_factory()
-            defaults[field.name] = made
-    return defaults
+    return {field.name: get_default(field) for field in fields(args) if field.name in names}
 
 
 def _trainable(module: nn.Module) -> list[str]:

@@ -4,7 +4,7 @@ a second instead of eight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field
 from typing import Any
 
 MULTILINGUAL_LOSSES = ("kcl", "cacl")
@@ -24,6 +24,11 @@ def key(default: Any, told: str) -> Any:
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata={"help": told})
     return field(default=default, metadata={"help": told})
+
+
+def get_default(option: Field) -> Any:
+    """The default of a field of a dataclass, `dataclasses.MISSING` where it has none."""
+    return option.default if option.default_factory is MISSING else option.default_factory()
 
 
 @dataclass
