@@ -1,6 +1,6 @@
 """What live drift tracking adds to a training step: the same step with and without it, in turns, in one process.
 
-    OMP_NUM_THREADS=1 python benchmarks/bench_drift.py [--rounds 10] [--batch 24] [--seconds 10]
+    OMP_NUM_THREADS=1 python benchmarks/bench_drift.py [--rounds 10] [--batch 24]
 
 Random weights and inputs; a CED-mini, a BERT of four layers, 1,024 shared dimensions, InfoNCE with dynamic radii in
 both directions, Adam. A run logs every `logging_steps`, 10 by default. What the tracking adds drowns in the noise of
@@ -14,6 +14,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
+from bench_step import make_batch
 from rows import Row, get_device, run_script, take_turns
 from torch.nn.functional import normalize
 from transformers import BertConfig
@@ -25,41 +26,22 @@ from modeling_supclap.training.objectives import build_objective
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 LOGGING_STEPS = 10  # the default of SupCLAPTrainingArguments
-FRAMES_PER_SECOND = 100
-TOKENS = 24
 
 
-def build_model() -> SupCLAPModel:
-    """A model of the size of CED-mini and BERT-small, which trains."""
-    audio = CEDConfig(embed_dim=256, depth=12, num_heads=4)
-    text = BertConfig(hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2048)
-    return SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=1024)).train()
-
-
-def random_batch(batch: int, seconds: float, device: torch.device) -> dict[str, torch.Tensor]:
-    """Features and one text for each of `batch` clips."""
-    frames = round(seconds * FRAMES_PER_SECOND)
-    tokens = torch.randint(5, 30000, (batch, 1, TOKENS), device=device)
-    return {
-        "input_features": torch.randn(batch, 64, frames, device=device),
-        "audio_attention_mask": torch.ones(batch, frames, dtype=torch.long, device=device),
-        "input_ids": tokens,
-        "attention_mask": torch.ones_like(tokens),
-    }
-
-
-def measure(rounds: int = 10, batch: int = 24, seconds: float = 10.0) -> list[Row]:
+def measure(rounds: int = 10, batch: int = 24) -> list[Row]:
     """What tracking adds to each step, to a step that logs, and on average, in shares of a step."""
     torch.manual_seed(0)
     device = get_device()
-    model = build_model()
+    audio_config = CEDConfig(embed_dim=256, depth=12, num_heads=4)
+    text_config = BertConfig(hidden_size=512, num_hidden_layers=4, num_attention_heads=8, intermediate_size=2048)
+    model = SupCLAPModel(SupCLAPConfig(audio_config=audio_config, text_config=text_config, projection_dim=1024)).train()
     arguments = SupCLAPTrainingArguments(output_dir="outputs/bench", svr="bi-dynamic", report_to="none")
     plain = ContrastiveModule(model, build_objective(arguments)).to(device).train()
     tracked = ContrastiveModule(model, build_objective(arguments)).to(device).train()
     averages = Averages()
     callback = DriftCallback(tracked.objective, averages)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6, fused=device.type == "cuda")
-    inputs = random_batch(batch, seconds, device)
+    inputs = {name: tensor.to(device) for name, tensor in make_batch(model, batch).items()}
     audio = normalize(torch.randn(batch, 1024, device=device), dim=-1).requires_grad_()
     text = normalize(torch.randn(batch, 1, 1024, device=device), dim=-1).requires_grad_()
 

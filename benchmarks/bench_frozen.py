@@ -15,24 +15,9 @@ from typing import Any
 import torch
 from bench_step import build_model, make_batch, require_equal_gradients, run_step
 from rows import Row, compare, get_device, print_rows, take_turns
-from torch import Tensor, nn
 
-from modeling_supclap import SupCLAPModel
-from modeling_supclap.training.contrastive_module import ContrastiveModule, ContrastiveOutput
+from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.objectives import ContrastiveObjective
-
-
-class AudioPass(nn.Module):
-    """The audio tower and its projection, alone."""
-
-    def __init__(self, model: SupCLAPModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_features: Tensor, audio_attention_mask: Tensor, **texts: Tensor) -> ContrastiveOutput:
-        """Has a loss that is as good as nothing."""
-        embeds = self.model.get_audio_features(input_features, audio_attention_mask).pooler_output
-        return ContrastiveOutput(loss=embeds.sum())
 
 
 def measure(rounds: int = 3, clips: int = 24, width: int = 96) -> list[Row]:
@@ -47,13 +32,19 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96) -> list[Row]:
     cached, plain = ContrastiveModule(model, objective), ContrastiveModule(model, objective, cache_frozen="never")
     require_equal_gradients(plain, cached, {name: tensor[:4] for name, tensor in batch.items()})
 
-    modules: dict[str, nn.Module] = {"audio pass": AudioPass(model), "cached": cached, "not cached": plain}
-    seconds = take_turns({name: partial(run_step, module, batch) for name, module in modules.items()}, rounds)
+    def pass_audio() -> None:
+        model.zero_grad(set_to_none=False)
+        model.get_audio_features(batch["input_features"], batch["audio_attention_mask"]).pooler_output.sum().backward()
+
+    ways = {
+        "audio": pass_audio,
+        "cached": partial(run_step, cached, batch),
+        "not cached": partial(run_step, plain, batch),
+    }
+    seconds = take_turns(ways, rounds)
     return [
-        Row(
-            "frozen", "KCL of 8, texts remembered / the audio pass", *compare(seconds, "cached", "audio pass"), "<= 1.1"
-        ),
-        Row("frozen", "the same, texts embedded each time", *compare(seconds, "not cached", "audio pass")),
+        Row("frozen", "KCL of 8, texts remembered / the audio pass", *compare(seconds, "cached", "audio"), "<= 1.1"),
+        Row("frozen", "the same, texts embedded each time", *compare(seconds, "not cached", "audio")),
     ]
 
 

@@ -1,6 +1,6 @@
 """What a search costs at scale: time and memory of building an index of many windows, and of asking it.
 
-    OMP_NUM_THREADS=1 python benchmarks/bench_search.py --rows 100000 1000000 --folder /tmp/indexes
+    OMP_NUM_THREADS=1 python benchmarks/bench_search.py --rows 100000 1000000 --dim 512 --folder /tmp/indexes
 
     # Real embeddings, from a model and its recordings, in place of drawn ones:
     python benchmarks/bench_search.py --model outputs/esc10 --recordings path/to/ESC-10/audio --folder /tmp/indexes
@@ -13,23 +13,25 @@ words. Each size is built and asked in processes of its own, so that peak memory
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import math
 import resource
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rows import Row, take_turns
+from rows import Row, run_script, take_turns
 
-from modeling_supclap.search.index import IndexedFile, SoundIndex, Stamp
+from modeling_supclap import SupCLAPModel
+from modeling_supclap.search.index import IndexedFile, SoundIndex, Stamp, list_recordings
 
 WINDOWS_PER_FILE = 1440  # an hour, every 2.5 s
 FILES_AT_ONCE = 64
@@ -42,9 +44,6 @@ def draw_centres(dim: int, model: str | None, recordings: str | None) -> tuple[n
     generator = np.random.default_rng(0)
     if model is None or recordings is None:
         return _unit(generator.normal(size=(1000, dim))), np.empty((0, dim), np.float32)
-
-    from modeling_supclap import SupCLAPModel
-    from modeling_supclap.search.index import list_recordings
 
     clap = SupCLAPModel.from_pretrained(model)
     files = list(list_recordings(recordings).values())
@@ -66,15 +65,8 @@ def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
         noise = generator.standard_normal((count, centres.shape[1]), np.float32)
         starts = 2.5 * np.arange(count)
         name = f"{file:05d}.wav"
-        yield IndexedFile(
-            name,
-            Stamp(1, 1, 1),
-            name,
-            2.5 * count + 2.5,
-            starts,
-            starts + 5,
-            _unit(centres[places] + noise * NOISE / math.sqrt(centres.shape[1])),
-        )
+        embeds = _unit(centres[places] + noise * NOISE / math.sqrt(centres.shape[1]))
+        yield IndexedFile(name, Stamp(1, 1, 1), name, 2.5 * count + 2.5, starts, starts + 5, embeds)
 
 
 def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
@@ -83,13 +75,9 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
     store = SoundIndex(folder, centres.shape[1])
 
     before, started, worked = _peak_gigabytes(), time.perf_counter(), time.process_time()
-    waiting = []
-    for file in draw_files(number, centres):
-        waiting.append(file)
-        if len(waiting) == FILES_AT_ONCE:
-            store.replace(waiting)
-            waiting = []
-    store.replace(waiting)
+    files = draw_files(number, centres)
+    while some := list(itertools.islice(files, FILES_AT_ONCE)):
+        store.replace(some)
     written = time.perf_counter()
     recall = store.optimize()
     optimized, worked = time.perf_counter(), time.process_time() - worked
@@ -118,7 +106,6 @@ def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
     results = {"open, s": time.perf_counter() - started}
 
     vectors = [*texts, *store.draw_vectors(number - len(texts), seed=2)]
-
     results |= _timed("exact", vectors, lambda vector: store.nearest(vector, 10, exact=True))
     if store.is_approximate:
         results |= _timed("approximate", vectors, lambda vector: store.nearest(vector, 10))
@@ -154,50 +141,47 @@ def _peak_gigabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 
-def measure(rows: int = 100_000, dim: int = 64, queries: int = 20) -> list[Row]:
-    """The smallest index that is approximate; a bare product with all of its windows is the unit of the questions."""
-    centres, texts = draw_centres(dim, None, None)
-    windows, query = np.tile(centres, (rows // len(centres), 1)), centres[:1]
-    product = min(take_turns({"product": lambda: windows @ query.T}, queries)["product"])
+def measure(
+    rows: Sequence[int] = (100_000,),
+    dim: int = 64,
+    queries: int = 20,
+    folder: str | None = None,
+    model: str | None = None,
+    recordings: str | None = None,
+) -> list[Row]:
+    """Rows for each size; a bare product with all of its windows is the unit of the questions.
 
-    with tempfile.TemporaryDirectory() as folder:
-        built, asked = build(folder, rows, centres), ask(folder, texts, queries)
-    size = f"{rows:,} windows of {dim} numbers"
-    found = [Row("search", f"write and index {size}", built["both, s of one core"], unit="CPU s")]
-    for kind in ("exact", "approximate", "one recording"):
-        least, median = asked[f"{kind}, least, ms"] / 1000 / product, asked[f"{kind}, median, ms"] / 1000 / product
-        found.append(Row("search", f"{kind} search of {size} / their bare product", least, median))
-    return [*found, Row("search", "recall@10 of the approximate search", built["recall@10 of windows"], unit="")]
-
-
-def main() -> None:
-    """Prints a table, a column a size."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000], help="windows of each index")
-    parser.add_argument("--dim", type=int, default=768, help="width of the embeddings (default: 768)")
-    parser.add_argument("--queries", type=int, default=30, help="queries of each kind of search (default: 30)")
-    parser.add_argument("--folder", help="where the indexes are made, and stay (default: a temporary folder)")
-    parser.add_argument("--model", help="a SupCLAP model whose embeddings are taken")
-    parser.add_argument("--recordings", help="a folder of recordings that it hears")
-    args = parser.parse_args()
-
-    centres, texts = draw_centres(args.dim, args.model, args.recordings)
-    columns = {}
+    Args:
+        rows: How many windows each index has.
+        dim: The width of the embeddings.
+        queries: How many queries each kind of search is asked.
+        folder: Where the indexes are made, and stay; None, in a temporary folder.
+        model: A SupCLAP model whose embeddings are taken.
+        recordings: A folder of recordings that it hears.
+    """
+    centres, texts = draw_centres(dim, model, recordings)
+    found = []
     with tempfile.TemporaryDirectory() as temporary:
-        for number in args.rows:
-            folder = str(Path(args.folder or temporary) / f"{number}.index")
-            column: dict[str, float] = {}
-            for work, options in ((build, (number, centres)), (ask, (texts, args.queries))):
+        for number in rows:
+            index = str(Path(folder or temporary) / f"{number}.index")
+            told: dict[str, float] = {}
+            for work, options in ((build, (number, centres)), (ask, (texts, queries))):
                 with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-                    column |= pool.submit(work, folder, *options).result()
-            columns[number] = column
-            print(f"{number} windows of {args.dim} numbers, drawn around {len(centres)}: {column}", flush=True)
+                    told |= pool.submit(work, index, *options).result()
+            print(f"{number} windows of {dim} numbers, drawn around {len(centres)}: {told}", flush=True)
 
-    print("\n| | " + " | ".join(f"{number:,} windows" for number in columns) + " |")
-    print("|---|" + "---:|" * len(columns))
-    for key in max(columns.values(), key=len):
-        print(f"| {key} | " + " | ".join(f"{columns[number].get(key, math.nan):.3g}" for number in columns) + " |")
+            windows, query = np.resize(centres, (number, dim)), centres[:1]
+            product = min(take_turns({"product": partial(np.matmul, windows, query.T)}, queries)["product"])
+            size = f"{number:,} windows of {dim} numbers"
+            found.append(Row("search", f"write and index {size}", told["both, s of one core"], unit="CPU s"))
+            for kind in ("exact", "approximate", "one recording"):
+                if f"{kind}, least, ms" in told:
+                    least, median = told[f"{kind}, least, ms"] / 1000, told[f"{kind}, median, ms"] / 1000
+                    what = f"{kind} search of {size} / their bare product"
+                    found.append(Row("search", what, least / product, median / product))
+            found.append(Row("search", "recall@10 of the approximate search", told["recall@10 of windows"], unit=""))
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    run_script(measure, __doc__)

@@ -78,15 +78,9 @@ def build_model(width: int, vocabulary: int) -> SupCLAPModel:
     """Makes a model of six and twelve layers whose towers have the proportions of CED-base and SONAR."""
     audio = CEDConfig(embed_dim=width, depth=6, num_heads=width // 64)
     text = M2M100Config(
-        vocab_size=vocabulary,
-        d_model=width // 3 * 4,
-        encoder_layers=12,
-        encoder_ffn_dim=width // 3 * 32,
-        encoder_attention_heads=width // 48,
-        encoder_layerdrop=0.0,
-        dropout=0.0,
-        attention_dropout=0.0,
-    )
+        vocab_size=vocabulary, d_model=width // 3 * 4, encoder_layers=12, encoder_ffn_dim=width // 3 * 32,
+        encoder_attention_heads=width // 48, encoder_layerdrop=0.0, dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
     return SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=256)).train()
 
 
@@ -155,22 +149,15 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
     device = get_device()
     model: Any = build_model(width, vocabulary)
     model.to(device)
-    cases = {
-        "InfoNCE": (ContrastiveObjective("infonce"), {}),
-        "CACL": (ContrastiveObjective("cacl"), {"texts": 2}),
-        "KCL of 8": (ContrastiveObjective("kcl"), {"texts": 8}),
-        "TeminAL triples": (TemporalObjective("b"), {"roles": 3}),
-    }
-    goals = {
-        "InfoNCE": ("step", "", ""),
-        "CACL": ("G5", "", "<= 1"),
-        "KCL of 8": ("G2", "<= 0.7", "<= 1"),
-        "TeminAL triples": ("G6", "<= 1.1", "<= 1"),
-    }
-
+    cases: list[tuple[str, Any, dict[str, int], str, str, str]] = [
+        ("InfoNCE", ContrastiveObjective("infonce"), {}, "step", "", ""),
+        ("CACL", ContrastiveObjective("cacl"), {"texts": 2}, "G5", "", "<= 1"),
+        ("KCL of 8", ContrastiveObjective("kcl"), {"texts": 8}, "G2", "<= 0.7", "<= 1"),
+        ("TeminAL triples", TemporalObjective("b"), {"roles": 3}, "G6", "<= 1.1", "<= 1"),
+    ]
     rows = []
     one_text = 0
-    for name, (objective, shape) in cases.items():
+    for name, objective, shape, goal, time_wanted, memory_wanted in cases:
         if name != "InfoNCE" and not name.startswith(only):
             continue
         batch = make_batch(model, clips, **shape)
@@ -183,7 +170,6 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
         straight_bytes, our_bytes = measure_bytes(straight, batch), measure_bytes(ours, batch)
         one_text = one_text or straight_bytes
         ways = {"straight": partial(run_step, straight, batch), "ours": partial(run_step, ours, batch)}
-        goal, time_wanted, memory_wanted = goals[name]
         ratio = compare(take_turns(ways, rounds), "ours", "straight")
         rows.append(Row(goal, f"{name}: time of a step / the step as one would write it", *ratio, time_wanted))
         memory_goal = "G1" if goal == "G2" else goal

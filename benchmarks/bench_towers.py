@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from rows import Row, compare, get_device, run_script, take_turns
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import M2M100Config
 
 from modeling_supclap import CEDConfig, CEDModel, SonarTextModel
@@ -24,44 +25,27 @@ CLIPS, SECONDS, TEXTS, TOKENS = 2, 10, 24, 17
 SIDE = 2048
 
 
-def count_flops(run: Callable[[], Any]) -> int:
-    """The floating-point operations of the products of a call."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops()
-
-
 def build_towers(layers: int, attention: str, device: torch.device) -> dict[str, tuple[Any, dict[str, Tensor]]]:
     """The two towers with few layers, and a batch for each."""
     audio_config = CEDConfig(embed_dim=768, depth=layers, num_heads=12)
     text_config = M2M100Config(
-        vocab_size=4000,
-        d_model=1024,
-        encoder_layers=layers,
-        encoder_ffn_dim=8192,
-        encoder_attention_heads=16,
-        encoder_layerdrop=0.0,
-        dropout=0.0,
-        attention_dropout=0.0,
-    )
+        vocab_size=4000, d_model=1024, encoder_layers=layers, encoder_ffn_dim=8192, encoder_attention_heads=16,
+        encoder_layerdrop=0.0, dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
     for config in (audio_config, text_config):
         config._attn_implementation = attention
 
     frames = 100 * SECONDS + 1
-    features = {"input_features": torch.randn(CLIPS, 64, frames)}
-    ids = torch.randint(5, 4000, (TEXTS, TOKENS))
+    features = {"input_features": torch.randn(CLIPS, 64, frames, device=device)}
+    ids = torch.randint(5, 4000, (TEXTS, TOKENS), device=device)
     texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
-    towers: dict[str, tuple[Any, dict[str, Tensor]]] = {}
-    both: list[tuple[str, Any, dict[str, Tensor]]] = [
-        ("CED-base", CEDModel(audio_config), features),
-        ("SONAR", SonarTextModel(text_config), texts),
-    ]
-    for name, tower, batch in both:
-        on_device = {key: tensor.to(device) for key, tensor in batch.items()}
-        towers[name] = (tower.to(device).eval(), on_device)  # eval: the batch norm of CED is frozen in training, too
+    towers: dict[str, tuple[Any, dict[str, Tensor]]] = {
+        "CED-base": (CEDModel(audio_config), features),
+        "SONAR": (SonarTextModel(text_config), texts),
+    }
+    for tower, _ in towers.values():
+        tower.to(device).eval()  # the batch norm of CED is frozen in training, too
     return towers
 
 
@@ -91,7 +75,9 @@ def measure(rounds: int = 3, layers: int = 2) -> list[Row]:
         if name == "CED-base":
             checkpointed.init_bn.eval()
 
-        flops = count_flops(partial(run_both_ways, tower, batch, False))
+        with FlopCounterMode(display=False) as counter:
+            run_both_ways(tower, batch, False)
+        flops = counter.get_total_flops()
         ways: dict[str, Callable[[], Any]] = {
             "float32": partial(run_both_ways, tower, batch, False),
             "bfloat16": partial(run_both_ways, tower, batch, True),
@@ -109,10 +95,11 @@ def measure(rounds: int = 3, layers: int = 2) -> list[Row]:
             what = f"{name}, {precision}: share of the product's speed"
             rows.append(Row("G11", what, products / least, products / median, wanted))
 
-        for other in ("eager", "checkpointed", "bfloat16"):
-            what = {"eager": "attention written out / sdpa", "bfloat16": "bfloat16 autocast / float32"}.get(
-                other, "checkpointing / none"
-            )
+        for other, what in (
+            ("eager", "attention written out / sdpa"),
+            ("checkpointed", "checkpointing / none"),
+            ("bfloat16", "bfloat16 autocast / float32"),
+        ):
             rows.append(Row("G11", f"{name}, time of {what}", *compare(seconds, other, "float32")))
 
     rows += measure_optimizers(rounds, device)

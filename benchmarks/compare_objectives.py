@@ -43,6 +43,7 @@ from modeling_supclap.losses.contrastive import softmax_contrast
 from modeling_supclap.losses.multilingual import data_distribution_error, language_distribution_error
 from modeling_supclap.losses.support_vector import DynamicRadius, StaticRadius
 from modeling_supclap.metrics.mrv.rank_variance import mean_rank_variance
+from modeling_supclap.metrics.recall import best_ranks
 from modeling_supclap.recipes.reproduce import get_logged, summarise
 from modeling_supclap.recipes.train_supclap import ModelArguments, build_model, build_processor
 from modeling_supclap.training.drift import drift_cosine, drift_statistics
@@ -52,14 +53,11 @@ from modeling_supclap.training.plots import plot_runs
 MODEL = ModelArguments(
     audio_config={"embed_dim": 64, "depth": 2, "num_heads": 2, "initializer_range": 0.1},
     text_config={
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 128,
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128,
         "initializer_range": 0.08,
     },
     projection_dim=64,
-)
+)  # fmt: skip
 
 
 class Split(NamedTuple):
@@ -87,10 +85,8 @@ class LinearModel(torch.nn.Module):
         return SimpleNamespace(pooler_output=F.normalize(self.text(input_ids), dim=-1))
 
 
-def draw_views(
-    clips: int, tests: int, languages: int, apart: float, seed: int, width: int = 64, noise: float = 0.5
-) -> dict[str, Split]:
-    """Draws clips and captions as noisy linear views of hidden vectors.
+def draw_views(clips: int, tests: int, languages: int, apart: float, seed: int) -> dict[str, Split]:
+    """Draws clips and captions as linear views, 64 numbers wide, of hidden vectors, with noise of half their size.
 
     Args:
         clips: How many to train on.
@@ -98,19 +94,16 @@ def draw_views(
         languages: How many views the captions have.
         apart: How large a language's own part of its view is, beside the part of size 1 that all share.
         seed: The seed of the draw.
-        width: The size of a view.
-        noise: The size of the noise on every view.
     """
     draw = torch.Generator().manual_seed(seed)
-    audio = torch.randn(32, width, generator=draw)
-    shared = torch.randn(32, width, generator=draw)
-    text = shared + apart * torch.randn(languages, 32, width, generator=draw)
+    audio, shared = torch.randn(32, 64, generator=draw), torch.randn(32, 64, generator=draw)
+    text = shared + apart * torch.randn(languages, 32, 64, generator=draw)
     splits = {}
     for name, count in (("train", clips), ("test", tests)):
         hidden = torch.randn(count, 32, generator=draw) / 32**0.5
-        features = hidden @ audio + noise * torch.randn(count, width, generator=draw)
+        features = hidden @ audio + 0.5 * torch.randn(count, 64, generator=draw)
         captions = torch.einsum("nh,khw->nkw", hidden, text)  # (N, K, D)
-        captions = captions + noise * torch.randn(captions.shape, generator=draw)
+        captions = captions + 0.5 * torch.randn(captions.shape, generator=draw)
         splits[name] = Split(features, captions.unsqueeze(1), torch.arange(count))
     return splits
 
@@ -188,12 +181,12 @@ OBJECTIVES: dict[str, Callable[[], ContrastiveObjective]] = {
     "cacl": lambda: ContrastiveObjective("cacl"),
     "kcl": lambda: ContrastiveObjective("kcl"),
 }
-COLUMNS = (
-    *("t2a R@1", "a2t R@1", "MRV", "language error", "data distribution error"),
-    *("drift mean", "drift_all mean", "distance last", "radius first", "radius last", "gradient mean"),
-    *("d_log_positive_weight mean", "log_positive_weight last"),
-)
-"""Scores of the test, and what was logged: a name and which of its values."""
+SCORES = ("t2a R@1", "a2t R@1", "MRV", "language error", "data distribution error")
+LOGGED = (
+    "drift mean", "drift_all mean", "distance last", "radius first", "radius last", "gradient mean",
+    "d_log_positive_weight mean", "log_positive_weight last",
+)  # fmt: skip
+"""What is kept of the log: a name and which of its values."""
 CURVES = {"drift": "drift cosine, text-to-audio half", "distance": "distance of the pairs", "radius": "radius"}
 
 
@@ -291,8 +284,6 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
                 entry |= measure(objective, audio, text, scale.detach())
                 assert text.grad is not None
                 entry["gradient"] = float(text.grad.norm(dim=-1).mean() * len(places))
-            if languages > 1:
-                entry["language_error"] = language_distribution_error(trained).item()
             weight = getattr(objective, "log_positive_weight", None)
             if weight is not None:
                 entry |= {"log_positive_weight": weight.item(), "d_log_positive_weight": weight.grad.item()}
@@ -309,25 +300,21 @@ def evaluate(model: Any, rows: Split, pad: int | None, trained: Tensor) -> dict[
     model.eval()
     audio = torch.cat([model.get_audio_features(input_features=part).pooler_output for part in rows.features.split(64)])
     same = rows.groups.unsqueeze(0) == rows.groups.unsqueeze(1)
+    relevant = [np.flatnonzero(row) for row in same.numpy()]
     ranks, texts = [], []
     scores: dict[str, float] = {}
     for language in range(rows.tokens.shape[2]):
-        parts = []
-        for ids in rows.tokens[:, 0, language].split(64):
-            parts.append(embed_texts(model, ids, pad))
-        text = torch.cat(parts)
-        texts.append(text)
+        parts = [embed_texts(model, ids, pad) for ids in rows.tokens[:, 0, language].split(64)]
+        texts.append(torch.cat(parts))
 
-        similarity = text @ audio.T  # (N, N)
+        similarity = (texts[-1] @ audio.T).numpy()  # (N, N)
+        ranks.append(best_ranks(similarity, relevant))
         if language == 0:
-            for direction, table in (("t2a", similarity), ("a2t", similarity.T)):
-                hits = same.gather(1, table.topk(10).indices).float()
-                scores |= {f"{direction} R@1": hits[:, 0].mean().item(), f"{direction} P@10": hits.mean().item()}
-        best = similarity.masked_fill(~same, -2).amax(dim=1, keepdim=True)
-        ranks.append((similarity > best).sum(dim=1))
+            scores["t2a R@1"] = float((ranks[0] == 0).mean())
+            scores["a2t R@1"] = float((best_ranks(similarity.T, relevant) == 0).mean())
 
     if len(ranks) > 1:
-        scores["MRV"] = mean_rank_variance(torch.stack(ranks, dim=1).numpy())
+        scores["MRV"] = mean_rank_variance(np.stack(ranks, axis=1))
         count = len(trained)
         clips = torch.stack(texts, dim=1)[:count]  # (N, K, d)
         scale = model.logit_scale.exp()
@@ -336,29 +323,16 @@ def evaluate(model: Any, rows: Split, pad: int | None, trained: Tensor) -> dict[
     return scores
 
 
-def tabulate(runs: list[dict], title: str, claim: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The runs as a table of `recipes/result_tables.py`, the first objective the baseline of the others.
-
-    Args:
-        runs: From `train`.
-        title: What is compared.
-        claim: What a paper says of it.
-        settings: The options that made them.
-    """
-    by_objective: dict[str, list[dict]] = {}
-    for run in runs:
-        by_objective.setdefault(run["objective"], []).append(run)
-    baseline = next(iter(by_objective))
-
+def tabulate(runs: list[dict]) -> list[dict[str, Any]]:
+    """The rows of a table of `recipes/result_tables.py`, the first objective the baseline of the others."""
     rows: list[dict[str, Any]] = []
-    for name, own in by_objective.items():
+    for name in dict.fromkeys(run["objective"] for run in runs):
+        own = [run for run in runs if run["objective"] == name]
         scores = {}
-        for column in COLUMNS:
-            logged, _, part = column.rpartition(" ")
-            values: list[Any] = []
-            for run in own:
-                is_logged = part in ("mean", "first", "last")
-                values.append(get_logged(run["log"], logged, part) if is_logged else run.get(column))
+        for column in (*SCORES, *LOGGED):
+            values: list[Any] = [run.get(column) for run in own]
+            if column in LOGGED:
+                values = [get_logged(run["log"], *column.split()) for run in own]
             if None in values:
                 continue
 
@@ -366,23 +340,20 @@ def tabulate(runs: list[dict], title: str, claim: str, settings: Mapping[str, An
             if rows and column in rows[0]["scores"]:  # the seeds that both have
                 pairs = zip(values, rows[0]["scores"][column]["values"], strict=False)
                 scores[column]["differences"] = [value - other for value, other in pairs]
-        rows.append(
-            {
-                "row": name,
-                "model": name.replace("_", " "),
-                "dataset": "synthetic",
-                "baseline": baseline if rows else None,
-                "seeds": [run["seed"] for run in own],
-                "scores": scores,
-            }
-        )
-    told = {"table": "benchmarks/compare_objectives.py", "title": title, "claim": claim, "scale": "mini"}
-    return {**told, "settings": dict(settings), "versions": package_versions(), "rows": rows}
+
+        about = {"row": name, "model": name.replace("_", " "), "dataset": "synthetic"}
+        baseline = rows[0]["row"] if rows else None
+        rows.append({**about, "baseline": baseline, "seeds": [run["seed"] for run in own], "scores": scores})
+    return rows
 
 
-def write(runs: list[dict], settings: Mapping[str, Any], title: str, claim: str, path: Path) -> None:
+def write(runs: list[dict], args: argparse.Namespace) -> None:
     """Writes the table of the runs, and draws drift and radius where they were logged."""
-    write_json(path, tabulate(runs, title, claim, settings))
+    settings = {name: value for name, value in vars(args).items() if name not in ("output", "title", "claim")}
+    about = {"table": "benchmarks/compare_objectives.py", "title": args.title, "claim": args.claim, "scale": "mini"}
+    told = {**about, "settings": settings, "versions": package_versions(), "rows": tabulate(runs)}
+    write_json(args.output, told)
+
     histories: dict[str, list[list[dict]]] = {}
     for run in runs:
         histories.setdefault(run["objective"], []).append(run["log"])
@@ -391,7 +362,7 @@ def write(runs: list[dict], settings: Mapping[str, Any], title: str, claim: str,
         if any(get_logged(run["log"], key, "last") is not None for run in runs):
             panels[heading] = {objective: (key, logs) for objective, logs in histories.items()}
     if panels:
-        plot_runs(panels, path.with_suffix(".png"))
+        plot_runs(panels, args.output.with_suffix(".png"))
 
 
 def main() -> None:
@@ -421,7 +392,6 @@ def main() -> None:
         processor = build_processor(MODEL, loaded["train"], languages)
         splits = {name: prepare(loaded[name], processor, languages, 32) for name in ("train", "test")}
 
-    settings = {name: value for name, value in vars(args).items() if name not in ("output", "title", "claim")}
     runs: list[dict] = []
     for seed in args.seeds:
         if processor is None:
@@ -430,7 +400,7 @@ def main() -> None:
             runs.append(train(name, seed, splits, processor, args))
             told = {key: round(value, 3) for key, value in runs[-1].items() if isinstance(value, float)}
             print(name, seed, told, flush=True)
-            write(runs, settings, args.title, args.claim, args.output)
+            write(runs, args)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from rows import Row, print_rows
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, M2M100Config
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel
@@ -57,8 +58,6 @@ def measure_ceiling(side: int = 8192) -> float:
 
 def measure_training(text: str, batch: int, steps: int, ceiling: float) -> list[Row]:
     """The rows of one model at one batch size."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     module = build_module(text)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-6, fused=True)
     extractor, counts = CEDFeatureExtractor(), torch.full((batch,), SECONDS * RATE_HZ, device="cuda")
