@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -36,19 +37,9 @@ from modeling_supclap.datasets_scripts.atomic_files import write_json, write_tex
 from modeling_supclap.evaluation.report_figures import save_projections
 from modeling_supclap.evaluation.results import Results, flat_scores
 from modeling_supclap.metrics.bootstrap import paired_test
-from modeling_supclap.recipes import evaluate_supclap, posttrain_teminal, train_supclap
+from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import CONFIGS, parse_arguments, read_settings
 from modeling_supclap.recipes.estimates import Estimate, estimate
-from modeling_supclap.recipes.options import (
-    DataArguments,
-    EvaluationArguments,
-    LastPartArguments,
-    ModelArguments,
-    PostTrainingArguments,
-    ReproductionArguments,
-    TrainedPartArguments,
-    as_mapping,
-)
 from modeling_supclap.recipes.result_tables import html_table, markdown_table
 from modeling_supclap.recipes.running import run_command, say
 from modeling_supclap.training.checkpoints import last_checkpoint
@@ -56,12 +47,15 @@ from modeling_supclap.training.plots import Curve, plot_runs
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
-    "train": (train_supclap.main, (DataArguments, ModelArguments, TrainedPartArguments, SupCLAPTrainingArguments)),
+    "train": (
+        train_supclap.main,
+        (options.DataArguments, options.ModelArguments, options.TrainedPartArguments, SupCLAPTrainingArguments),
+    ),
     "posttrain": (
         posttrain_teminal.main,
-        (PostTrainingArguments, LastPartArguments, posttrain_teminal.AllStagesArguments),
+        (options.PostTrainingArguments, options.LastPartArguments, posttrain_teminal.AllStagesArguments),
     ),
-    "evaluate": (evaluate_supclap.main, (EvaluationArguments,)),
+    "evaluate": (evaluate_supclap.main, (options.EvaluationArguments,)),
 }
 """What a step of a run calls, and the dataclasses of its keys."""
 
@@ -143,66 +137,59 @@ def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def plan(name: str, table: Mapping[str, Any], args: ReproductionArguments) -> list[Cell]:
-    """The runs of a table: every row, on every dataset of the scale whose data is given, with every seed.
-
-    Args:
-        name: Such as "supclap/table1".
-        table: Its entry of tables.yaml.
-        args: Of the command.
+def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArguments) -> list[Cell]:
+    """The runs of a table: every row, or those of `args.rows`, on every dataset of the scale whose data is given.
 
     Raises:
-        ValueError: The table has nothing at this scale, or lacks a row that was asked for.
+        ValueError: The table has nothing at this scale, or lacks data that it needs.
     """
     datasets = table.get(args.scale)
     if not datasets:
         raise ValueError(f"{name} has nothing at scale {args.scale}: {table.get(f'no_{args.scale}', 'not yet')}")
 
-    known = {}
-    for group in table["groups"]:
-        baseline = None
-        for row, entry in group.items():
-            entry = entry if isinstance(entry, dict) else {"model": entry}
-            known[row] = {**entry, "baseline": baseline}
-            baseline = baseline or row
-    unknown = sorted(set(args.rows) - set(known))
-    if unknown and len(args.rows) == len(unknown):
-        raise ValueError(f"{name} has no rows {unknown}; it has {', '.join(known)}")
-
     cells = []
+    has_data = False
     for dataset, scale in datasets.items():
         scale = scale if isinstance(scale, dict) else {"base": scale}
         if scale.get("needs_data") and args.data_dir is None and not args.dry_run:
             say(f"{name}: {dataset} is left out, since no --data_dir was given")
             continue
 
-        for row, entry in known.items():
-            if args.rows and row not in args.rows:
-                continue
-            runs = []
-            for seed in args.seeds or table.get("seeds", [0, 1, 2]):
-                runs.append(_steps(name, row, entry, scale, seed, args))
-            model = entry["model"] + scale.get("model_suffix", "")
-            cells.append(Cell(row, model, entry["baseline"], dataset, runs))
-    if not cells:
+        has_data = True
+        for group in table["groups"]:
+            baseline = None
+            for row, entry in group.items():
+                entry = entry if isinstance(entry, dict) else {"model": entry}
+                if not args.rows or row in args.rows:
+                    runs = []
+                    for seed in args.seeds or table.get("seeds", [0, 1, 2]):
+                        runs.append(_steps(name.partition("/")[0], row, entry, scale, seed, args))
+                    model = entry["model"] + scale.get("model_suffix", "")
+                    cells.append(Cell(row, model, baseline, dataset, runs))
+                baseline = baseline or row
+    if not has_data:
         raise ValueError(f"{name} has nothing to train without data; give --data_dir")
     return cells
 
 
 def _steps(
-    table: str, row: str, entry: Mapping[str, Any], scale: Mapping[str, Any], seed: int, args: ReproductionArguments
+    paper: str,
+    row: str,
+    entry: Mapping[str, Any],
+    scale: Mapping[str, Any],
+    seed: int,
+    args: options.ReproductionArguments,
 ) -> list[Step]:
     """What is run for one row and seed: what it starts from, the row itself, and its evaluation on other data."""
-    paper = table.partition("/")[0]
     own = read_settings(CONFIGS / paper / f"{row}.yaml", CONFIGS / paper / scale["base"])
-    more = {**scale.get("settings", {}), **as_mapping(args.settings)}
+    more = {**scale.get("settings", {}), **options.as_mapping(args.settings)}
     recipe = entry.get("recipe", "train")
 
     steps = []
     start = scale.get("start", entry.get("start"))
     if start is not None:
         base = {"base": scale.get("start_base", scale["base"])}
-        steps = _steps(table, start, {}, {**scale, **base, "start": None, "evaluate": None}, seed, args)
+        steps = _steps(paper, start, {}, {**scale, **base, "start": None, "evaluate": None}, seed, args)
         more["model"] = str(steps[-1].folder)
     if recipe != "none":
         steps.append(_step(row, recipe, {**own, **more, "seed": seed}, args))
@@ -214,7 +201,7 @@ def _steps(
     return steps
 
 
-def _step(row: str, recipe: str, settings: dict[str, Any], args: ReproductionArguments) -> Step:
+def _step(row: str, recipe: str, settings: dict[str, Any], args: options.ReproductionArguments) -> Step:
     """A call of a recipe, in the folder that its settings name: where they change, so does the folder."""
     dataset = settings.get("dataset", "synthetic")
     if dataset != "synthetic" and args.data_dir is not None:
@@ -235,15 +222,11 @@ def _step(row: str, recipe: str, settings: dict[str, Any], args: ReproductionArg
 def run_step(step: Step) -> None:
     """Calls the recipe as its command does, unless its results are there; a run that was stopped goes on.
 
-    Args:
-        step: The call. Its settings are left beside its results, as a configuration that the recipe takes.
+    Its settings are left beside its results, as a configuration that the recipe takes.
     """
     if step.is_done:
         return
-    step.folder.mkdir(parents=True, exist_ok=True)
-    path = step.folder / "settings.yaml"
-    write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
-    words = [str(path)]
+    words = [write_settings(step, step.folder)]
     if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
         words += ["--resume_from_checkpoint", "last"]
 
@@ -258,21 +241,22 @@ def run_step(step: Step) -> None:
     gc.collect()  # a trainer and its model hold each other
 
 
-def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
-    """Reads the settings of a step as its recipe would.
+def write_settings(step: Step, folder: str | Path) -> str:
+    """Writes the settings of a step into a folder, which is made if need be, and gives the path of the file."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder, "settings.yaml")
+    write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
+    return str(path)
 
-    Args:
-        step: The call; nothing is run, loaded or downloaded.
+
+def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
+    """Reads the settings of a step as its recipe would; nothing is run, loaded or downloaded.
 
     Returns:
         What it would cost, for a training, and the references that lead nowhere on this machine.
     """
-    _, groups = RECIPES[step.recipe]
-    folder = step.folder.parent.parent / "dry_run"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{step.folder.name}.yaml"
-    write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
-    parsed = parse_arguments(groups, [str(path)])
+    with TemporaryDirectory() as folder:
+        parsed = parse_arguments(RECIPES[step.recipe][1], [write_settings(step, folder)])
 
     missing = []
     for key in ("data_dir", "model"):
@@ -281,19 +265,14 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
             missing.append(f"{key} {value}")
     if step.settings.get("dataset", "synthetic") != "synthetic" and "data_dir" not in step.settings:
         missing.append(f"data of {step.settings['dataset']}")
-    translations = as_mapping(step.settings.get("dataset_config")).get("translations")
+    translations = options.as_mapping(step.settings.get("dataset_config")).get("translations")
     if translations is not None and not Path(translations).exists():
         missing.append(f"translations {translations}")
     return (estimate(parsed) if step.recipe == "train" else None), missing
 
 
 def dry_run(name: str, cells: Sequence[Cell]) -> str:
-    """What a table would run and cost, as text. The runs of a row differ in their seed only: the first is read.
-
-    Args:
-        name: Of the table.
-        cells: From `plan`.
-    """
+    """What a table would run and cost, as text. The runs of a row differ in their seed only: the first is read."""
     lines, missing, hours = [f"{name}:"], set(), 0.0
     for cell in cells:
         done = sum(run[-1].is_done for run in cell.runs)
@@ -317,9 +296,9 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
     """One number of a run.
 
     Args:
-        results: Of the run.
+        results: What the run left.
         log: What it logged while it trained.
-        place: Where it stands among the scores, where a mean that is not there is taken over the languages; or
+        place: Where the number stands among the scores, where a mean that is not there is taken over the languages; or
             "training" and a key of that part; or "similarity" and what of the cosines of the test's pairs: the mean of
             the positive or the negative ones, or their separation, the difference of the two in standard deviations of
             the negative ones; or "captions" and "relative_distance"; or "log", a logged name, and which of its values:
@@ -378,7 +357,7 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
             return None
         return arrays["multilingual/ranks"].var(axis=1), arrays["multilingual/cluster"]
 
-    task, language, *rest = place if len(place) > 1 else (*place, "")
+    task, language, *rest = place
     languages = results.protocol.get("languages", []) if language == "mean" else [language]
     columns: list[np.ndarray] = []
     for each in languages:
@@ -395,13 +374,15 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
     return None if clusters is None else (np.mean(columns, axis=0), clusters)
 
 
-def compare_seeds(own: Sequence[Results], other: Sequence[Results], place: Sequence[str]) -> dict[str, float] | None:
+def compare_seeds(
+    own: Sequence[tuple[Results, Any]], other: Sequence[tuple[Results, Any]], place: Sequence[str]
+) -> dict[str, float] | None:
     """The paired test of two rows: each query by its mean over the seeds, resampled by recordings.
 
     Args:
-        own: The results of a row, one for each seed.
-        other: Those of the row that it is compared with.
-        place: Of the score.
+        own: The runs of a row, one for each seed, as `load_run` gives them.
+        other: The runs of the row that it is compared with.
+        place: The place of the score, as in `get_value`.
 
     Returns:
         "difference" (own minus other), its interval "low" and "high", and "p_value"; None where queries left nothing.
@@ -409,7 +390,7 @@ def compare_seeds(own: Sequence[Results], other: Sequence[Results], place: Seque
     sides = []
     for several in (own, other):
         values = []
-        for results in several:
+        for results, _ in several:
             found = get_outcomes(results, place)
             if found is None:
                 return None
@@ -426,43 +407,35 @@ def compare_seeds(own: Sequence[Results], other: Sequence[Results], place: Seque
 def gather(name: str, table: Mapping[str, Any], cells: Sequence[Cell], scale: str) -> dict[str, Any]:
     """All numbers of a table: what was measured, and what the paper prints.
 
-    Args:
-        name: Such as "supclap/table1".
-        table: Its entry of tables.yaml.
-        cells: From `plan`, with results.
-        scale: "mini" or "full".
-
     Returns:
         "table", "title", "claim", "scale" and "rows". A row has "row", "model", "dataset", "baseline", "seeds" and
         "scores": by column "values" (one a seed), "mean", "std" (of a sample; None for one seed), "paper" (the
         printed number or None) and, beside a baseline, "differences" (one a seed), "difference", "low", "high" and
         "p_value". A table of cases has "cases" as well, of the first seed, from `tabulate_cases`.
     """
-    loaded: dict[tuple[str | None, str], tuple[list[Results], list[Any]]] = {}
+    loaded: dict[tuple[str | None, str], list[tuple[Results, list[Any]]]] = {}
     for cell in cells:
-        results = [Results.load(run[-1].folder) for run in cell.runs]
-        loaded[cell.row, cell.dataset] = results, [read_log(run) for run in cell.runs]
+        loaded[cell.row, cell.dataset] = list(map(load_run, cell.runs))
 
     rows = []
     for cell in cells:
-        results, logs = loaded[cell.row, cell.dataset]
-        baseline = loaded.get((cell.baseline, cell.dataset))
+        own, baseline = loaded[cell.row, cell.dataset], loaded.get((cell.baseline, cell.dataset))
         scores = {}
         for column in table.get(f"{scale}_columns", table["columns"]):
             place = column.split()
-            values: list[Any] = [get_value(*pair, place) for pair in zip(results, logs, strict=True)]
+            values: list[Any] = [get_value(*run, place) for run in own]
             if None in values:
                 continue
 
             told = summarise(values)
-            told["paper"] = printed(name, table, cell, place, scale)
+            told["paper"] = get_printed(name, table, cell, place, scale)
             if baseline is not None:
                 told["differences"] = []
-                for value, result, log in zip(values, *baseline, strict=True):
-                    other = get_value(result, log, place)
+                for value, run in zip(values, baseline, strict=True):
+                    other = get_value(*run, place)
                     if other is not None:
                         told["differences"].append(value - other)
-                told |= compare_seeds(results, baseline[0], place) or {}
+                told |= compare_seeds(own, baseline, place) or {}
             scores[column] = told
 
         seeds = [run[-1].settings["seed"] for run in cell.runs]
@@ -479,10 +452,8 @@ def gather(name: str, table: Mapping[str, Any], cells: Sequence[Cell], scale: st
 def tabulate_cases(several: Mapping[str, Results]) -> list[list[str]]:
     """What some captions find in each language, as heading and lines of a table [A tables 9 and 10].
 
-    The captions are the two with the best and the two with the worst mean rank over all models and languages.
-
-    Args:
-        several: The results of models on the same captions in several languages, by the name of the model.
+    The captions are the two with the best and the two with the worst mean rank over all models, whose results are
+    given by the name of the model, and languages.
     """
     first = next(iter(several.values()))
     ranks = np.mean([results.arrays["multilingual/ranks"] for results in several.values()], axis=(0, 2))
@@ -519,22 +490,14 @@ def summarise(values: Sequence[float]) -> dict[str, Any]:
     return {"values": list(values), "mean": float(np.mean(values)), "std": spread}
 
 
-def printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str], scale: str) -> float | None:
-    """What the paper prints in a place; at scale mini, which has other data, under its first dataset.
-
-    Args:
-        name: Of the table.
-        table: Its entry of tables.yaml.
-        cell: The row and the dataset.
-        place: Of the score.
-        scale: "mini" or "full".
-    """
+def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str], scale: str) -> float | None:
+    """What the paper prints in a place; at scale mini, which has other data, under its first dataset."""
     first, full = next(iter(table["full"].items())) if table.get("full") else (cell.dataset, {})
     is_mini = scale == "mini"
     model = cell.model
     if is_mini and isinstance(full, dict):
         model += full.get("model_suffix", "")
-    languages = (place[1], {"mean": "avg", "all": "avg"}.get(place[1]), None) if len(place) > 1 else (None,)
+    languages = (place[1], {"mean": "avg", "all": "avg"}.get(place[1]), None)
     wanted = {"dataset": (first if is_mini else cell.dataset).split(" to ")[-1], "model": model, "metric": place[-1]}
 
     paper, _, number = name.partition("/table")
@@ -545,10 +508,10 @@ def printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str
     return None
 
 
-def read_log(run: Sequence[Step]) -> list[dict[str, Any]]:
-    """What the last training of a run logged, and as its last entry the cosines of the positive pairs of the test.
+def load_run(run: Sequence[Step]) -> tuple[Results, list[dict[str, Any]]]:
+    """The results of a run, and what its last training logged, of a post-training its stage B.
 
-    A post-training gives what its stage B logged.
+    The last entry of the log holds the cosines of the positive pairs of the test.
     """
     log: list[dict[str, Any]] = []
     for step in run:
@@ -557,19 +520,18 @@ def read_log(run: Sequence[Step]) -> list[dict[str, Any]]:
             if path.is_file():
                 log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
 
-    cosines = Results.load(run[-1].folder).arrays.get("similarity/eng/positive")
+    results = Results.load(run[-1].folder)
+    cosines = results.arrays.get("similarity/eng/positive")
     if cosines is not None:
         counts, edges = np.histogram(cosines, bins=40, range=(-1.0, 1.0))
         log.append({"test_similarity": {"low": edges[0], "high": edges[-1], "counts": counts.tolist()}})
-    return log
+    return results, log
 
 
-def write_table(name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: ReproductionArguments) -> Path:
-    """Writes a table as JSON, Markdown and HTML, and its curves or embedding spaces as PNG.
-
-    Returns:
-        The path of the Markdown file.
-    """
+def write_table(
+    name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: options.ReproductionArguments
+) -> Path:
+    """Writes a table as JSON, HTML, Markdown, whose path it gives, and its curves or embedding spaces as PNG."""
     stem = Path(args.output_dir) / args.scale / name.replace("/", "_")
     content = gather(name, table, cells, args.scale)
     write_json(stem.with_suffix(".json"), content)
@@ -589,15 +551,13 @@ def write_table(name: str, table: Mapping[str, Any], cells: Sequence[Cell], args
 def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str, dict[str, Curve]]:
     """The panels of a figure: one for each dataset and title, in which each row has a curve.
 
-    Args:
-        curves: Logged names and the titles of their panels; names of one title share it.
-        cells: From `plan`, with results.
+    `curves` maps what was logged to the titles of the panels; what has the same title shares a panel.
     """
     one_dataset = all(cell.dataset == cells[0].dataset for cell in cells)
     titles = Counter(curves.values())
     panels: dict[str, dict[str, Curve]] = {}
     for cell in cells:
-        logs = [read_log(run) for run in cell.runs]
+        logs = [load_run(run)[1] for run in cell.runs]
         for key, title in curves.items():
             label = cell.model if titles[title] == 1 else f"{cell.model}, {key.removeprefix('eval_')}"
             panel = title if one_dataset else f"{title}, {cell.dataset}"
@@ -609,14 +569,22 @@ def main() -> None:
     """Parse, plan, run, gather."""
     words = sys.argv[1:]
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    (args,) = parse_arguments((ReproductionArguments,), words[len(names) :])
+    (args,) = parse_arguments((options.ReproductionArguments,), words[len(names) :])
     tables = find_tables(names)
 
     plans = {}
+    known: set[str] = set()
     for name, table in tables.items():
         if args.scale in table or len(tables) == 1:
             plans[name] = plan(name, table, args)
+            known.update(*table["groups"])
+    unknown = sorted(set(args.rows) - known)
+    if unknown:
+        raise ValueError(f"{', '.join(plans)} have no rows {unknown}; they have {', '.join(sorted(known))}")
+
     for name, cells in plans.items():
+        if not cells:  # none of its rows was asked for
+            continue
         if args.dry_run:
             say(dry_run(name, cells))
             continue

@@ -52,11 +52,7 @@ def format_cell(column: str, told: Mapping[str, Any]) -> str:
 
 
 def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
-    """Heading and lines of a table; under a measured number what the paper prints.
-
-    Args:
-        content: As `reproduce.gather` gives it.
-    """
+    """Heading and lines of a table, as `reproduce.gather` gives it; beside a measured number what the paper prints."""
     columns: dict[str, None] = {}
     datasets = set()
     for row in content["rows"]:
@@ -130,12 +126,7 @@ def _markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
-    """A table as a page of its own.
-
-    Args:
-        content: As `reproduce.gather` gives it.
-        figure: The name of a picture in the same folder, which the page shows.
-    """
+    """A table, as `reproduce.gather` gives it, as a page of its own, with a picture of the same folder."""
     title = escape(f"{content['table']}: {content['title']}")
     picture = "" if figure is None else f'<img src="{escape(figure)}" alt="{title}">'
     cases = f"{_html_lines(content['cases'])}<p>{CASES}</p>" if "cases" in content else ""

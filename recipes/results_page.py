@@ -33,15 +33,10 @@ HEADLINES = {
 """What the README says of a result file: of which column, and which row beside its baseline."""
 
 
-def render_page(page: str, results: Path = RESULTS) -> str:
-    """The page with the tables of the result files.
-
-    Args:
-        page: Its text, with or without tables.
-        results: The folder of the scales.
-    """
+def render_page(page: str) -> str:
+    """The text of the page, with or without tables, with those of the result files."""
     parts = [page.partition(MARK)[0].rstrip(), "", MARK]
-    for path in sorted(results.glob("*/*.json")):
+    for path in sorted(RESULTS.glob("*/*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         parts += ["", markdown_table(content).rstrip()]
         if (PAGE.parent / "images" / f"{path.stem}.png").exists():
@@ -49,15 +44,10 @@ def render_page(page: str, results: Path = RESULTS) -> str:
     return "\n".join(parts) + "\n"
 
 
-def render_readme(page: str, results: Path = RESULTS) -> str:
-    """The README with a line for each headline.
-
-    Args:
-        page: Its text, with both marks.
-        results: The folder of the scales.
-    """
+def render_readme(page: str) -> str:
+    """The text of the README, which has both marks, with a line for each headline between them."""
     lines = ["| what | scale | measure | baseline | with the method | paper |", "|---|---|---|---|---|---|"]
-    for path in sorted(results.glob("*/*.json")):
+    for path in sorted(RESULTS.glob("*/*.json")):
         if path.stem not in HEADLINES:
             continue
         column, model = HEADLINES[path.stem]

@@ -12,8 +12,7 @@ from commands import run_recipe
 from modeling_supclap import evaluation
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
 from modeling_supclap.recipes import reproduce, results_page
-from modeling_supclap.recipes.options import SCALES
-from modeling_supclap.recipes.reproduce import ReproductionArguments
+from modeling_supclap.recipes.options import SCALES, ReproductionArguments
 from modeling_supclap.recipes.result_tables import html_table, markdown_table
 from modeling_supclap.training.plots import plot_runs
 
@@ -163,7 +162,7 @@ def test_every_row_that_a_paper_prints_has_its_number():
             continue
         for cell in reproduce.plan(name, table, args):
             places = [column.split() for column in table["columns"]]
-            found = [reproduce.printed(name, table, cell, place, "full") for place in places]
+            found = [reproduce.get_printed(name, table, cell, place, "full") for place in places]
             if (name, cell.dataset) == ("supclap/table8", "clotho") and "CACL" in cell.model:
                 assert set(found) == {None}  # the paper leaves these out
                 continue
@@ -174,6 +173,19 @@ def test_every_row_that_a_paper_prints_has_its_number():
 def test_an_unknown_table_is_told_the_known_ones(names):
     with pytest.raises(ValueError, match=r"atri/table1.*supclap/table14"):
         reproduce.find_tables(names)
+
+
+@pytest.mark.parametrize("names", [["supclap/table1"], ["supclap/table1", "supclap/table3"]])
+def test_a_row_that_no_table_has_is_named(recipe, names, tmp_path):
+    with pytest.raises(ValueError, match=r"have no rows \['table1_info'\].* table1_infonce,"):
+        run_recipe(reproduce, *names, *ROWS, "--rows", "table1_infonce", "table1_info", "--output_dir", tmp_path)
+    assert not recipe
+
+
+def test_of_several_tables_those_are_made_that_have_a_row(recipe, tmp_path):
+    words = ("--rows", "table3_uni_static", "--seeds", "0", "--output_dir", tmp_path)
+    run_recipe(reproduce, "supclap/table1", "supclap/table3", *words)
+    assert [path.name for path in tmp_path.glob("mini/*.md")] == ["supclap_table3.md"]
 
 
 def test_what_cannot_be_reproduced_says_what_it_lacks():
