@@ -228,15 +228,18 @@ class _DisplacedContrast(torch.autograd.Function):
         rows = (weight * scale / masses).unsqueeze(ctx.dim)
         cross_gradient = errors * (rows * near.unsqueeze(ctx.dim))
 
-        # That of the targets' products with themselves, of which both factors are the targets: some rows at a time.
+        # That of the targets' products with themselves, of which both factors are the targets: the sum of a matrix and
+        # its transpose, of which only what lies from the diagonal on is made.
         factors = (rows * far.unsqueeze(ctx.dim)).expand_as(errors)
-        targets_gradient = torch.empty_like(targets)
+        targets_gradient = torch.zeros_like(targets)
         size = targets.shape[-2]
-        for start, count in _blocks(errors, 4):
-            own, across = (errors.narrow(dim, start, count) * factors.narrow(dim, start, count) for dim in (-2, -1))
-            own += across.mT.contiguous()
-            within = own.sum_to_size(*targets.shape[:-2], count, size)
-            torch.matmul(within, targets, out=targets_gradient.narrow(-2, start, count))
+        for start, count in _blocks(errors, 2):
+            own, rest = slice(start, start + count), slice(start + count, None)
+            within = errors[..., own, start:] * factors[..., own, start:]
+            within += (errors[..., start:, own] * factors[..., start:, own]).mT.contiguous()
+            within = within.sum_to_size(*targets.shape[:-2], count, size - start)
+            targets_gradient[..., own, :] += within @ targets[..., start:, :]
+            targets_gradient[..., rest, :] += within[..., count:].mT @ targets[..., own, :]
 
         near_gradient, far_gradient = weight * near_sums, weight * far_sums
         scale_gradient = (near * near_gradient + far * far_gradient).sum()

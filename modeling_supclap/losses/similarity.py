@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 # The rows of a symmetric product that are made at a time, from the diagonal on.
-_GRAM_ROWS = 512
+_GRAM_ROWS = 256
 
 
 def at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ def gram_products(embeds: Tensor) -> Tensor:
     products = embeds.new_empty(*embeds.shape[:-1], size)
     for start in range(0, size, _GRAM_ROWS):
         own, rest = slice(start, start + _GRAM_ROWS), slice(start + _GRAM_ROWS, None)
-        products[..., own, start:] = embeds[..., own, :] @ embeds[..., start:, :].mT
+        torch.matmul(embeds[..., own, :], embeds[..., start:, :].mT, out=products[..., own, start:])
         products[..., rest, own] = products[..., own, rest].mT
     return products
 
