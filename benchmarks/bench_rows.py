@@ -37,7 +37,7 @@ class MadeUp:
     def __init__(self, clips: int) -> None:
         self.features = datasets.Features({})
         self.licenses: dict[str, int] = {}
-        self.row_groups = [RowGroup("shard", start, start, min(100, clips - start)) for start in range(0, clips, 100)]
+        self.row_groups = [RowGroup("shard", start, min(100, clips - start)) for start in range(0, clips, 100)]
 
     def read(self, group: RowGroup, columns: Any) -> Callable[[int], dict[str, Any]]:
         """Rows without content."""

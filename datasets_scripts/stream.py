@@ -39,7 +39,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from .builders.hf import SPLITS, Columns, HubDatasetConfig
 from .builders.recordings import SUFFIXES
-from .prepared import PreparedSet, with_absolute_paths
+from .prepared import STORAGES, PreparedSet, with_absolute_paths
 from .schema import FILE_SOURCE, features
 
 LANES = 16
@@ -54,14 +54,19 @@ class RowGroup(NamedTuple):
     Attributes:
         path: The file or the address of the shard.
         place: What finds it in the shard: its number in Parquet, the first and the last byte in a tar file.
-        start: The place in the split of its first row.
         rows: How many rows it has.
+        start: The place in the split of its first row, which `RowStream` counts.
     """
 
     path: str
     place: Any
-    start: int
     rows: int
+    start: int = 0
+
+
+def _file_features(languages: Sequence[str]) -> datasets.Features:
+    """The types of rows that hold the bytes of their recordings."""
+    return datasets.Features({**features(languages), **STORAGES["original"].features()})
 
 
 class ParquetSplit:
@@ -79,12 +84,10 @@ class ParquetSplit:
         self.row_groups: list[RowGroup] = []
         self._root = prepared.audio_root()
 
-        start = 0
         shards = prepared.manifest["splits"][split]["shards"]
         for path, shard in zip(prepared.shard_paths(split), shards, strict=True):
             for number, rows in enumerate(shard["row_groups"]):
-                self.row_groups.append(RowGroup(path, number, start, rows))
-                start += rows
+                self.row_groups.append(RowGroup(path, number, rows))
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         """Reads those columns of a row group, and gives what finds a row of it by its place."""
@@ -109,21 +112,15 @@ class HubSplit:
     ) -> None:
         self._columns = Columns(types, config)
         self._holds_files = isinstance(types.arrow_schema.field(self._columns.audio).type, pyarrow.StructType)
-        self.features = features(list(dict.fromkeys(self._columns.languages.values())))
-        self.features["audio"] = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+        self.features = _file_features(list(dict.fromkeys(self._columns.languages.values())))
         self.licenses: dict[str, int] = {}
-        self.split = split
+        self.split, self.row_groups = split, row_groups
 
-        self.row_groups: list[RowGroup] = []
-        start = 0
-        for group in row_groups:
-            self.row_groups.append(group._replace(start=start))
-            start += group.rows
         versions = []
         for path in sorted({group.path for group in row_groups}):
             system, name = fsspec.core.url_to_fs(path)
             versions.append(system.ukey(name))
-        self.digest = Hasher.hash([versions, self.row_groups, config])
+        self.digest = Hasher.hash([versions, row_groups, config])
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         """Reads those columns of a row group, and gives what finds a row of it by its place."""
@@ -157,22 +154,19 @@ class TarSplit:
     """
 
     def __init__(self, paths: Sequence[str], language: str = "eng") -> None:
-        self.features = features([language])
-        self.features["audio"] = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+        self.features = _file_features([language])
         self.licenses: dict[str, int] = {}
         self.digest = ""
         self.row_groups: list[RowGroup] = []
         self.language = language
 
-        start = 0
         for path in paths:
             system, name = fsspec.core.url_to_fs(path)
             self.digest += system.ukey(name)
             samples = self._samples(path)
             for first in range(0, len(samples), ROWS_OF_A_GROUP):
                 held = samples[first : first + ROWS_OF_A_GROUP]
-                self.row_groups.append(RowGroup(path, (held[0][0], held[-1][1]), start, len(held)))
-                start += len(held)
+                self.row_groups.append(RowGroup(path, (held[0][0], held[-1][1]), len(held)))
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         """Reads those columns of a row group, and gives what finds a row of it by its place."""
@@ -278,7 +272,7 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
         for path, end in zip(paths, ends, strict=True):
             for number in range(end.num_row_groups):
                 rows = end.row_group(number).num_rows
-                found.append(RowGroup(path, (number, first_row), 0, rows))
+                found.append(RowGroup(path, (number, first_row), rows))
                 first_row += rows
         types = datasets.Features.from_arrow_schema(ends[0].schema.to_arrow_schema())
 
@@ -350,13 +344,18 @@ class RowStream(IterableDataset):
         split: What is read: a `ParquetSplit`, a `HubSplit` or a `TarSplit`.
 
     Attributes:
+        num_rows: The number of rows of the whole split.
         licenses: How many clips have which licence, of the whole set, as far as its maker says so.
     """
 
     def __init__(self, split: ParquetSplit | HubSplit | TarSplit) -> None:
         self.features = datasets.Features({**split.features, "clip_index": datasets.Value("int64")})
         self.licenses = split.licenses
-        self.row_groups = split.row_groups
+        self.row_groups: list[RowGroup] = []
+        self.num_rows = 0
+        for group in split.row_groups:
+            self.row_groups.append(group._replace(start=self.num_rows))
+            self.num_rows += group.rows
         self._split = split
         self._columns = list(split.features)
         self._seed: int | None = None
@@ -366,18 +365,14 @@ class RowStream(IterableDataset):
         self._state = torch.tensor([0, 0, 1]).share_memory_()
 
     @property
-    def num_rows(self) -> int:
-        """The number of rows of the whole split."""
-        return self.row_groups[-1].start + self.row_groups[-1].rows if self.row_groups else 0
-
-    @property
     def column_names(self) -> list[str]:
         """The names of the columns, as of a `datasets.Dataset`."""
         return list(self.features)
 
     def __len__(self) -> int:
         """How many rows this process gives in an epoch."""
-        return self.rows_per_epoch
+        rest = 0 if self._seed is not None else int(self._process < self.num_rows % self._num_processes)
+        return self.num_rows // self._num_processes + rest
 
     def shuffle(self, seed: int) -> RowStream:
         """The same rows in a random order, another one for each epoch.
@@ -429,9 +424,11 @@ class RowStream(IterableDataset):
             cache_dir: Where `datasets` keeps the memory-mapped rows; its own default when None. What is there of the
                 same files is not read again.
         """
+        whole = self._changed(_seed=None, _process=0, _num_processes=1)
+        whole.load_state_dict({"epoch": 0, "rows": 0})
         fingerprint = Hasher.hash([self._split.digest, self._columns, self._functions])
         return datasets.Dataset.from_generator(
-            self.__iter__, features=self.features, cache_dir=cache_dir, fingerprint=fingerprint
+            whole.__iter__, features=self.features, cache_dir=cache_dir, fingerprint=fingerprint
         )
 
     def _changed(self, **attributes: Any) -> RowStream:
@@ -440,12 +437,6 @@ class RowStream(IterableDataset):
         for name, value in attributes.items():
             setattr(changed, name, value)
         return changed
-
-    @property
-    def rows_per_epoch(self) -> int:
-        """How many rows this process gives in an epoch."""
-        rest = 0 if self._seed is not None else int(self._process < self.num_rows % self._num_processes)
-        return self.num_rows // self._num_processes + rest
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the order that of this epoch, counted from 0; the next iteration starts at its beginning."""
@@ -480,7 +471,7 @@ class RowStream(IterableDataset):
         skipped = given if info is None else batch_size * len(range(worker, batches, workers))
 
         rows = self.read_epoch(epoch)
-        for turn in range(worker, self.rows_per_epoch, workers)[skipped:]:
+        for turn in range(worker, len(self), workers)[skipped:]:
             if info is None:
                 self._state[1] = turn + 1
             yield rows[turn]
@@ -489,14 +480,12 @@ class RowStream(IterableDataset):
 
     def read_epoch(self, epoch: int) -> EpochReader:
         """The rows of this process in an epoch, by their turn; those of one turn after the other are read fast."""
-        order = [self.row_groups]
+        lanes = [self.row_groups]
         if self._seed is not None:
-            order = [[] for _ in range(min(LANES, len(self.row_groups)))]
-            for place, number in enumerate(
-                np.random.default_rng([self._seed, epoch]).permutation(len(self.row_groups))
-            ):
-                order[place % LANES].append(self.row_groups[number])
-        return EpochReader(self, epoch, order)
+            order = np.random.default_rng([self._seed, epoch]).permutation(len(self.row_groups))
+            dealt = [self.row_groups[number] for number in order]
+            lanes = [dealt[lane::LANES] for lane in range(min(LANES, len(dealt)))]
+        return EpochReader(self, epoch, lanes)
 
 
 class EpochReader:

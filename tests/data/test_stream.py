@@ -101,14 +101,14 @@ def test_neighbours_come_from_all_over_the_split(stream):
 def test_processes_share_the_rows_and_a_global_batch_is_the_same_rows(stream, processes):
     shuffled = stream.shuffle(3)
     parts = [ids(shuffled.shard(process, processes)) for process in range(processes)]
-    assert {len(part) for part in parts} == {CLIPS // processes} == {shuffled.shard(0, processes).rows_per_epoch}
+    assert {len(part) for part in parts} == {CLIPS // processes} == {len(shuffled.shard(0, processes))}
     turns = [clip_id for turn in zip(*parts, strict=True) for clip_id in turn]
     assert turns == ids(shuffled)[: len(turns)]
 
 
 def test_in_order_no_row_is_left_out(stream):
     parts = [stream.shard(process, 4) for process in range(4)]
-    assert sum(part.rows_per_epoch for part in parts) == CLIPS
+    assert sum(map(len, parts)) == CLIPS
     assert sorted(chain.from_iterable(map(ids, parts))) == sorted(ids(stream))
     with pytest.raises(ValueError, match="process is 4 of 4"):
         stream.shard(4, 4)
@@ -137,6 +137,13 @@ def test_the_state_of_an_iteration_is_its_place(stream):
     again.load_state_dict(state)
     assert ids(again) == whole[17:]
     assert ids(again) == whole  # the place is that of one iteration
+
+
+def test_a_dataset_of_it_has_all_rows_in_order(stream, tmp_path):
+    part = stream.shuffle(0).shard(1, 2)
+    part.load_state_dict({"epoch": 1, "rows": 5})
+    assert ids(part.to_dataset(str(tmp_path))) == ids(stream)
+    assert part.state_dict()["rows"] == 5
 
 
 def test_what_lies_before_the_place_is_not_read(stream, reads):
