@@ -72,9 +72,12 @@ def load_splits(
         return _translated(load_parquet(**config), translations)
     if name != "prepared":
         raise ValueError(f"streaming reads prepared, hf and webdataset; {name} is to be prepared before")
-    from .prepared import load_prepared
+    from .prepared import PreparedSet
+    from .stream import ParquetSplit, RowStream
 
-    return _translated(load_prepared(streaming=True, **config), translations)
+    prepared = PreparedSet(**config)
+    streams = {split: RowStream(ParquetSplit(prepared, split)) for split in prepared.manifest["splits"]}
+    return _translated(streams, translations)
 
 
 def splits_of(builder: Any, translations: str | Sequence[str] | Mapping[str, Any] | None = None) -> "DatasetDict":

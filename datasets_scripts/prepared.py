@@ -91,7 +91,9 @@ class PreparedSet:
         ValueError: It is of another format.
     """
 
-    def __init__(self, data_dir: str | Path | None, audio_dir: str | None = None, revision: str | None = None) -> None:
+    def __init__(
+        self, data_dir: str | Path | None = None, audio_dir: str | None = None, revision: str | None = None
+    ) -> None:
         if data_dir is None:
             raise ValueError("a prepared set needs data_dir: its folder, its id on the Hub, or its address")
 
@@ -170,52 +172,6 @@ def _download_manifest(repo_id: str, revision: str | None) -> Path:
         raise FileNotFoundError(f"{repo_id} on the Hub is no prepared set, as it has no {MANIFEST}") from error
 
 
-def dataset_origin(dataset: str, data_dir: str | Path | None, revision: str | None = None) -> str:
-    """The dataset that rows come from, such as "esc50", by whose name `captions.label_phrases` goes.
-
-    Args:
-        dataset: A name that `load_splits` knows. Of "prepared", the answer is what the set was prepared from.
-        data_dir: As `PreparedSet`.
-        revision: As `PreparedSet`.
-    """
-    return PreparedSet(data_dir, revision=revision).manifest["dataset"] if dataset == "prepared" else dataset
-
-
-def load_prepared(
-    data_dir: str | Path,
-    streaming: bool = False,
-    cache_dir: str | None = None,
-    audio_dir: str | None = None,
-    revision: str | None = None,
-) -> Any:
-    """All splits of a prepared set.
-
-    Args:
-        data_dir: As `PreparedSet`.
-        streaming: Reads row groups as they are needed, also from the Hub or an object storage, and writes no cache.
-        cache_dir: Where `datasets` keeps the memory-mapped rows; its own default when None.
-        audio_dir: As `PreparedSet`.
-        revision: As `PreparedSet`.
-
-    Returns:
-        Rows of `schema.py` by split, a `datasets.DatasetDict`; `audio.read_row` reads their sound. With `streaming`, a
-        dict of `stream.RowStream`.
-
-    Raises:
-        FileNotFoundError: There is no such set, or a shard or the recordings are missing.
-        ValueError: A shard is not of the size that the manifest states.
-    """
-    if streaming:
-        from .stream import ParquetSplit, RowStream
-
-        prepared = PreparedSet(data_dir, audio_dir, revision)
-        return {split: RowStream(ParquetSplit(prepared, split)) for split in prepared.manifest["splits"]}
-
-    builder = Prepared(cache_dir=cache_dir, data_dir=str(data_dir), audio_dir=audio_dir, revision=revision)
-    builder.download_and_prepare()
-    return builder.as_dataset()
-
-
 @dataclass
 class PreparedConfig(datasets.BuilderConfig):
     """Which set to read.
@@ -265,7 +221,7 @@ class Prepared(datasets.ArrowBasedBuilder):
     def report(self) -> dict[str, Any]:
         """What the set lacks, as its manifest has it: "missing", and "left_out" by reason."""
         manifest = self.config.prepared.manifest
-        left_out = dict(manifest["left_out"])
+        left_out = {reason: list(clip_ids) for reason, clip_ids in manifest["left_out"].items()}
         for of_split in manifest["bad_audio"].values():
             for note in of_split:
                 left_out.setdefault("bad audio", []).append(note["clip_id"])

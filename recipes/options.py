@@ -53,9 +53,11 @@ class DatasetArguments:
 
             return get_origin(options["data_dir"])
 
-        from modeling_supclap.datasets_scripts.prepared import dataset_origin
+        if self.dataset == "prepared":
+            from modeling_supclap.datasets_scripts.prepared import PreparedSet
 
-        return dataset_origin(self.dataset, options.get("data_dir"), options.get("revision"))
+            return PreparedSet(options.get("data_dir"), revision=options.get("revision")).manifest["dataset"]
+        return self.dataset
 
     def load_splits(self) -> dict[str, Any]:
         """All splits of the dataset, as `datasets_scripts.load_splits` gives them."""

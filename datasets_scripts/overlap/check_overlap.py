@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import datasets
 
+from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
 from modeling_supclap.datasets_scripts.bad_audio import map_in_order
@@ -37,7 +38,6 @@ from modeling_supclap.datasets_scripts.overlap.fingerprint import (
     FingerprintIndex,
     fingerprint,
 )
-from modeling_supclap.datasets_scripts.prepared import load_prepared
 from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, FILE_SOURCE, without_audio
 
@@ -161,9 +161,9 @@ def _load(name: str, cache_dir: str | None) -> dict[str, datasets.Dataset]:
     """The splits of a set, or the one that is named after a colon."""
     folder, colon, split = name.rpartition(":")
     if not colon or Path(name).is_dir() or "/" in split or "\\" in split:
-        return dict(load_prepared(name, cache_dir=cache_dir))
+        return load_splits("prepared", cache_dir, data_dir=name)
 
-    splits = load_prepared(folder, cache_dir=cache_dir)
+    splits = load_splits("prepared", cache_dir, data_dir=folder)
     if split not in splits:
         raise ValueError(f"{folder} has no split {split!r}; its splits are {', '.join(splits)}")
     return {split: splits[split]}

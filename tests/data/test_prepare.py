@@ -502,11 +502,10 @@ def test_the_script_pushes_and_the_hub_gives_it_back(folder, cache, tmp_path):
         except SystemExit as exit:
             assert exit.code == 0, exit.code
         from modeling_supclap.datasets_scripts import load_splits
-        from modeling_supclap.datasets_scripts.prepared import load_prepared
         here = load_splits("prepared", cache, data_dir=out)
         there = load_splits("prepared", cache, data_dir="somebody/sounds")
         assert {name: rows.to_list() for name, rows in here.items()} == {k: v.to_list() for k, v in there.items()}
-        streamed = load_prepared("somebody/sounds", streaming=True)["test"]
+        streamed = load_splits("prepared", data_dir="somebody/sounds", streaming=True)["test"]
         assert [{**row, "clip_index": place} for place, row in enumerate(here["test"])] == list(streamed)
         try:
             load_splits("prepared", cache, data_dir="somebody/else")

@@ -14,7 +14,7 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts import prepare as preparing
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
-from modeling_supclap.datasets_scripts.prepared import PreparedSet, dataset_origin, load_prepared
+from modeling_supclap.datasets_scripts.prepared import Prepared, PreparedSet
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions
@@ -101,9 +101,12 @@ def test_embedded_files_decode(folder):
     np.testing.assert_allclose(read_row(decoded, 16_000), read_row(rows[0], 16_000), atol=1e-5)
 
 
-def test_the_origin_names_the_phrases(folder):
-    assert dataset_origin("prepared", folder / "int16") == "esc50"
-    assert dataset_origin("clotho", None) == "clotho"
+def test_the_report_adds_what_was_left_out_before_and_stays_the_same(folder):
+    builder = Prepared(cache_dir=str(folder / "cache"), data_dir=str(folder / "int16"))
+    lacking = {"left_out": {"bad audio": ["a"], "duplicate": ["b"]}, "bad_audio": {"test": [{"clip_id": "c"}]}}
+    builder.config.prepared.manifest.update(lacking)
+    for _ in range(2):
+        assert builder.report()["left_out"] == {"bad audio": ["a", "c"], "duplicate": ["b"]}
 
 
 def test_a_walk_through_the_rows_need_not_touch_the_audio(folder):
@@ -151,7 +154,7 @@ class TestDamage:
         return tmp_path / "set"
 
     def load(self, broken):
-        return load_prepared(broken, cache_dir=str(broken.parent / "cache"))
+        return load_splits("prepared", str(broken.parent / "cache"), data_dir=str(broken))
 
     def test_a_missing_shard(self, broken):
         next((broken / "data").glob("train-*")).unlink()
@@ -185,6 +188,6 @@ class TestDamage:
 
     def test_no_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError, match="neither a folder nor an id of the Hub"):
-            load_prepared(tmp_path / "a" / "b" / "c")
+            PreparedSet(tmp_path / "a" / "b" / "c")
         with pytest.raises(ValueError, match="needs data_dir"):
             load_splits("prepared", str(tmp_path))

@@ -20,7 +20,6 @@ from modeling_supclap.datasets_scripts import prepare as preparing
 from modeling_supclap.datasets_scripts import stream as streaming
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
-from modeling_supclap.datasets_scripts.prepared import load_prepared
 from modeling_supclap.datasets_scripts.schema import validate_row
 from modeling_supclap.datasets_scripts.stream import LANES
 from modeling_supclap.datasets_scripts.translation.table import write_translations
@@ -70,8 +69,8 @@ def batches(stream, workers, size=4, after=0):
 
 @pytest.mark.parametrize("storage", ["int16", "reference"])
 def test_in_order_it_is_the_split_numbered(folder, storage):
-    rows = load_prepared(folder / storage, cache_dir=str(folder / "cache"))["train"]
-    streamed = load_prepared(folder / storage, streaming=True)["train"]
+    rows = load_splits("prepared", str(folder / "cache"), data_dir=str(folder / storage))["train"]
+    streamed = load_splits("prepared", data_dir=folder / storage, streaming=True)["train"]
     assert list(streamed) == [{**row, "clip_index": place} for place, row in enumerate(rows)]
     assert streamed.features == {**rows.features, "clip_index": datasets.Value("int64")}
     assert streamed.num_rows == len(rows) == CLIPS
@@ -181,9 +180,9 @@ def test_a_web_server_will_do(folder, stream):
 
 MEMORY = """
 import resource, sys
-from modeling_supclap.datasets_scripts.prepared import load_prepared
+from modeling_supclap.datasets_scripts import load_splits
 
-rows = load_prepared(sys.argv[1], streaming=True)["train"].shuffle(0)
+rows = load_splits("prepared", data_dir=sys.argv[1], streaming=True)["train"].shuffle(0)
 peaks = []
 for epoch in range(40):
     rows.set_epoch(epoch)
