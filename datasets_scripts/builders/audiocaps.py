@@ -75,18 +75,7 @@ class AudioCaps(RowBuilder):
 
 
 def read_captioned(path: Path, collection: Collection) -> list[Captioned]:
-    """Reads a table, a clip at a time.
-
-    Args:
-        path: The table of a split.
-        collection: Notes the clips of lines that come twice.
-
-    Returns:
-        The clips, in the order in which each comes first.
-
-    Raises:
-        ValueError: A column is missing, or a start is not a number of whole seconds.
-    """
+    """The clips of a table, in the order in which each comes first; the collection notes those of doubled lines."""
     clips: dict[Segment, Captioned] = {}
     seen: set[str] = set()
 
@@ -104,15 +93,9 @@ def read_captioned(path: Path, collection: Collection) -> list[Captioned]:
 
 
 def find_clips(recordings: Recordings, clips: Sequence[Captioned]) -> dict[Segment, Path]:
-    """Finds the clips' audio.
+    """The path by segment, of the clips that are there.
 
-    Args:
-        recordings: Where it may be.
-        clips: Of all splits.
-
-    Returns:
-        The path by segment, of those that are there: under any of `YOUTUBE_NAMINGS`, and only where no file is named
-        so, under any of the ids of the clip's captions.
+    Under any of `YOUTUBE_NAMINGS`, and only where no file of all splits is named so, under an id of their captions.
     """
     found = find_segments(recordings, list({clip.segment for clip in clips}))
     if found:
@@ -126,18 +109,7 @@ def find_clips(recordings: Recordings, clips: Sequence[Captioned]) -> dict[Segme
 
 
 def start_seconds(line: Line, column: str) -> int:
-    """A clip's start.
-
-    Args:
-        line: Of a table.
-        column: The one that holds the start.
-
-    Returns:
-        Whole seconds.
-
-    Raises:
-        ValueError: It is no whole number; the message names the line.
-    """
+    """A clip's start in whole seconds; a ValueError that names the line where it is anything else."""
     text = line.values[column].strip()
     whole = text.removesuffix(".0")
     if not whole.isdecimal():

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ..schema import LANGUAGES
 
@@ -36,7 +37,7 @@ def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
     names = sorted({path.stem for path in _FOLDER.glob("*.json")} - _SENTENCES)
     if dataset_name not in names:
         raise ValueError(f"no label phrases for {dataset_name!r}; there are phrases for {names}")
-    return json.loads(_read(dataset_name))
+    return read_phrases(dataset_name)
 
 
 def render_captions(
@@ -58,7 +59,7 @@ def render_captions(
     >>> render_captions({"deu": "ein bellender Hund"}, ["deu"])["deu"][:2]
     ['Ein bellender Hund', 'Zu hören ist ein bellender Hund.']
     """
-    sentences = _templates()[templates]
+    sentences = read_phrases("templates")[templates]
 
     captions: dict[str, list[str]] = {}
     for language in languages:
@@ -72,16 +73,10 @@ def render_captions(
 
 
 def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
-    """Checks a choice of caption languages.
-
-    Args:
-        languages: Some of `LANGUAGES`, in any order, or one of them.
-
-    Returns:
-        The same as a tuple.
+    """Some of `LANGUAGES`, or one of them, as a tuple in the order given.
 
     Raises:
-        ValueError: It is empty, repeats a language or names one that the phrases lack.
+        ValueError: There is none, one repeats, or the phrases lack one.
 
     >>> check_languages(["eng", "fra"]), check_languages("eng")
     (('eng', 'fra'), ('eng',))
@@ -97,10 +92,7 @@ def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
     return tuple(languages)
 
 
-def _read(name: str) -> str:
-    return (_FOLDER / f"{name}.json").read_text(encoding="utf-8")
-
-
 @cache
-def _templates() -> dict[str, dict[str, list[str]]]:
-    return json.loads(_read("templates"))
+def read_phrases(name: str) -> dict[str, Any]:
+    """What a file of `phrases/` holds; the same object each time, to be left as it is."""
+    return json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))

@@ -66,17 +66,7 @@ class Clotho(RowBuilder):
 
 
 def read_origins(path: Path) -> dict[str, tuple[str, str]]:
-    """Reads `clotho_metadata_<split>.csv`.
-
-    Args:
-        path: The table.
-
-    Returns:
-        The source and the licence by file name, of the clips whose Freesound id is known.
-
-    Raises:
-        ValueError: A column is missing.
-    """
+    """The source and the licence by file name, of the clips of `clotho_metadata_<split>.csv` with a Freesound id."""
     origins = {}
     for line in read_csv(path, ("file_name", "sound_id", "license")):
         sound_id = line.values["sound_id"].strip()

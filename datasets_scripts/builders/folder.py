@@ -9,7 +9,6 @@ the generator does, so that rows made by older code, or of tables that have chan
 
 import hashlib
 import itertools
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ import datasets
 
 from modeling_supclap.hub_ids import is_hub_id
 
-from ..atomic_files import write_text
+from ..atomic_files import write_json
 from ..schema import LANGUAGES, Event, Row, features, validate_row
 from . import metadata
 from .captions import check_languages
@@ -73,10 +72,7 @@ class Collection:
             name: Its recording, as the metadata name it.
             path: Its recording; None where there is none.
         """
-        captions: dict[str, Sequence[str]] = {}
-        for language, texts in clip.captions.items():
-            captions[language] = written(texts)
-
+        captions = {language: written(texts) for language, texts in clip.captions.items()}
         if (split, clip.clip_id) in self._ids:
             self.leave_out("duplicate", clip.clip_id)
         elif not any(captions.values()):
@@ -133,14 +129,11 @@ def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -
 
     Args:
         sources: The recordings; repeats count once.
-        counts: How many of them each split but train gets; together they may be all of them.
+        counts: How many of them each split but train gets; together they may be all of them, and no more.
         seed: The seed of the draw.
 
     Returns:
         The split by source; "train" for those that were not drawn.
-
-    Raises:
-        ValueError: There are fewer recordings than the counts want.
     """
     order = sorted(set(sources), key=lambda source: hashlib.sha256(f"{seed}:{source}".encode()).digest())
     if sum(counts.values()) > len(order):
@@ -225,11 +218,7 @@ class FolderConfig(RowConfig):
 
     @cached_property
     def folder(self) -> Path:
-        """The folder with the metadata, downloaded first where it is on the Hub.
-
-        Raises:
-            FileNotFoundError: `data_dir` is not a folder, and no dataset that can be downloaded.
-        """
+        """The folder with the metadata, downloaded first where it is on the Hub."""
         folder = Path(str(self.data_dir)).expanduser().resolve()
         if folder.is_dir():
             return folder
@@ -268,11 +257,7 @@ class FolderConfig(RowConfig):
         return found
 
     def tables(self) -> dict[str, Path]:
-        """The metadata files by the keys of `TABLES`, of those that are there.
-
-        Raises:
-            FileNotFoundError: None is there.
-        """
+        """The metadata files by the keys of `TABLES`, of those that are there; one must be."""
         found = self.find(self.TABLES)
         if not found:
             names = list(map(itemgetter(0), self.TABLES.values()))
@@ -280,11 +265,7 @@ class FolderConfig(RowConfig):
         return found
 
     def metadata_files(self) -> list[Path]:
-        """The files that the rows are made of besides the audio.
-
-        Raises:
-            FileNotFoundError: One is missing that the dataset cannot do without.
-        """
+        """The files that the rows are made of besides the audio, all those that the dataset cannot do without."""
         return list(self.tables().values())
 
     def made_of(self) -> dict[str, str]:
@@ -309,11 +290,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     NAMINGS: ClassVar[Sequence[str]] = ("the names in the metadata",)
 
     def collect(self) -> Collection:
-        """Reads the metadata and finds the audio.
-
-        Returns:
-            All clips of the dataset, the missing ones and those that are left out.
-        """
+        """Reads the metadata and finds the audio: all clips, the missing ones and those that are left out."""
         raise NotImplementedError
 
     def report(self) -> dict[str, Any]:
@@ -333,29 +310,19 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         """Prepares the rows as `datasets` does, and writes the report beside rows that go to the cache."""
         super().download_and_prepare(*args, **kwargs)
 
-        in_cache = self._report_path.parent.is_dir()
-        if in_cache and not self._report_path.is_file():
-            write_text(self._report_path, json.dumps(self.report(), ensure_ascii=False, indent=1))
-        self._warn(str(self._report_path) if in_cache else "what report() gives")
+        report, path = self.report(), self._report_path
+        if path.parent.is_dir() and not path.is_file():
+            write_json(path, report)
 
-    def as_streaming_dataset(self, *args: Any, **kwargs: Any) -> Any:
-        """Streams the rows as `datasets` does, with the same warning as `download_and_prepare`."""
-        streamed = super().as_streaming_dataset(*args, **kwargs)
-        self._warn("what report() gives")
-        return streamed
+        without = {"audio missing": report["missing"], **report["left_out"]}
+        counts = [f"{len(clip_ids):,} {reason}" for reason, clip_ids in without.items() if clip_ids]
+        if counts:
+            told, where = ", ".join(counts), path if path.is_file() else "what report() gives"
+            logger.warning("%s: clips without a row: %s; the lists are in %s", self.config.DATASET, told, where)
 
     @property
     def _report_path(self) -> Path:
         return Path(str(self.cache_dir), REPORT_NAME)
-
-    def _warn(self, where: str) -> None:
-        report = self.report()
-        without = {"audio missing": report["missing"], **report["left_out"]}
-        counts = [f"{len(clip_ids):,} {reason}" for reason, clip_ids in without.items() if clip_ids]
-        if counts:
-            logger.warning(
-                "%s: clips without a row: %s; the lists are in %s", self.config.DATASET, ", ".join(counts), where
-            )
 
     @cached_property
     def _collection(self) -> Collection:

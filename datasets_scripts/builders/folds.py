@@ -68,11 +68,7 @@ class FoldBuilder(RowBuilder):
     BUILDER_CONFIG_CLASS = FoldConfig
 
     def read(self) -> list[FoldClip]:
-        """Reads the table.
-
-        Returns:
-            The clips in the order of the table.
-        """
+        """The clips of the table, in its order."""
         raise NotImplementedError
 
     def collect(self) -> Collection:
@@ -93,28 +89,24 @@ class FoldBuilder(RowBuilder):
 
         for split, members in splits.items():
             for clip in members:
+                clip_id = stem_of(clip.file_name)
                 if clip.left_out:
-                    collection.leave_out(clip.left_out, stem_of(clip.file_name))
+                    collection.leave_out(clip.left_out, clip_id)
                     continue
 
-                path = config.recordings.named([stem_of(clip.file_name)])
+                path = config.recordings.named([clip_id])
                 seconds = duration_seconds(path) if clip.seconds is None and path is not None else clip.seconds
-                captions = render_captions(phrases[clip.label], config.languages)
                 events: list[Event] = []
                 if seconds:
                     events.append({"label": clip.label, "onset_seconds": 0.0, "offset_seconds": seconds})
-                stem, source = stem_of(clip.file_name), f"freesound:{clip.freesound_id}"
-                row = Clip(stem, captions, source, clip.license, [clip.label], events)
+                captions = render_captions(phrases[clip.label], config.languages)
+                row = Clip(clip_id, captions, f"freesound:{clip.freesound_id}", clip.license, [clip.label], events)
                 collection.add(split, row, clip.file_name, path)
         return collection
 
 
 def read_fold(line: Line) -> int:
-    """The fold of a line.
-
-    Raises:
-        ValueError: It is not a number.
-    """
+    """The fold of a line; a ValueError that names the line where it is not a number."""
     text = line.values["fold"].strip()
     if not text.isdecimal():
         raise ValueError(f"{line.where}: fold is {text!r}; give a number")
@@ -124,18 +116,14 @@ def read_fold(line: Line) -> int:
 def split_by_fold(
     clips: Sequence[FoldClip], test_fold: int, validation_fraction: float, seed: int
 ) -> dict[str, list[FoldClip]]:
-    """Splits by fold, then by recording.
+    """Splits by fold, then by recording; arguments as of `FoldConfig`.
 
-    Args:
-        clips: The clips of all folds; of the test fold alone where nothing is to be trained on.
-        test_fold: The fold to test on.
-        validation_fraction: The part of the other folds' recordings of each class that becomes validation: rounded, but
-            at least one recording, and never a class's last one.
-        seed: The seed of the draw.
+    Of each class a fraction of the other folds' recordings becomes validation: rounded, but at least one, and never a
+    class's last one. No recording is in two splits: the folds promise to share none, and where a changed copy breaks
+    that, clips of other folds that share a recording with the test fold are left out.
 
     Returns:
-        Clips by split, in their given order. No recording is in two splits: the folds promise to share none, and where
-        a changed copy breaks that, clips of other folds that share a recording with the test fold are left out.
+        Clips by split, in their given order.
 
     Raises:
         ValueError: The test fold has no clips.

@@ -35,18 +35,9 @@ class Line(NamedTuple):
 
 
 def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | None:
-    """Finds a metadata file in a folder or its sub-folders.
+    """The file of one of these names among the files of a folder, as `recordings.walk` gives them; None without one.
 
-    Args:
-        folder: The folder.
-        files: What is in it, from `recordings.walk`.
-        names: The names that the file may have.
-
-    Returns:
-        Its path; the one at the top where there are several; None where there is none.
-
-    Raises:
-        ValueError: Several sub-folders have one, and the top has not.
+    Where there are several, the one at the top; where only several sub-folders have one, a ValueError.
     """
     found = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
     if len(found) > 1 and "/" in found[0]:
@@ -57,7 +48,7 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
 
 
 def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Line]:
-    """Reads a table of cells with commas, semicolons or tabs between them, whichever its first line has most of.
+    """The lines of a table with commas, semicolons or tabs between cells, whichever its first line has most of.
 
     Args:
         path: The file, in UTF-8, with or without a byte order mark, in UTF-16 with one, or in Windows-1252.
@@ -71,19 +62,17 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
         ValueError: A column is missing or there twice, a line has more cells than there are columns, or the text is
             no table.
     """
-    try:
-        return _read_lines(path, columns, header)
-    except csv.Error as error:
-        raise ValueError(f"{path} cannot be read as CSV: {error}") from error
-
-
-def _read_lines(path: Path, columns: Sequence[str], header: bool) -> list[Line]:
     text = _text(path)
     first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without cells in quotes
     delimiter = max(",;\t", key=first_line.count)
     reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, restval="", delimiter=delimiter)
 
-    names = list(reader.fieldnames or [])
+    try:
+        names = list(reader.fieldnames or [])
+        numbered = [(reader.line_num, values) for values in reader]
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+
     missing = sorted(set(columns) - set(names))
     if missing:
         raise ValueError(f"{path} lacks the columns {missing}; it has {names}")
@@ -92,8 +81,8 @@ def _read_lines(path: Path, columns: Sequence[str], header: bool) -> list[Line]:
         raise ValueError(f"{path} has several columns {name!r}, of which only the last would be read; number them")
 
     lines = []
-    for values in reader:
-        where = f"{path}, line {reader.line_num}"
+    for number, values in numbered:
+        where = f"{path}, line {number}"
         if None in values:
             cells = len(names) + len(values[None])
             raise ValueError(f"{where} has {cells} cells for {len(names)} columns; quote cells that hold {delimiter!r}")
@@ -102,28 +91,12 @@ def _read_lines(path: Path, columns: Sequence[str], header: bool) -> list[Line]:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        What it holds.
-
-    Raises:
-        ValueError: It is not JSON.
-    """
+    """What a JSON file holds; a ValueError that names the file where it is not JSON."""
     return _parse_json(_text(path), str(path))
 
 
 def read_table(path: Path) -> list[Line]:
-    """Reads a table of one of the `TABLE_SUFFIXES`: CSV, JSON Lines, a JSON list of objects, or Parquet.
-
-    Args:
-        path: The file; its suffix says what it is.
-
-    Returns:
-        Its lines.
+    """The lines of a table of one of the `TABLE_SUFFIXES`: CSV, JSON Lines, a JSON list of objects, or Parquet.
 
     Raises:
         ValueError: Another suffix, JSON that is no list of objects, or what `read_csv` raises.
@@ -164,14 +137,7 @@ def read_table(path: Path) -> list[Line]:
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """A hash of files, to key caches with.
-
-    Args:
-        paths: The files.
-
-    Returns:
-        A SHA-256 in hex of their paths and contents.
-    """
+    """The SHA-256 in hex of the paths and contents of files, to key caches with."""
     contents = hashlib.sha256()
     for path in sorted(paths):
         contents.update(f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())

@@ -48,14 +48,10 @@ Segment = tuple[str, int]
 
 
 def walk(folder: str | Path) -> list[str]:
-    """All files below a folder.
+    """All files below a folder, as sorted paths relative to it, with slashes; links to folders are followed, each once.
 
-    Args:
-        folder: A folder; links to folders are followed, each once.
-
-    Returns:
-        Sorted paths relative to it, with slashes. Hidden files are passed over, and so are pipes and devices, which
-        would be waited for, and, with a warning, names that are not UTF-8, which no row can hold.
+    Hidden files are passed over, and so are pipes and devices, which would be waited for, and, with a warning, names
+    that are not UTF-8, which no row can hold.
     """
     found: list[str] = []
     undecodable: list[str] = []
@@ -83,7 +79,8 @@ def walk(folder: str | Path) -> list[str]:
             if entry.is_dir():
                 folders.append(f"{start}{entry.name}/")
             elif entry.is_file():
-                (found if _is_utf8(start + entry.name) else undecodable).append(start + entry.name)
+                name = start + entry.name  # where the system's bytes are no UTF-8, Python puts surrogates
+                (undecodable if re.search("[\ud800-\udfff]", name) else found).append(name)
         waiting += sorted(folders, reverse=True)
 
     if undecodable:
@@ -92,14 +89,6 @@ def walk(folder: str | Path) -> list[str]:
             folder, len(undecodable), min(undecodable),
         )  # fmt: skip
     return sorted(found)
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def stem_of(name: str) -> str:
@@ -119,21 +108,15 @@ def _without_suffix(name: str) -> str:
 class Recordings:
     """The audio files below a folder: only their names are looked at, none is opened.
 
-    Attributes:
-        folder: The folder.
-        files: The audio files in it and its sub-folders, as sorted relative paths.
+    Args:
+        folder: Where the audio is.
+        files: What is in it and its sub-folders, as sorted relative paths; by default `walk` looks.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
     """
 
     def __init__(self, folder: str | Path, files: Iterable[str] | None = None) -> None:
-        """Looks into the folder, unless `files` says what is in it.
-
-        Args:
-            folder: Where the audio is.
-            files: Relative paths, from `walk`.
-
-        Raises:
-            FileNotFoundError: There is no such folder.
-        """
         self.folder = Path(folder).expanduser().resolve()
         if not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is not a folder; give the one that holds the audio")
@@ -186,14 +169,9 @@ class Recordings:
         return {name: self.folder / file for name, file in found.items()}
 
     def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
-        """The recordings in sub-folders whose names hold a word, such as "development" or "freesound".
+        """The recordings in sub-folders whose names hold a word in lower case, such as "development" or "freesound".
 
-        Args:
-            word: In lower case.
-            others: The words of the other parts of the dataset.
-
-        Returns:
-            Those; where no sub-folder has the word, the recordings that are in none of the others' sub-folders.
+        Where no sub-folder has it, those that are in no sub-folder of the others, the words of the dataset's parts.
         """
         own, shared = [], []
 
@@ -206,11 +184,7 @@ class Recordings:
         return Recordings(self.folder, own or shared)
 
     def fingerprint(self, sizes: bool = False) -> str:
-        """A hash of the folder and the names in it, to key caches with.
-
-        Args:
-            sizes: Whether the files' sizes count, for rows that say something about the sound.
-        """
+        """A hash of the folder and the names in it, and of their sizes for rows that say something about the sound."""
         contents = hashlib.sha256(str(self.folder).encode())
         for file in self.files:
             size = f":{(self.folder / file).stat().st_size}" if sizes else ""
@@ -237,14 +211,11 @@ class Recordings:
 
 
 def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[Segment, Path]:
-    """Finds clips of ten seconds of YouTube videos under any of `YOUTUBE_NAMINGS`.
+    """The path by clip, of those that are there under any of `YOUTUBE_NAMINGS`: ten seconds of YouTube videos each.
 
     Args:
         recordings: Where they may be.
         segments: All clips of the dataset; each once.
-
-    Returns:
-        The path by clip, of those that are there.
     """
     counts = Counter(youtube_id for youtube_id, _ in segments)
     found = {}
@@ -297,6 +268,4 @@ def _index_unique(names: Iterable[str], key: Callable[[str], str]) -> dict[str, 
     by_key: dict[str, list[str]] = {}
     for name in names:
         by_key.setdefault(key(name), []).append(name)
-    by_key.pop("", None)
-
-    return {text: members[0] for text, members in by_key.items() if len(members) == 1}
+    return {text: members[0] for text, members in by_key.items() if text and len(members) == 1}

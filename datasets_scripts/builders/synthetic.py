@@ -385,14 +385,6 @@ class SyntheticEvents(RowBuilder):
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
         """Prepares the rows as `datasets` does, and renders the audio that is not there, or no longer there."""
         super().download_and_prepare(*args, **kwargs)
-        self._render_missing()
-
-    def as_streaming_dataset(self, *args: Any, **kwargs: Any) -> Any:
-        """Streams the rows as `datasets` does, and renders the audio that is not there before."""
-        self._render_missing()
-        return super().as_streaming_dataset(*args, **kwargs)
-
-    def _render_missing(self) -> None:
         config = self.config
         self.audio_folder.mkdir(parents=True, exist_ok=True)
 

@@ -65,17 +65,7 @@ class VGGSound(RowBuilder):
 
 
 def read_clips(path: Path) -> list[Line]:
-    """Reads `vggsound.csv`.
-
-    Args:
-        path: The table; a header, which some copies have, is passed over.
-
-    Returns:
-        Its lines, with `COLUMNS`.
-
-    Raises:
-        ValueError: A split is neither train nor test.
-    """
+    """The lines of `vggsound.csv` with `COLUMNS`; a header, which some copies have, is passed over."""
     lines = read_csv(path, COLUMNS, header=False)
     if lines and lines[0].values["split"].strip().lower() == "split":
         lines = lines[1:]

@@ -83,11 +83,7 @@ class WavCapsConfig(FolderConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more")
 
     def tables(self) -> dict[str, Path]:
-        """The JSON file of each part that is wanted.
-
-        Raises:
-            FileNotFoundError: One that was asked for is missing, or there is none.
-        """
+        """The JSON file of each part that is wanted; one that was asked for must be there, and else any."""
         wanted = {part: (PARTS[part].table,) for part in self.parts or PARTS}
         tables = self.find(wanted)
 
@@ -97,11 +93,7 @@ class WavCapsConfig(FolderConfig):
         return tables
 
     def blacklist_files(self) -> list[Path]:
-        """The blacklists that are wanted; none where they say nothing of the parts.
-
-        Raises:
-            FileNotFoundError: One is missing.
-        """
+        """The blacklists that are wanted, all of which must be there; none where they say nothing of the parts."""
         if not any(PARTS[part].blacklisted for part in self.tables()):
             return []
 
@@ -169,17 +161,7 @@ class WavCaps(RowBuilder):
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Reads the entries of a part.
-
-    Args:
-        path: A JSON file with the list "data".
-
-    Returns:
-        What it lists, each with "id" and "caption".
-
-    Raises:
-        ValueError: It is of another form.
-    """
+    """What the JSON file of a part lists under "data", each with "id" and "caption"."""
     table = read_json(path)
     entries = table.get("data") if isinstance(table, dict) else None
     if not isinstance(entries, list):
@@ -191,14 +173,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 
 
 def read_blacklists(paths: Sequence[Path]) -> set[str]:
-    """Reads blacklists.
-
-    Args:
-        paths: JSON files that list ids by part.
-
-    Returns:
-        The sources that they name, such as "freesound:1234".
-    """
+    """The sources, such as "freesound:1234", that blacklists name: JSON files that list ids by part."""
     sources: set[str] = set()
     for blacklist in map(read_json, paths):
         for part in PARTS.values():

@@ -13,13 +13,11 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..builders.captions import check_languages
+from ..builders.captions import check_languages, read_phrases
 from ..schema import LANGUAGES, without_audio
 from .mixing import RenderOptions, compose
 
@@ -109,15 +107,10 @@ def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = No
 def write_sentence(sentence: str, language: str, sounds: Sequence[str]) -> list[str]:
     """Every phrasing of a sentence of `temporal.json`, with the one or two phrases in it and a capital in front."""
     texts = []
-    for phrasing in _sentences()[sentence][language]:
+    for phrasing in read_phrases("temporal")[sentence][language]:
         text = phrasing.format(first=sounds[0], second=sounds[-1])
         texts.append(text[:1].upper() + text[1:])
     return texts
-
-
-@cache
-def _sentences() -> dict[str, dict[str, list[str]]]:
-    return json.loads((Path(__file__).parents[1] / "phrases" / "temporal.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

@@ -60,13 +60,6 @@ def test_rows_keep_the_contract(name, make, load):
 
 
 @EACH
-def test_streaming_gives_the_same_rows(name, make, load):
-    builder = load(name, make(name))
-    streamed = {split: list(rows) for split, rows in builder.as_streaming_dataset().items()}
-    assert streamed == rows_of(builder)
-
-
-@EACH
 def test_preparing_again_gives_the_same(name, make, tmp_path):
     made = make(name)
     first, second = (rows_of(load_builder(name, str(tmp_path / cache), **made.config)) for cache in "ab")

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from listening import GOOD, RATE_HZ, make_rows, read_order, strength_db, tone
 
-from modeling_supclap.datasets_scripts.builders.captions import label_phrases
+from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
-from modeling_supclap.datasets_scripts.temporal import items as temporal
 from modeling_supclap.datasets_scripts.temporal.items import (
     RELATIONS,
     RenderOptions,
@@ -25,7 +24,7 @@ from modeling_supclap.datasets_scripts.temporal.items import (
 )
 
 PHRASES = label_phrases("esc50")
-SENTENCES = temporal._sentences()
+SENTENCES = read_phrases("temporal")
 
 
 def all_items(items, epoch=0):

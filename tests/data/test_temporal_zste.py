@@ -7,14 +7,13 @@ from collections import Counter
 import pytest
 from listening import make_rows, read_order
 
-from modeling_supclap.datasets_scripts.builders.captions import label_phrases
+from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
-from modeling_supclap.datasets_scripts.temporal import items as temporal
 from modeling_supclap.datasets_scripts.temporal import zste
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
 
 PHRASES = label_phrases("esc50")
-SENTENCES = temporal._sentences()
+SENTENCES = read_phrases("temporal")
 
 # Words of task 5's prompts, which are to be new to a model trained on the captions.
 TASK_5_WORDS = {
