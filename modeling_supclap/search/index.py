@@ -9,6 +9,7 @@ left half done is done again, and a file that has not changed is not read again.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -433,21 +435,24 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-@dataclass
-class _Pending:
-    """A file whose windows are on their way through the model."""
+class _Window(NamedTuple):
+    """A window of a file on its way through the model, or what is wrong with a part of the file.
 
+    Attributes:
+        file: The name of the file.
+        stamp: What the file looked like before it was read.
+        start: The window's first sample.
+        end: The sample behind its last one.
+        content: Its waveform, (samples,), and later its embedding, (d,).
+        problem: Why there is none; empty if there is.
+    """
+
+    file: str
     stamp: Stamp
-    duration_seconds: float = 0.0
-    starts: list[int] = field(default_factory=list)
-    embeds: list[np.ndarray] = field(default_factory=list)
-    is_read: bool = False
+    start: int = 0
+    end: int = 0
+    content: np.ndarray | None = None
     problem: str = ""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing more will come."""
-        return bool(self.problem) or (self.is_read and len(self.embeds) == len(self.starts))
 
 
 class _Embedder:
@@ -472,40 +477,45 @@ class _Embedder:
         self.num_workers = num_workers
 
     def embed(self, files: Mapping[str, Path], names: Sequence[str]) -> Iterator[IndexedFile]:
-        """The files as they are done: those of one batch in their order."""
-        pending: dict[str, _Pending] = {}
-        batch: list[tuple[str, np.ndarray]] = []
-        for name, future, is_last in self._read_ahead(files, names, pending):
-            entry = pending[name]
+        """The files in their order, as they are done."""
+        embedded = self._embed_windows(self._read_windows(files, names))
+        for name, group in itertools.groupby(embedded, key=attrgetter("file")):
+            windows = list(group)
+            problem = max(window.problem for window in windows)  # of any part, it is the file's
+            duration_seconds = max(window.end for window in windows) / self.rate_hz
+
+            heard = [] if problem else windows
+            starts = np.array([window.start for window in heard], np.float64) / self.rate_hz
+            ends = np.array([window.end for window in heard], np.float64) / self.rate_hz
+            embeds = np.array([window.content for window in heard], np.float32)
+            stamp, digest = windows[0].stamp, file_sha256(files[name])
+            yield IndexedFile(name, stamp, digest, duration_seconds, starts, ends, embeds, problem)
+
+    def _embed_windows(self, windows: Iterator[_Window]) -> Iterator[_Window]:
+        """The same windows with embeddings in the place of waveforms."""
+        while batch := list(itertools.islice(windows, self.batch_size)):
+            waveforms = [window.content for window in batch if not window.problem]
+            embeds = iter(self.model.encode_audio(waveforms, self.batch_size) if waveforms else ())
+            for window in batch:
+                yield window if window.problem else window._replace(content=next(embeds))
+
+    def _read_windows(self, files: Mapping[str, Path], names: Sequence[str]) -> Iterator[_Window]:
+        """The windows of the files in their order; in the place of a part that cannot be read, why."""
+        for name, stamp, future in self._read_ahead(files, names):
             try:
                 for start, waveform in future.result():
-                    entry.starts.append(start)
-                    entry.duration_seconds = max(entry.duration_seconds, (start + len(waveform)) / self.rate_hz)
-                    batch.append((name, waveform))
+                    yield _Window(name, stamp, start, start + len(waveform), waveform)
             except (OSError, ValueError) as error:
-                entry.problem = str(error)
-            entry.is_read = is_last
+                yield _Window(name, stamp, problem=str(error))
 
-            while len(batch) >= self.batch_size:
-                self._embed_batch(batch[: self.batch_size], pending)
-                del batch[: self.batch_size]
-            yield from self._complete(files, pending)
-
-        self._embed_batch(batch, pending)
-        yield from self._complete(files, pending)
-
-    def _read_ahead(
-        self, files: Mapping[str, Path], names: Sequence[str], pending: dict[str, _Pending]
-    ) -> Iterator[tuple[str, Future[list[tuple[int, np.ndarray]]], bool]]:
-        """The parts of the files in their order, being read: file, windows to come, whether it is the file's last."""
-        waiting: deque[tuple[str, Future[list[tuple[int, np.ndarray]]], bool]] = deque()
+    def _read_ahead(self, files: Mapping[str, Path], names: Sequence[str]) -> Iterator[tuple[str, Stamp, Future]]:
+        """The parts of the files in their order, being read: windows to come, each with its first sample."""
+        waiting: deque[tuple[str, Stamp, Future]] = deque()
         with ThreadPoolExecutor(self.num_workers) as pool:
             for name in names:
-                pending[name] = _Pending(_stamp(files[name]))
-                blocks = self._blocks(files[name])
-                for number, block in enumerate(blocks):
-                    is_last = number + 1 == len(blocks)
-                    waiting.append((name, pool.submit(self._read, files[name], block), is_last))
+                stamp = _stamp(files[name])
+                for block in self._blocks(files[name]):
+                    waiting.append((name, stamp, pool.submit(self._read, files[name], block)))
                     if len(waiting) > self.num_workers:
                         yield waiting.popleft()
             yield from waiting
@@ -532,31 +542,6 @@ class _Embedder:
         if len(waveform) < max(least, 1):
             raise ValueError(f"{path} lasts {len(waveform) / self.rate_hz:.3f} s, too short to embed")
         return [(start, waveform[start - first : start - first + self.window]) for start in block]
-
-    def _embed_batch(self, batch: Sequence[tuple[str, np.ndarray]], pending: Mapping[str, _Pending]) -> None:
-        """Gives each window's embedding to its file."""
-        wanted = [(name, waveform) for name, waveform in batch if not pending[name].problem]
-        if not wanted:
-            return
-        embeds = self.model.encode_audio([waveform for _, waveform in wanted], self.batch_size)
-        for (name, _), row in zip(wanted, embeds, strict=True):
-            pending[name].embeds.append(row)
-
-    def _complete(self, files: Mapping[str, Path], pending: dict[str, _Pending]) -> list[IndexedFile]:
-        """Takes out the files that are done."""
-        done = []
-        for name in [name for name, entry in pending.items() if entry.is_complete]:
-            entry = pending.pop(name)
-            onsets = np.array(entry.starts, np.float64) / self.rate_hz
-            ends = np.minimum(onsets + self.window / self.rate_hz, entry.duration_seconds)
-            embeds = np.array(entry.embeds, np.float32)
-            if entry.problem:
-                onsets, ends, embeds = onsets[:0], ends[:0], embeds[:0]
-            digest = file_sha256(files[name])
-            done.append(
-                IndexedFile(name, entry.stamp, digest, entry.duration_seconds, onsets, ends, embeds, entry.problem)
-            )
-        return done
 
 
 def _check_windows(model: EmbeddingModel, window_seconds: float, hop_seconds: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 import soundfile
 from ears import PITCHES, RATE, Ear, build, tone
 
+from modeling_supclap.audio_input import Recording
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import index as index_module
@@ -70,6 +71,22 @@ def test_what_cannot_be_read_is_listed_and_tried_again(ear, folder):
     assert "broken.wav" in str(report)
     soundfile.write(folder / "broken.wav", tone(PITCHES["low"], 1.0), RATE)
     assert build(ear, folder).unreadable == {}
+
+
+@pytest.mark.parametrize("bad_part", [0, 2])
+def test_of_a_file_that_can_be_read_in_part_nothing_is_kept(ear, folder, monkeypatch, bad_part):
+    monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 8)
+    read, first = Recording.read, bad_part * 8 * 2.5 * RATE
+
+    def fail_once(self, rate_hz, start=0, stop=None):
+        if "long" in self.name and start == first:
+            raise OSError("the disk is gone")
+        return read(self, rate_hz, start, stop)
+
+    monkeypatch.setattr(Recording, "read", fail_once)
+    report = build(ear, folder)
+    assert report.unreadable == {"long.wav": "the disk is gone"}
+    assert report.windows == 4 + 1
 
 
 def test_a_run_that_ends_half_way_goes_on(ear, folder, monkeypatch):
