@@ -12,22 +12,11 @@ from typing import Any
 
 import torch
 import torchaudio
-from transformers.initialization import no_init_weights
 
 from ..configuration_supclap import CEDConfig
 from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_ced import CEDModel
-from .tensors import (
-    Tensors,
-    below,
-    check_constant,
-    count_heads,
-    count_layers,
-    fill_exactly,
-    rename_all,
-    set_aside,
-    shape_of,
-)
+from .tensors import Tensors
 
 FRONT_END = "16 kHz, 512 samples and 64 HTK mel bands from 0 to 8000 Hz are CED's"
 ASIDE = {r"outputlayer\.": "tagging head", r"front_end\.": "front end, which agrees"}
@@ -39,7 +28,7 @@ HEAD_DIMS = {1280: 80}
 
 
 def ced_from_tensors(
-    tensors: Tensors, origin: str, config: Mapping[str, Any] | None = None
+    tensors: Mapping[str, torch.Tensor], origin: str, config: Mapping[str, Any] | None = None
 ) -> tuple[CEDModel, dict[str, int]]:
     """The encoder in a file of the CED or Dasheng authors, in a checkpoint of the Hub's, or in one of `CEDModel`.
 
@@ -55,14 +44,12 @@ def ced_from_tensors(
         ValueError: The checkpoint is of another layout or was trained on another front end, or the configuration is
             not its own.
     """
-    check_front_end(tensors, origin)
-    kept, aside = set_aside(tensors, ASIDE)
-    encoder = rename_all(kept, NAMES, origin)
-
-    with no_init_weights():
-        model = CEDModel(_config_from_file(config, origin) if config else _config_from_shapes(encoder, origin))
-    fill_exactly(model, encoder, origin)
-    return model.eval(), aside
+    whole = Tensors(tensors, origin)
+    _check_front_end(whole)
+    kept, aside = whole.set_aside(ASIDE)
+    encoder = kept.rename(NAMES)
+    own_config = _config_from_file(config, origin) if config else _config_from_shapes(encoder)
+    return encoder.build(CEDModel, own_config), aside
 
 
 def front_end_constants() -> dict[str, torch.Tensor]:
@@ -79,24 +66,16 @@ def front_end_constants() -> dict[str, torch.Tensor]:
     return {"0.spectrogram.window": window, "0.mel_scale.fb": filters}
 
 
-def check_front_end(tensors: Tensors, origin: str) -> None:
-    """Refuses weights whose file holds another front end than ours; the Hub's hold none.
-
-    Args:
-        tensors: All of the checkpoint's.
-        origin: What they come from, for the message of an error.
-
-    Raises:
-        ValueError: The window or the filter bank is missing or differs, or there are further constants.
-    """
+def _check_front_end(tensors: Tensors) -> None:
+    """Refuses weights whose file holds another front end than ours; the Hub's hold none."""
     expected = front_end_constants()
-    seen = below(tensors, "front_end.")
+    seen = tensors.below("front_end.")
     if seen.keys() - expected.keys():
-        raise ValueError(f"{origin} has the front end {sorted(seen)}; CED's is {sorted(expected)}")
+        raise ValueError(f"{tensors.origin} has the front end {sorted(seen)}; CED's is {sorted(expected)}")
 
     if seen:
         for name, value in expected.items():
-            check_constant(seen.get(name), value, f"front_end.{name}", origin, FRONT_END)
+            tensors.check_constant(f"front_end.{name}", value, FRONT_END)
 
 
 def _config_from_file(config: Mapping[str, Any], origin: str) -> CEDConfig:
@@ -109,20 +88,20 @@ def _config_from_file(config: Mapping[str, Any], origin: str) -> CEDConfig:
     return CEDConfig(**fields)
 
 
-def _config_from_shapes(encoder: Tensors, origin: str) -> CEDConfig:
-    width, _, *patch = shape_of(encoder, "patch_embed.proj.weight", 4, origin)
-    columns = shape_of(encoder, "time_pos_embed", 4, origin)[3]
+def _config_from_shapes(encoder: Tensors) -> CEDConfig:
+    width, _, *patch = encoder.get_shape("patch_embed.proj.weight", 4)
+    columns = encoder.get_shape("time_pos_embed", 4)[3]
     if (columns, patch[1]) not in TARGET_LENGTHS:
         raise ValueError(
-            f"{origin} has time positions for {columns} columns of patches of {patch[1]} frames; published are "
+            f"{encoder.origin} has time positions for {columns} columns of patches of {patch[1]} frames; published are "
             f"{sorted(TARGET_LENGTHS)}. Give a folder whose config.json states the target_length"
         )
 
-    inner = shape_of(encoder, "blocks.0.mlp.fc1.weight", 2, origin)[0]
+    inner = encoder.get_shape("blocks.0.mlp.fc1.weight", 2)[0]
     return CEDConfig(
         embed_dim=width,
-        num_heads=count_heads(width, HEAD_DIMS.get(width, 64), origin),
-        depth=count_layers(encoder, "blocks."),
+        num_heads=encoder.count_heads(width, HEAD_DIMS.get(width, 64)),
+        depth=encoder.count_layers("blocks."),
         mlp_ratio=inner / width,
         qkv_bias="blocks.0.attn.qkv.bias" in encoder,
         patch_size=patch[0] if patch[0] == patch[1] else patch,

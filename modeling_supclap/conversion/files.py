@@ -21,11 +21,11 @@ import torch
 from huggingface_hub import ModelCard, hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from ..hub_ids import is_hub_id
 from ..strict_loading import damaged
 from .provenance import known_license
-from .tensors import below
 
 # What a folder's weights are called, in the order of preference; an index lists the parts of one that was split.
 WEIGHT_FILES = (
@@ -124,10 +124,8 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
         tensors.update(part)
         not_read += others
 
-    # Distributed training puts this before every name.
-    unwrapped = below(tensors, "module.")
-    if len(unwrapped) == len(tensors):
-        tensors = unwrapped
+    if all(name.startswith("module.") for name in tensors):  # which distributed training puts before every name
+        consume_prefix_in_state_dict_if_present(tensors, "module.")
     config_file, card = files[0].parent / "config.json", files[0].parent / "README.md"
     # A single file may lie beside a README of something else.
     stated = ModelCard.load(card).data.get("license") if path.is_dir() and card.is_file() else None

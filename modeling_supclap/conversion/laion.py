@@ -8,25 +8,13 @@ embedding passes through, masks of the shifted windows, and the constants of a f
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import ClapConfig, ClapFeatureExtractor, ClapModel
-from transformers.initialization import no_init_weights
 
-from .tensors import (
-    Tensors,
-    below,
-    check_constant,
-    count_heads,
-    count_layers,
-    fill_exactly,
-    rename_all,
-    set_aside,
-    shape_of,
-    under,
-    without,
-)
+from .tensors import Tensors, under
 
 # What HTSAT calls differently from a ClapAudioModel; the first that fits is taken.
 HTSAT_NAMES = (
@@ -61,7 +49,7 @@ NAMES = (
 BERT_HEAD_DIM = 64
 
 
-def clap_from_laion(tensors: Tensors, origin: str) -> tuple[ClapModel, dict[str, int]]:
+def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[ClapModel, dict[str, int]]:
     """The model in a file of LAION, its `module.` prefix taken off.
 
     Args:
@@ -75,26 +63,24 @@ def clap_from_laion(tensors: Tensors, origin: str) -> tuple[ClapModel, dict[str,
         ValueError: The file is of another layout (a PANN audio tower, another text tower), or was trained on another
             front end.
     """
-    kept, aside = set_aside(tensors, ASIDE)
+    kept, aside = Tensors(tensors, origin).set_aside(ASIDE)
     expected = torch.from_numpy(laion_feature_extractor().mel_filters_slaney).float()
-    check_constant(kept.get(HTSAT + FILTERS), expected, HTSAT + FILTERS, origin, FRONT_END)
-    audio, audio_aside, audio_config = htsat_from_tensors(below(kept, HTSAT), origin)
-    text = below(kept, ROBERTA)
+    kept.check_constant(HTSAT + FILTERS, expected, FRONT_END)
+    audio, audio_aside, audio_config = htsat_from_tensors(kept.below(HTSAT))
+    text = kept.below(ROBERTA)
     # The epsilon of roberta-base, which LAION trained on; transformers' default is another.
-    text_config = {**bert_fields(text, origin), "layer_norm_eps": 1e-5}
+    text_config = {**bert_fields(text), "layer_norm_eps": 1e-5}
 
-    whole = rename_all(without(kept, HTSAT, ROBERTA), NAMES, origin)
+    whole = kept.without(HTSAT, ROBERTA).rename(NAMES)
     whole |= under("audio_model.", audio) | under("text_model.", text)
     # Of the constants that transformers keeps beside the weights, LAION's files have no copy.
     positions = text_config["max_position_embeddings"]
     whole["text_model.embeddings.position_ids"] = torch.arange(positions).unsqueeze(0)
     whole["text_model.embeddings.token_type_ids"] = torch.zeros(1, positions, dtype=torch.long)
 
-    width = shape_of(whole, "audio_projection.linear1.weight", 2, origin)[0]
-    with no_init_weights():
-        model = ClapModel(ClapConfig(audio_config=audio_config, text_config=text_config, projection_dim=width))
-    fill_exactly(model, whole, origin)
-    return model.eval(), {**audio_aside, **aside}
+    width = whole.get_shape("audio_projection.linear1.weight", 2)[0]
+    config = ClapConfig(audio_config=audio_config, text_config=text_config, projection_dim=width)
+    return whole.build(ClapModel, config), {**audio_aside, **aside}
 
 
 def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
@@ -106,12 +92,11 @@ def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
     return ClapFeatureExtractor(frequency_min=50, frequency_max=14_000, truncation="fusion" if fused else "rand_trunc")
 
 
-def htsat_from_tensors(tensors: Tensors, origin: str) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, Any]]:
+def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, Any]]:
     """HTSAT in its authors' names to a `ClapAudioModel`'s.
 
     Args:
         tensors: Those of HTSAT alone.
-        origin: What they come from, for the message of an error.
 
     Returns:
         The tensors of a `ClapAudioModel`, how many it has no place for, by what they were, and the fields of its
@@ -122,12 +107,12 @@ def htsat_from_tensors(tensors: Tensors, origin: str) -> tuple[dict[str, torch.T
     """
     if "conv_block1.conv1.weight" in tensors:
         raise ValueError(
-            f"{origin} has the audio tower PANN (Cnn14), which transformers' CLAP does not have; only HTSAT"
+            f"{tensors.origin} has the audio tower PANN (Cnn14), which transformers' CLAP does not have; only HTSAT"
         )
 
-    kept, aside = set_aside(tensors, HTSAT_ASIDE)
-    encoder: dict[str, torch.Tensor] = {}
-    for name, value in rename_all(kept, HTSAT_NAMES, origin).items():
+    kept, aside = tensors.set_aside(HTSAT_ASIDE)
+    encoder = Tensors({}, tensors.origin)
+    for name, value in kept.rename(HTSAT_NAMES).items():
         if ".attention.self.qkv." not in name:
             encoder[name] = value
             continue
@@ -135,19 +120,18 @@ def htsat_from_tensors(tensors: Tensors, origin: str) -> tuple[dict[str, torch.T
         for part, rows in zip(("query", "key", "value"), value.chunk(3), strict=True):
             encoder[name.replace(".qkv.", f".{part}.")] = rows
 
-    config = _htsat_fields(encoder, origin)
-    return under("audio_encoder.", encoder), aside, config
+    return under("audio_encoder.", encoder), aside, _htsat_fields(encoder)
 
 
-def _htsat_fields(encoder: Tensors, origin: str) -> dict[str, Any]:
-    width = shape_of(encoder, "patch_embed.proj.weight", 4, origin)[0]
-    stages = count_layers(encoder, "layers.")
+def _htsat_fields(encoder: Tensors) -> dict[str, Any]:
+    width = encoder.get_shape("patch_embed.proj.weight", 4)[0]
+    stages = encoder.count_layers("layers.")
     table = "blocks.0.attention.self.relative_position_bias_table"
-    places = shape_of(encoder, f"layers.0.{table}", 2, origin)[0]
+    places = encoder.get_shape(f"layers.0.{table}", 2)[0]
     depths, heads = [], []
     for stage in range(stages):
-        depths.append(count_layers(encoder, f"layers.{stage}.blocks."))
-        heads.append(shape_of(encoder, f"layers.{stage}.{table}", 2, origin)[1])
+        depths.append(encoder.count_layers(f"layers.{stage}.blocks."))
+        heads.append(encoder.get_shape(f"layers.{stage}.{table}", 2)[1])
 
     config: dict[str, Any] = {
         **HTSAT_SIZES,
@@ -156,31 +140,26 @@ def _htsat_fields(encoder: Tensors, origin: str) -> dict[str, Any]:
         "depths": depths,
         "num_attention_heads": heads,
         "num_hidden_layers": stages,
-        "num_mel_bins": shape_of(encoder, "batch_norm.weight", 1, origin)[0],
+        "num_mel_bins": encoder.get_shape("batch_norm.weight", 1)[0],
         # A window has (2 window - 1)^2 relative places.
         "window_size": (math.isqrt(places) + 1) // 2,
         "enable_fusion": "patch_embed.mel_conv2d.weight" in encoder,
     }
     if config["enable_fusion"]:
-        inner = shape_of(encoder, "patch_embed.fusion_model.local_att.0.weight", 4, origin)[0]
+        inner = encoder.get_shape("patch_embed.fusion_model.local_att.0.weight", 4)[0]
         config |= {"fusion_type": "aff_2d", "aff_block_r": width // inner}
     return config
 
 
-def bert_fields(tensors: Tensors, origin: str) -> dict[str, Any]:
-    """The fields of a configuration of BERT's kind that are read off its tensors.
-
-    Args:
-        tensors: Those of the encoder alone.
-        origin: What they come from, for the message of an error.
-    """
-    vocabulary, width = shape_of(tensors, "embeddings.word_embeddings.weight", 2, origin)
+def bert_fields(tensors: Tensors) -> dict[str, Any]:
+    """The fields of a configuration of BERT's kind that are read off the tensors of the encoder alone."""
+    vocabulary, width = tensors.get_shape("embeddings.word_embeddings.weight", 2)
     return {
         "vocab_size": vocabulary,
         "hidden_size": width,
-        "num_hidden_layers": count_layers(tensors, "encoder.layer."),
-        "num_attention_heads": count_heads(width, BERT_HEAD_DIM, origin),
-        "intermediate_size": shape_of(tensors, "encoder.layer.0.intermediate.dense.weight", 2, origin)[0],
-        "max_position_embeddings": shape_of(tensors, "embeddings.position_embeddings.weight", 2, origin)[0],
-        "type_vocab_size": shape_of(tensors, "embeddings.token_type_embeddings.weight", 2, origin)[0],
+        "num_hidden_layers": tensors.count_layers("encoder.layer."),
+        "num_attention_heads": tensors.count_heads(width, BERT_HEAD_DIM),
+        "intermediate_size": tensors.get_shape("encoder.layer.0.intermediate.dense.weight", 2)[0],
+        "max_position_embeddings": tensors.get_shape("embeddings.position_embeddings.weight", 2)[0],
+        "type_vocab_size": tensors.get_shape("embeddings.token_type_embeddings.weight", 2)[0],
     }

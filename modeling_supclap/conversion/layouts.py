@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from transformers import (
     AutoFeatureExtractor,
     ClapConfig,
@@ -31,7 +32,6 @@ from .ml_clap import AUDIO, GLAP_TEMPERATURE, TEXT, supclap_from_ml_clap
 from .msclap import prepare_gpt2_tokenizer, supclap_from_msclap
 from .provenance import SONAR_LICENSE, Part
 from .sonar import sonar_from_tensors
-from .tensors import Tensors
 
 PARTS = ("whole", "audio", "text")
 FUSION_REMARK = (
@@ -74,7 +74,7 @@ class Layout:
     prepare_tokenizer: Callable[[PreTrainedTokenizerBase], None] | None = None
     plain_captions: bool = False
 
-    def fits(self, tensors: Tensors) -> bool:
+    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Whether these tensors are laid out so."""
         for mark in self.marks:
             if not any(re.match(mark, name) for name in tensors):
@@ -112,7 +112,7 @@ class Conversion:
         return isinstance(self.model, SupCLAPModel) or self.feature_extractor is None
 
 
-def recognise(tensors: Tensors, origin: str, kind: str = "auto") -> Layout:
+def recognise(tensors: Mapping[str, torch.Tensor], origin: str, kind: str = "auto") -> Layout:
     """The layout of a checkpoint, told by the names of its tensors.
 
     Args:

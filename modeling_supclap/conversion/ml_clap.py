@@ -5,14 +5,15 @@ Their files have the same names: an audio encoder, which is CED or Dasheng, SONA
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-from transformers.initialization import no_init_weights
 
 from ..configuration_supclap import SupCLAPConfig
 from ..modeling_supclap import SupCLAPModel
 from .ced import ced_from_tensors
 from .sonar import sonar_from_tensors
-from .tensors import Tensors, below, fill_exactly, rename_all, shape_of, under, without
+from .tensors import Tensors, under
 
 AUDIO = "audio_encoder.model."
 TEXT = "text_encoder.model."
@@ -26,7 +27,7 @@ GLAP_TEMPERATURE = 0.01
 
 
 def supclap_from_ml_clap(
-    tensors: Tensors, origin: str, temperature: float | None = None
+    tensors: Mapping[str, torch.Tensor], origin: str, temperature: float | None = None
 ) -> tuple[SupCLAPModel, dict[str, int]]:
     """The model in a file of ML-CLAP (557 tensors) or of GLAP: logits are cosine / temperature.
 
@@ -41,9 +42,10 @@ def supclap_from_ml_clap(
     Raises:
         ValueError: The file is of another layout, or its temperature is not positive.
     """
-    audio, aside = ced_from_tensors(below(tensors, AUDIO), f"{origin}, its audio encoder")
-    text, _ = sonar_from_tensors(below(tensors, TEXT), f"{origin}, its text encoder")
-    rest = without(tensors, AUDIO, TEXT)
+    whole = Tensors(tensors, origin)
+    audio, aside = ced_from_tensors(whole.below(AUDIO), f"{origin}, its audio encoder")
+    text, _ = sonar_from_tensors(whole.below(TEXT), f"{origin}, its text encoder")
+    rest = whole.without(AUDIO, TEXT)
     if temperature is None:
         stated = rest.pop("temperature", None)
         if stated is None or stated.numel() != 1 or not 0 < float(stated) < float("inf"):
@@ -53,15 +55,12 @@ def supclap_from_ml_clap(
     config = SupCLAPConfig(
         audio_config=audio.config,
         text_config=text.config,
-        projection_dim=shape_of(rest, "audio_proj.0.weight", 2, origin)[0],
+        projection_dim=rest.get_shape("audio_proj.0.weight", 2)[0],
         temperature=temperature,
     )
-    with no_init_weights():
-        model = SupCLAPModel(config, audio, text)
 
     # The towers are filled already; what is left must be exactly what joins them.
-    whole = rename_all(rest, NAMES, origin)
-    whole["logit_scale"] = -torch.tensor([temperature], dtype=torch.float64).log()
-    whole |= under("audio_model.", audio.state_dict()) | under("text_model.", text.state_dict())
-    fill_exactly(model, whole, origin)
-    return model.eval(), aside
+    joint = rest.rename(NAMES)
+    joint["logit_scale"] = -torch.tensor([temperature], dtype=torch.float64).log()
+    joint |= under("audio_model.", audio.state_dict()) | under("text_model.", text.state_dict())
+    return joint.build(SupCLAPModel, config, audio, text), aside

@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 import torch
 from tokenizers import processors
 from transformers import BertConfig, ClapAudioConfig, GPT2Config, PreTrainedConfig, PreTrainedTokenizerBase
-from transformers.initialization import no_init_weights
 
 from ..configuration_supclap import CNN14Config, SupCLAPConfig
 from ..feature_extraction_msclap import MSCLAPFeatureExtractor
 from ..modeling_supclap import SupCLAPModel
 from .laion import FILTERS, bert_fields, htsat_from_tensors
-from .tensors import (
-    Tensors,
-    below,
-    check_constant,
-    count_heads,
-    count_layers,
-    fill_exactly,
-    rename_all,
-    set_aside,
-    shape_of,
-    under,
-    without,
-)
+from .tensors import Tensors, under
 
 AUDIO = "audio_encoder.base."
 HTSAT = "audio_encoder.base.htsat."
@@ -56,7 +44,9 @@ GPT2_HEAD_DIM = 64
 GPT2_PADDING, GPT2_BLANK, GPT2_END = "!", "Ġ", "<|endoftext|>"
 
 
-def supclap_from_msclap(tensors: Tensors, origin: str) -> tuple[SupCLAPModel, MSCLAPFeatureExtractor, dict[str, int]]:
+def supclap_from_msclap(
+    tensors: Mapping[str, torch.Tensor], origin: str
+) -> tuple[SupCLAPModel, MSCLAPFeatureExtractor, dict[str, int]]:
     """The model in a file of MS-CLAP, of either year.
 
     Args:
@@ -70,31 +60,28 @@ def supclap_from_msclap(tensors: Tensors, origin: str) -> tuple[SupCLAPModel, MS
     Raises:
         ValueError: The file is of another layout, or was trained on another front end.
     """
-    audio, audio_config, extractor, audio_aside = _audio_tower(tensors, origin)
-    text, text_aside = set_aside(below(tensors, TEXT), TEXT_ASIDE)
+    given = Tensors(tensors, origin)
+    audio, audio_config, extractor, audio_aside = _audio_tower(given)
+    text, text_aside = given.below(TEXT).set_aside(TEXT_ASIDE)
     is_decoder = "wte.weight" in text
-    rest = without(tensors, AUDIO, TEXT)
+    rest = given.without(AUDIO, TEXT)
     scale = rest.pop("logit_scale", None)
     if scale is None or scale.numel() != 1:
         raise ValueError(f"{origin} must have a 'logit_scale' of one number, has {scale}")
 
-    whole = rename_all(rest, NAMES, origin)
+    whole = rest.rename(NAMES)
     whole["logit_scale"] = scale.reshape(1)
     whole |= under("audio_model.", audio) | under("text_model.", text)
     config = SupCLAPConfig(
         audio_config=audio_config,
-        text_config=_gpt2_config(text, origin) if is_decoder else BertConfig(**bert_fields(text, origin)),
-        projection_dim=shape_of(whole, "audio_projection.linear1.weight", 2, origin)[0],
+        text_config=_gpt2_config(text) if is_decoder else BertConfig(**bert_fields(text)),
+        projection_dim=whole.get_shape("audio_projection.linear1.weight", 2)[0],
         projection_type="residual",
         projection_hidden_act="gelu",
         text_pooling="last" if is_decoder else "cls",
         temperature=math.exp(-float(scale)),
     )
-    with no_init_weights():
-        model = SupCLAPModel(config)
-    fill_exactly(model, whole, origin)
-
-    return model.eval(), extractor, dict(Counter(audio_aside) + Counter(text_aside))
+    return whole.build(SupCLAPModel, config), extractor, dict(Counter(audio_aside) + Counter(text_aside))
 
 
 def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -118,41 +105,40 @@ def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _audio_tower(
-    tensors: Tensors, origin: str
+    tensors: Tensors,
 ) -> tuple[dict[str, torch.Tensor], PreTrainedConfig, MSCLAPFeatureExtractor, dict[str, int]]:
     """The audio tower's tensors and configuration, its front end, and what was set aside."""
-    htsat = below(tensors, HTSAT)
+    htsat = tensors.below(HTSAT)
     if htsat:
         # With its filters for 32 kHz: the code of the authors takes them from HTSAT's own settings.
         extractor, prefix = MSCLAPFeatureExtractor(), HTSAT
-        audio, aside, fields = htsat_from_tensors(htsat, origin)
+        audio, aside, fields = htsat_from_tensors(htsat)
         config: PreTrainedConfig = ClapAudioConfig(**fields)
     else:
         extractor, prefix = MSCLAPFeatureExtractor(filter_rate_hz=None, max_length_s=5), AUDIO
-        kept, aside = set_aside(below(tensors, AUDIO), CNN14_ASIDE)
-        audio = rename_all(kept, CNN14_NAMES, origin)
+        kept, aside = tensors.below(AUDIO).set_aside(CNN14_ASIDE)
+        cnn14 = kept.rename(CNN14_NAMES)
         channels = []
-        for index in range(count_layers(audio, "conv_blocks.")):
-            channels.append(shape_of(audio, f"conv_blocks.{index}.conv1.weight", 4, origin)[0])
-        width = shape_of(audio, "fc1.weight", 2, origin)[0]
-        n_mels = shape_of(audio, "bn0.weight", 1, origin)[0]
-        config = CNN14Config(hidden_size=width, channels=channels, n_mels=n_mels)
+        for index in range(cnn14.count_layers("conv_blocks.")):
+            channels.append(cnn14.get_shape(f"conv_blocks.{index}.conv1.weight", 4)[0])
+        width, n_mels = cnn14.get_shape("fc1.weight", 2)[0], cnn14.get_shape("bn0.weight", 1)[0]
+        audio, config = cnn14, CNN14Config(hidden_size=width, channels=channels, n_mels=n_mels)
 
     expected = torch.from_numpy(extractor.mel_filters_slaney).float()
     advice = "44.1 kHz, 1024 samples and 64 Slaney mel bands from 50 to 14,000 Hz are MS-CLAP's"
-    check_constant(tensors.get(prefix + FILTERS), expected, prefix + FILTERS, origin, advice)
+    tensors.check_constant(prefix + FILTERS, expected, advice)
     return audio, config, extractor, aside
 
 
-def _gpt2_config(text: Tensors, origin: str) -> GPT2Config:
-    vocabulary, width = shape_of(text, "wte.weight", 2, origin)
+def _gpt2_config(text: Tensors) -> GPT2Config:
+    vocabulary, width = text.get_shape("wte.weight", 2)
     return GPT2Config(
         vocab_size=vocabulary,
         n_embd=width,
-        n_layer=count_layers(text, "h."),
-        n_head=count_heads(width, GPT2_HEAD_DIM, origin),
-        n_inner=shape_of(text, "h.0.mlp.c_fc.weight", 2, origin)[1],
-        n_positions=shape_of(text, "wpe.weight", 2, origin)[0],
+        n_layer=text.count_layers("h."),
+        n_head=text.count_heads(width, GPT2_HEAD_DIM),
+        n_inner=text.get_shape("h.0.mlp.c_fc.weight", 2)[1],
+        n_positions=text.get_shape("wpe.weight", 2)[0],
         bos_token_id=vocabulary - 1,
         eos_token_id=vocabulary - 1,
         pad_token_id=0,

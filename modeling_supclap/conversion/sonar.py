@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from transformers import M2M100Config
-from transformers.initialization import no_init_weights
 
 from ..configuration_supclap import SONAR_TEXT_CONFIG
 from ..modeling_sonar import SonarTextModel
-from .tensors import Tensors, count_heads, count_layers, fill_exactly, rename_all, set_aside, shape_of
+from .tensors import Tensors
 
 EMBEDDING = "embed_tokens.weight"
 FAIRSEQ2_EMBEDDING = "encoder_frontend.embed.weight"
@@ -36,7 +36,7 @@ HEAD_DIM = 64
 
 
 def sonar_from_tensors(
-    tensors: Tensors, origin: str, config: Mapping[str, Any] | None = None
+    tensors: Mapping[str, torch.Tensor], origin: str, config: Mapping[str, Any] | None = None
 ) -> tuple[SonarTextModel, dict[str, int]]:
     """The encoder in Meta's `sonar_text_encoder.pt` or in a checkpoint of transformers' `M2M100Encoder`.
 
@@ -56,32 +56,31 @@ def sonar_from_tensors(
     if fields and (kind := fields.pop("model_type", None)) != M2M100Config.model_type:
         raise ValueError(f"{origin} has a config.json of {kind!r} beside weights of an M2M100 encoder")
 
-    if FAIRSEQ2_EMBEDDING in tensors:
+    whole = Tensors(tensors, origin)
+    if FAIRSEQ2_EMBEDDING in whole:
         aside: dict[str, int] = {}
-        encoder = rename_all(tensors, FAIRSEQ2_NAMES, origin)
-        shape_of(encoder, EMBEDDING, 2, origin)
+        encoder = whole.rename(FAIRSEQ2_NAMES)
+        encoder.get_shape(EMBEDDING, 2)
         embedding = encoder[EMBEDDING].clone()
         embedding[:4] = encoder[EMBEDDING][FROM_FAIRSEQ2_ROWS]
         encoder[EMBEDDING] = embedding
     else:
-        kept, aside = set_aside(tensors, ASIDE)
-        encoder = rename_all(kept, ((r"^encoder\.", ""),), origin)
+        kept, aside = whole.set_aside(ASIDE)
+        encoder = kept.rename(((r"^encoder\.", ""),))
 
-    with no_init_weights():
-        model = SonarTextModel(M2M100Config(**fields) if fields else _config_from_shapes(encoder, origin))
-    fill_exactly(model, encoder, origin)
-    return model.eval(), aside
+    own_config = M2M100Config(**fields) if fields else _config_from_shapes(encoder)
+    return encoder.build(SonarTextModel, own_config), aside
 
 
-def _config_from_shapes(encoder: Tensors, origin: str) -> M2M100Config:
-    vocabulary, width = shape_of(encoder, EMBEDDING, 2, origin)
+def _config_from_shapes(encoder: Tensors) -> M2M100Config:
+    vocabulary, width = encoder.get_shape(EMBEDDING, 2)
     fields = {
         **SONAR_TEXT_CONFIG,
         "vocab_size": vocabulary,
         "d_model": width,
-        "encoder_layers": count_layers(encoder, "layers."),
-        "encoder_ffn_dim": shape_of(encoder, "layers.0.fc1.weight", 2, origin)[0],
-        "encoder_attention_heads": count_heads(width, HEAD_DIM, origin),
+        "encoder_layers": encoder.count_layers("layers."),
+        "encoder_ffn_dim": encoder.get_shape("layers.0.fc1.weight", 2)[0],
+        "encoder_attention_heads": encoder.count_heads(width, HEAD_DIM),
     }
     fields.pop("model_type")
     return M2M100Config(**fields)

@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from modeling_supclap.conversion.tensors import (
-    count_layers,
-    fill_exactly,
-    rename_all,
-    set_aside,
-    shape_of,
-)
+from modeling_supclap.conversion.tensors import Tensors, fill_exactly
 
 
 @pytest.mark.parametrize(
@@ -32,13 +26,13 @@ def test_a_gap_is_an_error_and_fills_nothing(change, message):
 
 
 def test_the_first_rule_that_fits_renames_and_hides_no_tensor():
-    tensors = dict(zip(("a.1.w", "a.w", "d.w"), torch.zeros(3, 1), strict=True))
-    renamed = rename_all(tensors, ((r"^a\.(\d)\.", r"b.\1."), (r"^a\.", "c.")), "the file")
+    tensors = Tensors(dict(zip(("a.1.w", "a.w", "d.w"), torch.zeros(3, 1), strict=True)), "the file")
+    renamed = tensors.rename(((r"^a\.(\d)\.", r"b.\1."), (r"^a\.", "c.")))
     assert {new: value.data_ptr() for new, value in renamed.items()} == {
         "b.1.w": tensors["a.1.w"].data_ptr(), "c.w": tensors["a.w"].data_ptr(), "d.w": tensors["d.w"].data_ptr(),
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"mixes two layouts: it has x\.w under two names, one of them d\.w"):
-        rename_all(tensors, ((r"^[ad]\.", "x."),), "the file")
+        tensors.rename(((r"^[ad]\.", "x."),))
 
 
 @pytest.mark.parametrize(
@@ -46,20 +40,19 @@ def test_the_first_rule_that_fits_renames_and_hides_no_tensor():
     [([], 0), (["layers.0.w", "layers.1.w"], 2), (["layers.10.w", "layersX2.w", "my.layers.30.w"], 11)],
 )
 def test_layers_are_counted_by_their_highest_number(names, count):
-    assert count_layers(dict.fromkeys(names), "layers.") == count
+    assert Tensors(dict.fromkeys(names), "the file").count_layers("layers.") == count
 
 
 def test_a_shape_to_read_is_there_and_has_the_right_axes():
-    tensors = {"weight": torch.zeros(2, 3)}
-    assert shape_of(tensors, "weight", 2, "the file") == (2, 3)
+    tensors = Tensors({"weight": torch.zeros(2, 3)}, "the file")
+    assert tensors.get_shape("weight", 2) == (2, 3)
     with pytest.raises(ValueError, match="the file lacks bias"):
-        shape_of(tensors, "bias", 1, "the file")
+        tensors.get_shape("bias", 1)
     with pytest.raises(ValueError, match=r"weight has shape \(2, 3\), which should have 4 axes"):
-        shape_of(tensors, "weight", 4, "the file")
+        tensors.get_shape("weight", 4)
 
 
 def test_what_is_set_aside_is_counted_by_what_it_is():
-    kept, counts = set_aside(
-        dict.fromkeys(["head.w", "head.b", "my.head.w", "mask"]), {r"head\.": "head", "mask$": "mask"}
-    )
+    tensors = Tensors(dict.fromkeys(["head.w", "head.b", "my.head.w", "mask"]), "the file")
+    kept, counts = tensors.set_aside({r"head\.": "head", "mask$": "mask"})
     assert (list(kept), counts) == (["my.head.w"], {"head": 2, "mask": 1})
