@@ -64,4 +64,4 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-watch_imports()
+watch_imports(_MODULES)

@@ -9,77 +9,68 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 PACKAGE = __package__.rpartition(".")[0]
-AUTO = "transformers.models.auto"
+# A model of ours in each row, its classes by the auto class of transformers that is to find them.
+MODELS = (
+    {"AutoConfig": "CEDConfig", "AutoModel": "CEDModel", "AutoFeatureExtractor": "CEDFeatureExtractor"},
+    {"AutoConfig": "CNN14Config", "AutoModel": "CNN14Model", "AutoFeatureExtractor": "MSCLAPFeatureExtractor"},
+    {
+        "AutoConfig": "SupCLAPConfig",
+        "AutoModel": "SupCLAPModel",
+        "AutoFeatureExtractor": "CEDFeatureExtractor",
+        "AutoProcessor": "SupCLAPProcessor",
+    },
+)
+AUTO_MODULES = {
+    "AutoConfig": "transformers.models.auto.configuration_auto",
+    "AutoModel": "transformers.models.auto.modeling_auto",
+    "AutoFeatureExtractor": "transformers.models.auto.feature_extraction_auto",
+    "AutoProcessor": "transformers.models.auto.processing_auto",
+}
+
+_due: dict[Callable[[], None], set[str]] = {}
+"""What is not registered yet, and the modules that call for it."""
 
 
-def _register_configurations() -> None:
-    from transformers import AutoConfig
+def _register(auto_name: str) -> None:
+    """Enters our classes into one auto class."""
+    auto: Any = getattr(importlib.import_module(AUTO_MODULES[auto_name]), auto_name)
+    ours = importlib.import_module(PACKAGE)
+    for row in MODELS:
+        if auto_name not in row:
+            continue
+        config, own = getattr(ours, row["AutoConfig"]), getattr(ours, row[auto_name])
+        if auto_name == "AutoConfig":
+            auto.register(config.model_type, _native(config) if config.model_type == "ced" else config)
+        else:
+            auto.register(config, own)
+        # A saved folder then carries the code and loads where this package is not installed (trust_remote_code=True).
+        own.register_for_auto_class(auto_name)
 
-    from ..configuration_supclap import CEDConfig, CNN14Config, SupCLAPConfig
+
+def _native(config: Any) -> Any:
+    """`CEDConfig` for `AutoConfig`, under a module's name of transformers.
+
+    A registered class of any other module wins over the code that a folder brings, even with `trust_remote_code=True`:
+    the official tagger (`AutoModelForAudioClassification` on "mispeech/ced-base") could not be loaded beside ours.
+    """
 
     class NativeCED:
-        """`CEDConfig` for `AutoConfig`, under a module's name of transformers.
-
-        A registered class of any other module wins over the code that a folder brings, even with
-        `trust_remote_code=True`: the official tagger (`AutoModelForAudioClassification` on "mispeech/ced-base") could
-        not be loaded beside ours.
-        """
-
         __module__ = "transformers.models.ced"
-        model_type = CEDConfig.model_type
-        from_dict = CEDConfig.from_dict
+        model_type = config.model_type
+        from_dict = config.from_dict
 
         def __new__(cls, **fields: Any) -> Any:
-            return CEDConfig(**fields)
+            return config(**fields)
 
-    for config in (CEDConfig, CNN14Config, SupCLAPConfig):
-        registered: Any = NativeCED if config is CEDConfig else config
-        AutoConfig.register(config.model_type, registered)
-        # A saved folder then carries the code and loads where this package is not installed (trust_remote_code=True).
-        config.register_for_auto_class()
-
-
-def _register_models() -> None:
-    from transformers import AutoModel
-
-    from ..modeling_ced import CEDModel
-    from ..modeling_cnn14 import CNN14Model
-    from ..modeling_supclap import SupCLAPModel
-
-    for model in (CEDModel, CNN14Model, SupCLAPModel):
-        AutoModel.register(model.config_class, model)
-        model.register_for_auto_class("AutoModel")
-
-
-def _register_feature_extractors() -> None:
-    from transformers import AutoFeatureExtractor
-
-    from ..configuration_supclap import CEDConfig, CNN14Config, SupCLAPConfig
-    from ..feature_extraction_ced import CEDFeatureExtractor
-    from ..feature_extraction_msclap import MSCLAPFeatureExtractor
-
-    AutoFeatureExtractor.register(CEDConfig, CEDFeatureExtractor)
-    AutoFeatureExtractor.register(CNN14Config, MSCLAPFeatureExtractor)
-    AutoFeatureExtractor.register(SupCLAPConfig, CEDFeatureExtractor)
-    CEDFeatureExtractor.register_for_auto_class()
-    MSCLAPFeatureExtractor.register_for_auto_class()
-
-
-def _register_processor() -> None:
-    from transformers import AutoProcessor
-
-    from ..configuration_supclap import SupCLAPConfig
-    from ..processing_supclap import SupCLAPProcessor
-
-    AutoProcessor.register(SupCLAPConfig, SupCLAPProcessor)
-    SupCLAPProcessor.register_for_auto_class()
+    return NativeCED
 
 
 def _register_pipeline() -> None:
@@ -88,27 +79,6 @@ def _register_pipeline() -> None:
     from .pipeline import TASK, ClipPipeline
 
     PIPELINE_REGISTRY.supported_tasks[TASK]["impl"] = ClipPipeline
-
-
-_due = {
-    _register_configurations: {f"{AUTO}.configuration_auto", f"{PACKAGE}.configuration_supclap"},
-    _register_models: {
-        f"{AUTO}.modeling_auto",
-        f"{PACKAGE}.modeling_ced",
-        f"{PACKAGE}.modeling_cnn14",
-        f"{PACKAGE}.modeling_supclap",
-    },
-    _register_feature_extractors: {
-        f"{AUTO}.feature_extraction_auto",
-        f"{PACKAGE}.feature_extraction_ced",
-        f"{PACKAGE}.feature_extraction_msclap",
-    },
-    _register_processor: {f"{AUTO}.processing_auto", f"{PACKAGE}.processing_supclap"},
-    _register_pipeline: {"transformers.pipelines"},
-}
-"""What is not registered yet, and the modules that call for it."""
-
-_OURS = {name for modules in _due.values() for name in modules if name.startswith(PACKAGE)}
 
 
 def register_loaded() -> None:
@@ -139,7 +109,8 @@ def require_torchaudio() -> None:
 class _Watcher(MetaPathFinder):
     """Lets the modules of transformers and of this package load as they do, and registers when none is half loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: set[str]) -> None:
+        self.ours = ours
         self.loading = 0
 
     def find_spec(
@@ -150,7 +121,7 @@ class _Watcher(MetaPathFinder):
         spec = PathFinder.find_spec(fullname, path) if watched else None
         if spec is None or spec.loader is None:
             return None
-        if fullname in _OURS:
+        if fullname in self.ours:
             require_torchaudio()
         execute = spec.loader.exec_module
 
@@ -167,7 +138,18 @@ class _Watcher(MetaPathFinder):
         return spec
 
 
-def watch_imports() -> None:
-    """Begins to watch, and registers what is called for already."""
-    sys.meta_path.insert(0, _Watcher())
+def watch_imports(modules: Mapping[str, str]) -> None:
+    """Begins to watch, and registers what is called for already.
+
+    Args:
+        modules: Our modules by the classes that are in them.
+    """
+    ours: set[str] = set()
+    for auto_name, auto_module in AUTO_MODULES.items():
+        own = {f"{PACKAGE}.{modules[row[auto_name]]}" for row in MODELS if auto_name in row}
+        _due[partial(_register, auto_name)] = {auto_module, *own}
+        ours |= own
+    _due[_register_pipeline] = {"transformers.pipelines"}
+
+    sys.meta_path.insert(0, _Watcher(ours))
     register_loaded()
