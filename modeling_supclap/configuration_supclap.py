@@ -33,6 +33,8 @@ class OwnTypeMixin:
 
     model_type: ClassVar[str]
     base_config_key: ClassVar[str]
+    # What else could have been meant, for the message of the error.
+    advice: ClassVar[str] = ""
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
@@ -56,14 +58,9 @@ class OwnTypeMixin:
         found = (fields.get(cls.base_config_key) or fields).get("model_type")
         if found != cls.model_type:
             seen = f"is of a model of type {found!r}" if fields else "is no checkpoint: it holds no config.json"
-            raise ValueError(f"{name} {seen}; give a {cls.model_type!r} checkpoint{cls.advice()}")
+            raise ValueError(f"{name} {seen}; give a {cls.model_type!r} checkpoint{cls.advice}")
 
         return fields, rest
-
-    @classmethod
-    def advice(cls) -> str:
-        """What else could have been meant, for the message."""
-        return ""
 
 
 @strict
@@ -93,8 +90,8 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         drop_path_rate: Stochastic depth of the last block, in training; it grows linearly from 0 in the first.
         layer_norm_eps: Epsilon of the layer norms.
         initializer_range: Standard deviation of freshly drawn weights.
-        n_fft: Samples of one Fourier transform of the front end; the front-end fields describe what the
-            weights were trained on and are read by nobody but you.
+        n_fft: Samples of one Fourier transform of the front end that the weights were trained on. It and the fields
+            below are for `CEDFeatureExtractor.from_config`; the encoder reads none of them.
         win_size: Samples of the analysis window.
         hop_size: Samples between two frames.
         f_min: Lower edge of the mel bands in hertz.
@@ -256,6 +253,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     """
 
     model_type = "supclap"
+    advice = ", or join two encoders with SupCLAPModel.from_encoders"
     sub_configs = {"audio_config": AutoConfig, "text_config": AutoConfig}  # noqa: RUF012, as in transformers
 
     audio_config: dict | PreTrainedConfig | None = None
@@ -282,11 +280,6 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
             if isinstance(part, dict) and os.path.isabs(str(part.get("_name_or_path", ""))):
                 part["_name_or_path"] = os.path.basename(os.path.normpath(part["_name_or_path"]))
         return content
-
-    @classmethod
-    def advice(cls) -> str:
-        """Towers on their own are joined in another way."""
-        return ", or join two encoders with SupCLAPModel.from_encoders"
 
     def validate_architecture(self) -> None:
         """Refuse values that cannot be built; called by the constructor."""

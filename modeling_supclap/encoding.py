@@ -159,7 +159,7 @@ def encode_audio(
             for part in batch:
                 waveforms.append(part.waveform)
                 places.append((part.clip, part.start, part.start + len(part.waveform)))
-            embeds.append(_embed_audio(model, processor, waveforms))
+            embeds.append(_float32(model.get_audio_features(**audio_inputs(model, processor, waveforms))))
 
     for index, error in bad.items():
         logger.warning("%s is skipped: %s", recordings[index].name, error)
@@ -509,10 +509,6 @@ def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
             dtype = dtype if module.weight is None else module.weight.dtype
             break
     return inputs.to(model.device, dtype=dtype)
-
-
-def _embed_audio(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> torch.Tensor:
-    return _float32(model.get_audio_features(**audio_inputs(model, processor, waveforms)))
 
 
 def _float32(outputs: Any) -> torch.Tensor:

@@ -311,34 +311,28 @@ class CEDModel(CEDPreTrainedModel):
 
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
 
-    def _check_input(self, features: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Refuse what cannot be a batch of spectrograms with its mask."""
+    def _count_frames(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """How many frames each clip has, (B,); or an error where this can be no batch of spectrograms with its mask."""
         if features.ndim != 3 or features.shape[1] != self.config.n_mels:
             raise ValueError(
                 f"input_features must be (batch, {self.config.n_mels} mel bands, frames), got {tuple(features.shape)}"
             )
-        if mask is None:
-            return
-
         # Sizes by `shape`: `torch.export` takes the length of a tensor for a constant.
-        if mask.shape != (features.shape[0], features.shape[2]):
+        if mask is not None and mask.shape != (features.shape[0], features.shape[2]):
             raise ValueError(
                 f"audio_attention_mask must have one number a frame, {(len(features), features.shape[2])}, "
                 f"got {tuple(mask.shape)}"
             )
 
         # Values are not known while a graph is traced (torch.compile, torch.export), and are not checked there.
-        if not torch.compiler.is_compiling() and (mask[:, 1:] > mask[:, :-1]).any():
-            raise ValueError("audio_attention_mask must be ones followed by zeros; pad clips on the right")
-
-    def _count_frames(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """How many frames each clip has, (B,); at least one patch."""
-        self._check_input(features, mask)
+        is_traced = torch.compiler.is_compiling()
         if mask is None:
             n_frames, shortest = torch.full((features.shape[0],), features.shape[2]), features.shape[2]
         else:
+            if not is_traced and (mask[:, 1:] > mask[:, :-1]).any():
+                raise ValueError("audio_attention_mask must be ones followed by zeros; pad clips on the right")
             n_frames = mask.sum(dim=1)
-            shortest = self.config.patch_frames if torch.compiler.is_compiling() else int(n_frames.min())
+            shortest = self.config.patch_frames if is_traced else int(n_frames.min())
         if shortest < self.config.patch_frames:
             raise ValueError(
                 f"clip {int(n_frames.argmin())} has {shortest} frames, fewer than the {self.config.patch_frames} of "

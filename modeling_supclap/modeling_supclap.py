@@ -20,16 +20,7 @@ from .localization import localize
 from .modeling_sonar import last_pool, mean_pool
 from .sentence_modules import SentenceDense, read_sentence_modules
 from .strict_loading import StrictLoadingMixin
-from .towers import (
-    build_audio_tower,
-    build_text_tower,
-    check_pooling,
-    check_source,
-    check_width,
-    load_audio_tower,
-    load_text_tower,
-    takes,
-)
+from .towers import build_tower, check_pooling, check_width, load_tower, takes
 
 
 @dataclass
@@ -56,48 +47,30 @@ class SupCLAPOutput(ModelOutput):
 
 
 class SupCLAPProjection(nn.Module):
-    """Linear, activation, Linear into the shared space: ML-CLAP's projection (Yan et al., 2024, arXiv 2406.07012).
+    """Two linear layers, with an activation between them, into the shared space.
+
+    "mlp" is that of ML-CLAP (Yan et al., 2024, arXiv 2406.07012): y = linear2(activation(linear1(x))). "residual" is
+    that of MS-CLAP (Elizalde et al., 2023, arXiv 2206.04769), whose layers have no bias: h = linear1(x),
+    y = LayerNorm(h + linear2(activation(h))).
 
     Args:
         width: Width of the tower.
-        config: Gives the shared dimension and the activation.
+        config: Gives the type, the shared dimension and the activation.
     """
 
     def __init__(self, width: int, config: SupCLAPConfig) -> None:
         super().__init__()
-        self.linear1 = nn.Linear(width, config.projection_dim)
+        is_residual = config.projection_type == "residual"
+        self.linear1 = nn.Linear(width, config.projection_dim, bias=not is_residual)
         self.activation = ACT2FN[config.projection_hidden_act]
-        self.linear2 = nn.Linear(config.projection_dim, config.projection_dim)
-
-    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """(B, width) to (B, projection_dim), not normalised."""
-        return self.linear2(self.activation(self.linear1(pooled)))
-
-
-class SupCLAPResidualProjection(nn.Module):
-    """MS-CLAP's projection (Elizalde et al., 2023, arXiv 2206.04769): y = LayerNorm(h + linear2(activation(h))).
-
-    h = linear1(x); neither layer has a bias.
-
-    Args:
-        width: Width of the tower.
-        config: Gives the shared dimension and the activation.
-    """
-
-    def __init__(self, width: int, config: SupCLAPConfig) -> None:
-        super().__init__()
-        self.linear1 = nn.Linear(width, config.projection_dim, bias=False)
-        self.activation = ACT2FN[config.projection_hidden_act]
-        self.linear2 = nn.Linear(config.projection_dim, config.projection_dim, bias=False)
-        self.layer_norm = nn.LayerNorm(config.projection_dim)
+        self.linear2 = nn.Linear(config.projection_dim, config.projection_dim, bias=not is_residual)
+        self.layer_norm = nn.LayerNorm(config.projection_dim) if is_residual else None
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
         """(B, width) to (B, projection_dim), not of unit norm."""
         hidden = self.linear1(pooled)
-        return self.layer_norm(hidden + self.linear2(self.activation(hidden)))
-
-
-PROJECTIONS: dict[str, type[nn.Module]] = {"mlp": SupCLAPProjection, "residual": SupCLAPResidualProjection}
+        projected = self.linear2(self.activation(hidden))
+        return projected if self.layer_norm is None else self.layer_norm(hidden + projected)
 
 
 class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
@@ -117,7 +90,7 @@ class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, (SupCLAPProjection, SupCLAPResidualProjection)):
+        if isinstance(module, SupCLAPProjection):
             for linear in (module.linear1, module.linear2):
                 # Linear's own draw, as in ML-CLAP: its scale follows the width.
                 init.kaiming_uniform_(linear.weight, a=math.sqrt(5))
@@ -162,19 +135,18 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         text_model: PreTrainedModel | None = None,
     ) -> None:
         super().__init__(config)
-        self.audio_model = audio_model or build_audio_tower(config.audio_config)
-        self.text_model = text_model or build_text_tower(config.text_config, config.text_pooling)
+        self.audio_model = audio_model or build_tower("audio", config.audio_config)
+        self.text_model = text_model or build_tower("text", config.text_config, config.text_pooling)
         check_width(self.audio_model, config.audio_config, "audio_config")
         check_width(self.text_model, config.text_config, "text_config")
         check_pooling(self.text_model, config.text_pooling)
-        projection_class = PROJECTIONS[config.projection_type]
-        self.audio_projection = projection_class(self.audio_model.config.hidden_size, config)
+        self.audio_projection = SupCLAPProjection(self.audio_model.config.hidden_size, config)
         self.text_dense = nn.ModuleList()
         text_width = self.text_model.config.hidden_size
         for layer in config.text_dense or ():
             self.text_dense.append(SentenceDense(text_width, **layer))
             text_width = layer["out_features"]
-        self.text_projection = projection_class(text_width, config)
+        self.text_projection = SupCLAPProjection(text_width, config)
 
         # One element and not 0-d: FSDP shards no scalar parameters.
         self.logit_scale = nn.Parameter(torch.empty(1))
@@ -208,13 +180,13 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         if unknown := sorted(kwargs.keys() - known):
             raise TypeError(f"from_encoders has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
 
-        audio_model = load_audio_tower(audio)
+        audio_model = load_tower("audio", audio)
         modules = read_sentence_modules(text, kwargs.get("text_pooling"))
         if modules is not None:
             kwargs["text_pooling"] = modules.pooling
             kwargs["text_dense"] = modules.dense or None
             kwargs["text_normalize"] = modules.normalize
-        text_model = load_text_tower(text, kwargs.get("text_pooling", SupCLAPConfig.text_pooling))
+        text_model = load_tower("text", text, kwargs.get("text_pooling", SupCLAPConfig.text_pooling))
 
         config = SupCLAPConfig(audio_config=audio_model.config, text_config=text_model.config, **kwargs)
         model = cls(config, audio_model, text_model)
@@ -222,22 +194,6 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             for layer, weights in zip(model.text_dense, modules.weights, strict=True):
                 layer.load_state_dict(weights)
         return model.eval()
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, with clear errors for a missing folder and for an adapter whose base model is missing.
-
-        Args:
-            pretrained_model_name_or_path: Hub id or folder.
-            *args: As in transformers.
-            **kwargs: As in transformers.
-
-        Raises:
-            OSError: There is no such folder or id, or a file of weights is damaged.
-            ValueError: The checkpoint is of another model, an adapter alone, or lacks weights of the model.
-        """
-        check_source(pretrained_model_name_or_path)
-        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     def train(self, mode: bool = True) -> "SupCLAPModel":
         """As in torch, but batch norms (HTSAT has one) keep their statistics: no clip depends on its batch mates."""

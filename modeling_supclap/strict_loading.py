@@ -1,15 +1,19 @@
 """Loading a model whose weights are not in the checkpoint is an error here, and not a warning and random weights.
 
-And where a file of weights cannot be read, the error names it.
+And where there is no model, or a file of weights cannot be read, the error says so.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers.modeling_utils import load_state_dict
+
+from .hub_ids import is_hub_id
 
 
 @contextmanager
@@ -51,6 +55,39 @@ def damaged(path: Path, error: Exception) -> str:
     return f"{path} is damaged or holds no weights (an incomplete download?); get it again: {cause}"
 
 
+def _check_source(name: Any) -> None:
+    """Explains sources of a model that transformers fails on without a word of what they are.
+
+    A path that is no folder is taken for a Hub id of a wrong form; and a folder that holds a LoRA adapter and no model
+    is replaced by the adapter's base model, which may be called None. Before 5.18 transformers also left the modules
+    that an adapter holds whole, such as the projections, as they were.
+    """
+    path = str(name)
+    if name is None or os.path.isfile(os.path.join(path, "config.json")):
+        return
+    if not os.path.isdir(path) and not is_hub_id(path):
+        raise OSError(f"there is no folder {path}; give a model's folder or a Hub id such as name/model")
+
+    adapter = Path(path, "adapter_config.json")
+    if not adapter.is_file():
+        return
+
+    settings = json.loads(adapter.read_text(encoding="utf-8"))
+    base, whole = settings.get("base_model_name_or_path"), settings.get("modules_to_save")
+    advice = (
+        f"Load the base model, then PeftModel.from_pretrained(base, {path!r}).merge_and_unload() is the whole model"
+    )
+    if not base or not (os.path.isdir(base) or is_hub_id(base)):
+        raise ValueError(
+            f"{path} holds a LoRA adapter and no model, and names {base!r} as its base model, which is not there. "
+            f"{advice}"
+        )
+    if whole and tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 18):
+        raise ValueError(
+            f"transformers {transformers.__version__} does not load {whole} of the adapter {path}. {advice}"
+        )
+
+
 def _weight_files(folder: Any) -> list[Path]:
     """The files that transformers would read: safetensors if there are any, with the index of several."""
     if folder is None:
@@ -68,7 +105,7 @@ class StrictLoadingMixin:
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, with every weight found.
+        """As in transformers, with every weight found, and clear errors where there is no such model.
 
         Args:
             pretrained_model_name_or_path: Hub id or folder.
@@ -76,9 +113,10 @@ class StrictLoadingMixin:
             **kwargs: As in transformers.
 
         Raises:
-            OSError: A file of weights is damaged.
-            ValueError: The checkpoint lacks weights of the model.
+            OSError: There is no such folder or id, or a file of weights is damaged.
+            ValueError: The checkpoint is of another model, an adapter alone, or lacks weights of the model.
         """
+        _check_source(pretrained_model_name_or_path)
         parent: Any = super()
         asked = kwargs.pop("output_loading_info", False)
         with naming_damaged_files(pretrained_model_name_or_path):

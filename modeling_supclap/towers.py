@@ -1,12 +1,10 @@
 """The encoders that can be a tower of the model: which class a configuration builds, and what no tower can be."""
 
 import inspect
-import json
 import os
 from typing import Any, get_args
 
 import torch
-import transformers
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -20,7 +18,6 @@ from transformers import (
 )
 
 from .configuration_supclap import config_from_dict
-from .hub_ids import is_hub_id
 from .modeling_ced import CEDModel
 from .modeling_cnn14 import CNN14Model
 from .modeling_sonar import SonarTextModel
@@ -38,65 +35,49 @@ POOLINGS_OF_ALL = "text_pooling must be 'mean' or 'cls'"
 EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
 
 
-def build_audio_tower(config: Any) -> PreTrainedModel:
-    """An audio tower with random weights.
+def build_tower(kind: str, config: Any, pooling: str = "mean") -> PreTrainedModel:
+    """A tower with random weights.
 
     Args:
-        config: `CEDConfig`, `CNN14Config` or `ClapAudioConfig`.
+        kind: "audio" or "text".
+        config: That of an audio encoder of `AUDIO_TOWERS`; or of SONAR or any text encoder that `AutoModel` knows.
+        pooling: Of a text tower: "mean", "cls", "last" or "pooler".
 
     Raises:
-        ValueError: The configuration is not of an audio tower.
+        ValueError: The configuration is not of one encoder of this kind.
     """
-    check_audio_config(config)
-    return AUDIO_TOWERS[config.model_type]._from_config(config)
+    tower_class, options = _get_class(kind, config, pooling)
+    build = AutoModel.from_config if tower_class is AutoModel else tower_class._from_config
+    return build(config, **options)
 
 
-def build_text_tower(config: Any, pooling: str) -> PreTrainedModel:
-    """A text tower with random weights.
+def load_tower(kind: str, name: str, pooling: str = "mean") -> PreTrainedModel:
+    """A tower with the weights of a Hub id or folder, in float32.
 
     Args:
-        config: `M2M100Config` for SONAR, or that of any encoder that `AutoModel` knows.
-        pooling: "mean", "cls", "last" or "pooler".
-
-    Raises:
-        ValueError: The configuration is not of one text encoder.
-    """
-    check_text_config(config, pooling)
-    tower_class: Any = TEXT_TOWERS.get(config.model_type)
-    if tower_class is None:
-        return AutoModel.from_config(config, **_pooler_kwargs(config, pooling))
-    return tower_class._from_config(config, **_pooler_kwargs(config, pooling))
-
-
-def load_audio_tower(name: str) -> PreTrainedModel:
-    """An audio tower with the weights of a Hub id or folder, in float32.
-
-    Args:
-        name: Hub id or folder of a CED or HTSAT encoder.
+        kind: "audio" or "text".
+        name: Hub id or folder of such an encoder.
+        pooling: Of a text tower: "mean", "cls", "last" or "pooler".
 
     Raises:
         OSError: There is no such folder or id, or a file of weights is damaged.
-        ValueError: It is no checkpoint of an audio tower, or lacks some of its weights.
+        ValueError: It is no checkpoint of one encoder of this kind, or lacks some of its weights.
     """
-    config = _load_config(name, "audio")
-    check_audio_config(config)
-    return _load(AUDIO_TOWERS[config.model_type], name, config)
+    config = _load_config(name, kind)
+    tower_class, options = _get_class(kind, config, pooling)
+    with naming_damaged_files(name):
+        tower, report = tower_class.from_pretrained(
+            name, config=config, dtype=torch.float32, output_loading_info=True, **options
+        )
 
+    if missing := sorted(report["missing_keys"]):
+        only_pooler = all(key.startswith("pooler.") for key in missing)
+        advice = POOLINGS_OF_ALL if only_pooler else "give a checkpoint of this encoder alone"
+        raise ValueError(
+            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; {advice}"
+        )
 
-def load_text_tower(name: str, pooling: str) -> PreTrainedModel:
-    """A text tower with the weights of a Hub id or folder, in float32.
-
-    Args:
-        name: Hub id or folder of SONAR or of any encoder that `AutoModel` loads.
-        pooling: "mean", "cls", "last" or "pooler".
-
-    Raises:
-        OSError: There is no such folder or id, or a file of weights is damaged.
-        ValueError: It is no checkpoint of one text encoder, or lacks some of its weights.
-    """
-    config = _load_config(name, "text")
-    check_text_config(config, pooling)
-    return _load(TEXT_TOWERS.get(config.model_type, AutoModel), name, config, **_pooler_kwargs(config, pooling))
+    return tower
 
 
 def check_audio_config(config: PreTrainedConfig) -> None:
@@ -201,48 +182,6 @@ def takes(tower: nn.Module | type, argument: str) -> bool:
     return argument in inspect.signature(tower_class.forward).parameters
 
 
-def check_source(name: Any) -> None:
-    """Explains sources of a model that transformers fails on without a word of what they are.
-
-    A path that is no folder is taken for a Hub id of a wrong form; and a folder that holds a LoRA adapter and no model
-    is replaced by the adapter's base model, which may be called None. Before 5.18 transformers also left the modules
-    that an adapter holds whole, such as the projections, as they were.
-
-    Args:
-        name: Hub id or folder.
-
-    Raises:
-        OSError: It is a path, and no folder.
-        ValueError: It is an adapter whose base model is not there, or that this transformers does not load.
-    """
-    path = str(name)
-    if name is None or os.path.isfile(os.path.join(path, "config.json")):
-        return
-    if not os.path.isdir(path) and not is_hub_id(path):
-        raise OSError(f"there is no folder {path}; give a model's folder or a Hub id such as name/model")
-
-    adapter = os.path.join(path, "adapter_config.json")
-    if not os.path.isfile(adapter):
-        return
-
-    with open(adapter, encoding="utf-8") as file:
-        settings = json.load(file)
-
-    base, whole = settings.get("base_model_name_or_path"), settings.get("modules_to_save")
-    advice = (
-        f"Load the base model, then PeftModel.from_pretrained(base, {path!r}).merge_and_unload() is the whole model"
-    )
-    if not base or not (os.path.isdir(base) or is_hub_id(base)):
-        raise ValueError(
-            f"{path} holds a LoRA adapter and no model, and names {base!r} as its base model, which is not there. "
-            f"{advice}"
-        )
-    if whole and tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 18):
-        raise ValueError(
-            f"transformers {transformers.__version__} does not load {whole} of the adapter {path}. {advice}"
-        )
-
-
 def _is_decoder(config: PreTrainedConfig) -> bool:
     """Whether each token sees only those before it; some decoders have a switch that turns them into encoders."""
     if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
@@ -251,13 +190,19 @@ def _is_decoder(config: PreTrainedConfig) -> bool:
     return causal_only or bool(getattr(config, "is_decoder", False))
 
 
-def _pooler_kwargs(config: PreTrainedConfig, pooling: str) -> dict[str, Any]:
-    """Leaves out a BERT-like tower's own pooler where nothing would read it, so that no weight stays untrained."""
+def _get_class(kind: str, config: PreTrainedConfig, pooling: str) -> tuple[Any, dict[str, Any]]:
+    """The class of a tower and what it is built with, or an error that says why it can be none."""
+    if kind == "audio":
+        check_audio_config(config)
+        return AUDIO_TOWERS[config.model_type], {}
+
+    check_text_config(config, pooling)
     model_class: Any = TEXT_TOWERS.get(config.model_type) or MODEL_MAPPING.get(type(config), None)
-    if not isinstance(model_class, type):
-        return {}
-    takes_it = "add_pooling_layer" in inspect.signature(model_class).parameters
-    return {"add_pooling_layer": pooling == "pooler"} if takes_it else {}
+    options = {}
+    # A BERT-like tower's own pooler is left out where nothing would read it, so that no weight stays untrained.
+    if isinstance(model_class, type) and "add_pooling_layer" in inspect.signature(model_class).parameters:
+        options["add_pooling_layer"] = pooling == "pooler"
+    return TEXT_TOWERS.get(config.model_type, AutoModel), options
 
 
 def _load_config(name: str, kind: str) -> PreTrainedConfig:
@@ -276,20 +221,3 @@ def _load_config(name: str, kind: str) -> PreTrainedConfig:
         raise ValueError(f"{name} is no checkpoint: it holds no config.json with a model_type")
 
     return config_from_dict(fields)
-
-
-def _load(tower_class: Any, name: str, config: PreTrainedConfig, **kwargs: Any) -> PreTrainedModel:
-    """A tower with all its weights."""
-    with naming_damaged_files(name):
-        tower, report = tower_class.from_pretrained(
-            name, config=config, dtype=torch.float32, output_loading_info=True, **kwargs
-        )
-
-    if missing := sorted(report["missing_keys"]):
-        only_pooler = all(key.startswith("pooler.") for key in missing)
-        advice = POOLINGS_OF_ALL if only_pooler else "give a checkpoint of this encoder alone"
-        raise ValueError(
-            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; {advice}"
-        )
-
-    return tower

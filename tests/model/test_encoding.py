@@ -124,9 +124,9 @@ def test_chunks_end_with_the_clip_and_average_to_its_embedding(model, processor,
 
 def test_a_long_batch_is_split_so_that_memory_does_not_follow_the_longest(model, processor, monkeypatch):
     sizes = []
-    embed = encoding._embed_audio
+    make_inputs = encoding.audio_inputs
     monkeypatch.setattr(
-        encoding, "_embed_audio", lambda m, p, batch: sizes.append(list(map(len, batch))) or embed(m, p, batch)
+        encoding, "audio_inputs", lambda m, p, batch: sizes.append(list(map(len, batch))) or make_inputs(m, p, batch)
     )
     clips = [builders.noise(400_000), *[builders.noise(16000, seed) for seed in range(6)]]
     model.encode_audio(clips, processor, sampling_rate=builders.RATE_HZ, batch_size=4)

@@ -31,7 +31,7 @@ from transformers import (
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.towers import check_audio_config, check_text_config, load_text_tower, takes
+from modeling_supclap.towers import check_audio_config, check_text_config, load_tower, takes
 
 # Less than a chunk of CED (10.12 s), exactly one, more; less than what HTSAT's extractor here takes (1 s), and more.
 SAMPLES = {"ced": [4000, 16000, 161_760, 200_000], "htsat": [4000, 9000, 16000, 40000]}
@@ -353,4 +353,4 @@ def test_weights_that_are_missing_are_named(encoders, tmp_path):
     BertModel(BertConfig(**{**BERT_LIKE, "num_hidden_layers": 1})).save_pretrained(tmp_path)
     BertConfig(**BERT_LIKE).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"lacks 16 weights of BertModel, among them \['encoder.layer.1"):
-        load_text_tower(str(tmp_path), "mean")
+        load_tower("text", str(tmp_path))
