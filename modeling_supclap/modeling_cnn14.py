@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
@@ -55,6 +56,13 @@ class CNN14PreTrainedModel(StrictLoadingMixin, PreTrainedModel):
     _no_split_modules = ["CNN14Block"]  # noqa: RUF012
     # Decibels from -100 to 40 need more bits than a half-precision normalisation has.
     _keep_in_fp32_modules_strict = ["bn0"]  # noqa: RUF012
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        # He's draw keeps the scale through all blocks, which batch norms with fixed statistics do not restore.
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            init.kaiming_uniform_(module.weight, nonlinearity="relu")
 
 
 class CNN14Model(CNN14PreTrainedModel):

@@ -13,6 +13,7 @@ from transformers import (
     BertConfig,
     BertModel,
     ClapAudioModel,
+    ClapFeatureExtractor,
     CLIPTextConfig,
     DistilBertConfig,
     DistilBertModel,
@@ -30,11 +31,22 @@ from transformers import (
 )
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
-from modeling_supclap import CEDConfig, CEDFeatureExtractor, CEDModel, SonarTextModel, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap import (
+    CEDConfig,
+    CEDFeatureExtractor,
+    CEDModel,
+    CNN14Config,
+    CNN14Model,
+    MSCLAPFeatureExtractor,
+    SonarTextModel,
+    SupCLAPModel,
+    SupCLAPProcessor,
+)
 from modeling_supclap.towers import check_audio_config, check_text_config, load_tower, takes
 
-# Less than a chunk of CED (10.12 s), exactly one, more; less than what HTSAT's extractor here takes (1 s), and more.
-SAMPLES = {"ced": [4000, 16000, 161_760, 200_000], "htsat": [4000, 9000, 16000, 40000]}
+# Less than a chunk of CED (10.12 s), exactly one, more; less than what the other extractors here take (1 s), and more.
+SHORT = [4000, 9000, 16000, 40000]
+SAMPLES = {"ced": [4000, 16000, 161_760, 200_000], "htsat": SHORT, "cnn14": SHORT}
 TEXTS, LANGUAGES = list(builders.CAPTIONS.values()), list(builders.CAPTIONS)
 SIZES: dict[str, Any] = {"vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 BERT_LIKE: dict[str, Any] = {
@@ -45,7 +57,7 @@ BERT_LIKE: dict[str, Any] = {
 }
 ROBERTA_LIKE: dict[str, Any] = {**BERT_LIKE, "max_position_embeddings": 70, "type_vocab_size": 1, "pad_token_id": 1}
 DISTIL: dict[str, Any] = {"vocab_size": 300, "dim": 24, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
-AUDIO = ["ced", "htsat"]
+AUDIO = ["ced", "htsat", "cnn14"]
 TEXT = ["bert", "labse", "xlmr", "distilbert", "modernbert", "mpnet", "sonar"]
 
 
@@ -56,7 +68,13 @@ def save_audio_encoder(name: str, folder: Path) -> None:
         model: Any = CEDModel(builders.ced_config())
         model.init_bn.running_mean.fill_(-40.0)
         model.init_bn.running_var.fill_(400.0)
-        extractor = CEDFeatureExtractor()
+        extractor: Any = CEDFeatureExtractor()
+    elif name == "cnn14":
+        model = CNN14Model(CNN14Config(hidden_size=16, channels=[4, 8], dropout=0.0, embedding_dropout=0.0))
+        model.bn0.running_mean.fill_(-40.0)
+        model.bn0.running_var.fill_(400.0)
+        rates: dict[str, Any] = {"filter_rate_hz": None, "sampling_rate": 16000, "frequency_max": 8000}
+        extractor = MSCLAPFeatureExtractor(**rates, max_length_s=1, hop_length=160)
     else:
         model = ClapAudioModel(builders.clap_config().audio_config)
         model.audio_encoder.batch_norm.running_mean.fill_(-40.0)
@@ -193,8 +211,8 @@ def test_half_precision_and_eager_attention_point_the_same_way(pair, kwargs, tmp
 
 def test_each_encoder_keeps_its_weights_and_its_front_end(pair, encoders):
     audio, text, model, processor = pair
-    extractor = {"ced": "CEDFeatureExtractor", "htsat": "ClapFeatureExtractor"}[audio]
-    assert type(processor.feature_extractor).__name__ == extractor
+    extractors = {"ced": CEDFeatureExtractor, "htsat": ClapFeatureExtractor, "cnn14": MSCLAPFeatureExtractor}
+    assert type(processor.feature_extractor) is extractors[audio]
     assert processor.tokenizer.get_vocab() == text_encoder(text)[1].get_vocab()
     assert not model.training
     for tower, encoder in ((model.audio_model, audio), (model.text_model, text)):
