@@ -1,13 +1,7 @@
 """Retrieval scores: R@k, mAP@10, median and mean rank, with their chance levels."""
 
-from .ranking import (
-    LazySimilarity,
-    best_ranks,
-    chance_scores,
-    relevant_from_qrels,
-    retrieval_outcomes,
-    retrieval_scores,
-)
+from .ranking import LazySimilarity, best_ranks, chance_scores, retrieval_outcomes, retrieval_scores
+from .relevance import relevant_from_qrels
 
 __all__ = [
     "LazySimilarity",

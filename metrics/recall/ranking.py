@@ -21,17 +21,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .relevance import relevant_from_qrels
-
-__all__ = [
-    "LazySimilarity",
-    "best_ranks",
-    "chance_scores",
-    "relevant_from_qrels",
-    "retrieval_outcomes",
-    "retrieval_scores",
-]
-
 MAP_CUTOFF = 10
 
 # Queries by candidates of one matrix product. A BLAS library treats the columns left over beyond a multiple of its

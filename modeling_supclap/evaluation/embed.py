@@ -115,6 +115,8 @@ class ClipEmbeddings:
     def similarity(self, text_embeds: np.ndarray, direction: str = "t2a") -> np.ndarray | LazySimilarity:
         """How well texts and clips match; of small splits a matrix, of others one that is never there as a whole.
 
+        With the best chunk for each text it is a matrix always.
+
         Args:
             text_embeds: Unit norm, (M, d).
             direction: "t2a" for texts by clips, (M, N), or "a2t" for (N, M).

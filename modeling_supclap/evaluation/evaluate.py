@@ -20,7 +20,7 @@ from .cache import EmbeddingCache
 from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings
 from .models import EmbeddingModel, load_embedding_model
 from .results import SCHEMA, Intervals, Results, package_versions
-from .retrieval import evaluate_retrieval
+from .retrieval import CAPTION_HANDLINGS, evaluate_retrieval
 from .zero_shot import TEMPLATE_SETS, Phrases, evaluate_zero_shot
 from .zste import ZSTEOptions, evaluate_zste
 
@@ -64,8 +64,9 @@ class EvaluationOptions:
     def __post_init__(self) -> None:
         if not self.tasks or set(self.tasks) - set(TASKS):
             raise ValueError(f"tasks is {list(self.tasks)}; give some of {', '.join(TASKS)}")
-        if self.positives not in ("clip", "captions"):
-            raise ValueError(f"positives is {self.positives!r}; give clip or captions")
+        for name, allowed in (("positives", ("clip", "captions")), ("caption_handling", CAPTION_HANDLINGS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; give one of {', '.join(allowed)}")
 
         for name in ("languages", "zero_shot_languages", "zste_languages"):
             given = list(getattr(self, name))

@@ -205,7 +205,12 @@ class Results:
 
     def table(self) -> str:
         """All scores as text for a terminal, shares in percent, with interval and chance level."""
-        return format_scores(self.scores)
+        lines = [["score", "value", "interval", "chance", "order-blind"]]
+        for each in flat_scores(self.scores):
+            lines.append([" ".join(each.place), *each.cells()])
+        if not any(line[-1] for line in lines[1:]):
+            lines = [line[:-1] for line in lines]
+        return _align(lines)
 
     def _repr_html_(self) -> str:
         """All scores as a table for a notebook."""
@@ -229,26 +234,9 @@ def flat_scores(scores: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iter
             yield from flat_scores(value, (*prefix, name))
 
 
-def format_scores(scores: Mapping[str, Any]) -> str:
-    """A tree of scores as a table for a terminal."""
-    lines = [["score", "value", "interval", "chance", "order-blind"]]
-    has_blind = False
-    for each in flat_scores(scores):
-        lines.append([" ".join(each.place), *each.cells()])
-        has_blind = has_blind or each.order_blind is not None
-
-    if not has_blind:
-        for line in lines:
-            del line[-1]
-    return _align(lines)
-
-
 def _align(lines: Sequence[Sequence[str]]) -> str:
     """Cells in columns, the first to the left and the others to the right."""
-    widths = [0] * len(lines[0])
-    for line in lines:
-        widths = list(map(max, widths, map(len, line)))
-
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     written = []
     for first, *others in lines:
         cells = map(str.rjust, others, widths[1:])

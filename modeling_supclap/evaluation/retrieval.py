@@ -49,15 +49,17 @@ class CaptionTable:
     text_numbers: np.ndarray
     text_groups: np.ndarray
 
-    def relevant(self, direction: str) -> list[list[int]]:
-        """For each query the candidates that answer it: clips for "t2a", captions for "a2t"."""
-        asked, offered = self.text_groups, self.clip_groups
-        if direction == "a2t":
-            asked, offered = offered, asked
-        members: dict[int, list[int]] = {}
-        for place, group in enumerate(offered.tolist()):
-            members.setdefault(group, []).append(place)
-        return [members[group] for group in asked.tolist()]
+
+def match_groups(asked: np.ndarray, offered: np.ndarray) -> list[list[int]]:
+    """For each query, by its group, the places of the candidates that answer it: those of the same group.
+
+    >>> match_groups(np.array([7, 5]), offered=np.array([5, 7, 7]))
+    [[1, 2], [0]]
+    """
+    members: dict[int, list[int]] = {}
+    for place, group in enumerate(offered.tolist()):
+        members.setdefault(group, []).append(place)
+    return [members[group] for group in asked.tolist()]
 
 
 def caption_table(
@@ -248,7 +250,8 @@ def _score_direction(
     is_light: bool,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The scores of one direction in one language, and what each query did."""
-    relevant = table.relevant(direction)
+    groups = table.text_groups, table.clip_groups
+    relevant = match_groups(*(groups if direction == "t2a" else groups[::-1]))
     outcomes = retrieval_outcomes(similarity, relevant, k=RECALL_CUTOFFS)
     chance = chance_scores(relevant, similarity.shape[1], k=RECALL_CUTOFFS)
     ranks = outcomes["rank"] + 1
@@ -307,7 +310,7 @@ def find_top(similarity: Any) -> np.ndarray:
 
 def _draw_similarities(table: CaptionTable, texts: np.ndarray, clips: ClipEmbeddings) -> tuple[np.ndarray, np.ndarray]:
     """The cosines of all right pairs, and of a fixed sample of the wrong ones."""
-    relevant = table.relevant("t2a")
+    relevant = match_groups(table.text_groups, table.clip_groups)
     right = np.repeat(np.arange(len(relevant)), list(map(len, relevant)))
     positive = clips.pair_cosines(texts[right], np.concatenate(relevant))
 
@@ -346,11 +349,8 @@ def _compare_languages(
         return {}, {}
 
     clips = np.array(pairs)[:, 0]
-    groups = [group_id(row, positives) for row in rows]
-    members: dict[int, list[int]] = {}
-    for clip, group in enumerate(groups):
-        members.setdefault(group, []).append(clip)
-    relevant = [members[groups[clip]] for clip in clips.tolist()]
+    groups = np.array([group_id(row, positives) for row in rows])
+    relevant = match_groups(groups[clips], groups)
     texts: dict[str, list[str]] = {}
     embeds: dict[str, np.ndarray] = {}
     ranks = np.empty((len(pairs), len(languages)), np.int64)

@@ -11,7 +11,7 @@ import numpy as np
 
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, compose
-from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, set_hash, zste_prompts, zste_set
+from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, Prompts, set_hash, zste_prompts, zste_set
 from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste_outcomes, zste_ranks
 
 from .embed import AudioPolicy, ClipEmbeddings, EmbeddedSplit, embed_waveforms, in_row_order
@@ -97,6 +97,9 @@ def evaluate_zste(
         clusters.append("+".join(sorted(set(map(source.__getitem__, record["clip_ids"])))))
         ids.append(record["id"])
 
+    def ask(task: str, record: Mapping[str, Any], language: str) -> Prompts:
+        return zste_prompts(task, record, labels, spoken, language, options.num_candidates, options.seed)
+
     found: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for task in options.tasks:
@@ -104,12 +107,8 @@ def evaluate_zste(
         own = np.array(clusters)[places]
         ranks = []
         for language in languages:
-            prompts, chances = [], []
-            for place in places:
-                limits = options.num_candidates, options.seed
-                prompts.append(zste_prompts(task, asked[place], labels, spoken, language, *limits))
-                chances.append(zste_chance(len(prompts[-1].texts), task))
-
+            prompts = [ask(task, asked[place], language) for place in places]
+            chances = [zste_chance(len(prompt.texts), task) for prompt in prompts]
             cosines = _score_prompts(split, clips.select(places), prompts, language)
             relevant, asked_tasks = [prompt.right for prompt in prompts], [task] * len(prompts)
             outcomes = {task: zste_outcomes(cosines, relevant, asked_tasks)[task]}
@@ -118,9 +117,7 @@ def evaluate_zste(
             if task in ORDER_BLIND:
                 opposites = []
                 for place, prompt in zip(places, prompts, strict=True):
-                    turned = {**asked[place], "labels": asked[place]["labels"][::-1]}
-                    limits = options.num_candidates, options.seed
-                    other = zste_prompts(task, turned, labels, spoken, language, *limits)
+                    other = ask(task, {**asked[place], "labels": asked[place]["labels"][::-1]}, language)
                     opposites.append(prompt.texts.index(other.texts[other.right[0]]))
                 outcomes[f"{task}_order"] = zste_order_outcomes(cosines, relevant, opposites)
                 levels[f"{task}_order"] = (1 / 2, None)

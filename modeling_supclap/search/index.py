@@ -344,8 +344,8 @@ def build_index(
     about = {
         "model": model.name,
         "fingerprint": model.fingerprint or "",
-        "window_seconds": str(window_seconds),
-        "hop_seconds": str(hop_seconds),
+        "window_seconds": str(float(window_seconds)),
+        "hop_seconds": str(float(hop_seconds)),
     }
     if rank == 0:
         dim = model.encode_text(["sound"], "eng").shape[1]

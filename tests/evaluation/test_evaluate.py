@@ -138,6 +138,7 @@ def test_embeddings_that_are_not_numbers_are_an_error(rows):
         ({"tasks": ["retrieve"]}, r"tasks is \['retrieve'\]; give some of retrieval, zero_shot, zste"),
         ({"tasks": []}, r"tasks is \[\]"),
         ({"positives": "all"}, "positives is"),
+        ({"caption_handling": "some"}, "caption_handling is 'some'; give one of all, parallel, each"),
         ({"languages": "eng"}, "languages is 'eng'; give a list"),
         ({"zste_languages": ["eng", "eng"]}, "zste_languages is"),
     ],

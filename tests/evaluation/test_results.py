@@ -13,7 +13,6 @@ from modeling_supclap.evaluation.results import (
     compare,
     flat_scores,
     format_comparison,
-    format_scores,
     get_dataset_name,
     paper_results,
     score,
@@ -194,7 +193,7 @@ def test_tables_are_in_percent_where_scores_are_shares():
         "multilingual": {"all": {"MRV": score(12.5)}, "fra": {"Dis": score(0.25)}},
         "zste": {"eng": {"3A": score(0.5, None, 1 / 3, 1 / 2)}},
     }
-    lines = [line.split() for line in format_scores(scores).splitlines()]
+    lines = [line.split() for line in Results({"scores": scores}).table().splitlines()]
     assert lines[1:] == [
         ["retrieval", "eng", "t2a", "R@1", "50.0", "40.0", "to", "60.0", "10.0"],
         ["retrieval", "eng", "t2a", "mean_rank", "7.2"],
@@ -203,7 +202,7 @@ def test_tables_are_in_percent_where_scores_are_shares():
         ["zste", "eng", "3A", "50.0", "33.3", "50.0"],
     ]
     assert lines[0][-1] == "order-blind"
-    assert "order-blind" not in format_scores({"retrieval": scores["retrieval"]})
+    assert "order-blind" not in Results({"scores": {"retrieval": scores["retrieval"]}}).table()
     assert [found.place for found in flat_scores(scores)][-2] == ("multilingual", "fra", "Dis")
     compared = format_comparison(compare(results(A), results(B))).splitlines()
     row = next(line for line in compared if "t2a R@1" in line)

@@ -21,7 +21,7 @@ lancedb = pytest.importorskip("lancedb")
 def test_only_what_is_new_or_changed_is_read_again(ear, folder):
     build(ear, folder)
     ear.heard = 0
-    report = build(ear, folder)
+    report = build(ear, folder, window_seconds=5)  # as 5.0
     assert (report.added, report.changed, report.removed, report.unchanged, ear.heard) == (0, 0, 0, 3, 0)
 
     soundfile.write(folder / "short.ogg", tone(PITCHES["high"], 2.0), RATE)
