@@ -1,15 +1,10 @@
-"""The metrics against packages of others: trec_eval's measures (pytrec_eval), torchmetrics, SciPy and torch."""
+"""The metrics of queries against trec_eval's measures (pytrec_eval)."""
 
 import numpy as np
 import pytest
 import pytrec_eval
-import torch
-from scipy.spatial.distance import cdist
-from torchmetrics.functional.retrieval import retrieval_average_precision, retrieval_hit_rate, retrieval_reciprocal_rank
 
-from modeling_supclap.metrics.embedding_gap import gap_and_distance
-from modeling_supclap.metrics.mrv import mean_rank_variance
-from modeling_supclap.metrics.recall import LazySimilarity, relevant_from_qrels, retrieval_outcomes, retrieval_scores
+from modeling_supclap.metrics.recall import relevant_from_qrels, retrieval_outcomes
 from modeling_supclap.metrics.zste import zste_outcomes
 
 K = (1, 5, 10)
@@ -66,35 +61,6 @@ def test_qrels_agree_with_trec_eval():
     assert outcomes["mAP@16"] == pytest.approx([answers[q]["map_cut_16"] for q in queries], abs=1e-9)
 
 
-@pytest.mark.parametrize("most", [1, 5])
-def test_retrieval_agrees_with_torchmetrics(most):
-    rng = np.random.default_rng(most)
-    similarity, relevant = distinct_scores(rng, 30, 64), several_right(rng, 30, 64, most)
-    target = torch.zeros(30, 64, dtype=torch.bool)
-    for query, columns in enumerate(relevant):
-        target[query, columns] = True
-    outcomes = retrieval_outcomes(similarity, relevant, K)
-    rows = list(zip(torch.from_numpy(similarity), target, strict=True))
-    for k in K:
-        assert outcomes[f"R@{k}"] == pytest.approx([float(retrieval_hit_rate(*row, top_k=k)) for row in rows], abs=1e-9)
-    reciprocal = [float(retrieval_reciprocal_rank(*row)) for row in rows]
-    assert 1 / (outcomes["rank"] + 1) == pytest.approx(reciprocal, abs=1e-7)  # theirs is in single precision
-    whole = retrieval_outcomes(similarity, relevant, K, map_cutoff=64)["mAP@64"]
-    assert whole == pytest.approx([float(retrieval_average_precision(*row)) for row in rows], abs=1e-6)
-
-
-def test_embeddings_agree_with_trec_eval():
-    """From embeddings, in chunks, as from a matrix made by SciPy."""
-    rng = np.random.default_rng(0)
-    texts, audios = (rng.standard_normal((count, 12)) for count in (50, 30))
-    texts, audios = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (texts, audios))
-    relevant = several_right(rng, 50, 30, 4)
-    answers = trec_eval(1 - cdist(texts, audios, "cosine"), relevant, ("success.1,5,10", "map_cut.10"))
-    scores = retrieval_scores(LazySimilarity(texts, audios, chunk=7), relevant)
-    for ours, theirs in [("mAP@10", "map_cut_10"), *((f"R@{k}", f"success_{k}") for k in K)]:
-        assert scores[ours] == pytest.approx(np.mean([answer[theirs] for answer in answers]), abs=1e-9)
-
-
 def test_zste_agrees_with_trec_eval():
     """Both right ones among two answers is recall 1 at 2; the share of them is precision at 2."""
     rng = np.random.default_rng(0)
@@ -109,18 +75,3 @@ def test_zste_agrees_with_trec_eval():
         assert zste_outcomes(similarity, two, [task] * 200)[task].tolist() == [answer[measure] for answer in pairs]
     for task in ("2A", "2C"):
         assert zste_outcomes(similarity, two, [task] * 200)[task].tolist() == [a["recall_2"] == 1 for a in pairs]
-
-
-def test_rank_variance_agrees_with_torch():
-    ranks = np.random.default_rng(0).integers(0, 957, (100, 8))
-    expected = float(torch.from_numpy(ranks).double().var(dim=1, correction=0).mean())
-    assert mean_rank_variance(ranks) == pytest.approx(expected, abs=1e-9, rel=1e-12)
-
-
-def test_gap_agrees_with_scipy():
-    rng = np.random.default_rng(0)
-    other, english = (rng.standard_normal((40, 9)) for _ in range(2))
-    other, english = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (other, english))
-    centres = cdist(other.mean(axis=0)[None], english.mean(axis=0)[None])[0, 0]
-    pairs = cdist(other, english).diagonal().mean()
-    assert gap_and_distance(other, english) == pytest.approx({"Gap": centres, "Dis": pairs}, abs=1e-9)

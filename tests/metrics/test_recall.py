@@ -1,16 +1,10 @@
-"""metrics/recall against naive loops, enumeration, scikit-learn, golden numbers and the real `evaluate` loader."""
+"""metrics/recall against naive loops, enumeration, scikit-learn, golden numbers, and what is its own of `evaluate`."""
 
-import ast
 import itertools
-import json
 import math
-import os
-import subprocess
-import sys
+import statistics
 import warnings
-from pathlib import Path
 
-import evaluate
 import numpy as np
 import pytest
 import torch
@@ -21,13 +15,9 @@ from modeling_supclap.metrics.recall import (
     LazySimilarity,
     best_ranks,
     chance_scores,
-    relevant_from_qrels,
     retrieval_outcomes,
     retrieval_scores,
 )
-
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "metrics" / "recall"
 
 
 def naive_ranks(scores, right):
@@ -37,20 +27,14 @@ def naive_ranks(scores, right):
     return [sum(other >= score for other in wrong) + place for place, score in enumerate(best_first, start=1)]
 
 
-def naive_scores(similarity, relevant, cutoffs):
+def naive_outcomes(similarity, relevant, cutoffs, map_cutoff):
     ranks = [naive_ranks(row, set(right)) for row, right in zip(similarity, relevant, strict=True)]
-    first = sorted(mine[0] for mine in ranks)
-    middle = (first[(len(first) - 1) // 2] + first[len(first) // 2]) / 2
-    precisions = [
-        sum(place / rank for place, rank in enumerate(mine, start=1) if rank <= 10) / len(mine) for mine in ranks
+    outcomes = {f"R@{k}": [float(mine[0] <= k) for mine in ranks] for k in cutoffs}
+    outcomes[f"mAP@{map_cutoff}"] = [
+        sum(place / rank for place, rank in enumerate(mine, start=1) if rank <= map_cutoff) / len(mine)
+        for mine in ranks
     ]
-    return {
-        **{f"R@{k}": sum(rank <= k for rank in first) / len(first) for k in cutoffs},
-        "mAP@10": sum(precisions) / len(precisions),
-        "median_rank": math.floor(middle),
-        "mean_rank": sum(first) / len(first),
-        "num_queries": len(first),
-    }
+    return {**outcomes, "rank": [mine[0] - 1 for mine in ranks]}
 
 
 def random_case(seed, num_queries, num_candidates, most, levels):
@@ -72,11 +56,21 @@ CASES = [
 
 
 @pytest.mark.parametrize(("similarity", "relevant"), CASES)
-def test_scores_equal_naive_loops(similarity, relevant):
-    expected = naive_scores(similarity.tolist(), relevant, (1, 3, 10))
-    assert retrieval_scores(similarity, relevant, k=(1, 3, 10)) == pytest.approx(expected, abs=1e-12)
-    ranks = [naive_ranks(row, set(right))[0] - 1 for row, right in zip(similarity.tolist(), relevant, strict=True)]
-    assert best_ranks(similarity, relevant).tolist() == ranks
+@pytest.mark.parametrize("map_cutoff", [1, 10, 16])
+def test_outcomes_and_scores_equal_naive_loops(similarity, relevant, map_cutoff):
+    expected = naive_outcomes(similarity.tolist(), relevant, (1, 3, 10), map_cutoff)
+    outcomes = retrieval_outcomes(similarity, relevant, (1, 3, 10), map_cutoff)
+    assert list(outcomes) == list(expected)
+    for name, values in expected.items():
+        assert outcomes[name] == pytest.approx(values, abs=1e-12)
+    assert best_ranks(similarity, relevant).tolist() == expected["rank"]
+
+    ranks = [rank + 1 for rank in expected.pop("rank")]
+    means = {name: statistics.mean(values) for name, values in expected.items()}
+    assert chance_scores(relevant, similarity.shape[1], (1, 3, 10), map_cutoff).keys() == means.keys()
+    of_ranks = {"median_rank": math.floor(statistics.median(ranks)), "mean_rank": statistics.mean(ranks)}
+    scores = retrieval_scores(similarity, relevant, (1, 3, 10), map_cutoff)
+    assert scores == pytest.approx({**means, **of_ranks, "num_queries": len(ranks)}, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -182,20 +176,6 @@ def test_chunks_of_embeddings_equal_the_whole_matrix(chunk, num_candidates):
     assert retrieval_scores(lazy, relevant) == retrieval_scores(whole, relevant)
 
 
-def test_lazy_scores_are_the_products():
-    rng = np.random.default_rng(0)
-    queries, candidates = rng.standard_normal((90, 33)), rng.standard_normal((5000, 33))
-    lazy = LazySimilarity(queries, candidates, chunk=32, similarity="dot")
-    whole = np.full((90, 5000), np.nan)
-    for start in range(0, 90, 32):
-        for first, tile in lazy.tiles(slice(start, start + 32)):
-            whole[start : start + 32, first : first + tile.shape[1]] = tile
-    np.testing.assert_allclose(whole, np.einsum("qd,cd->qc", queries, candidates), rtol=0, atol=1e-9)
-    relevant = rng.integers(0, 5000, (90, 2))
-    relevant[:, 1] = (relevant[:, 0] + 7) % 5000
-    assert retrieval_scores(lazy, relevant) == retrieval_scores(whole, relevant)
-
-
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("num_candidates", [5, 190, 4100, 8300])
 def test_equal_embeddings_tie_wherever_they_stand(dtype, num_candidates):
@@ -287,26 +267,6 @@ def test_bad_input_says_what_and_where(similarity, relevant, message):
         best_ranks(similarity, relevant)
 
 
-@pytest.mark.parametrize(("similarity", "relevant"), CASES[::3])
-@pytest.mark.parametrize("map_cutoff", [1, 10, 16])
-def test_outcomes_are_what_the_scores_are_means_of(similarity, relevant, map_cutoff):
-    outcomes = retrieval_outcomes(similarity, relevant, (1, 3), map_cutoff)
-    scores = retrieval_scores(similarity, relevant, (1, 3), map_cutoff)
-    assert list(outcomes) == ["R@1", "R@3", f"mAP@{map_cutoff}", "rank"]
-    ranks = [naive_ranks(row, set(right)) for row, right in zip(similarity.tolist(), relevant, strict=True)]
-    assert outcomes.pop("rank").tolist() == [mine[0] - 1 for mine in ranks]
-    for name, outcome in outcomes.items():
-        assert outcome.dtype == np.float64
-        assert scores[name] == outcome.mean()
-    assert outcomes["R@3"].tolist() == [mine[0] <= 3 for mine in ranks]
-    precisions = [
-        sum(place / rank for place, rank in enumerate(mine, 1) if rank <= map_cutoff) / len(mine) for mine in ranks
-    ]
-    assert outcomes[f"mAP@{map_cutoff}"] == pytest.approx(precisions, abs=1e-12)
-    chance = chance_scores(relevant, similarity.shape[1], (1, 3), map_cutoff)
-    assert list(chance) == ["R@1", "R@3", f"mAP@{map_cutoff}"]
-
-
 @pytest.mark.parametrize("k", [0, -1, 2.5, [1, 0], [], True, "10"])
 def test_a_cutoff_is_a_positive_whole_number(k):
     with pytest.raises(ValueError, match="positive whole numbers"):
@@ -328,17 +288,6 @@ def test_a_cutoff_is_a_positive_whole_number(k):
 def test_bad_embeddings_say_what_and_where(queries, candidates, chunk, message):
     with pytest.raises(ValueError, match=message):
         ranks_from_embeddings(queries, candidates, [[0]] * len(queries), chunk)
-
-
-def test_evaluate_gives_the_same_numbers(load_metric):
-    similarity, relevant = random_case(5, 30, 12, 4, 5)
-    expected = retrieval_scores(similarity, relevant, k=[1, 3])
-    metric = load_metric("recall")
-    assert metric.compute(predictions=similarity, references=relevant, k=[1, 3]) == expected
-    assert metric.compute(predictions=similarity.tolist(), references=relevant, k=[1, 3]) == expected
-    for start in range(0, 30, 8):
-        metric.add_batch(predictions=similarity[start : start + 8], references=relevant[start : start + 8])
-    assert metric.compute(k=[1, 3]) == expected
 
 
 def test_evaluate_stores_nothing_that_it_gets_at_once(load_metric, monkeypatch):
@@ -394,27 +343,12 @@ def test_a_keyword_never_passes_through_arrow(load_metric):
     assert traced_peak(compute) < similarity.nbytes / 5
 
 
-def test_evaluate_has_the_reader_of_qrels(load_metric):
-    rows = [("q", "a", 0), ("q", "b", 1)]
-    assert load_metric("recall").relevant_from_qrels(rows, ["q"], ["a", "b"]) == relevant_from_qrels(
-        rows, ["q"], ["a", "b"]
-    )
-
-
 def test_an_empty_split_is_an_error(load_metric):
     metric = load_metric("recall")
     with pytest.raises(ValueError, match="at least once before calling `compute`"):
         metric.compute()
     with pytest.raises(ValueError, match="hold at least one query"):
         metric.add_batch(predictions=[], references=[])
-
-
-def test_evaluate_combines(load_metric):
-    similarity, relevant = random_case(7, 10, 6, 2, None)
-    both = evaluate.combine({"first": load_metric("recall"), "second": load_metric("recall")}, force_prefix=True)
-    scores = both.compute(predictions=similarity, references=relevant, k=[1], unknown_to_recall=3)
-    expected = retrieval_scores(similarity, relevant, k=[1])
-    assert scores == {f"{name}_{key}": value for name in ("first", "second") for key, value in expected.items()}
 
 
 @pytest.mark.parametrize(
@@ -432,78 +366,3 @@ def test_evaluate_combines(load_metric):
 def test_evaluate_errors_are_clear(load_metric, inputs, message):
     with pytest.raises(ValueError, match=message):
         load_metric("recall").compute(**inputs)
-
-
-WORKER = """
-import json, sys
-import numpy as np
-import evaluate
-folder, rank = sys.argv[1], int(sys.argv[2])
-mine = slice(0, 7) if rank == 0 else slice(7, 10)
-rng = np.random.default_rng(0)
-scores, other = rng.standard_normal((10, 6)), rng.standard_normal((10, 6))
-unit = lambda rows: rows / np.linalg.norm(rows, axis=1, keepdims=True)
-columns = {
-    "recall": {"predictions": scores, "references": [[i % 6] for i in range(10)]},
-    "zste": {"predictions": scores, "references": [[i % 6] for i in range(10)], "tasks": ["4A"] * 10},
-    "mrv": {"predictions": rng.integers(0, 9, (10, 3))},
-    "embedding_gap": {"predictions": unit(scores), "references": unit(other)},
-}
-result = {}
-for name, inputs in columns.items():
-    metric = evaluate.load(f"{folder}/{name}", num_process=2, process_id=rank, experiment_id="pair")
-    metric.add_batch(**{column: rows[mine] for column, rows in inputs.items()})
-    together = metric.compute(k=[1, 2])
-    alone = evaluate.load(f"{folder}/{name}", experiment_id=f"alone{rank}").compute(**inputs, k=[1, 2])
-    assert alone, name
-    result[name] = together if rank else together == alone and sorted(alone)
-print(json.dumps(result))
-"""
-
-
-@pytest.mark.process
-def test_two_processes_elsewhere_and_offline(tmp_path):
-    """In fresh processes started elsewhere, rank 0 gets the scores of both ranks' rows."""
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(FOLDER.parent), str(rank)],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    main, other = (json.loads(process.communicate(timeout=300)[0]) for process in ranks)
-    assert main == {
-        "recall": ["R@1", "R@2", "mAP@10", "mean_rank", "median_rank", "num_queries"],
-        "zste": ["4A", "4A_chance", "4A_questions"],
-        "mrv": ["MRV"],
-        "embedding_gap": ["Dis", "Gap"],
-    }
-    assert other == dict.fromkeys(main)
-    assert (tmp_path / "home" / "modules" / "evaluate_modules").is_dir()
-
-
-def imports_of(path):
-    """(level, module) of the imports of a file."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    plain = {(0, alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return plain | {(node.level, node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-
-
-@pytest.mark.parametrize("name", ["recall", "mrv", "zste", "embedding_gap"])
-def test_a_folder_needs_no_other(name):
-    """`evaluate` copies the metric's file and the helpers that this file itself names, and nothing else."""
-    folder = FOLDER.parent / name
-    main = imports_of(folder / f"{name}.py")
-    helpers = {path.stem for path in folder.glob("*.py")} - {"__init__", name}
-    assert {module for level, module in main if level} == helpers
-    for path in folder.glob("*.py"):
-        for level, module in imports_of(path):
-            assert (level, module in helpers) == (1, True) or (
-                level == 0 and module.split(".")[0] in {"numpy", "datasets", "evaluate"} | sys.stdlib_module_names
-            ), f"{path.name} imports {'.' * level}{module}"
-    for line in (folder / f"{name}.py").read_text(encoding="utf-8").splitlines():
-        assert not (line.startswith("from .") and "#" in line), "the loader takes the comment for an address"

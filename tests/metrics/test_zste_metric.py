@@ -1,16 +1,13 @@
-"""metrics/zste against naive loops, enumeration of all orders, the paper's chance levels and the real `evaluate`."""
+"""metrics/zste against naive loops, all orders and the paper's chance levels, and what is its own of `evaluate`."""
 
 import itertools
-from pathlib import Path
 
-import evaluate
 import numpy as np
 import pytest
 from listening import make_rows
 
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, zste_prompts, zste_set
 from modeling_supclap.metrics.mrv import mean_rank_variance
-from modeling_supclap.metrics.recall import retrieval_scores
 from modeling_supclap.metrics.zste import (
     zste_chance,
     zste_order_outcomes,
@@ -20,7 +17,6 @@ from modeling_supclap.metrics.zste import (
     zste_scores_by_language,
 )
 
-ROOT = Path(__file__).parents[2]
 TASKS = list(ZSTE_FAMILIES)
 
 
@@ -232,20 +228,6 @@ def metric(load_metric):
     return load_metric("zste")
 
 
-def test_evaluate_gives_the_same_scores(metric):
-    scores, relevant, tasks, _, _ = multilingual()
-    inputs = {"predictions": scores, "references": relevant, "tasks": tasks}
-    expected = zste_scores(scores, relevant, tasks)
-    assert metric.compute(**inputs) == expected
-    assert metric.compute(**inputs, k=[1]) == expected  # k is for others in a combination
-    for start in range(0, len(tasks), 50):
-        metric.add_batch(**{name: column[start : start + 50] for name, column in inputs.items()})
-    assert metric.compute() == expected
-    for place in range(3):
-        metric.add(prediction=scores[place], reference=relevant[place], tasks=tasks[place])
-    assert metric.compute() == zste_scores(scores[:3], relevant[:3], tasks[:3])
-
-
 def test_evaluate_gives_the_scores_of_languages(metric):
     scores, relevant, tasks, languages, names = multilingual()
     expected = zste_scores_by_language(scores, relevant, tasks, languages, names)
@@ -263,19 +245,6 @@ def test_evaluate_takes_the_rows_as_a_keyword(metric):
     assert found == zste_scores(
         [scores[i] for i in picked], **{"relevant": inputs["references"], "tasks": inputs["tasks"]}
     )
-
-
-def test_evaluate_combines_with_recall(metric):
-    """A label question is a retrieval query, too: both read one stream."""
-    rng = np.random.default_rng(0)
-    scores, relevant = rng.random((20, 6)), [[i % 6] for i in range(20)]
-    both = evaluate.combine([metric, evaluate.load(str(ROOT / "metrics" / "recall"))])
-    expected = zste_scores(scores, relevant, ["1A"] * 20) | retrieval_scores(scores, relevant, k=[1])
-    assert both.compute(predictions=scores, references=relevant, tasks=["1A"] * 20, k=[1]) == expected
-    both.add_batch(predictions=scores, references=relevant, tasks=["1A"] * 20)
-    assert both.compute(k=[1]) == expected
-    inputs = {"predictions": range(20), "references": relevant, "tasks": ["1A"] * 20}
-    assert both.compute(**inputs, k=[1], similarity=scores) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""All metrics through the real loader of `evaluate`: what is given at once, in parts, combined and by two processes."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+
+from modeling_supclap.metrics.embedding_gap import gap_and_distance
+from modeling_supclap.metrics.mrv import mean_rank_variance
+from modeling_supclap.metrics.recall import relevant_from_qrels, retrieval_scores
+from modeling_supclap.metrics.zste import zste_scores
+
+METRICS = Path(__file__).parents[2] / "metrics"
+SCORES = np.random.default_rng(0).integers(0, 5, (10, 6)) / 5
+EMBEDS = np.linalg.qr(np.random.default_rng(1).standard_normal((12, 12)))[0]
+RIGHT = [[i % 6] for i in range(10)]
+
+CASES = {
+    "recall": ({"predictions": SCORES, "references": RIGHT}, retrieval_scores(SCORES, RIGHT, k=[1, 2])),
+    "zste": (
+        {"predictions": SCORES, "references": RIGHT, "tasks": ["4A", "1A"] * 5},
+        zste_scores(SCORES, RIGHT, ["4A", "1A"] * 5),
+    ),
+    "mrv": ({"predictions": 5 * SCORES}, {"MRV": mean_rank_variance(5 * SCORES)}),
+    "embedding_gap": (
+        {"predictions": EMBEDS[:10], "references": EMBEDS[2:]},
+        gap_and_distance(EMBEDS[:10], EMBEDS[2:]),
+    ),
+}
+"""By metric its columns, and what its function gives of them; k is for recall, and the others leave it be."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_at_once_in_parts_and_one_by_one_it_is_the_function(load_metric, name):
+    columns, expected = CASES[name]
+    metric = load_metric(name)
+    assert metric.compute(**columns, k=[1, 2]) == expected
+    assert metric.compute(**{key: np.asarray(column).tolist() for key, column in columns.items()}, k=[1, 2]) == expected
+    for start in range(0, 10, 4):
+        metric.add_batch(**{key: column[start : start + 4] for key, column in columns.items()})
+    assert metric.compute(k=[1, 2]) == expected
+    for row in range(10):
+        metric.add(**{key.removesuffix("s") if key != "tasks" else key: columns[key][row] for key in columns})
+    assert metric.compute(k=[1, 2]) == expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_metrics_combine(load_metric, name):
+    """What a metric does not know is for the others of the combination."""
+    columns, expected = CASES[name]
+    both = evaluate.combine({"first": load_metric(name), "second": load_metric(name)}, force_prefix=True)
+    prefixed = {f"{place}_{key}": value for place in ("first", "second") for key, value in expected.items()}
+    assert both.compute(**columns, k=[1, 2], unknown=3) == prefixed
+    both.add_batch(**columns)
+    assert both.compute(k=[1, 2]) == prefixed
+
+
+def test_a_label_question_is_a_retrieval_query_too(load_metric):
+    """zste and recall read one stream, and one keyword."""
+    both = evaluate.combine([load_metric("zste"), load_metric("recall")])
+    tasks = ["1A"] * 10
+    expected = zste_scores(SCORES, RIGHT, tasks) | retrieval_scores(SCORES, RIGHT, k=[1])
+    assert both.compute(predictions=SCORES, references=RIGHT, tasks=tasks, k=[1]) == expected
+    assert both.compute(predictions=range(10), references=RIGHT, tasks=tasks, k=[1], similarity=SCORES) == expected
+
+
+def test_recall_has_the_reader_of_qrels(load_metric):
+    rows = [("q", "a", 0), ("q", "b", 1)], ["q"], ["a", "b"]
+    assert load_metric("recall").relevant_from_qrels(*rows) == relevant_from_qrels(*rows) == [[1]]
+
+
+WORKER = """
+import json, sys
+import numpy as np
+import evaluate
+folder, rank = sys.argv[1], int(sys.argv[2])
+mine = slice(0, 7) if rank == 0 else slice(7, 10)
+rng = np.random.default_rng(0)
+scores, other = rng.standard_normal((10, 6)), rng.standard_normal((10, 6))
+unit = lambda rows: rows / np.linalg.norm(rows, axis=1, keepdims=True)
+columns = {
+    "recall": {"predictions": scores, "references": [[i % 6] for i in range(10)]},
+    "zste": {"predictions": scores, "references": [[i % 6] for i in range(10)], "tasks": ["4A"] * 10},
+    "mrv": {"predictions": rng.integers(0, 9, (10, 3))},
+    "embedding_gap": {"predictions": unit(scores), "references": unit(other)},
+}
+result = {}
+for name, inputs in columns.items():
+    metric = evaluate.load(f"{folder}/{name}", num_process=2, process_id=rank, experiment_id="pair")
+    metric.add_batch(**{column: rows[mine] for column, rows in inputs.items()})
+    together = metric.compute(k=[1, 2])
+    alone = evaluate.load(f"{folder}/{name}", experiment_id=f"alone{rank}").compute(**inputs, k=[1, 2])
+    assert alone, name
+    result[name] = together if rank else together == alone and sorted(alone)
+print(json.dumps(result))
+"""
+
+
+@pytest.mark.process
+def test_two_processes_elsewhere_and_offline(tmp_path):
+    """In fresh processes started elsewhere, rank 0 gets the scores of both ranks' rows."""
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(METRICS), str(rank)],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    main, other = (json.loads(process.communicate(timeout=300)[0]) for process in ranks)
+    assert main == {
+        "recall": ["R@1", "R@2", "mAP@10", "mean_rank", "median_rank", "num_queries"],
+        "zste": ["4A", "4A_chance", "4A_questions"],
+        "mrv": ["MRV"],
+        "embedding_gap": ["Dis", "Gap"],
+    }
+    assert other == dict.fromkeys(main)
+    assert (tmp_path / "home" / "modules" / "evaluate_modules").is_dir()
+
+
+def imports_of(path):
+    """(level, module) of the imports of a file."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    plain = {(0, alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return plain | {(node.level, node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+@pytest.mark.parametrize("name", ["recall", "mrv", "zste", "embedding_gap"])
+def test_a_folder_needs_no_other(name):
+    """`evaluate` copies the metric's file and the helpers that this file itself names, and nothing else."""
+    folder = METRICS / name
+    main = imports_of(folder / f"{name}.py")
+    helpers = {path.stem for path in folder.glob("*.py")} - {"__init__", name}
+    assert {module for level, module in main if level} == helpers
+    for path in folder.glob("*.py"):
+        for level, module in imports_of(path):
+            assert (level, module in helpers) == (1, True) or (
+                level == 0 and module.split(".")[0] in {"numpy", "datasets", "evaluate"} | sys.stdlib_module_names
+            ), f"{path.name} imports {'.' * level}{module}"
+    for line in (folder / f"{name}.py").read_text(encoding="utf-8").splitlines():
+        assert not (line.startswith("from .") and "#" in line), "the loader takes the comment for an address"
