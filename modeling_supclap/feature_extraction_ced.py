@@ -105,7 +105,8 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     @property
     def min_samples(self) -> int:
         """The shortest clip that makes one patch: 2400 samples, 0.15 s, for CED."""
-        return (self.min_frames - 1) * self.hop_size + (0 if self.center else self.n_fft)
+        hops = (self.min_frames - 1) * self.hop_size
+        return max(hops, self.n_fft // 2 + 1) if self.center else hops + self.n_fft  # half a window can be mirrored
 
     def __call__(
         self, audio: Audio, sampling_rate: float | None = None, return_tensors: str | None = None
@@ -129,7 +130,10 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         spectrograms = []
         for waveform in self.as_waveforms(audio, sampling_rate):
             if self.center:
-                waveform = np.pad(waveform, self.n_fft // 2, mode="reflect")
+                # Half a window of the mirror image at both ends: (samples,) -> (samples + n_fft,).
+                reach = self.n_fft // 2
+                before, after = waveform[reach:0:-1], waveform[-2 : -reach - 2 : -1]
+                waveform = np.concatenate([before, waveform, after])
             decibels = self._log_mel(torch.from_numpy(waveform))
             spectrograms.append(decibels.clamp_(min=decibels.max() - self.top_db))
 
@@ -279,9 +283,10 @@ def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the
         raise ValueError(f"{name} is empty: it has shape {samples.shape}")
 
     waveform = _mono(_as_float(samples, name), name)
-    if not np.isfinite(waveform).all():
+    peak = max(waveform.max(), -waveform.min())  # NaN and infinity show in it
+    if not np.isfinite(peak):
         raise ValueError(f"{name} holds NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
-    if (peak := np.abs(waveform).max()) > MAX_AMPLITUDE:
+    if peak > MAX_AMPLITUDE:
         raise ValueError(f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768")
 
     return resample(waveform, _check_rate(from_hz), to_hz)
@@ -364,7 +369,7 @@ def _as_float(clip: np.ndarray, name: str) -> np.ndarray:
     if clip.dtype.kind == "f":
         return clip.astype(np.float32, copy=False)
     if clip.dtype in (np.int16, np.int32):
-        return (clip / -float(np.iinfo(clip.dtype).min)).astype(np.float32)
+        return np.multiply(clip, np.float32(-1 / np.iinfo(clip.dtype).min), dtype=np.float32)
     raise ValueError(f"{name} has dtype {clip.dtype}; give floats of full scale 1, or int16 or int32 PCM")
 
 
