@@ -20,7 +20,8 @@ from modeling_supclap.model_card.card import LOSS_NAMES
 from modeling_supclap.recipes.train_supclap import ModelArguments
 from modeling_supclap.towers import AUDIO_TOWERS, TEXT_TOWERS
 from modeling_supclap.training.objectives import build_objective
-from modeling_supclap.training.training_args import LOSSES, MULTILINGUAL_LOSSES, SupCLAPTrainingArguments
+from modeling_supclap.training.options import LOSSES, MULTILINGUAL_LOSSES
+from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 ROOT = Path(__file__).parents[1]
 GUIDES = ROOT / "docs" / "guides"

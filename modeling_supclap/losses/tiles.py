@@ -29,22 +29,12 @@ def tiled_symmetric_contrast(
     audio_embeds: Tensor,
     text_embeds: Tensor,
     logit_scale: float | Tensor,
-    group_ids: Tensor | None = None,
-    chunk_size: int = 1024,
+    group_ids: Tensor | None,
+    chunk_size: int,
 ) -> Tensor:
-    """`info_nce` in tiles.
+    """`info_nce` of (..., N, d) embeddings, of which `chunk_size` clips are compared with all texts at a time.
 
-    Args:
-        audio_embeds: (N, d), unit norm.
-        text_embeds: (N, d), unit norm; text i belongs to audio i.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        group_ids: (N,) integers; clips with the same id are positives of each other.
-        chunk_size: How many clips are compared with all texts at a time.
-
-    Returns:
-        0-d tensor.
-
-    >>> round(tiled_symmetric_contrast(torch.eye(2), torch.eye(2), 1.0, chunk_size=1).item(), 4)
+    >>> round(tiled_symmetric_contrast(torch.eye(2), torch.eye(2), 1.0, None, chunk_size=1).item(), 4)
     0.6265
     """
 
@@ -67,27 +57,19 @@ def tiled_row_contrast(
     anchors: Tensor,
     targets: Tensor,
     logit_scale: float | Tensor,
-    group_ids: Tensor | None = None,
-    decoupled: bool = False,
-    chunk_size: int = 1024,
+    group_ids: Tensor | None,
+    decoupled: bool,
+    chunk_size: int,
 ) -> Tensor:
-    """Mean over the anchors of -log softmax of their positives among all targets, in tiles.
+    """Mean over the anchors of -log softmax of their positives among all targets, in tiles of `chunk_size` anchors.
 
-    Args:
-        anchors: (N, d), of any norm: support vectors, say.
-        targets: (N, d), unit norm; target i is the positive of anchor i.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        group_ids: (N,) integers; targets with the same id are positives of each other's anchors.
-        decoupled: Whether the positives are left out of the denominator.
-        chunk_size: How many anchors are compared with all targets at a time.
+    Anchors (..., N, d) may have any norm, as support vectors have; all else is as in `support_vector_loss`.
 
-    Returns:
-        0-d tensor.
-
-    >>> round(tiled_row_contrast(torch.eye(2), torch.eye(2), 1.0, chunk_size=1).item(), 4)  # log(1 + exp(-1))
+    >>> pairs = torch.eye(2)
+    >>> loss = tiled_row_contrast(pairs, pairs, 1.0, None, decoupled=False, chunk_size=1)
+    >>> round(loss.item(), 4)  # log(1 + exp(-1))
     0.3133
     """
-
     if decoupled:
         check_negatives(group_ids)
 
@@ -110,23 +92,12 @@ def tiled_sigmoid_contrast(
     targets: Tensor,
     logit_scale: float | Tensor,
     logit_bias: float | Tensor,
-    group_ids: Tensor | None = None,
-    chunk_size: int = 1024,
+    group_ids: Tensor | None,
+    chunk_size: int,
 ) -> Tensor:
-    """`sigmoid_loss` in tiles.
+    """`sigmoid_loss` of (..., N, d) anchors, clips or support vectors, `chunk_size` of them at a time.
 
-    Args:
-        anchors: (N, d); audios, or support vectors.
-        targets: (N, d), unit norm; target i is the positive of anchor i.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        logit_bias: The number added to every logit, or a 0-d tensor.
-        group_ids: (N,) integers; clips with the same id are positives of each other.
-        chunk_size: How many anchors are compared with all targets at a time.
-
-    Returns:
-        0-d tensor.
-
-    >>> round(tiled_sigmoid_contrast(torch.eye(2), torch.eye(2), 2.0, -1.0, chunk_size=1).item(), 4)
+    >>> round(tiled_sigmoid_contrast(torch.eye(2), torch.eye(2), 2.0, -1.0, None, chunk_size=1).item(), 4)
     0.6265
     """
 

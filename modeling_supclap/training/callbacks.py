@@ -25,7 +25,6 @@ from .drift import drift_cosine, drift_statistics, positive_similarity_histogram
 LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weight_error")
 """What `LanguageErrorsCallback` logs."""
 
-
 MOST_WATCHED = 4096
 """The clips of a batch whose drift is measured, by matrices of all their pairs."""
 
@@ -76,7 +75,9 @@ def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> s
         return ""
 
     value = metrics[f"eval_{name}"]
-    best = max(value, state.best_metric or 0.0)
+    best = value
+    if state.best_metric is not None:
+        best = (max if args.greater_is_better else min)(value, state.best_metric)
     chance = f", chance {metrics[f'eval_{name}_chance']:.3f}" if f"eval_{name}_chance" in metrics else ""
     return f"epoch {state.epoch:g}: validation {name} {value:.3f} (best {best:.3f}{chance})"
 
@@ -266,7 +267,8 @@ class DriftCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Puts the histogram beside the numbers of its batch."""
         if self._batch is not None and "drift_cosine" in (logs or {}):
-            state.log_history[-1]["positive_similarity_histogram"] = self._batch.histogram()
+            histogram = positive_similarity_histogram(self._batch.audio_embeds, self._batch.text_embeds)
+            state.log_history[-1]["positive_similarity_histogram"] = histogram
 
 
 class _WatchedBatch:
@@ -325,8 +327,3 @@ class _WatchedBatch:
         for percent in (10, 50, 90):
             numbers[f"positive_similarity_p{percent}"] = cosines.quantile(percent / 100)
         return numbers
-
-    def histogram(self) -> dict[str, Any]:
-        """Counts the pairs by cosine in bins of equal width, as JSON takes them."""
-        counts, edges = positive_similarity_histogram(self.audio_embeds, self.text_embeds)
-        return {"low": edges[0].item(), "high": edges[-1].item(), "counts": counts.int().tolist()}

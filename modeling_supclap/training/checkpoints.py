@@ -21,6 +21,7 @@ from modeling_supclap.datasets_scripts.stream import EpochBatches
 from ..configuration_supclap import SupCLAPConfig
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from .contrastive_module import ContrastiveModule
 from .options import get_default
 
 RUN_FILE = "supclap_run.json"
@@ -32,6 +33,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "scheduler": ("scheduler.pt", "global_step*"),
     "random state": ("rng_state*.pth",),
     "trainer_state.json": ("trainer_state.json",),
+    RUN_FILE: (RUN_FILE,),
 }
 """What a run resumes from, and its files: of one process or many, of FSDP (folders), of DeepSpeed (`global_step`)."""
 
@@ -134,8 +136,7 @@ def write_run_file(
 def refuse_another_run(
     checkpoint: str | Path,
     args: TrainingArguments,
-    module: nn.Module,
-    model: SupCLAPModel,
+    module: ContrastiveModule,
     processor: SupCLAPProcessor,
     batches: EpochBatches | None = None,
 ) -> None:
@@ -145,7 +146,6 @@ def refuse_another_run(
         checkpoint: The folder to go on from.
         args: The arguments of this run.
         module: What this run trains, the model and its objective.
-        model: The model of this run.
         processor: The processor of this run.
         batches: Those of a stream, whose rows depend on who reads them.
 
@@ -161,14 +161,13 @@ def refuse_another_run(
             f"checkpoint, or start a new run from its weights: --model {folder}"
         )
 
-    differences = [*_model_differences(folder, model), *_tokenizer_differences(folder, processor)]
-    if (folder / RUN_FILE).is_file():  # checkpoints from before it was written lack it
-        run, settings = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")), _settings(args, batches)
-        differences = [
-            *_differences({**_defaults(args, settings), **run["settings"]}, settings),
-            *differences,
-            *_trainable_differences(run["trainable"], _trainable(module)),
-        ]
+    run, settings = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")), _settings(args, batches)
+    # A run that was begun before some of the arguments were there had their defaults.
+    defaults = {field.name: get_default(field) for field in fields(args) if field.name in settings}
+    differences = _differences({**defaults, **run["settings"]}, settings)
+    if (folder / "config.json").is_file():  # FSDP's sharded checkpoints hold weights alone
+        differences += [*_model_differences(folder, module.model), *_tokenizer_differences(folder, processor)]
+    differences += _trainable_differences(run["trainable"], _trainable(module))
 
     if differences:
         raise ValueError(
@@ -191,11 +190,6 @@ def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str
     return settings
 
 
-def _defaults(args: TrainingArguments, names: Iterable[str]) -> dict[str, Any]:
-    """What a run had that was begun before some of the arguments were there."""
-    return {field.name: get_default(field) for field in fields(args) if field.name in names}
-
-
 def _trainable(module: nn.Module) -> list[str]:
     return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
 
@@ -213,9 +207,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
 
 
 def _model_differences(folder: Path, model: SupCLAPModel) -> list[str]:
-    """Compares the shape of the model, by its configuration, where the checkpoint has one."""
-    if not (folder / "config.json").is_file():
-        return []
+    """Compares the shape of the model, by its configuration."""
     before = SupCLAPConfig.from_pretrained(folder).to_dict()
     now = SupCLAPConfig.from_dict(json.loads(model.config.to_json_string(use_diff=False))).to_dict()
 

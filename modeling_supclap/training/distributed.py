@@ -1,7 +1,4 @@
-"""One batch over several processes: gathering that lets gradients through, and waiting that says for whom.
-
-The only file that says "rank".
-"""
+"""One batch over several processes: gathering that lets gradients through, and waiting that says for whom."""
 
 from __future__ import annotations
 

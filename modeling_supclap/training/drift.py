@@ -11,6 +11,7 @@ Numbers from embeddings alone: those of the loss once more, and one product with
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -244,21 +245,20 @@ def radius_by_hard_negatives(
 
 
 @torch.no_grad()
-def positive_similarity_histogram(audio_embeds: Tensor, text_embeds: Tensor, bins: int = 40) -> tuple[Tensor, Tensor]:
+def positive_similarity_histogram(audio_embeds: Tensor, text_embeds: Tensor, bins: int = 40) -> dict[str, Any]:
     """Counts the positive pairs by their cosine [SupCLAP fig. 4]; training moves them to the right.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
-        bins: The number of bins of equal width from -1 to 1; by rounding, a cosine may be 1.0000001 and counts as 1.
+        bins: The number of bins of equal width; by rounding, a cosine may be 1.0000001 and counts as 1.
 
     Returns:
-        Counts (bins,), which add up to N, and edges (bins + 1,), on the CPU.
+        The range of the bins, "low" and "high", and their "counts", which add up to N, as JSON takes them.
 
-    >>> counts, edges = positive_similarity_histogram(torch.eye(3), torch.eye(3), bins=4)
-    >>> counts.tolist(), edges.tolist()
-    ([0.0, 0.0, 0.0, 3.0], [-1.0, -0.5, 0.0, 0.5, 1.0])
+    >>> positive_similarity_histogram(torch.eye(3), torch.eye(3), bins=4)
+    {'low': -1.0, 'high': 1.0, 'counts': [0, 0, 0, 3]}
     """
     audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
     cosines = (audio_embeds * text_embeds).sum(dim=-1).clamp(-1, 1).cpu()
-    return torch.histc(cosines, bins, -1, 1), torch.linspace(-1, 1, bins + 1)
+    return {"low": -1.0, "high": 1.0, "counts": torch.histc(cosines, bins, -1, 1).int().tolist()}

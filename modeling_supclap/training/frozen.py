@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 Rows = Mapping[str, Tensor]
 
-"""The values of `--cache_frozen`."""
-
 LIMIT_BYTES = 2 << 30
 """What the vectors of a tower may take of a process's memory; those that come later are worked out each time."""
 

@@ -71,7 +71,12 @@ def embed_in_chunks(
         >>> embeds.shape, tower.bias.grad
         (torch.Size([5, 3]), tensor([5., 5., 5.]))
     """
-    _check(inputs, chunk_size)
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}; a chunk needs at least one row")
+    counts = {name: len(tensor) for name, tensor in inputs.items()}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        raise ValueError(f"got rows {counts}; give tensors with the same number of rows, at least one")
+
     chunks = _cut(inputs, chunk_size, mask, fewest_cells)
     if tokens is not None and len(chunks) > 1:
         embed = _with_shared_rows(embed, tokens, inputs["input_ids"])
@@ -117,14 +122,6 @@ def refuse_batch_statistics(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
             layer.register_forward_pre_hook(partial(refuse, name))
-
-
-def _check(inputs: Rows, chunk_size: int) -> None:
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; a chunk needs at least one row")
-    counts = dict(zip(inputs, map(len, inputs.values()), strict=True))
-    if len(set(counts.values())) != 1 or 0 in counts.values():
-        raise ValueError(f"got rows {counts}; give tensors with the same number of rows, at least one")
 
 
 def _cut(inputs: Rows, chunk_size: int, mask: str | None, fewest_cells: int | None) -> list[tuple[Tensor, int]]:

@@ -27,7 +27,8 @@ from ..losses.support_vector import (
     support_vector_sigmoid_loss,
 )
 from ..losses.temporal import teminal_a_weights, teminal_b_weights, temporal_nce
-from .training_args import LOSSES, MULTILINGUAL_LOSSES, SupCLAPTrainingArguments
+from .options import LOSSES, MULTILINGUAL_LOSSES
+from .training_args import SupCLAPTrainingArguments
 
 Logs = dict[str, Tensor]
 

@@ -142,11 +142,7 @@ class SupCLAPTrainer(Trainer):
         )
         self.train_rows, self.eval_rows = train_dataset, eval_dataset
 
-        is_stream = isinstance(train_dataset, RowStream)
-        if is_stream and (args.every_caption or args.track_language_errors):
-            raise ValueError("every_caption and track_language_errors want rows that can be numbered, and got a stream")
-        every = args.languages[0] if args.every_caption else None
-        indexed: Any = None if train_dataset is None or is_stream else IndexedRows(train_dataset, every)
+        indexed: Any = None
         epochs: list[Any] = [collator]
         self._batches: EpochBatches | None = None
         if isinstance(train_dataset, RowStream):
@@ -154,6 +150,8 @@ class SupCLAPTrainer(Trainer):
             indexed = EpochRows(own_rows)
             self._batches = EpochBatches(own_rows, args.train_batch_size, args.dataloader_num_workers)
             epochs.append(self._batches)
+        elif train_dataset is not None:
+            indexed = IndexedRows(train_dataset, args.languages[0] if args.every_caption else None)
 
         super().__init__(
             model=self.module,
@@ -206,10 +204,11 @@ class SupCLAPTrainer(Trainer):
             )
 
         if isinstance(rows, RowStream):
-            if args.on_bad_audio != "error" or args.track_language_errors:
+            if args.on_bad_audio != "error" or args.every_caption or args.track_language_errors:
                 raise ValueError(
-                    "a stream is read as it is needed, and on_bad_audio (but error) and track_language_errors look at "
-                    "all rows before: leave them out; prepare.py leaves out of a set what cannot be used"
+                    "a stream is read as it is needed, and on_bad_audio (but error), every_caption and "
+                    "track_language_errors want all rows before: leave them out; prepare.py leaves out of a set what "
+                    "cannot be used"
                 )
             return rows
 
@@ -327,9 +326,7 @@ class SupCLAPTrainer(Trainer):
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = last_checkpoint(folder, resumes=True)
             if resume_from_checkpoint:
-                refuse_another_run(
-                    resume_from_checkpoint, self.args, self.module, self.clap, self.processor, self._batches
-                )
+                refuse_another_run(resume_from_checkpoint, self.args, self.module, self.processor, self._batches)
             with self._naming_missing_processes():
                 return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -529,25 +526,18 @@ class TemporalTrainer(SupCLAPTrainer):
 
     def _collators(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> tuple[TrainingCollator, Any]:
         assert isinstance(args, TemporalTrainingArguments)
-        options = RenderOptions(args.crossfade_seconds, args.gap_seconds, args.match_loudness)
-        window_seconds = max_window_seconds(self._model_config, processor.feature_extractor)
-
-        def collator(items: TemporalItems, languages: list[str], scheme: str) -> TemporalCollator:
-            return TemporalCollator(
-                processor,
-                items,
-                args.stage,
-                options,
-                languages,
-                max_audio_seconds=args.max_audio_seconds,
-                seed=args.seed,
-                scheme=scheme,
-                window_seconds=window_seconds,
-            )
-
+        collator = partial(
+            TemporalCollator,
+            processor,
+            stage=args.stage,
+            options=RenderOptions(args.crossfade_seconds, args.gap_seconds, args.match_loudness),
+            max_audio_seconds=args.max_audio_seconds,
+            seed=args.seed,
+            window_seconds=max_window_seconds(self._model_config, processor.feature_extractor),
+        )
         return (
-            collator(self.train_items, args.languages, args.text_scheme),
-            collator(self.eval_items, args.eval_languages[:1], "random"),
+            collator(items=self.train_items, languages=args.languages, scheme=args.text_scheme),
+            collator(items=self.eval_items, languages=args.eval_languages[:1]),
         )
 
     def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:

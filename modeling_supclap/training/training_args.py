@@ -15,20 +15,12 @@ from transformers.utils.generic import strtobool
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
 from modeling_supclap.metrics.names import METRICS
 
+from . import options
 from .distributed import first_process_first, join_processes_on_cpus, require_the_launched_processes
-from .options import (
-    CACHE_FROZEN,
-    LOSSES,
-    MULTILINGUAL_LOSSES,
-    POSITIVES,
-    SUPPORT_VECTORS,
-    ContrastiveOptions,
-    TemporalOptions,
-)
 
 
 @dataclass
-class SupCLAPTrainingArguments(ContrastiveOptions, TrainingArguments):
+class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     """Arguments of a contrastive run: the Trainer's, with the SupCLAP paper's defaults, and those of
     `options.ContrastiveOptions`.
 
@@ -50,21 +42,22 @@ class SupCLAPTrainingArguments(ContrastiveOptions, TrainingArguments):
         super().__post_init__()
         require_the_launched_processes(self.world_size)
 
-        _require_one_of("loss", self.loss, LOSSES)
-        _require_one_of("svr", self.svr, SUPPORT_VECTORS)
+        _require_one_of("loss", self.loss, options.LOSSES)
+        _require_one_of("svr", self.svr, options.SUPPORT_VECTORS)
         _require_one_of("svr_similarity", self.svr_similarity, ("cosine", "dot"))
-        _require_one_of("positives", self.positives, POSITIVES)
+        _require_one_of("positives", self.positives, options.POSITIVES)
         _require_one_of("on_bad_audio", self.on_bad_audio, ON_BAD_AUDIO)
-        _require_one_of("cache_frozen", self.cache_frozen, CACHE_FROZEN)
+        _require_one_of("cache_frozen", self.cache_frozen, options.CACHE_FROZEN)
 
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise ValueError(f"num_train_epochs is {self.num_train_epochs}; it must be positive, or max_steps")
 
         if not self.languages:
             raise ValueError("languages is empty; name at least one, such as eng")
-        several = f"loss {self.loss}" if self.loss in MULTILINGUAL_LOSSES else "track_language_errors"
-        if (self.loss in MULTILINGUAL_LOSSES or self.track_language_errors) and len(self.languages) < 2:
-            raise ValueError(f"{several} needs two languages or more, got {self.languages}")
+        is_multilingual = self.loss in options.MULTILINGUAL_LOSSES
+        if (is_multilingual or self.track_language_errors) and len(self.languages) < 2:
+            wanting = f"loss {self.loss}" if is_multilingual else "track_language_errors"
+            raise ValueError(f"{wanting} needs two languages or more, got {self.languages}")
 
         if self.max_audio_seconds <= 0:
             raise ValueError(f"max_audio_seconds is {self.max_audio_seconds}; it must be positive")
@@ -94,11 +87,11 @@ class SupCLAPTrainingArguments(ContrastiveOptions, TrainingArguments):
     @property
     def caption_scheme(self) -> str:
         """The captions of a clip that the loss takes, as the `scheme` of `collator.TrainingCollator`."""
-        return self.loss if self.loss in MULTILINGUAL_LOSSES else "random"
+        return self.loss if self.loss in options.MULTILINGUAL_LOSSES else "random"
 
 
 @dataclass
-class TemporalTrainingArguments(TemporalOptions, SupCLAPTrainingArguments):
+class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArguments):
     """Arguments of a stage of TeminAL, with the paper's defaults: batch 256, learning rate 1e-4 [T B.2].
 
     The weights alpha lie between 0, a candidate is left out of the denominator, and 1.

@@ -79,7 +79,7 @@ def test_progress_is_one_bar_and_a_line_an_evaluation():
     callback.on_log(None, None, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
     callback.on_log(None, None, None, logs={"eval_mean_recall": 0.5})
     assert callback.training_bar.postfix == "loss 1.235, 99 clips/s"
-    args = SimpleNamespace(metric_for_best_model="mean_recall")
+    args = SimpleNamespace(metric_for_best_model="mean_recall", greater_is_better=True)
     state = SimpleNamespace(is_world_process_zero=True, epoch=2.0, best_metric=None)
     callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
     state.best_metric = 0.5
@@ -91,17 +91,20 @@ def test_progress_is_one_bar_and_a_line_an_evaluation():
 
 
 def test_without_a_terminal_there_is_a_line_a_log_and_a_line_an_evaluation(capsys):
-    args = SimpleNamespace(metric_for_best_model="mean_recall")
+    args = SimpleNamespace(metric_for_best_model="mean_recall", greater_is_better=True)
     state = SimpleNamespace(is_world_process_zero=True, epoch=2.0, best_metric=0.5, global_step=10, max_steps=200)
     callback = LineCallback()
     callback.on_log(args, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
     callback.on_log(args, state, None, logs={"eval_mean_recall": 0.25})
     callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
+    lower = SimpleNamespace(metric_for_best_model="MRV", greater_is_better=False)
+    callback.on_evaluate(lower, state, None, metrics={"eval_MRV": 0.75, "eval_MRV_chance": 2.0})
     state.is_world_process_zero = False
     callback.on_log(args, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
     assert capsys.readouterr().out.splitlines() == [
         "step 10 of 200: loss 1.235, 99 clips/s",
         "epoch 2: validation mean_recall 0.250 (best 0.500)",
+        "epoch 2: validation MRV 0.750 (best 0.500, chance 2.000)",
     ]
 
 

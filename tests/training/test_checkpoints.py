@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from modeling_supclap import SupCLAPProcessor
 from modeling_supclap.datasets_scripts.atomic_files import only_writer
-from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint
+from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint, refuse_another_run
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
 
@@ -124,6 +124,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, rows):
         ("scheduler.pt", "scheduler missing"),
         ("rng_state.pth", "random state missing"),
         ("trainer_state.json", "trainer_state.json missing"),
+        (RUN_FILE, f"{RUN_FILE} missing"),
     ],
 )
 @pytest.mark.parametrize("cut", [False, True])
@@ -203,12 +204,16 @@ def test_another_model_is_named(run, rows, tmp_path):
 
 
 def test_another_tokenizer_is_named(run, rows, tmp_path):
-    processor = SupCLAPProcessor.from_pretrained(tmp_path / "checkpoint-4")
+    checkpoint = tmp_path / "checkpoint-4"
+    processor = SupCLAPProcessor.from_pretrained(checkpoint)
     processor.tokenizer.add_tokens(["seagull"])
-    processor.save_pretrained(tmp_path / "checkpoint-4")
-    other = build(tmp_path, rows, model=with_dropout(), max_steps=6, svr="uni-static", **STEPS)
+    processor.save_pretrained(checkpoint)
     with pytest.raises(ValueError, match=r"another run: 1 of \d+ tokens have another id"):
-        other.train(resume_from_checkpoint=True)
+        refuse_another_run(checkpoint, run.args, run.module, run.processor)
+
+    for path in (checkpoint / "config.json", *checkpoint.glob("*tokenizer*")):  # as FSDP's sharded ones are
+        path.unlink()
+    refuse_another_run(checkpoint, run.args, run.module, run.processor)
 
 
 def test_what_changes_nothing_may_change(run, rows, tmp_path):
