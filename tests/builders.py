@@ -207,9 +207,19 @@ def save_supclap(folder: Path, seed: int = 0) -> Path:
 
 def save_clap(folder: Path) -> Path:
     """Saves `clap_model` and the processor that goes with it; the folder."""
-    clap_model().save_pretrained(folder)
-    clap_processor().save_pretrained(folder)
+    save_pair("clap", folder)
     return folder
+
+
+def save_pair(kind: str, folder: Path) -> tuple[Any, Any]:
+    """Saves a "supclap", a "clap" or a "fused" CLAP, and the processor that goes with it; both."""
+    model, processor = supclap_model(), bert_processor()
+    if kind != "supclap":
+        model = clap_model(clap_config({"enable_fusion": kind == "fused"}))
+        processor = clap_processor("fusion" if kind == "fused" else "rand_trunc")
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
 
 
 def bert_processor() -> SupCLAPProcessor:

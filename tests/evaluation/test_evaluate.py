@@ -83,13 +83,7 @@ def test_the_protocol_says_what_was_measured(rows):
 
 @pytest.mark.parametrize("kind", ["supclap", "clap", "fused"])
 def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
-    if kind == "supclap":
-        model, processor = builders.supclap_model(), builders.bert_processor()
-    else:
-        model = builders.clap_model(builders.clap_config({"enable_fusion": kind == "fused"}))
-        processor = builders.clap_processor("fusion" if kind == "fused" else "rand_trunc")
-    model.save_pretrained(tmp_path / kind)
-    processor.save_pretrained(tmp_path / kind)
+    builders.save_pair(kind, tmp_path / kind)
     options = EvaluationOptions(
         tasks=TASKS,
         languages=["eng", "fra"],

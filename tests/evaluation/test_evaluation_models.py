@@ -14,23 +14,10 @@ from modeling_supclap.evaluation.models import load_embedding_model, unit_norm, 
 CLIPS = [builders.noise(length, seed) for seed, length in enumerate((16000, 12000, 9000))]
 
 
-def save(folder, kind):
-    """A tiny model and its processor in a folder."""
-    if kind == "supclap":
-        model, processor = builders.supclap_model(), builders.bert_processor()
-    else:
-        config = builders.clap_config({"enable_fusion": kind == "fused"})
-        model = builders.clap_model(config)
-        processor = builders.clap_processor("fusion" if kind == "fused" else "rand_trunc")
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return model, processor
-
-
 @pytest.mark.parametrize("kind", ["supclap", "clap", "fused"])
 @torch.no_grad()
 def test_a_folder_embeds_as_its_model_does(tmp_path, kind):
-    model, processor = save(tmp_path, kind)
+    model, processor = builders.save_pair(kind, tmp_path)
     adapted = load_embedding_model(str(tmp_path), device="cpu")
     audio, text = adapted.encode_audio(CLIPS, batch_size=2), adapted.encode_text(["rain", "a dog"], "eng")
     for clip, embed in zip(CLIPS, audio, strict=True):
@@ -46,7 +33,7 @@ def test_a_folder_embeds_as_its_model_does(tmp_path, kind):
 
 
 def test_a_copy_has_the_same_fingerprint_and_another_model_has_not(tmp_path):
-    model, processor = save(tmp_path / "one", "supclap")
+    model, processor = builders.save_pair("supclap", tmp_path / "one")
     model.save_pretrained(tmp_path / "two")
     processor.save_pretrained(tmp_path / "two")
     one, two = (load_embedding_model(tmp_path / name, device="cpu") for name in ("one", "two"))

@@ -220,12 +220,17 @@ def test_the_tolerance_of_unit_norm(norm, warns):
     assert bool(caught) == warns
 
 
-def test_chunks_bound_the_memory():
+@pytest.mark.parametrize("num_queries", [1500, 6000])
+def test_chunks_bound_the_memory_also_where_embeddings_lie_on_disk(tmp_path, num_queries):
     rng = np.random.default_rng(0)
-    queries = directions(rng, 1500, 4).astype(np.float32)
     candidates = directions(rng, 30_000, 4).astype(np.float32)
-    relevant = rng.integers(0, 30_000, (1500, 1))
-    assert traced_peak(ranks_from_embeddings, queries, candidates, relevant, 128) < 8e6  # the matrix: 180e6 bytes
+    relevant = rng.integers(0, 30_000, (num_queries, 1))
+    np.save(tmp_path / "queries.npy", candidates[relevant[:, 0]])  # each finds its own
+    queries = np.load(tmp_path / "queries.npy", mmap_mode="r")
+    found = []
+    peak = traced_peak(lambda: found.append(ranks_from_embeddings(queries, candidates, relevant, 128)))
+    assert peak < 8e6  # the matrix: 180e6 bytes and more
+    assert not found[0].any()
 
 
 def test_a_matrix_is_neither_copied_nor_sorted():
