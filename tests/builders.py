@@ -133,18 +133,20 @@ def bert_tokenizer() -> BertTokenizer:
     return BertTokenizer(vocab={token: index for index, token in enumerate(special + words)}, model_max_length=64)
 
 
+def train_pairs(tokenizer: Tokenizer, **kwargs) -> tuple[dict[str, int], Any]:
+    """Trains byte pairs on `CAPTIONS`; the vocabulary and the merges."""
+    tokenizer.train_from_iterator(CAPTIONS.values(), trainers.BpeTrainer(**kwargs, show_progress=False))
+    model = json.loads(tokenizer.to_str())["model"]
+    return model["vocab"], [tuple(merge) for merge in model["merges"]]
+
+
 def gpt2_tokenizer() -> GPT2Tokenizer:
     """A byte-level tokenizer of GPT-2's kind: "!" is number 0, and <|endoftext|> the last."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(
-        CAPTIONS.values(), trainers.BpeTrainer(vocab_size=299, initial_alphabet=alphabet, show_progress=False)
-    )
-    model = json.loads(tokenizer.to_str())["model"]
-    vocabulary = {**model["vocab"], "<|endoftext|>": len(model["vocab"])}
-    merges: Any = [tuple(merge) for merge in model["merges"]]
-    return GPT2Tokenizer(vocab=vocabulary, merges=merges)
+    vocab, merges = train_pairs(tokenizer, vocab_size=299, initial_alphabet=alphabet)
+    return GPT2Tokenizer(vocab={**vocab, "<|endoftext|>": len(vocab)}, merges=merges)
 
 
 def nllb_tokenizer() -> NllbTokenizer:
@@ -153,12 +155,8 @@ def nllb_tokenizer() -> NllbTokenizer:
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("  ", " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="always", split=True)
     special = ["<s>", "<pad>", "</s>", "<unk>"]
-    tokenizer.train_from_iterator(
-        CAPTIONS.values(), trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
-    )
-    model = json.loads(tokenizer.to_str())["model"]
-    merges: Any = [tuple(merge) for merge in model["merges"]]
-    return NllbTokenizer(vocab=model["vocab"], merges=merges, extra_special_tokens=LANGUAGE_CODES, src_lang="eng_Latn")
+    vocab, merges = train_pairs(tokenizer, vocab_size=300, special_tokens=special)
+    return NllbTokenizer(vocab=vocab, merges=merges, extra_special_tokens=LANGUAGE_CODES, src_lang="eng_Latn")
 
 
 def ced_config(**kwargs) -> CEDConfig:
@@ -258,11 +256,7 @@ def clap_processor(truncation: str = "rand_trunc") -> ClapProcessor:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    tokenizer.train_from_iterator(
-        CAPTIONS.values(), trainers.BpeTrainer(vocab_size=290, special_tokens=special, show_progress=False)
-    )
-    model = json.loads(tokenizer.to_str())["model"]
-    merges: Any = [tuple(merge) for merge in model["merges"]]
+    vocab, merges = train_pairs(tokenizer, vocab_size=290, special_tokens=special)
     extractor = ClapFeatureExtractor(
         feature_size=32,
         sampling_rate=RATE_HZ,
@@ -272,4 +266,4 @@ def clap_processor(truncation: str = "rand_trunc") -> ClapProcessor:
         frequency_max=8000,
         truncation=truncation,
     )
-    return ClapProcessor(extractor, RobertaTokenizer(vocab=model["vocab"], merges=merges, model_max_length=64))
+    return ClapProcessor(extractor, RobertaTokenizer(vocab=vocab, merges=merges, model_max_length=64))

@@ -1,6 +1,7 @@
 """The names and shapes of public checkpoints, written down from their descriptions and not from the converters."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import builders
@@ -137,6 +138,21 @@ def golden(tensors: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Te
 def on_meta(shapes: Shapes) -> dict[str, torch.Tensor]:
     """Tensors without storage, for counting and shapes."""
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+def build_on_meta(model_class: Callable[..., Any]) -> Callable[..., Any]:
+    """Builds models of a class without storage."""
+
+    def build(*args: Any) -> Any:
+        with torch.device("meta"):
+            return model_class(*args)
+
+    return build
+
+
+def put(name: str, value: torch.Tensor | None) -> Callable[[dict[str, torch.Tensor]], Any]:
+    """A change of one tensor of a checkpoint; None takes it out."""
+    return lambda tensors: tensors.pop(name) if value is None else tensors.update({name: value})
 
 
 def ced_original(encoder: dict[str, torch.Tensor], head: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

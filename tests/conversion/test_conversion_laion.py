@@ -3,6 +3,7 @@
 import published_layouts as published
 import pytest
 import torch
+from published_layouts import put
 from transformers import ClapConfig, ClapModel
 
 from modeling_supclap.conversion import laion as conversion_laion
@@ -37,10 +38,7 @@ def test_it_embeds_as_the_model_that_was_laid_out(fused):
 
 @pytest.mark.filterwarnings("ignore:for .*copying from a non-meta parameter")
 def test_the_published_size_fits_to_the_last_tensor(monkeypatch):
-    def on_meta(config):
-        with torch.device("meta"):
-            return ClapModel(config)
-
+    on_meta = published.build_on_meta(ClapModel)
     large = {"patch_embeds_hidden_size": 128, "hidden_size": 1024, "depths": [2, 2, 12, 2]}
     monkeypatch.setattr(conversion_laion, "ClapModel", on_meta)
     for audio in ({}, {"enable_fusion": True, "fusion_type": "aff_2d"}, large):
@@ -54,21 +52,6 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch):
         assert seen["text_config"].pop("layer_norm_eps") == 1e-5
         assert wanted["text_config"].pop("layer_norm_eps") == 1e-12
         assert seen["text_config"] == wanted["text_config"]
-
-
-def test_queries_keys_and_values_are_in_this_order():
-    original = published.laion_model()
-    tensors = published.laion(original, published.slaney_filters(48_000))
-    fused = tensors["audio_branch.layers.2.blocks.0.attn.qkv.weight"]
-    model, _ = clap_from_laion(tensors, "file")
-    attention = model.audio_model.audio_encoder.layers[2].blocks[0].attention.self
-    width = len(fused) // 3
-    for place, linear in enumerate((attention.query, attention.key, attention.value)):
-        assert torch.equal(linear.weight, fused[place * width : (place + 1) * width])
-
-
-def put(name: str, value: torch.Tensor | None):
-    return lambda tensors: tensors.pop(name) if value is None else tensors.update({name: value})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import math
 import published_layouts as published
 import pytest
 import torch
+from published_layouts import put
 
 from modeling_supclap import CEDConfig, CEDModel, SonarTextModel, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.conversion import ced, ml_clap, sonar
@@ -60,16 +61,8 @@ def test_it_scores_as_described(dasheng):
 @pytest.mark.filterwarnings("ignore:for .*copying from a non-meta parameter")
 @pytest.mark.parametrize("dasheng", [False, True], ids=["ml-clap", "glap"])
 def test_the_published_size_fits_to_the_last_tensor(monkeypatch, dasheng):
-    def on_meta(cls):
-        def build(*args):
-            with torch.device("meta"):
-                return cls(*args)
-
-        return build
-
-    monkeypatch.setattr(ced, "CEDModel", on_meta(CEDModel))
-    monkeypatch.setattr(sonar, "SonarTextModel", on_meta(SonarTextModel))
-    monkeypatch.setattr(ml_clap, "SupCLAPModel", on_meta(SupCLAPModel))
+    for module, built in ((ced, CEDModel), (sonar, SonarTextModel), (ml_clap, SupCLAPModel)):
+        monkeypatch.setattr(module, built.__name__, published.build_on_meta(built))
     head = {} if dasheng else published.on_meta(published.ced_head(768))
     audio = published.ced_original(published.on_meta(published.ced_encoder(768, 12, dasheng)), head)
     text = published.on_meta(published.sonar_hub(256_206, 1024, 24, 8192))
@@ -95,10 +88,6 @@ def test_temperature_becomes_a_logarithm(temperature):
     model, _ = supclap_from_ml_clap(checkpoint(temperature), "file")
     assert model.logit_scale.shape == (1,)
     assert model.logit_scale.item() == pytest.approx(-math.log(temperature), abs=1e-6)
-
-
-def put(name: str, value: torch.Tensor | None):
-    return lambda tensors: tensors.pop(name) if value is None else tensors.update({name: value})
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import numpy as np
 import published_layouts as published
 import pytest
 import torch
+from published_layouts import put
 from torch.nn import functional
 from transformers import BertConfig, BertModel, ClapAudioConfig, ClapAudioModel, GPT2Config, GPT2Model
 
@@ -103,14 +104,9 @@ def test_golden_embeddings_of_2023():
 @pytest.mark.filterwarnings("ignore:for .*copying from a non-meta parameter")
 @pytest.mark.parametrize("year", [2022, 2023])
 def test_the_published_size_fits_to_the_last_tensor(monkeypatch, year):
-    def on_meta(config):
-        with torch.device("meta"):
-            return SupCLAPModel(config)
-
-    monkeypatch.setattr(conversion, "SupCLAPModel", on_meta)
+    monkeypatch.setattr(conversion, "SupCLAPModel", published.build_on_meta(SupCLAPModel))
     if year == 2023:
-        with torch.device("meta"):
-            tower = ClapAudioModel(ClapAudioConfig())
+        tower = published.build_on_meta(ClapAudioModel)(ClapAudioConfig())
         audio, text = published.htsat(tower), published.on_meta(published.gpt2(50_257, 768, 12, 1024))
         joint = published.residual_projections(768, 768, 1024)
     else:
@@ -129,10 +125,6 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch, year):
         assert config.text_config.to_diff_dict() == BertConfig().to_diff_dict()
         assert config.audio_config.to_dict() == CNN14Config(channels=list(channels)).to_dict()
     assert config.projection_dim == 1024
-
-
-def put(name: str, value: torch.Tensor | None):
-    return lambda tensors: tensors.pop(name) if value is None else tensors.update({name: value})
 
 
 @pytest.mark.parametrize(

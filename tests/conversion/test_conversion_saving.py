@@ -9,17 +9,10 @@ import numpy as np
 import published_layouts as published
 import pytest
 import torch
-from test_conversion_layouts import checkpoint
+from test_conversion_layouts import CHECKPOINTS, checkpoint
 from transformers import AutoProcessor, ClapModel
 
-from modeling_supclap import (
-    CEDFeatureExtractor,
-    CEDModel,
-    SonarTextModel,
-    SupCLAPConfig,
-    SupCLAPModel,
-    SupCLAPProcessor,
-)
+from modeling_supclap import CEDFeatureExtractor, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import saving, supclap_from_clap
 from modeling_supclap.conversion.laion import laion_feature_extractor
 from modeling_supclap.conversion.layouts import LAYOUTS, Conversion, convert_checkpoint
@@ -59,9 +52,11 @@ def test_a_whole_model_with_its_processor(tmp_path, conversion):
     assert not list(folder.glob("*.bin"))
 
 
-def test_the_folder_has_ordinary_permissions(tmp_path, conversion):
+def test_an_empty_folder_is_taken_and_has_ordinary_permissions(tmp_path, conversion):
+    for name in ("ordinary", "out"):
+        (tmp_path / name).mkdir()
     save_conversion(conversion, tmp_path / "out")
-    (tmp_path / "ordinary").mkdir()
+    assert (tmp_path / "out" / "model.safetensors").is_file()
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
 
 
@@ -71,31 +66,21 @@ def test_without_a_tokenizer_there_is_the_feature_extractor(tmp_path, conversion
     assert not list((tmp_path / "out").glob("tokenizer*"))
 
 
-@pytest.mark.parametrize(("part", "tower"), [("audio", CEDModel), ("text", SonarTextModel)])
-def test_a_tower_alone_goes_into_another_model(tmp_path, part, tower):
-    conversion = convert_checkpoint(checkpoint(published.small_ml_clap()), part=part)
-    save_conversion(conversion, tmp_path / part, builders.nllb_tokenizer() if part == "text" else None, verify=True)
-    other = builders.supclap_model(builders.supclap_config(builders.sonar_config()))
-    other.get_submodule("text_model" if part == "audio" else "audio_model").save_pretrained(tmp_path / "other")
-    pair = (tmp_path / "audio", tmp_path / "other") if part == "audio" else (tmp_path / "other", tmp_path / "text")
-    joined = SupCLAPModel.from_encoders(*map(str, pair)).get_submodule(f"{part}_model")
-    assert type(joined) is tower
-    state = conversion.model.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in joined.state_dict().items())
+TOWERS = [("ML-CLAP", "mean"), ("MS-CLAP 2022", "cls"), ("MS-CLAP 2023", "last")]
 
 
-@pytest.mark.parametrize("year", [2022, 2023])
+@pytest.mark.parametrize(("name", "pooling"), TOWERS)
 @pytest.mark.parametrize("part", ["audio", "text"])
-def test_towers_of_msclap_go_into_another_model(tmp_path, year, part):
-    conversion = convert_checkpoint(checkpoint(published.small_msclap(year)), part=part)
-    save_conversion(conversion, tmp_path / part, verify=True)
-    other = builders.supclap_model()
-    other.get_submodule("text_model" if part == "audio" else "audio_model").save_pretrained(tmp_path / "other")
-    pair = (tmp_path / "audio", tmp_path / "other") if part == "audio" else (tmp_path / "other", tmp_path / "text")
-    joined = SupCLAPModel.from_encoders(*map(str, pair), text_pooling="last" if year == 2023 else "cls")
-    state = conversion.model.state_dict()
-    tower = joined.get_submodule(f"{part}_model").state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in tower.items())
+def test_a_tower_alone_goes_into_another_model(tmp_path, name, pooling, part):
+    conversion = convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part=part)
+    tokenizer = builders.nllb_tokenizer() if (name, part) == ("ML-CLAP", "text") else None
+    save_conversion(conversion, tmp_path / part, tokenizer, verify=True)
+    other = "text" if part == "audio" else "audio"
+    builders.supclap_model().get_submodule(f"{other}_model").save_pretrained(tmp_path / other)
+    joined = SupCLAPModel.from_encoders(str(tmp_path / "audio"), str(tmp_path / "text"), text_pooling=pooling)
+    tower = joined.get_submodule(f"{part}_model")
+    assert type(tower) is type(conversion.model)
+    torch.testing.assert_close(tower.state_dict(), conversion.model.state_dict(), atol=0, rtol=0)
 
 
 def test_a_clap_is_verified(tmp_path):
@@ -121,12 +106,6 @@ def test_a_used_folder_is_left_alone(tmp_path, conversion, used):
     with pytest.raises(ValueError, match=r"out is in use; give a folder that is empty or does not exist"):
         save_conversion(conversion, out)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_an_empty_folder_is_taken(tmp_path, conversion):
-    (tmp_path / "out").mkdir()
-    save_conversion(conversion, tmp_path / "out")
-    assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("step", ["_save_inputs", "verify_saved"])
@@ -195,11 +174,6 @@ def test_another_configuration_is_found(tmp_path, conversion):
 # ---- the tokenizer ----
 
 
-def on_meta(config: SupCLAPConfig) -> SupCLAPModel:
-    with torch.device("meta"):
-        return SupCLAPModel(config)
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -209,7 +183,7 @@ def on_meta(config: SupCLAPConfig) -> SupCLAPModel:
     ],
 )
 def test_another_tokenizer_is_refused(tmp_path, conversion, config, message):
-    model = on_meta(builders.supclap_config(builders.sonar_config(**config)))
+    model = published.build_on_meta(SupCLAPModel)(builders.supclap_config(builders.sonar_config(**config)))
     with pytest.raises(ValueError, match=message):
         save_conversion(replace(conversion, model=model), tmp_path / "out", builders.nllb_tokenizer())
     assert list(tmp_path.iterdir()) == []
@@ -239,10 +213,8 @@ def test_captions_are_prepared_as_they_were_in_training(tmp_path, conversion):
 def test_msclap_reads_texts_as_its_own_code_does(tmp_path):
     conversion, reference = convert_checkpoint(checkpoint(published.small_msclap(2023))), builders.gpt2_tokenizer()
     save_conversion(conversion, tmp_path / "out", builders.gpt2_tokenizer(), verify=True)
-    model, processor = (
-        SupCLAPModel.from_pretrained(tmp_path / "out"),
-        SupCLAPProcessor.from_pretrained(tmp_path / "out"),
-    )
+    model = SupCLAPModel.from_pretrained(tmp_path / "out")
+    processor = SupCLAPProcessor.from_pretrained(tmp_path / "out")
     texts = ["a dog barks", "the rain falls while a dog barks"]
     inputs = processor(text=texts, audio=builders.noise(44_100), sampling_rate=44_100, return_tensors="pt")
 

@@ -72,6 +72,7 @@ def broken(saved: Path, name: str, target: Path, *missing: str) -> Path:
         (CEDModel, "bert", "bert is of a model of type 'bert'; give a 'ced' checkpoint"),
         (CEDConfig, "htsat", "htsat is of a model of type 'clap_audio_model'; give a 'ced' checkpoint"),
         (CEDModel, "supclap", r"lacks 35 weights of CEDModel, among them ['blocks.0"),
+        (SonarTextModel, "supclap-sonar", "lacks 35 weights of SonarTextModel, among them ['embed_tokens"),
         (SonarTextModel, "bert", "weights of SonarTextModel, among them ['embed_tokens.weight'"),
     ],
 )

@@ -5,6 +5,7 @@ import math
 import re
 
 import builders
+import published_layouts as published
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -269,46 +270,13 @@ def test_published_sizes(size, weights):
     assert sum(parameter.numel() for parameter in model.parameters()) == weights
 
 
-def test_names_are_the_published_ones():
-    names = set(CEDModel(builders.ced_config(depth=1)).state_dict())
-    norms = [f"init_bn.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
-    block = ["norm1", "norm2", "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"]
-    layers = ["patch_embed.proj", "norm", *(f"blocks.0.{layer}" for layer in block)]
-    both = [f"{layer}.{name}" for layer in layers for name in ("weight", "bias")]
-    assert names == {*norms, *both, "time_pos_embed", "freq_pos_embed"}
-
-
-def hub_folder(folder, depth: int = 2, columns: int = 63) -> dict[str, torch.Tensor]:
+def hub_folder(folder) -> dict[str, torch.Tensor]:
     """Writes a folder laid out as mispeech/ced-*, narrower; returns its tensors."""
-    config = {**builders.PUBLISHED_CED_CONFIG, "embed_dim": 32, "depth": depth, "num_heads": 2}
+    config = {**builders.PUBLISHED_CED_CONFIG, "embed_dim": 32, "depth": 2, "num_heads": 2}
     (folder / "config.json").write_text(json.dumps(config))
-    widths = {
-        "init_bn.weight": (64,),
-        "init_bn.bias": (64,),
-        "init_bn.running_mean": (64,),
-        "init_bn.running_var": (64,),
-        "time_pos_embed": (1, 32, 1, columns),
-        "freq_pos_embed": (1, 32, 4, 1),
-        "patch_embed.proj.weight": (32, 1, 16, 16),
-        "patch_embed.proj.bias": (32,),
-        "norm.weight": (32,),
-        "norm.bias": (32,),
-    }
-    for index in range(depth):
-        for name, inner, outer in (
-            ("attn.qkv", 32, 96),
-            ("attn.proj", 32, 32),
-            ("mlp.fc1", 32, 128),
-            ("mlp.fc2", 128, 32),
-        ):
-            widths[f"blocks.{index}.{name}.weight"] = (outer, inner)
-            widths[f"blocks.{index}.{name}.bias"] = (outer,)
-        for name in ("norm1", "norm2"):
-            widths[f"blocks.{index}.{name}.weight"] = widths[f"blocks.{index}.{name}.bias"] = (32,)
-    tensors = {f"encoder.{name}": torch.rand(shape) for name, shape in widths.items()}
-    tensors["encoder.init_bn.num_batches_tracked"] = torch.tensor(1234)
-    tensors |= {f"outputlayer.0.{name}": torch.rand(32) for name in ("weight", "bias")}
-    tensors |= {"outputlayer.1.weight": torch.rand(527, 32), "outputlayer.1.bias": torch.rand(527)}
+    tensors = published.ced_hub(
+        published.random(published.ced_encoder(32, 2)), published.random(published.ced_head(32))
+    )
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return tensors
 
@@ -325,7 +293,8 @@ def test_published_folder_loads_completely(tmp_path):
 
 @pytest.mark.parametrize("columns", [62, 64])
 def test_other_position_lengths_are_refused(tmp_path, columns):
-    hub_folder(tmp_path, columns=columns)
+    tensors = {**hub_folder(tmp_path), "encoder.time_pos_embed": torch.zeros(1, 32, 1, columns)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         CEDModel.from_pretrained(tmp_path)
 

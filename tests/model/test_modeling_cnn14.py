@@ -3,12 +3,11 @@
 from typing import Any
 
 import builders
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from modeling_supclap import CNN14Config, CNN14Model, MSCLAPFeatureExtractor, SupCLAPConfig, SupCLAPModel
+from modeling_supclap import CNN14Config, CNN14Model, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.training.lora import train_last_layers
 
 SMALL: dict[str, Any] = {"hidden_size": 16, "channels": [4, 6, 8, 12]}
@@ -71,28 +70,13 @@ def test_what_is_no_spectrogram_is_refused(shape, message):
         small()(torch.zeros(shape))
 
 
-def test_it_is_a_tower_that_trains_and_loads_again(tmp_path):
-    text = builders.bert_config()
-    model = SupCLAPModel(SupCLAPConfig(audio_config=CNN14Config(**SMALL), text_config=text, projection_dim=8))
+def test_its_last_block_trains_and_its_batch_norms_keep_their_statistics():
+    audio = CNN14Config(**SMALL)
+    model = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=builders.bert_config(), projection_dim=8))
     assert "audio_model.conv_blocks.3" in train_last_layers(model)
-    # Batch norms keep their statistics and the clip its embedding, whoever shares the batch.
+    # A clip has its embedding whoever shares the batch.
     model.train()
     assert not any(module.training for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d))
-
-    model.save_pretrained(tmp_path)
-    loaded, features = SupCLAPModel.from_pretrained(tmp_path), torch.randn(2, 1, 40, 64)
-    assert type(loaded.audio_model) is CNN14Model
-    first, second = (each.eval().get_audio_features(features).pooler_output for each in (model, loaded))
-    assert torch.equal(first, second)
-
-
-def test_half_precision_keeps_decibels():
-    features = -40 + 20 * torch.randn(2, 1, 77, 64, generator=torch.Generator().manual_seed(0))
-    model = small()
-    with torch.no_grad():
-        exact = model(features).pooler_output
-        rough = model.bfloat16()(features).pooler_output.float()
-    assert torch.cosine_similarity(exact, rough).min() > 0.999
 
 
 def test_gradients_reach_every_weight():
@@ -101,10 +85,3 @@ def test_gradients_reach_every_weight():
     model(torch.randn(2, 1, 40, 64)).pooler_output.square().sum().backward()
     without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert not without
-
-
-def test_clips_of_any_length_make_one_batch():
-    extractor = MSCLAPFeatureExtractor(max_length_s=1)
-    clips = [np.zeros(44_100), np.zeros(5000)]
-    features = extractor(clips, sampling_rate=44_100, return_tensors="pt")["input_features"]
-    assert small()(features).pooler_output.shape == (2, 16)

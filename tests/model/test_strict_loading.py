@@ -29,13 +29,6 @@ def test_an_encoder_under_a_prefix_is_refused(tmp_path):
         SonarTextModel.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("tower", [CEDModel, SonarTextModel])
-def test_a_whole_model_is_no_tower(tmp_path, tower):
-    builders.supclap_model(builders.supclap_config(builders.sonar_config())).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=rf"lacks \d+ weights of {tower.__name__}"):
-        tower.from_pretrained(tmp_path)
-
-
 def test_one_lacking_weight_is_enough(tmp_path):
     model = builders.supclap_model()
     tensors = model.state_dict()
@@ -67,13 +60,6 @@ def test_who_reads_the_report_may_have_gaps(tmp_path):
 def test_a_model_may_be_drawn_on_purpose():
     model = SonarTextModel.from_pretrained(None, config=builders.sonar_config(), state_dict={})
     assert torch.isfinite(model.embed_tokens.weight).all()
-
-
-def test_whole_folders_load(tmp_path):
-    for folder, model in (("ced", CEDModel(builders.ced_config())), ("sonar", SonarTextModel(builders.sonar_config()))):
-        model.save_pretrained(tmp_path / folder)
-        loaded = type(model).from_pretrained(tmp_path / folder)
-        assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
 
 
 def test_a_clap_is_no_supclap(tmp_path):
