@@ -1,41 +1,89 @@
 """transformers' zero-shot pipeline on our models: the model's own numbers, also for unequal clips in one batch."""
 
+import shutil
+
 import builders
+import numpy as np
 import pytest
+import soundfile
 import torch
 from transformers import pipeline
 
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
 from modeling_supclap.integrations.pipeline import ClipPipeline
 
+TASK = "zero-shot-audio-classification"
+LABELS = ["dog", "rain", "pluie"]
 CLIPS = [builders.noise(16000, seed=1), builders.noise(200_000, seed=2)]
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
-@pytest.mark.parametrize("text", ["bert", "sonar"])
-def test_zero_shot_pipeline_from_a_folder(tmp_path, text, batch_size):
-    model = builders.supclap_model(builders.supclap_config(builders.sonar_config() if text == "sonar" else None))
-    processor = builders.nllb_processor() if text == "sonar" else builders.bert_processor()
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
-    classify = pipeline("zero-shot-audio-classification", model=str(tmp_path))
-    labels = {"candidate_labels": ["dog", "rain", "pluie"], "hypothesis_template": "the {} falls"}
-    results = classify(CLIPS, batch_size=batch_size, **labels)
-    for clip, result in zip(CLIPS, results, strict=True):
-        texts = [f"the {label} falls" for label in ("dog", "rain", "pluie")]
-        inputs = processor(audio=clip, sampling_rate=16000, text=texts, return_tensors="pt")
-        with torch.no_grad():
-            expected = model(**inputs).logits_per_audio[0].softmax(dim=0)
-        scores = {each["label"]: each["score"] for each in result}
-        assert [scores[label] for label in ("dog", "rain", "pluie")] == pytest.approx(expected.tolist(), abs=1e-5)
-        assert [each["score"] for each in result] == sorted(scores.values(), reverse=True)
+def save(folder, kind: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
+    """A model of a kind and its processor, in a folder."""
+    model, processor = {
+        "bert": lambda: (builders.supclap_model(), builders.bert_processor()),
+        "sonar": lambda: (
+            builders.supclap_model(builders.supclap_config(builders.sonar_config())),
+            builders.nllb_processor(),
+        ),
+        "clap": lambda: (supclap_from_clap(builders.clap_model()), processor_from_clap(builders.clap_processor())),
+    }[kind]()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
+
+
+@torch.no_grad()
+def expected_scores(model, processor, clip: np.ndarray, template: str) -> list[float]:
+    texts = [template.format(label) for label in LABELS]
+    inputs = processor(audio=clip, sampling_rate=16000, text=texts, return_tensors="pt")
+    return model(**inputs).logits_per_audio[0].softmax(dim=0).tolist()
+
+
+def scores(result: list[dict]) -> list[float]:
+    """By the order of the labels; the pipeline gives the highest first."""
+    by_label = {each["label"]: each["score"] for each in result}
+    assert [each["score"] for each in result] == sorted(by_label.values(), reverse=True)
+    return [by_label[label] for label in LABELS]
+
+
+@pytest.mark.parametrize("template", ["This is a sound of {}.", "on entend {} au loin"])
+@pytest.mark.parametrize("kind", ["bert", "sonar", "clap"])
+def test_scores_are_those_of_the_model_for_a_clip_a_list_and_batches(tmp_path, kind, template):
+    model, processor = save(tmp_path, kind)
+    clips = [CLIPS[0], CLIPS[0][:9000]] if kind == "clap" else CLIPS  # of CLAP's extractor here no longer than 1 s
+    expected = [expected_scores(model, processor, clip, template) for clip in clips]
+    classify = pipeline(TASK, model=str(tmp_path))
+    options = {"candidate_labels": LABELS, "hypothesis_template": template}
+    assert scores(classify(clips[0], **options)) == pytest.approx(expected[0], abs=1e-5)
+    for batch_size in (1, 2):
+        for result, wanted in zip(classify(clips, batch_size=batch_size, **options), expected, strict=True):
+            assert scores(result) == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="the pipeline decodes files and bytes by the ffmpeg program")
+@pytest.mark.parametrize("given", ["path", "bytes"])
+def test_a_file(tmp_path, given):
+    model, processor = save(tmp_path, "bert")
+    path = tmp_path / "noise.wav"
+    soundfile.write(path, CLIPS[0], 16000, subtype="FLOAT")
+    audio = str(path) if given == "path" else path.read_bytes()
+    result = pipeline(TASK, model=str(tmp_path))(audio, candidate_labels=LABELS, hypothesis_template="{}")
+    assert scores(result) == pytest.approx(expected_scores(model, processor, CLIPS[0], "{}"), abs=1e-4)
+
+
+def test_half_precision(tmp_path):
+    model, processor = save(tmp_path, "bert")
+    classify = pipeline(TASK, model=str(tmp_path), dtype=torch.bfloat16)
+    result = classify(CLIPS[0], candidate_labels=LABELS, hypothesis_template="{}")
+    assert scores(result) == pytest.approx(expected_scores(model, processor, CLIPS[0], "{}"), abs=0.05)
 
 
 def test_clap_keeps_its_own_batches(tmp_path):
     """Whose spectrograms are of one length and have no mask."""
     builders.save_clap(tmp_path)
-    classify = pipeline("zero-shot-audio-classification", model=str(tmp_path))
+    classify = pipeline(TASK, model=str(tmp_path))
     assert type(classify) is ClipPipeline
-    alone, together = (classify(CLIPS[:1] * 2, candidate_labels=["dog", "rain"], batch_size=size) for size in (1, 2))
+    alone, together = (classify(CLIPS[:1] * 2, candidate_labels=LABELS, batch_size=size) for size in (1, 2))
     for first, second in zip(alone, together, strict=True):
-        assert [each["label"] for each in first] == [each["label"] for each in second]
-        assert [each["score"] for each in first] == pytest.approx([each["score"] for each in second], abs=1e-6)
+        assert scores(first) == pytest.approx(scores(second), abs=1e-6)

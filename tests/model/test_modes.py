@@ -1,14 +1,12 @@
-"""The ways to run a model: compiled, checkpointed, spread over devices and disk, in the pipeline."""
+"""The ways to run a model: compiled, checkpointed, spread over devices and disk."""
 
 import shutil
 import warnings
 
 import builders
 import pytest
-import soundfile
 import torch
 import transformers
-from transformers import pipeline
 
 from modeling_supclap import SupCLAPModel
 
@@ -170,60 +168,3 @@ def test_device_map(kind, device_map, request, tmp_path):
 def test_blocks_stay_whole_on_a_device(model, sonar_model):
     assert {"CEDBlock", "BertLayer"} <= set(model._no_split_modules)
     assert {"CEDBlock", "M2M100EncoderLayer"} <= set(sonar_model._no_split_modules)
-
-
-# ---- pipeline("zero-shot-audio-classification") ----
-
-LABELS = ["dog", "rain", "pluie"]
-
-
-@pytest.fixture
-def saved(model, processor, tmp_path):
-    """A folder with a model and its processor."""
-    model.save_pretrained(tmp_path / "model")
-    processor.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
-
-
-def expected_scores(model, processor, clip, template) -> list[float]:
-    texts = [template.format(label) for label in LABELS]
-    inputs = processor(audio=clip, sampling_rate=16000, text=texts, return_tensors="pt")
-    with torch.no_grad():
-        return model(**inputs).logits_per_audio[0].softmax(dim=0).tolist()
-
-
-def scores(result: list[dict]) -> list[float]:
-    by_label = {each["label"]: each["score"] for each in result}
-    return [by_label[label] for label in LABELS]
-
-
-@pytest.mark.parametrize("template", ["This is a sound of {}.", "{}", "on entend {} au loin"])
-def test_pipeline_with_one_clip_a_list_and_batches(saved, model, processor, template):
-    classify = pipeline("zero-shot-audio-classification", model=saved)
-    clips = [builders.noise(16000, seed) for seed in range(3)]
-    expected = [expected_scores(model, processor, clip, template) for clip in clips]
-    options = {"candidate_labels": LABELS, "hypothesis_template": template}
-    assert scores(classify(clips[0], **options)) == pytest.approx(expected[0], abs=1e-5)
-    for batch_size in (1, 2):
-        results = classify(clips, batch_size=batch_size, **options)
-        for result, wanted in zip(results, expected, strict=True):
-            assert scores(result) == pytest.approx(wanted, abs=1e-5)
-
-
-@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="the pipeline decodes files and bytes by the ffmpeg program")
-@pytest.mark.parametrize("given", ["path", "bytes"])
-def test_pipeline_with_a_file(saved, model, processor, tmp_path, given):
-    clip = builders.noise(16000)
-    path = tmp_path / "noise.wav"
-    soundfile.write(path, clip, 16000, subtype="FLOAT")
-    classify = pipeline("zero-shot-audio-classification", model=saved)
-    audio = str(path) if given == "path" else path.read_bytes()
-    result = classify(audio, candidate_labels=LABELS, hypothesis_template="{}")
-    assert scores(result) == pytest.approx(expected_scores(model, processor, clip, "{}"), abs=1e-4)
-
-
-def test_pipeline_in_half_precision(saved, model, processor):
-    classify = pipeline("zero-shot-audio-classification", model=saved, dtype=torch.bfloat16)
-    clip = builders.noise(16000)
-    result = classify(clip, candidate_labels=LABELS, hypothesis_template="{}")
-    assert scores(result) == pytest.approx(expected_scores(model, processor, clip, "{}"), abs=0.05)
