@@ -21,8 +21,9 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from modeling_supclap.recipes.options import (
@@ -79,9 +80,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except KeyboardInterrupt:  # while modules are imported; from then on it is `run_command` that speaks
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        print(f"\n{os.environ.get('SUPCLAP_COMMAND') or 'supclap'}: stopped", file=sys.stderr)
+        _say_stopped("supclap")
         return 130
+
+
+def begin(name: str) -> None:
+    """What a script that is started by its path does before it imports what takes seconds.
+
+    `--help` prints the keys and ends the process. From then on Ctrl-C ends it with one line and no traceback, as it
+    does in `run_command`.
+
+    Args:
+        name: The command whose recipe the script is, one of `KEYS`.
+    """
+    if _asks_for_help(sys.argv[1:]):
+        _print_help(_format_help(name))
+        sys.exit()
+
+    def stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, trace)
+        elif os.environ.get("RANK", "0") == "0":  # one of all processes speaks
+            _say_stopped(Path(sys.argv[0]).name)
+
+    sys.excepthook = stop
+
+
+def start(main: Callable[[], int | None]) -> None:
+    """Runs a script whose own parser answers `--help`, without the imports that take seconds.
+
+    Args:
+        main: The recipe, which reads the command line itself; it may return an exit status.
+    """
+    if _asks_for_help(sys.argv[1:]):
+        main()
+
+    from modeling_supclap.recipes.running import run_command  # takes seconds that a mistyped name need not wait for
+
+    run_command(main)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -98,23 +134,29 @@ def _run(arguments: Sequence[str] | None) -> int:
 
     os.environ["SUPCLAP_COMMAND"] = f"supclap {name}"  # for the model card, which says how to reproduce a run
     sys.argv = [f"supclap {name}", *words]
-    asks_for_help = not {"-h", "--help"}.isdisjoint(words)
-    if asks_for_help and name in KEYS:  # without the recipe, which takes seconds to import
-        source = _source(COMMANDS[name]).read_text(encoding="utf-8")
-        _print_help(format_help(KEYS[name], ast.get_docstring(ast.parse(source)) or ""))
-        return 0
-
-    if name in LAUNCHED:
+    if name in KEYS and _asks_for_help(words):
+        _print_help(_format_help(name))
+    elif name in LAUNCHED:
         return _launch(COMMANDS[name], words)
-
-    recipe = importlib.import_module(f"modeling_supclap.{COMMANDS[name]}")
-    if asks_for_help:
-        recipe.main()
-
-    from modeling_supclap.recipes.running import run_command  # takes seconds that a mistyped name need not wait for
-
-    run_command(recipe.main)
+    else:
+        start(importlib.import_module(f"modeling_supclap.{COMMANDS[name]}").main)
     return 0
+
+
+def _say_stopped(name: str) -> None:
+    """The one line that Ctrl-C ends with."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print(f"\n{os.environ.get('SUPCLAP_COMMAND') or name}: stopped", file=sys.stderr)
+
+
+def _asks_for_help(words: Sequence[str]) -> bool:
+    return not {"-h", "--help"}.isdisjoint(words)
+
+
+def _format_help(name: str) -> str:
+    """The help of a recipe that is not imported, which takes seconds."""
+    source = _source(COMMANDS[name]).read_text(encoding="utf-8")
+    return format_help(KEYS[name], ast.get_docstring(ast.parse(source)) or "")
 
 
 def _print_help(text: str) -> None:

@@ -14,6 +14,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modeling_supclap.recipes.command import start
+
 if TYPE_CHECKING:
     from modeling_supclap.conversion import Conversion
 
@@ -73,4 +75,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -12,6 +12,11 @@ with the same bytes on the same kind of machine. What cannot be read is listed i
 
 from __future__ import annotations
 
+from modeling_supclap.recipes.command import begin
+
+if __name__ == "__main__":
+    begin("embed")
+
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -17,6 +17,11 @@ One process evaluates; the others of a launch end at once.
 
 from __future__ import annotations
 
+from modeling_supclap.recipes.command import begin
+
+if __name__ == "__main__":
+    begin("evaluate")
+
 import warnings
 from collections.abc import Mapping
 from pathlib import Path

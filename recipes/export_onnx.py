@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modeling_supclap.recipes.command import start
+
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel, SupCLAPProcessor
     from modeling_supclap.integrations.onnx import Parity
@@ -83,4 +85,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -14,6 +14,11 @@ stage, the other half are scored; with --load_best_model_at_end false nothing is
 
 from __future__ import annotations
 
+from modeling_supclap.recipes.command import begin
+
+if __name__ == "__main__":
+    begin("posttrain")
+
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -16,6 +16,11 @@ is not trained again. Each table ends as `.md`, `.html`, `.json` and, where ther
 
 from __future__ import annotations
 
+from modeling_supclap.recipes.command import begin
+
+if __name__ == "__main__":
+    begin("reproduce")
+
 import gc
 import hashlib
 import itertools

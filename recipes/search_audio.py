@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from modeling_supclap.recipes.command import start
+
 if TYPE_CHECKING:
     from modeling_supclap.search import Hit
 
@@ -136,6 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from modeling_supclap.recipes.running import run_command
-
-    run_command(main)
+    start(main)

@@ -16,6 +16,11 @@ The output folder then holds the model for `from_pretrained`, its model card, `r
 
 from __future__ import annotations
 
+from modeling_supclap.recipes.command import begin
+
+if __name__ == "__main__":
+    begin("train")
+
 import time
 from collections.abc import Mapping
 from itertools import islice

@@ -13,6 +13,11 @@ meaning comes back, the mean cosine of the sentence embeddings of a caption and 
 
 from __future__ import annotations
 
+from modeling_supclap.recipes.command import begin
+
+if __name__ == "__main__":
+    begin("translate")
+
 import csv
 import json
 import os

@@ -107,6 +107,16 @@ def test_help_waits_for_no_import_that_takes_seconds():
     assert done.stdout.splitlines()[-1] == "set()"
 
 
+@pytest.mark.parametrize("name", [*command.KEYS, "convert", "export", "search"])
+def test_help_of_a_script_waits_for_none_either(name):
+    words = [sys.executable, "-X", "importtime", command._source(command.COMMANDS[name]), "--help"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"usage: {Path(words[-2]).name}")
+    imported = {line.split()[-1] for line in done.stderr.splitlines()}
+    assert "argparse" in imported
+    assert not imported & {"torch", "transformers", "datasets", "accelerate"}
+
+
 @pytest.mark.parametrize("words", ["", "train --help"])
 def test_help_may_be_read_in_part(words):
     command = f"{sys.executable} -m modeling_supclap.recipes.command {words} | head -n 1"
@@ -216,7 +226,7 @@ def test_an_error_ends_with_its_message():
 
 
 INTERRUPTED = """
-import os, signal, sys
+import os, runpy, signal, sys
 from modeling_supclap.recipes.command import main
 
 def interrupt(event, arguments):
@@ -225,6 +235,9 @@ def interrupt(event, arguments):
 
 imported, *words = sys.argv[1:]
 sys.addaudithook(interrupt)
+if words[0].endswith(".py"):
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
 sys.exit(main(words))
 """
 
@@ -235,6 +248,15 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(name, imported):
     words = [sys.executable, "-c", INTERRUPTED, imported, name, "--model", "somewhere"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stderr) == (130, f"\nsupclap {name}: stopped\n")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("rank", "told"), [("0", "\ntrain_supclap.py: stopped\n"), ("1", "")])
+def test_ctrl_c_while_a_script_imports_modules_is_one_line_of_all_processes(rank, told, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    words = [sys.executable, "-c", INTERRUPTED, "torch", ROOT / "recipes" / "train_supclap.py"]
+    done = subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, told)
 
 
 @pytest.mark.process
