@@ -1,7 +1,6 @@
 """metrics/bootstrap against a naive loop, SciPy's permutation test, enumeration and experiments with a known truth."""
 
 import itertools
-import math
 import time
 
 import numpy as np
@@ -32,13 +31,6 @@ def test_clusters_are_drawn_whole(confidence):
     outcome = rng.standard_normal(60)
     found = bootstrap_intervals({"x": outcome}, clusters, 50, confidence, seed=3)["x"]
     assert found == pytest.approx(naive_intervals(outcome, clusters, 50, confidence, 3), abs=1e-12)
-
-
-def test_large_samples_have_the_normal_interval():
-    hits = np.arange(4000) < 1000
-    half = 1.96 * math.sqrt(0.25 * 0.75 / 4000)
-    low, high = bootstrap_intervals({"R@1": hits}, num_resamples=4000)["R@1"]
-    assert (low, high) == pytest.approx((0.25 - half, 0.25 + half), abs=0.1 * half)
 
 
 def simulated(rng, num_clips, effect=0.0):
@@ -80,22 +72,13 @@ def test_the_paired_test_finds_a_difference():
     assert 0 < result["low"] < result["difference"] < result["high"]
 
 
-def enumerated_p_value(differences):
-    found = abs(sum(differences))
-    flipped = [
-        abs(sum(sign * value for sign, value in zip(signs, differences, strict=True)))
-        for signs in itertools.product((-1, 1), repeat=len(differences))
-    ]
-    return sum(value >= found - 1e-9 for value in flipped) / len(flipped)
-
-
-@pytest.mark.parametrize("count", [2, 5, 11])
-def test_few_clusters_are_enumerated(count):
+@pytest.mark.parametrize(("count", "tolerance"), [(2, 1e-9), (5, 1e-9), (11, 1e-9), (13, 0.015)])
+def test_p_values_are_those_of_all_sign_patterns(count, tolerance):
+    """13 clusters are drawn from, and can be enumerated still."""
     a, b = np.random.default_rng(count).standard_normal((2, count))
-    result = paired_test({"x": a}, {"x": b})["x"]
-    assert result["p_value"] == pytest.approx(enumerated_p_value((a - b).tolist()), abs=1e-12)
+    result = paired_test({"x": a}, {"x": b}, num_resamples=20_000)["x"]
     theirs = stats.permutation_test((a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf)
-    assert result["p_value"] == pytest.approx(theirs.pvalue, abs=1e-9)
+    assert result["p_value"] == pytest.approx(theirs.pvalue, abs=tolerance)
     assert result["difference"] == pytest.approx((a - b).mean(), abs=1e-12)
 
 
@@ -112,13 +95,6 @@ def test_clusters_that_do_not_differ_change_no_p_value():
     alone = paired_test({"x": a}, {"x": b})["x"]["p_value"]
     more = paired_test({"x": np.append(a, np.ones(500))}, {"x": np.append(b, np.ones(500))})["x"]["p_value"]
     assert alone == more == 2 / 2**3
-
-
-def test_many_clusters_come_near_the_exact_answer():
-    """13 clusters are drawn from, and could be enumerated."""
-    a, b = np.random.default_rng(5).standard_normal((2, 13))
-    drawn = paired_test({"x": a}, {"x": b}, num_resamples=20_000)["x"]["p_value"]
-    assert drawn == pytest.approx(enumerated_p_value((a - b).tolist()), abs=0.015)
 
 
 def test_a_system_equals_itself():
