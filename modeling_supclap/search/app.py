@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from jinja2 import Environment, PackageLoader
 
 from modeling_supclap.languages import LANGUAGE_TABLE
 
@@ -130,59 +131,18 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray, roo
     # One scale for all strips: that of a short recording, whose windows are nearly the same, would tell nothing.
     strips = [searcher.strip(vector, hit.file) for hit in hits]
     every = np.concatenate([scores for _, scores in strips])
-    scale = float(every.min()), float(every.max())
+    lowest, span = every.min(), np.ptp(every)
 
-    parts = []
-    for number, (hit, (onsets, scores)) in enumerate(zip(hits, strips, strict=True)):
+    places = []
+    for hit, (onsets, scores) in zip(hits, strips, strict=True):
+        length = max(onsets[-1] + hit.end_seconds - hit.start_seconds, 1e-3)
+        shades = 0.06 + 0.94 * ((scores - lowest) / span if span else np.ones_like(scores)) ** 2
+        windows = zip(onsets, [*onsets[1:], length], scores, shades, strict=True)
         address = f"/gradio_api/file={quote(str(root / hit.file))}#t={hit.start_seconds:g}"
-        place = f"{clock(hit.start_seconds)} to {clock(hit.end_seconds)}, score {hit.score:.3f}"
-        parts.append(
-            f'<div class="hit"><div class="file">{html.escape(hit.file)}</div><div class="place">{place}</div>'
-            f'<audio id="player{number}" controls preload="metadata" src="{html.escape(address)}"></audio>'
-            f"{render_strip(onsets, scores, hit, number, scale)}</div>"
-        )
-    return (
-        '<p class="place">The strip under a player is darker where a recording answers better; click it to hear that '
-        f"moment.</p>{''.join(parts)}"
-    )
+        places.append({"hit": hit, "length": length, "windows": windows, "address": address})
 
-
-def render_strip(onsets: np.ndarray, scores: np.ndarray, hit: Hit, number: int, scale: tuple[float, float]) -> str:
-    """A strip along a recording, the darker the better it answers; a click plays from there.
-
-    Args:
-        onsets: Where the windows begin, in seconds, (windows,).
-        scores: Their scores, (windows,).
-        hit: The place that was found; it is framed.
-        number: The number of its player on the page.
-        scale: The scores of the lightest and of the darkest window on the page.
-    """
-    length = max(float(onsets[-1]) + hit.end_seconds - hit.start_seconds, 1e-3)
-    low, high = scale
-
-    bars = []
-    for place, (onset, score) in enumerate(zip(onsets, scores, strict=True)):
-        end = onsets[place + 1] if place + 1 < len(onsets) else length
-        shade = 1.0 if high == low else (score - low) / (high - low)
-        bars.append(
-            f'<rect x="{onset:.3f}" y="0" width="{end - onset:.3f}" height="10" fill="#e8590c" '
-            f'fill-opacity="{0.06 + 0.94 * shade**2:.3f}"><title>{clock(onset)}, score {score:.3f}</title></rect>'
-        )
-
-    frame = (
-        f'<rect x="{hit.start_seconds:.3f}" y="0" width="{hit.end_seconds - hit.start_seconds:.3f}" height="10" '
-        'fill="none" stroke="currentColor" stroke-width="2" vector-effect="non-scaling-stroke"/>'
-    )
-    jump = (
-        f"const box = this.getBoundingClientRect(); const player = document.getElementById('player{number}'); "
-        f"player.currentTime = (event.clientX - box.left) / box.width * {length:.3f}; player.play();"
-    )
-
-    label = f"where {html.escape(hit.file, quote=True)} answers"
-    return (
-        f'<svg role="img" aria-label="{label}" viewBox="0 0 {length:.3f} 10" preserveAspectRatio="none" '
-        f'onclick="{jump}">{"".join(bars)}{frame}</svg>'
-    )
+    environment = Environment(loader=PackageLoader("modeling_supclap.search", "."), autoescape=True, trim_blocks=True)
+    return environment.get_template("hits.html.j2").render(places=places, clock=clock)
 
 
 def clock(seconds: float) -> str:
