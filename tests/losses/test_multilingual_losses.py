@@ -47,38 +47,11 @@ def test_kcl_equals_the_loops(languages: int, groups: list[int] | None) -> None:
     assert kcl_loss(audio, text, SCALE, ids).item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_kcl_is_half_the_mean_info_nce_of_the_languages() -> None:
-    audio, text = multilingual_batch()
-    expected = sum(info_nce(audio, text[:, k], SCALE) for k in range(3)) / 6
-    torch.testing.assert_close(kcl_loss(audio, text, SCALE), expected)
-
-
 def test_kcl_gradcheck() -> None:
     audio, text = (x.requires_grad_() for x in multilingual_batch(4, 2, 3))
     scale = torch.tensor(9.0, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(kcl_loss, (audio, text, scale))
     torch.autograd.gradcheck(lambda a, t, s: kcl_loss(a, t, s, torch.tensor([0, 1, 0, 2])), (audio, text, scale))
-
-
-def test_kcl_trains_every_pair_of_every_language_in_both_directions() -> None:
-    """dL/dS_k = scale/(2NK) (P_a2t + P_t2a - 2 delta); the identity as audio makes S_k the texts, transposed."""
-    similarity = unit_rows(2, 3, 3, seed=3).requires_grad_()
-    loss = kcl_loss(torch.eye(3, dtype=torch.float64), similarity.mT.transpose(0, 1), 5.0)
-    (gradient,) = torch.autograd.grad(loss, similarity)
-    exponentials = (5.0 * similarity.detach()).exp()
-    both = exponentials / exponentials.sum(2, keepdim=True) + exponentials / exponentials.sum(1, keepdim=True)
-    torch.testing.assert_close(gradient, 5.0 / (2 * 3 * 2) * (both - 2 * torch.eye(3)))
-    assert (gradient.abs() > 1e-4).all()
-
-
-def test_negatives_are_of_the_captions_own_language() -> None:
-    """A caption of another language that matches a wrong clip perfectly is no candidate."""
-    audio, text = multilingual_batch(languages=2)
-    text[0, 1] = audio[3]
-    other = text[:, 1].clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(kcl_loss(audio, torch.stack([text[:, 0], other], dim=1), SCALE), other)
-    (alone,) = torch.autograd.grad(info_nce(audio, other, SCALE) / 4, other)
-    torch.testing.assert_close(gradient, alone)
 
 
 def test_values_of_a_random_and_of_a_perfect_batch() -> None:
@@ -88,13 +61,6 @@ def test_values_of_a_random_and_of_a_perfect_batch() -> None:
     perfect = torch.eye(6, dtype=torch.float64)
     assert kcl_loss(perfect, perfect.unsqueeze(1).expand(6, 4, 6), 100.0).item() == pytest.approx(0, abs=1e-12)
     assert cacl_loss(perfect, perfect, perfect, 100.0).item() == pytest.approx(0, abs=1e-12)
-
-
-def test_order_of_batch_and_languages_does_not_matter() -> None:
-    audio, text = multilingual_batch()
-    order = torch.tensor([3, 0, 4, 1, 2])
-    torch.testing.assert_close(kcl_loss(audio[order], text[order][:, [2, 0, 1]], SCALE), kcl_loss(audio, text, SCALE))
-    assert kcl_loss(audio[order], text, SCALE) > kcl_loss(audio, text, SCALE)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -126,19 +92,6 @@ def test_cacl_gradcheck() -> None:
     inputs = [x.clone().requires_grad_() for x in (audio, text[:, 0], text[:, 1])]
     scale = torch.tensor(9.0, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(cacl_loss, (*inputs, scale))
-
-
-@pytest.mark.parametrize("solved", ["audio-anchor", "audio-other", "anchor-other"])
-def test_each_pair_of_cacl_pulls_when_the_third_is_blind(solved: str) -> None:
-    """Two of the three embeddings equal and perfect: the third still trains, against both."""
-    perfect, stray = torch.eye(4, dtype=torch.float64), unit_rows(4, 4, seed=5)
-    position = {"audio-anchor": 2, "audio-other": 1, "anchor-other": 0}[solved]
-    inputs = [perfect.clone() for _ in range(3)]
-    inputs[position] = stray.requires_grad_()
-    (gradient,) = torch.autograd.grad(cacl_loss(inputs[0], inputs[1], inputs[2], 8.0), stray)
-    one_pair = torch.autograd.grad(info_nce(stray, perfect, 8.0), stray)[0]
-    torch.testing.assert_close(gradient, 2 * one_pair / 6)
-    assert (gradient.norm(dim=1) > 1e-3).all()
 
 
 # --- a radius for all languages

@@ -18,22 +18,14 @@ SINGLES, PAIRS = [0, 3, 2], [(0, 1), (2, 3), (1, 4)]
 # --- the loss
 
 
-@pytest.mark.parametrize("alphas", list(itertools.product((0.0, 1.0), repeat=4)))
-@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("alphas", [*itertools.product((0.0, 1.0), repeat=4), (0.75, 0.25, 0.5, 0.125)])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_teminal_b_equals_the_loops_for_all_alphas_and_betas(
     alphas: tuple[float, float, float, float], beta: float
 ) -> None:
     audio, text = related_pair(9)
     loss = temporal_nce(audio, text, SCALE, teminal_b_weights(3, *alphas), beta)
     assert loss.item() == pytest.approx(reference.teminal_b_loss(audio, text, SCALE, alphas, beta), abs=1e-12)
-
-
-def test_teminal_b_tells_the_four_alphas_apart() -> None:
-    audio, text = related_pair(9)
-    alphas = (0.75, 0.25, 0.5, 0.125)
-    expected = reference.teminal_b_loss(audio, text, SCALE, alphas, 0.5)
-    loss = temporal_nce(audio, text, SCALE, teminal_b_weights(3, *alphas), 0.5)
-    assert loss.item() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("alphas", [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (0.5, 0.25)])
@@ -57,16 +49,6 @@ def test_weights_of_one_are_info_nce() -> None:
     )
 
 
-def test_halves_are_the_text_and_the_audio_loss() -> None:
-    """beta = 0 leaves the choice of a text for each audio; exchanging the arguments, that of an audio for each text."""
-    audio, text = related_pair(6)
-    weights = teminal_b_weights(2, 1.0, 0.5, 0.0, 0.25)
-    text_loss = temporal_nce(audio, text, SCALE, weights, beta=0.0)
-    audio_loss = temporal_nce(text, audio, SCALE, weights, beta=0.0)
-    assert text_loss.item() != pytest.approx(audio_loss.item(), abs=1e-3)
-    torch.testing.assert_close(temporal_nce(audio, text, SCALE, weights, beta=0.3), text_loss + 0.3 * audio_loss)
-
-
 def test_gradcheck() -> None:
     audio, text = (x.requires_grad_() for x in related_pair(6, 3))
     scale = torch.tensor(9.0, dtype=torch.float64, requires_grad=True)
@@ -74,23 +56,6 @@ def test_gradcheck() -> None:
     torch.autograd.gradcheck(lambda a, t, s: temporal_nce(a, t, s, weights, 0.7), (audio, text, scale))
     ids = torch.tensor([0, 0, 1, 2, 3, 4])
     torch.autograd.gradcheck(lambda a, t, s: temporal_nce(a, t, s, weights, 0.7, ids), (audio, text, scale))
-
-
-@pytest.mark.parametrize("beta", [0.0, 1.0])
-def test_exactly_the_weighted_candidates_get_a_gradient(beta: float) -> None:
-    """dL/dS_ij = scale/M (w_ij e_ij / Z_i - delta + beta (w_ji e_ij / Z'_j - delta)): excluded means untouched."""
-    similarity = unit_rows(6, 6, seed=3).requires_grad_()
-    weights = teminal_b_weights(2, 1.0, 0.0, 0.0, 1.0).double()
-    loss = temporal_nce(similarity, torch.eye(6, dtype=torch.float64), 5.0, weights, beta)
-    (gradient,) = torch.autograd.grad(loss, similarity)
-    exponentials = (5.0 * similarity.detach()).exp()
-    by_audio = weights * exponentials / (weights * exponentials).sum(1, keepdim=True)
-    by_text = weights.T * exponentials / (weights.T * exponentials).sum(0, keepdim=True)
-    expected = by_audio - torch.eye(6) + beta * (by_text - torch.eye(6))
-    torch.testing.assert_close(gradient, 5.0 / 6 * expected)
-    reached = (weights > 0) | ((weights.T > 0) & (beta > 0))
-    assert torch.equal(gradient.abs() > 1e-6, reached)
-    assert not reached.all()
 
 
 def test_values_of_a_random_and_of_a_perfect_batch() -> None:
@@ -111,16 +76,6 @@ def test_captions_in_several_languages_give_their_mean() -> None:
     weights = teminal_b_weights(2, 1.0, 0.5, 0.0, 0.25)
     expected = (temporal_nce(audio, text, SCALE, weights) + temporal_nce(audio, texts[1], SCALE, weights)) / 2
     torch.testing.assert_close(temporal_nce(audio, texts, SCALE, weights), expected)
-
-
-def test_pairs_may_come_in_any_order() -> None:
-    audio, text = related_pair(9)
-    order = torch.tensor([2, 0, 1])
-    order = torch.cat([order, order + 3, order + 6])
-    weights = teminal_b_weights(3, 1.0, 0.5, 0.0, 0.25)
-    torch.testing.assert_close(
-        temporal_nce(audio[order], text[order], SCALE, weights), temporal_nce(audio, text, SCALE, weights)
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

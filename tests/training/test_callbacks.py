@@ -63,49 +63,38 @@ def test_throughput_counts_the_global_batch_and_no_evaluation(monkeypatch):
 
 
 class _Bar:
-    def __init__(self):
-        self.postfix, self.lines = None, []
-
     def set_postfix_str(self, text, refresh):
-        self.postfix = text
+        print(text)
 
     def write(self, line):
-        self.lines.append(line)
+        print(line)
 
 
-def test_progress_is_one_bar_and_a_line_an_evaluation():
-    callback = SupCLAPProgressCallback()
+@pytest.mark.parametrize(("kind", "head"), [(SupCLAPProgressCallback, ""), (LineCallback, "step 10 of 200: ")])
+def test_progress_is_a_line_a_log_and_a_line_an_evaluation(capsys, kind, head):
+    callback = kind()
     callback.training_bar = _Bar()
-    callback.on_log(None, None, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
-    callback.on_log(None, None, None, logs={"eval_mean_recall": 0.5})
-    assert callback.training_bar.postfix == "loss 1.235, 99 clips/s"
     args = SimpleNamespace(metric_for_best_model="mean_recall", greater_is_better=True)
-    state = SimpleNamespace(is_world_process_zero=True, epoch=2.0, best_metric=None)
-    callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
-    state.best_metric = 0.5
-    callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
-    assert callback.training_bar.lines == [
-        "epoch 2: validation mean_recall 0.250 (best 0.250)",
-        "epoch 2: validation mean_recall 0.250 (best 0.500)",
-    ]
-
-
-def test_without_a_terminal_there_is_a_line_a_log_and_a_line_an_evaluation(capsys):
-    args = SimpleNamespace(metric_for_best_model="mean_recall", greater_is_better=True)
-    state = SimpleNamespace(is_world_process_zero=True, epoch=2.0, best_metric=0.5, global_step=10, max_steps=200)
-    callback = LineCallback()
+    state = SimpleNamespace(is_world_process_zero=True, epoch=2.0, best_metric=None, global_step=10, max_steps=200)
     callback.on_log(args, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
     callback.on_log(args, state, None, logs={"eval_mean_recall": 0.25})
     callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
+    state.best_metric = 0.5
+    callback.on_evaluate(args, state, None, metrics={"eval_mean_recall": 0.25})
     lower = SimpleNamespace(metric_for_best_model="MRV", greater_is_better=False)
     callback.on_evaluate(lower, state, None, metrics={"eval_MRV": 0.75, "eval_MRV_chance": 2.0})
-    state.is_world_process_zero = False
-    callback.on_log(args, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
     assert capsys.readouterr().out.splitlines() == [
-        "step 10 of 200: loss 1.235, 99 clips/s",
+        f"{head}loss 1.235, 99 clips/s",
+        "epoch 2: validation mean_recall 0.250 (best 0.250)",
         "epoch 2: validation mean_recall 0.250 (best 0.500)",
         "epoch 2: validation MRV 0.750 (best 0.500, chance 2.000)",
     ]
+
+
+def test_other_processes_print_nothing(capsys):
+    state = SimpleNamespace(is_world_process_zero=False, global_step=10, max_steps=200)
+    LineCallback().on_log(None, state, None, logs={"loss": 1.23456, "clips_per_second": 98.7})
+    assert capsys.readouterr().out == ""
 
 
 # ---- the errors of the languages ----
@@ -300,11 +289,6 @@ def test_recordings_of_one_sample_are_pairs_of_one_batch():
 # ---- drift: in a run ----
 
 TRACKED = {"drift_cosine", "drift_cosine_svr", "drift_cosine_objective", "radius_std_a2t", "positive_similarity_p50"}
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
 
 
 def train(folder, rows, resume=None, **kwargs):

@@ -8,7 +8,6 @@ import builders
 import pytest
 import torch
 from killing import Killed
-from recordings import tone_rows
 from test_trainer import build, losses, with_dropout
 from transformers import TrainerCallback
 
@@ -17,11 +16,6 @@ from modeling_supclap.datasets_scripts.atomic_files import only_writer
 from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint, refuse_another_run
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +74,14 @@ def test_what_a_killed_run_left_is_cleared_away(tmp_path, rows):
     assert checkpoint_flaws(tmp_path / "checkpoint-2") == []
 
 
-def test_the_best_checkpoint_is_found_under_its_last_name(tmp_path, rows):
-    options = {"num_train_epochs": 4, "save_total_limit": 1, "save_strategy": "epoch", "eval_strategy": "epoch"}
+def test_the_best_checkpoint_is_kept_loaded_and_found_under_its_last_name(tmp_path, rows):
+    options = {"num_train_epochs": 4, "save_total_limit": 1}
     trainer = build(tmp_path, rows, **options)
     trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "eval_mean_recall" in entry]
+    recalls = {entry["step"]: entry["eval_mean_recall"] for entry in logged}
+    assert recalls[trainer.state.best_global_step] == max(recalls.values()) == trainer.state.best_metric
+    assert trainer.evaluate()["eval_mean_recall"] == pytest.approx(trainer.state.best_metric)
     best = tmp_path / f"checkpoint-{trainer.state.best_global_step}"
     assert trainer.state.best_model_checkpoint == str(best)
     assert set(names(tmp_path)) == {best.name, f"checkpoint-{trainer.state.global_step}"}

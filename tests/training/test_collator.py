@@ -129,19 +129,6 @@ def test_cacl_takes_the_anchor_and_each_other_language_in_turn(processor, rows):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "captions", "message"),
-    [
-        ("kcl", {"eng": ["a"], "fra": []}, r"kcl needs captions of clip clip0 in \['eng', 'fra'\]; no \['fra'\]"),
-        ("cacl", {"eng": [], "fra": ["un"]}, r"cacl needs captions of clip clip0 in \['eng', 'fra'\]; no \['eng'\]"),
-        ("cacl", {"eng": ["a"], "fra": []}, r"cacl needs captions of clip clip0 in \['eng', 'fra'\]; no \['fra'\]"),
-    ],
-)
-def test_a_language_that_a_scheme_needs_is_named(processor, rows, scheme, captions, message):
-    with pytest.raises(ValueError, match=message):
-        TrainingCollator(processor, ["eng", "fra"], scheme=scheme)([{**rows[0], "captions": captions}])
-
-
-@pytest.mark.parametrize(
     ("present", "scheme", "lacking"),
     [
         ({"fra"}, "random", []),
@@ -158,10 +145,10 @@ def test_what_a_scheme_lacks_is_what_it_cannot_draw(processor, rows, present, sc
     row = {**rows[0], "captions": {language: ["a"] if language in present else [] for language in [*languages, "jpn"]}}
     assert lacking_languages(row, languages, scheme) == lacking
     collator = TrainingCollator(processor, languages, scheme=scheme)
-    if lacking:
-        with pytest.raises(ValueError, match="caption"):
-            collator([row])
-    else:
+    if not lacking:
+        collator([row])
+        return
+    with pytest.raises(ValueError, match=rf"clip clip0 .*no (caption in )?\['{lacking[0]}'"):
         collator([row])
 
 
@@ -191,8 +178,6 @@ def test_workers_that_stay_alive_see_the_next_epoch(processor, rows):
 
 
 def test_crops_move_in_training_and_stay_in_evaluation(processor, rows, tmp_path):
-    import soundfile
-
     ramp = np.linspace(0.01, 0.9, 16000) * builders.tone(1000.0)
     soundfile.write(tmp_path / "ramp.wav", ramp, 16000)
     row = {**rows[0], "audio_path": str(tmp_path / "ramp.wav")}
@@ -224,11 +209,6 @@ def test_groups(rows):
     twin = {**rows[0], "clip_id": "another"}
     assert group_id(twin, "captions") == group_id(rows[0], "captions") != group_id(rows[1], "captions")
     assert group_id(twin, "clip") != group_id(rows[0], "clip")
-
-
-def test_a_clip_without_a_caption_in_the_languages_is_named(processor, rows):
-    with pytest.raises(ValueError, match=r"clip clip2 has no caption in \['jpn'\], only in \['eng', 'fra'\]"):
-        TrainingCollator(processor, ["jpn"])([rows[2]])
 
 
 def test_a_bad_recording_in_a_worker_names_the_file(processor, rows, tmp_path):

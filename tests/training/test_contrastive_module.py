@@ -43,8 +43,3 @@ def test_rows_of_several_clips_keep_their_rows(module, batch):
     audio_embeds = module.eval()(**doubled).audio_embeds
     assert audio_embeds.shape == (3, 2, 16)
     torch.testing.assert_close(audio_embeds[:, 0], audio_embeds[:, 1])
-
-
-def test_a_checkpoint_holds_model_and_objective(module):
-    assert {name.split(".")[0] for name in module.state_dict()} <= {"model", "objective"}
-    assert sum(name.startswith("model.") for name in module.state_dict()) == len(module.model.state_dict())

@@ -13,7 +13,6 @@ from modeling_supclap.training.distributed import (
     gather,
     is_first_process,
     leave_process_group,
-    require_the_launched_processes,
     world_size,
 )
 
@@ -64,22 +63,6 @@ def test_the_first_process_is_known_without_a_group(monkeypatch, name, rank, fir
     if rank:
         monkeypatch.setenv(name, rank)
     assert is_first_process() == first
-
-
-def test_a_process_in_no_group_leaves_none():
-    leave_process_group()
-
-
-@pytest.mark.parametrize("launched", [None, "1", "2"])
-def test_all_launched_processes_train(monkeypatch, launched):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    if launched:
-        monkeypatch.setenv("WORLD_SIZE", launched)
-    require_the_launched_processes(2)
-    require_the_launched_processes(int(launched or 1))
-    if launched == "2":
-        with pytest.raises(ValueError, match="2 processes were started"):
-            require_the_launched_processes(1)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,11 @@ from collections import Counter
 import builders
 import pytest
 import torch
-from recordings import tone_rows
 from test_trainer import QUICK, build
 
 from modeling_supclap.training.frozen import FrozenCache
 
 EPOCHS = 3
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
 
 
 def train(folder, rows, frozen, dropout=0.0, **kwargs):

@@ -115,17 +115,6 @@ def test_gradients_are_those_of_the_whole_batch(tmp_path, options, groups, chunk
         assert outputs.logs[name].item() == pytest.approx(value.item(), rel=1e-12), name
 
 
-@pytest.mark.parametrize("chunk_size", [1, 2, 4, 6])
-def test_in_single_precision_too(model, chunk_size):
-    objective = build_objective(arguments("unused"))
-    _, wanted = step(Straight(model, objective), batch())
-    _, gradients = step(ContrastiveModule(model, objective, chunk_size), batch())
-    assert gradients.keys() == wanted.keys()
-    flat, expected = (torch.cat([each.flatten() for each in several.values()]) for several in (gradients, wanted))
-    assert (flat - expected).norm() < 1e-6 * expected.norm()
-    assert difference(gradients, wanted) < 1e-5
-
-
 @pytest.mark.parametrize("chunk_size", [4, CLIPS, None])
 def test_several_texts_a_clip_are_cut_by_texts(model, chunk_size):
     plain = Straight(model, AllTexts(3)).double()
@@ -255,26 +244,6 @@ def test_under_autocast_chunks_add_up_in_single_precision():
     assert (tower.weight.grad == 400).all()
 
 
-def test_a_scaled_loss_has_scaled_gradients(model):
-    module = ContrastiveModule(model, build_objective(arguments("unused")), chunk_size=3).double()
-    inputs = double(batch())
-    _, wanted = step(module, inputs)
-    module.zero_grad()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    scaler.scale(module(**inputs).loss).backward()
-    gradients = {name: parameter.grad / 2.0**16 for name, parameter in module.named_parameters()}
-    assert difference(gradients, wanted) < 1e-12
-
-
-def test_two_backward_passes_accumulate(model):
-    module = ContrastiveModule(model, build_objective(arguments("unused")), chunk_size=3).double()
-    inputs = double(batch())
-    _, once = step(module, inputs)
-    module(**inputs).loss.backward()
-    twice = {name: parameter.grad / 2 for name, parameter in module.named_parameters()}
-    assert difference(twice, once) < 1e-12
-
-
 # ---- memory and time ----
 
 
@@ -388,11 +357,6 @@ def test_chunks_within_the_limit_keep_their_activations():
 def test_what_cannot_be_chunked(inputs, chunk_size, message):
     with pytest.raises(ValueError, match=message):
         embed_in_chunks(lambda rows: rows["x"], inputs, chunk_size)
-
-
-def test_a_chunk_of_no_clips_is_no_argument(tmp_path):
-    with pytest.raises(ValueError, match="cached_chunk_size is 0; it must be 1 or more, or left out"):
-        arguments(tmp_path, cached_chunk_size=0)
 
 
 def test_a_norm_over_the_batch_is_refused(model):

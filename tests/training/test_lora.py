@@ -4,9 +4,8 @@ import builders
 import pytest
 import torch
 import transformers
-from peft import LoraConfig
-from recordings import tone_rows
 from safetensors.torch import load_file
+from test_trainer import QUICK, arguments, build
 from transformers import BertConfig, ClapAudioConfig, ClapTextConfig, DistilBertConfig, XLMRobertaConfig
 
 from modeling_supclap import SupCLAPConfig, SupCLAPModel
@@ -15,7 +14,6 @@ from modeling_supclap.losses import StaticRadius
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.lora import add_lora, block_names, merge_lora, train_last_layers, trainable_table
 from modeling_supclap.training.trainer import SupCLAPTrainer
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 SIZES = {"vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 QUIET = {"intermediate_size": 48, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -46,19 +44,6 @@ def distilbert():
 
 def clap():
     return supclap_from_clap(builders.clap_model())
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return tone_rows(tmp_path_factory.mktemp("tones"), count=8)
-
-
-def trainer(folder, rows, model, processor, **kwargs):
-    quiet = {"disable_tqdm": True, "report_to": "none", "use_cpu": True, "seed": 7, "logging_steps": 1}
-    short = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "learning_rate": 1e-3}
-    bare = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
-    args = SupCLAPTrainingArguments(output_dir=str(folder), **{**quiet, **short, **bare, **kwargs})
-    return SupCLAPTrainer(model, args, train_dataset=rows, eval_dataset=rows, processing_class=processor)
 
 
 def moved(model, train):
@@ -192,7 +177,8 @@ def test_bert_trains_the_number_of_the_paper():
 def test_only_the_chosen_parameters_move(tmp_path, rows, model, processor):
     model = model()
     train_last_layers(model)
-    run = trainer(tmp_path, rows, model, processor(), loss="infonce" if model.logit_bias is None else "siglip")
+    args = arguments(tmp_path, loss="infonce" if model.logit_bias is None else "siglip", **QUICK)
+    run = SupCLAPTrainer(model, args, rows, processing_class=processor())
     assert moved(model, run.train) == trainable(model)
 
 
@@ -303,13 +289,12 @@ def test_saved_unmerged_it_is_an_adapter_folder(tmp_path, model):
 
 
 def test_lora_trains_checkpoints_resumes_and_saves(tmp_path, rows):
-    options = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 4, "svr": "bi-static"}
-    processor = builders.bert_processor()
-    whole = trainer(tmp_path / "run", rows, add_lora(bert(), rank=2), processor, **options)
+    options = {**QUICK, "save_strategy": "steps", "save_steps": 4, "svr": "bi-static"}
+    whole = build(tmp_path / "run", rows, add_lora(bert(), rank=2), **options)
     chosen = trainable(whole.clap)
     assert moved(whole.clap, whole.train) == chosen
     other = add_lora(builders.supclap_model(seed=99), rank=2)
-    resumed = trainer(tmp_path / "run", rows, other, processor, **options)
+    resumed = build(tmp_path / "run", rows, other, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name
@@ -335,15 +320,6 @@ def test_adapters_are_neither_doubled_nor_merged_from_nothing(model):
         add_lora(model)
     merge_lora(model)
     assert adapted(add_lora(model))
-
-
-def test_why_peft_alone_is_not_enough(model):
-    with pytest.raises(ValueError, match="target_modules"):
-        model.add_adapter(LoraConfig(target_modules=[], modules_to_save=["audio_model.blocks.1"]))
-    fresh = bert()
-    fresh.add_adapter(LoraConfig(target_modules=["audio_model.blocks.1.attn.qkv"], modules_to_save=["logit_scale"]))
-    assert adapted(fresh) == ["audio_model.blocks.1.attn.qkv"]
-    assert not fresh.logit_scale.requires_grad
 
 
 # ---- the table ----

@@ -16,7 +16,6 @@ from test_trainer import losses, processor, with_dropout
 
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, render
-from modeling_supclap.evaluation import temporal_metrics
 from modeling_supclap.training.collator import TemporalCollator
 from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.trainer import TemporalTrainer
@@ -148,19 +147,6 @@ def test_what_a_stage_learns_is_what_is_evaluated(tmp_path, items):
     )
 
 
-def test_accuracy_is_the_share_of_items_nearest_to_their_own_caption():
-    from types import SimpleNamespace
-
-    audio = torch.eye(3).repeat(2, 1, 1).numpy()
-    text = torch.stack([torch.eye(3), torch.eye(3)[[1, 0, 2]]]).numpy()
-    metrics = temporal_metrics(SimpleNamespace(predictions=(audio, text), label_ids=np.arange(2)))
-    assert metrics["temporal_accuracy"] == pytest.approx(4 / 6)
-    assert (metrics["forward_accuracy"], metrics["overlaid_accuracy"]) == (0.5, 1.0)
-    constant = np.ones((2, 3, 3)) / 3**0.5
-    metrics = temporal_metrics(SimpleNamespace(predictions=(constant, constant), label_ids=np.arange(2)))
-    assert metrics["temporal_accuracy"] == 0
-
-
 @pytest.mark.parametrize("stage", ["a", "b"])
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, items, stage):
     steps = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3}
@@ -180,16 +166,12 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, items, stage):
         ({"stage": "c"}, "stage is 'c'; it must be one of a, b"),
         ({"loss": "kcl"}, "TeminAL has a loss of its own"),
         ({"text_scheme": "cacl"}, "text_scheme is 'cacl'"),
+        ({"alpha_same_time": 1.5}, r"alpha_same_time=1\.5"),
     ],
 )
 def test_what_is_refused(tmp_path, items, options, message):
     with pytest.raises(ValueError, match=message):
         build(tmp_path, items, **options)
-
-
-def test_an_alpha_outside_its_range_is_refused(tmp_path, items):
-    with pytest.raises(ValueError, match=r"alpha_same_time=1\.5"):
-        build(tmp_path, items, alpha_same_time=1.5)
 
 
 # ---- several processes ----

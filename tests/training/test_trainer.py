@@ -18,15 +18,10 @@ from safetensors.torch import load_file
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import processor_from_clap
-from modeling_supclap.training.collator import IndexedRows, TrainingCollator
+from modeling_supclap.training.collator import TrainingCollator
 from modeling_supclap.training.distributed import leave_process_group
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
-
-
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return tone_rows(tmp_path_factory.mktemp("tones"), count=12)
 
 
 def arguments(folder, **kwargs):
@@ -200,18 +195,6 @@ def test_the_saved_model_is_for_inference(tmp_path, rows):
     assert "use_cache" not in json.loads((tmp_path / "final" / "config.json").read_text())
 
 
-def test_the_best_checkpoint_by_validation_recall_is_kept(tmp_path, rows):
-    trainer = build(tmp_path, rows, num_train_epochs=4, save_total_limit=1)
-    trainer.train()
-    scores = {
-        entry["step"]: entry["eval_mean_recall"] for entry in trainer.state.log_history if "eval_mean_recall" in entry
-    }
-    best = max(scores.values())
-    assert trainer.state.best_metric == best
-    assert scores[trainer.state.best_global_step] == best
-    assert trainer.evaluate()["eval_mean_recall"] == pytest.approx(best)
-
-
 def with_dropout():
     config = builders.supclap_config(builders.bert_config(hidden_dropout_prob=0.1))
     return builders.supclap_model(config)
@@ -297,13 +280,6 @@ def test_shared_captions_that_become_negatives_are_counted(tmp_path, rows, caplo
     assert "captions of another clip" not in caplog.text
     build(tmp_path / "clip", twins)
     assert "4 of 5 clips have just the captions of another clip" in caplog.text
-
-
-def test_indexed_rows_know_their_place(rows):
-    indexed = IndexedRows(rows)
-    assert len(indexed) == 12
-    assert indexed[5]["clip_index"] == 5
-    assert indexed[5]["clip_id"] == "clip5"
 
 
 @pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])

@@ -16,6 +16,7 @@ def test_defaults_are_the_papers(tmp_path):
     assert (args.weight_decay, args.svr_alpha, args.svr_beta) == (0, 1, 0.01)
     assert args.metric_for_best_model == "mean_recall"
     assert args.greater_is_better
+    assert args.ddp_timeout <= 600  # a step waits minutes for another process, not half an hour
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
         ({"per_device_train_batch_size": 1}, "a batch of one clip"),
         ({"num_train_epochs": 0}, "num_train_epochs is 0; it must be positive"),
         ({"max_audio_seconds": 0.0}, "max_audio_seconds is 0.0; it must be positive"),
+        ({"cached_chunk_size": 0}, "cached_chunk_size is 0; it must be 1 or more, or left out"),
     ],
 )
 def test_wrong_arguments_are_explained(options, message):
