@@ -11,18 +11,18 @@ import logging
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, Features, IterableDataset, IterableDatasetDict, List, Value
+from datasets import Dataset, DatasetDict, Features, List, Value
 
 from ..stream import RowStream
 from .table import Paths, languages_of, listing, read_translations, source_hash
 
-Rows = TypeVar("Rows", Dataset, DatasetDict, IterableDataset, IterableDatasetDict, RowStream, dict[str, RowStream])
+Rows = TypeVar("Rows", Dataset, DatasetDict, RowStream, dict[str, RowStream])
 Captions = Mapping[str, list[str] | None]
+_nfc = partial(unicodedata.normalize, "NFC")
 logger = logging.getLogger(__name__)
 
 
@@ -44,7 +44,7 @@ def join_translations(
     other; so a clip gets a language when all of its captions are translated, in their order, and else none of it.
 
     Args:
-        rows: A dataset or its splits, rows as in `schema.py`. Each clip id is in a dataset once.
+        rows: A dataset or a `RowStream`, or the splits of either, of rows as in `schema.py`; each clip id is there once.
         path: One or several Parquet files, see `table.SCHEMA`.
         languages: ISO 639-3 codes to join; all that the file has when None.
         strict: Every clip must have all its captions in every language, made from the captions as they are now, and
@@ -64,17 +64,13 @@ def join_translations(
     """
     table = read_translations(path, languages)
     join = _Join(table, list(languages or languages_of(table)), strict, source_language)
-    if isinstance(rows, IterableDataset):
-        return join.iterable(rows)
-    if isinstance(rows, IterableDatasetDict):
-        return IterableDatasetDict(zip(rows, map(join.iterable, rows.values()), strict=True))
-    if isinstance(rows, RowStream):
-        return join.stream(rows)
-    if isinstance(rows, dict) and not isinstance(rows, DatasetDict):
-        return dict(zip(rows, map(join.stream, rows.values()), strict=True))
     if isinstance(rows, Dataset):
         return join.splits({"": rows})[""]
-    return DatasetDict(join.splits(rows))
+    if isinstance(rows, DatasetDict):
+        return DatasetDict(join.splits(rows))
+    if isinstance(rows, RowStream):
+        return join.stream(rows)
+    return {name: join.stream(split) for name, split in rows.items()}
 
 
 def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Caption]:
@@ -231,46 +227,22 @@ class _Join:
         form = rows.format
         return joined.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
 
-    def iterable(self, rows: IterableDataset) -> IterableDataset:
-        """Joins an iterable dataset, row by row as it is read."""
-        options = {"input_columns": ["clip_id", "captions"], "fn_kwargs": {"join": self}}
-        if rows.features is None:
-            return rows.map(_join_row, **options)
-
-        # A feature that decodes, such as Audio, would decode on its way through `map`.
-        features = self._features(rows.features)
-        passing, decoding = dict(features), {}
-        for name, feature in features.items():
-            if getattr(feature, "decode", False):
-                decoding[name] = feature
-                passing[name] = replace(feature, decode=False)
-                rows = rows.cast_column(name, passing[name])
-
-        joined = rows.map(_join_row, features=Features(passing), **options)
-        for name, feature in decoding.items():
-            joined = joined.cast_column(name, feature)
-        return joined
-
     def stream(self, rows: RowStream) -> RowStream:
         """Joins a stream, row by row as it is read."""
-        return rows.map(partial(_join_stream_row, join=self), self._features(rows.features))
+        return rows.map(partial(_join_row, join=self), self._features(rows.features))
 
     def _features(self, features: Features) -> Features:
         joined = dict.fromkeys(self.languages, List(Value("string")))
         return Features({**features, "captions": {**features["captions"], **joined}})
 
 
-def _join_row(clip_id: str, captions: Captions, join: _Join) -> dict[str, Any]:
-    _require_language(captions, join.source_language)
+def _join_row(row: dict[str, Any], join: _Join) -> dict[str, Any]:
+    _require_language(row["captions"], join.source_language)
     problems = _Problems()
-    joined = join.captions(clip_id, captions, problems)
+    captions = join.captions(row["clip_id"], row["captions"], problems)
     if join.strict or problems.errors:
         problems.report(strict=True)
-    return {"captions": joined}
-
-
-def _join_stream_row(row: dict[str, Any], join: _Join) -> dict[str, Any]:
-    return {**row, **_join_row(row["clip_id"], row["captions"], join)}
+    return {**row, "captions": captions}
 
 
 def _unknown(clip_ids: list[str], known: Iterable[str]) -> list[str]:
@@ -281,7 +253,3 @@ def _unknown(clip_ids: list[str], known: Iterable[str]) -> list[str]:
         alike = " (there in another Unicode normal form)" if _nfc(clip_id) in normal else ""
         names.append(f"{clip_id!r}{alike}")
     return names
-
-
-def _nfc(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
