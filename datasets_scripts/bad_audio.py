@@ -26,6 +26,8 @@ from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16
 ON_BAD_AUDIO = ("error", "skip", "report")
 """What to do with recordings that cannot be used: stop at the first; leave them out; also name each."""
 
+_ALL_ZERO = "every sample is zero"
+
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
@@ -39,26 +41,17 @@ class BadClip(NamedTuple):
 
 
 def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
-    """Reads a recording from end to end, so that whatever is wrong with it shows now.
-
-    Args:
-        source: The file, or its bytes.
-        name: What errors call it.
-        rate_hz: The rate wanted.
-
-    Returns:
-        Its samples as `read_int16` gives them.
+    """The samples of a recording, a file or its bytes, as `read_int16` gives them: whatever is wrong with it shows now.
 
     Raises:
         BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or it makes a decoder fail in any
-            other way.
+            other way; the message calls it by the name.
         MissingDecoderError: FFmpeg is needed and missing, which is no fault of the recording.
     """
     with _naming(name):
         samples, is_sound = read_int16(source, name, rate_hz)
-    _require_sound(name, len(samples) / rate_hz, is_sound, min_seconds=0.0)
     if not samples.any():
-        raise BadAudioError(f"{name} is silent: it is too quiet for 16 bits")
+        raise BadAudioError(f"{name} is silent: {'it is too quiet for 16 bits' if is_sound else _ALL_ZERO}")
     return samples
 
 
@@ -78,19 +71,19 @@ def read_content(source: str | bytes, name: str) -> bytes:
 
 
 def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
-    """As `read_recording`, but keeps nothing of it: memory does not grow with the recording.
+    """The seconds of a recording, which is checked as by `read_recording`, but kept in memory a part at a time.
 
     Args:
         source: The file, or its bytes.
         name: What errors call it.
         min_seconds: The shortest recording that will do.
-
-    Returns:
-        Its length in seconds.
     """
     with _naming(name):
         seconds, is_sound = measure_audio(source, name)
-    _require_sound(name, seconds, is_sound, min_seconds)
+    if not is_sound:
+        raise BadAudioError(f"{name} is silent: {_ALL_ZERO}")
+    if seconds < min_seconds:
+        raise BadAudioError(f"{name} lasts {seconds:.4f} s; the model needs {min_seconds} s")
     return seconds
 
 
@@ -105,13 +98,6 @@ def _naming(name: str) -> Iterator[None]:
         raise BadAudioError(f"{name}: {error.strerror}" if error.strerror else str(error)) from error
     except Exception as error:  # a header that declares 2^36 samples is a MemoryError: one file must not end the run
         raise BadAudioError(f"{name} cannot be decoded: {type(error).__name__}: {error}") from error
-
-
-def _require_sound(name: str, seconds: float, is_sound: bool, min_seconds: float) -> None:
-    if not is_sound:
-        raise BadAudioError(f"{name} is silent: every sample is zero")
-    if seconds < min_seconds:
-        raise BadAudioError(f"{name} lasts {seconds:.4f} s; the model needs {min_seconds} s")
 
 
 def find_bad_audio(

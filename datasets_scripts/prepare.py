@@ -155,19 +155,14 @@ def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str 
 
 
 def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads a recording, all of it, and makes what is to be stored of it.
-
-    Args:
-        source: The file, or its bytes.
-        name: What errors call it, the path that its row is to have.
-        storage: A key of `STORAGES`.
+    """Reads a recording, a file or the bytes of one, all of it, and makes what is to be stored of it.
 
     Returns:
         The columns to add to its row, as `Storage.features` names them, and what the manifest counts: "seconds",
         "source_bytes" and "source_sha256".
 
     Raises:
-        BadAudioError: The recording cannot be used.
+        BadAudioError: The recording cannot be used; the message calls it by the name, the path that its row is to have.
     """
     codec, stored_hz, _ = STORAGES[storage]
     columns: dict[str, Any] = {}
@@ -287,10 +282,7 @@ class ShardWriter:
         return sum(len(record["notes"]) for record in self.records)
 
     def write(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
-        """Writes all that is left of the split.
-
-        Args:
-            entries: What became of each row from `next_row` on.
+        """Writes all that is left of the split, from `next_row` on.
 
         Returns:
             The records of all shards of the split, those of earlier runs too: "file", "rows", "row_groups", "bytes",
@@ -462,18 +454,9 @@ def _finish(
 
 
 def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
-    """Uploads a prepared set as a dataset repository, in one commit.
+    """Uploads a prepared set that holds its audio as a dataset repository "user/name", in one commit; its address.
 
-    Args:
-        folder: The prepared set.
-        repo_id: The repository, "user/name"; it is made if it does not exist.
-        private: Makes a new repository private.
-
-    Returns:
-        Its address.
-
-    Raises:
-        ValueError: The set does not hold its audio.
+    A repository that does not exist is made, on request a private one.
     """
     from huggingface_hub import HfApi
 
@@ -527,24 +510,20 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepares, shows a summary, uploads; what is wrong with the data or the arguments ends in one line."""
-    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
-    request = Request(
-        arguments.dataset, arguments.builder_options, arguments.storage, arguments.shard_size, arguments.on_bad_audio
-    )
+    args = parse_arguments(sys.argv[1:] if argv is None else argv)
+    request = Request(args.dataset, args.builder_options, args.storage, args.shard_size, args.on_bad_audio)
 
     try:
-        manifest = prepare(
-            request, arguments.out, arguments.workers, arguments.overwrite, arguments.cache_dir, arguments.quiet
-        )
+        manifest = prepare(request, args.out, args.workers, args.overwrite, args.cache_dir, args.quiet)
         print(summary_table(manifest))
-        print(f"prepared in {arguments.out}")
-        if arguments.push_to_hub:
-            print(f"uploaded to {push(arguments.out, arguments.push_to_hub, arguments.private)}")
+        print(f"prepared in {args.out}")
+        if args.push_to_hub:
+            print(f"uploaded to {push(args.out, args.push_to_hub, args.private)}")
     except (ValueError, OSError, RuntimeError) as error:
         cause: BaseException = error
         while isinstance(cause, datasets.exceptions.DatasetsError) and cause.__cause__ is not None:
             cause = cause.__cause__  # what the builder raised
-        print(f"prepare.py: error: {cause}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: error: {cause}", file=sys.stderr)
         return 1
     return 0
 

@@ -141,12 +141,7 @@ def load_corpus(args: CorpusArguments) -> tuple[Corpus, str | None]:
     if (args.dataset is None) == (args.folder is None):
         raise ValueError(f"give either dataset or folder, got {args.dataset!r} and {args.folder!r}")
     if args.dataset is not None:
-        splits = args.load_splits()
-        unknown = sorted(set(args.splits) - set(splits))
-        if unknown:
-            raise ValueError(f"there are no splits {unknown}; there are {list(splits)}")
-        chosen = args.splits or list(splits)
-        return Corpus({name: splits[name] for name in chosen}), None
+        return Corpus(args.load_splits()), None
 
     found = Recordings(str(args.folder))
     rows = [{"clip_id": name, "audio_path": str(found.folder / name)} for name in found.files]

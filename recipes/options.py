@@ -220,14 +220,28 @@ class EvaluationArguments(DatasetArguments):
 
 
 @dataclass
-class CorpusArguments(DatasetArguments):
-    """What to embed, by which model, and where to put it."""
+class SplitsArguments(DatasetArguments):
+    """A dataset, if any, and which of its splits."""
 
     dataset: str | None = key(None, "A builder of datasets_scripts, or prepared.")  # type: ignore[assignment]
+    splits: list[str] = key([], "Some splits of it; default, all.")
+
+    def load_splits(self) -> dict[str, Any]:
+        """The splits that are wanted."""
+        splits = super().load_splits()
+        unknown = sorted(set(self.splits) - set(splits))
+        if unknown:
+            raise ValueError(f"there are no splits {unknown}; there are {list(splits)}")
+        return {name: splits[name] for name in self.splits or splits}
+
+
+@dataclass
+class CorpusArguments(SplitsArguments):
+    """What to embed, by which model, and where to put it."""
+
     model: str = key("outputs/synthetic", "Folder or Hub id of a SupCLAP or CLAP model.")
     folder: str | None = key(None, "Instead of a dataset: all recordings below a folder.")
     output: str = key("outputs/embeddings", "The folder to write, or to go on writing.")
-    splits: list[str] = key([], "Splits to embed; default, all.")
 
     chunk_seconds: float | None = key(10.0, "Longer recordings are cut into chunks of this length.")
     batch_size: int = key(32, "Recordings that a worker reads, and chunks that go through the model, at once.")
@@ -256,14 +270,11 @@ class ReproductionArguments:
 
 
 @dataclass
-class CaptionArguments(DatasetArguments):
+class CaptionArguments(SplitsArguments):
     """What to translate, and where to put it."""
 
-    dataset: str | None = key(None, "A builder of datasets_scripts.")  # type: ignore[assignment]
-
     output: str = key("translations.parquet", "The file of translations; what it holds already is kept.")
-    splits: list[str] = key([], "Splits to translate; default, all.")
-    captions: str | None = key(None, "Instead: .parquet, .csv or .jsonl of clip_id, caption_index, text.")
+    captions: str | None = key(None, "Instead: a table of clip_id, caption_index, text (.csv, .jsonl, .parquet ...).")
     source_language: str = key("eng", "ISO 639-3 code of the captions.")
     languages: list[str] = key(list(LANGUAGES[1:]), "ISO 639-3 codes to translate into.")
 

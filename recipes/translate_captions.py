@@ -18,17 +18,14 @@ from modeling_supclap.recipes.command import begin
 if __name__ == "__main__":
     begin("translate")
 
-import csv
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from modeling_supclap.datasets_scripts.atomic_files import write_json
+from modeling_supclap.datasets_scripts.builders.metadata import read_table
 from modeling_supclap.datasets_scripts.manifest import installed_versions
 from modeling_supclap.datasets_scripts.public_names import public_values
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
@@ -70,14 +67,8 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
 
 def from_builder(args: CaptionArguments) -> list[Caption]:
     """The captions of a dataset, whose languages must not be there yet."""
-    splits = args.load_splits()
-    unknown = sorted(set(args.splits) - set(splits))
-    if unknown:
-        raise ValueError(f"there are no splits {unknown}; there are {list(splits)}")
-
     captions = []
-    for name in args.splits or splits:
-        rows = splits[name]
+    for rows in args.load_splits().values():
         for language in args.languages:
             if language in rows.features["captions"] and read_captions(rows, language):
                 raise ValueError(
@@ -89,34 +80,15 @@ def from_builder(args: CaptionArguments) -> list[Caption]:
 
 
 def read_caption_file(path: Path) -> list[Caption]:
-    """The captions of a Parquet, CSV or JSON Lines file.
-
-    Raises:
-        ValueError: The file is of another kind, or an entry lacks a clip id, a text, or an index of 0 or more, or has
-            more fields than the header of its CSV file.
-    """
-    if path.suffix == ".parquet":
-        entries = pq.read_table(path).to_pylist()
-    elif path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as file:
-            entries = list(map(json.loads, filter(str.strip, file)))
-    elif path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            entries = list(csv.DictReader(file))
-    else:
-        raise ValueError(f"captions is {path}; give a .parquet, .csv or .jsonl file")
-
+    """The captions of a table of any kind: clip id, text, and the place of the caption, a whole number from 0."""
     captions = []
-    for number, entry in enumerate(entries, 1):
-        where = f"{path}, entry {number}: {entry}"
-        if not isinstance(entry, dict) or not {"clip_id", "caption_index", "text"} <= entry.keys():
-            raise ValueError(f"{where} needs clip_id, caption_index and text")
-        if None in entry:  # where `csv` puts what stands beyond the last column
-            raise ValueError(f"{where} has more fields than the header; put a text that holds a comma in quotes")
+    for where, entry in read_table(path):
+        if not {"clip_id", "caption_index", "text"} <= entry.keys():
+            raise ValueError(f"{where} needs clip_id, caption_index and text; it has {list(entry)}")
 
         clip_id, index, text = entry["clip_id"], str(entry["caption_index"]), entry["text"]
         if clip_id in (None, "") or not isinstance(text, str):
-            raise ValueError(f"{where} needs a clip_id and a text; neither may be null")
+            raise ValueError(f"{where} is {entry}; it needs a clip_id and a text, neither may be null")
         if not re.fullmatch("[0-9]{1,9}", index):
             raise ValueError(f"{where} has the caption_index {index}; it must be a whole number, counted from 0")
         captions.append(Caption(str(clip_id), int(index), text))

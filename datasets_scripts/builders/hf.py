@@ -172,8 +172,9 @@ class Columns:
             captions[language] += _as_texts(row[column])
 
         labels = None if self.label is None else row[self.label]
-        if isinstance(self._label_type, datasets.ClassLabel) and labels is not None:
-            labels = self._label_type.int2str(labels)
+        kind = getattr(self._label_type, "feature", self._label_type)  # of a list, that of its items
+        if isinstance(kind, datasets.ClassLabel) and labels is not None:
+            labels = kind.int2str(labels)
         return {
             "clip_id": clip_id,
             "audio_path": path or clip_id,

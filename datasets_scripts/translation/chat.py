@@ -92,15 +92,7 @@ class ChatTranslator:
         """A language model may be asked for any language."""
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translates a batch.
-
-        Args:
-            texts: Texts that are not blank.
-            source: The ISO 639-3 code of their language.
-            target: The ISO 639-3 code of the language wanted.
-
-        Returns:
-            The translations, "" where the model gave no usable one.
+        """Translates texts as `Translator.translate`, "" where the model gave no usable answer.
 
         Raises:
             ConnectionError: The endpoint could not be reached or was busy for all retries.
@@ -152,13 +144,7 @@ class ChatTranslator:
 
 
 class RateLimiter:
-    """Lets requests through evenly, whichever thread they come from.
-
-    Args:
-        per_minute: How many requests a minute; None sets no limit.
-        clock: Tells the seconds.
-        sleep: Waits for some seconds.
-    """
+    """Lets so many requests a minute through evenly, whichever thread they come from; None sets no limit."""
 
     def __init__(
         self,
@@ -188,14 +174,7 @@ class UnusableAnswer(Exception):
 
 
 def read_answer(body: bytes, count: int) -> list[str]:
-    """The translations in an answer of `/chat/completions`.
-
-    Args:
-        body: The body of the response.
-        count: How many texts were sent.
-
-    Returns:
-        The translations in the order of their numbers.
+    """The translations in the body of an answer of `/chat/completions`, in the order of their numbers.
 
     Raises:
         UnusableAnswer: It is cut off or no JSON, or has not just the numbers 1 to `count`, each with a text.

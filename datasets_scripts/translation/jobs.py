@@ -22,15 +22,11 @@ Key = tuple[str, int, str]  # clip, caption, language
 
 
 class Item(NamedTuple):
-    """A text to translate.
+    """A text to translate, from the language `source` to `target`, ISO 639-3 codes.
 
     Attributes:
-        clip_id: The clip.
         caption_index: The caption's place among those of the clip.
         language: What the line in the file is filed under: the target language, or of a translation back the source.
-        text: The text.
-        source: Its language, an ISO 639-3 code.
-        target: The language wanted.
     """
 
     clip_id: str

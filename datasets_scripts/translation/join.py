@@ -44,7 +44,7 @@ def join_translations(
     other; so a clip gets a language when all of its captions are translated, in their order, and else none of it.
 
     Args:
-        rows: A dataset or a `RowStream`, or the splits of either, of rows as in `schema.py`; each clip id is there once.
+        rows: A dataset, a `RowStream`, or splits of such, with rows as in `schema.py`; each clip id is there once.
         path: One or several Parquet files, see `table.SCHEMA`.
         languages: ISO 639-3 codes to join; all that the file has when None.
         strict: Every clip must have all its captions in every language, made from the captions as they are now, and

@@ -78,15 +78,7 @@ class Seq2SeqTranslator:
             self._languages(source, target)
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translates a batch, without any randomness.
-
-        Args:
-            texts: Not blank.
-            source: ISO 639-3 code of their language.
-            target: ISO 639-3 code of the language wanted.
-
-        Returns:
-            The translations, "" where a text has more tokens than the model can read.
+        """Translates texts as `Translator.translate`, without randomness; "" for one that is too long for the model.
 
         Raises:
             ValueError: The model does not know a language, or nothing tells how to tell it the languages.
@@ -97,9 +89,7 @@ class Seq2SeqTranslator:
 
         readable: dict[int, list[int]] = {}
         for place, text in enumerate(texts):
-            tokens = tokenizer(template.replace("{text}", text))[
-                "input_ids"
-            ]  # not str.format: captions may hold braces
+            tokens = tokenizer(template.replace("{text}", text))["input_ids"]  # captions may hold braces too
             if len(tokens) > limit:
                 logger.warning("%s reads %d tokens, not the %d of %r", self.name, limit, len(tokens), text)
             else:
@@ -107,18 +97,16 @@ class Seq2SeqTranslator:
 
         translations = [""] * len(texts)
         if readable:
+            # A model that repeats itself would go on to its own limit, for the whole batch.
+            most = min(2 * max(map(len, readable.values())) + 16, limit - 1)
+            options = {**options, "num_beams": self.num_beams, "do_sample": False, "max_new_tokens": most}
             generated = self._generate(list(readable.values()), options, tokenizer, model)
             for place, translation in zip(readable, generated, strict=True):
                 translations[place] = translation.strip()
         return translations
 
-    def _generate(self, tokens: list[list[int]], options: dict[str, int], tokenizer: Any, model: Any) -> list[str]:
+    def _generate(self, tokens: list[list[int]], options: dict[str, Any], tokenizer: Any, model: Any) -> list[str]:
         inputs = tokenizer.pad({"input_ids": tokens}, return_tensors="pt").to(self.device)
-        # A model that repeats itself would go on to its own limit, for the whole batch.
-        most, limit = 2 * max(map(len, tokens)) + 16, getattr(model.config, "max_position_embeddings", None)
-        most = most if limit is None else min(most, limit - 1)
-        options = {**options, "num_beams": self.num_beams, "do_sample": False, "max_new_tokens": most}
-
         with torch.inference_mode():
             output = model.generate(**inputs, **options)
         # The decoder's start and the language code, which not every tokenizer takes for special.

@@ -81,11 +81,7 @@ def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa
 
 
 def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a translations file, whole or not at all; the same lines in any order give the same bytes.
-
-    Args:
-        path: The Parquet file.
-        lines: Values by column of `SCHEMA`.
+    """Writes a Parquet file of `SCHEMA` from its lines, whole or not at all; in any order they give the same bytes.
 
     Raises:
         ValueError: As `read_translations`.
@@ -108,14 +104,12 @@ def _read_file(path: Path) -> pa.Table:
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is not a Parquet file of text: {error}") from error
 
-    lacking = []
-    for field in SCHEMA:
-        if field.name not in table.column_names:
-            if field.name not in ("model", "source_hash"):
-                lacking.append(field.name)
-            table = table.append_column(field, pa.nulls(len(table), field.type))
+    lacking = sorted({*KEY, "text"} - set(table.column_names))
     if lacking:
-        raise ValueError(f"{path} lacks the columns {lacking}; it has {sorted(set(table.column_names) - set(lacking))}")
+        raise ValueError(f"{path} lacks the columns {lacking}; it has {sorted(table.column_names)}")
+    for name in ("model", "source_hash"):
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(len(table), pa.string()))
 
     try:
         table = table.select(SCHEMA.names).cast(SCHEMA)
@@ -129,16 +123,13 @@ def _check(table: pa.Table, named: str) -> None:
     """Refuses lines that cannot be right whatever the dataset."""
     text, language = table["text"], table["language"]
     gone = map(pc.is_null, table.select([*KEY, "text"]).columns)
+    matches, no_code = pc.match_substring_regex, f"is no ISO 639-3 code such as {', '.join(LANGUAGES[:3])}"
     wrong = {
         "have no clip id, caption index, language or text": functools.reduce(pc.or_, gone),
-        "are blank": pc.invert(pc.match_substring_regex(text, r"[\pL\pN]")),
-        "hold U+FFFD or a control character, so that some text is lost": pc.match_substring_regex(
-            text, r"[\x{FFFD}\p{Cc}]"
-        ),
+        "are blank": pc.invert(matches(text, r"[\pL\pN]")),
+        "hold U+FFFD or a control character, so that some text is lost": matches(text, r"[\x{FFFD}\p{Cc}]"),
         "have a negative caption index": pc.less(table["caption_index"], 0),
-        f"have a language that is no ISO 639-3 code such as {', '.join(LANGUAGES[:3])}": pc.invert(
-            pc.match_substring_regex(language, "^[a-z]{3}$")
-        ),
+        f"have a language that {no_code}": pc.invert(matches(language, "^[a-z]{3}$")),
     }
     found = {}
     for what, mask in wrong.items():

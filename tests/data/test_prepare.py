@@ -446,12 +446,11 @@ class TestCommandLine:
         assert exit.value.code == 2
         assert message in capsys.readouterr().err
 
-    def test_wrong_data_end_in_one_line(self, tmp_path, cache, capsys):
+    def test_wrong_data_end_in_one_line(self, tmp_path, cache, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "argv", ["supclap prepare"])
         assert main(self.words(tmp_path / "nowhere", tmp_path / "out", cache)) == 1
         err = capsys.readouterr().err
-        assert err.startswith("prepare.py: error: ")
-        assert "nowhere" in err
-        assert "Traceback" not in err
+        assert re.fullmatch(r"supclap prepare: error: .*nowhere.*\n", err)
 
     def test_help_lists_the_options_of_the_builder(self, capsys):
         with pytest.raises(SystemExit):

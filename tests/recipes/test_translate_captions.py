@@ -154,16 +154,16 @@ def test_captions_that_cannot_be_right_are_named(tmp_path, captions, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("c.jsonl", '{"clip_id": "a", "text": "b"}', r"c.jsonl, entry 1: .* needs clip_id, caption_index and text"),
-        ("c.jsonl", '{"clip_id": "a", "caption_index": 0, "text": null}', r"entry 1: .* neither may be null"),
-        ("c.jsonl", '{"clip_id": null, "caption_index": 0, "text": "b"}', r"entry 1: .* neither may be null"),
-        ("c.jsonl", '{"clip_id": "a", "caption_index": -1, "text": "b"}', r"entry 1: .* the caption_index -1; it must"),
+        ("c.jsonl", '{"clip_id": "a", "text": "b"}', r"c.jsonl, line 1 needs clip_id, caption_index and text"),
+        ("c.jsonl", '{"clip_id": "a", "caption_index": 0, "text": null}', r"line 1 .* neither may be null"),
+        ("c.jsonl", '{"clip_id": null, "caption_index": 0, "text": "b"}', r"line 1 .* neither may be null"),
+        ("c.jsonl", '{"clip_id": "a", "caption_index": -1, "text": "b"}', r"line 1 has the caption_index -1; it must"),
         ("c.jsonl", '{"clip_id": "a", "caption_index": 1.5, "text": "b"}', r"the caption_index 1.5; it must"),
         ("c.jsonl", '{"clip_id": "a", "caption_index": 9999999999, "text": "b"}', r"the caption_index 9999999999"),
-        ("c.csv", "clip_id,caption_index,text\na,0,b\na,x,c", r"c.csv, entry 2: .* the caption_index x"),
-        ("c.csv", "clip_id,caption_index,text\na,0,A dog, then rain", r"entry 1: .* put a text that holds a comma in"),
-        ("c.csv", "clip_id,caption_index,text\na,0", r"entry 1: .* neither may be null"),
-        ("c.txt", "", r"captions is .*c.txt; give a .parquet, .csv or .jsonl file"),
+        ("c.csv", "clip_id,caption_index,text\na,0,b\na,x,c", r"c.csv, line 3 has the caption_index x"),
+        ("c.csv", "clip_id,caption_index,text\na,0,A dog, then rain", r"line 2 has 4 cells for 3 columns; quote cells that hold ','"),
+        ("c.csv", "clip_id,caption_index,text\na,0", r"1 captions are blank or damaged: 'a' caption 0"),
+        ("c.txt", "", r"c.txt is no table that can be read; give one of .csv"),
     ],
 )
 def test_files_that_are_something_else_are_refused(tmp_path, name, content, message):
