@@ -63,13 +63,8 @@ def write_json(path: str | Path, content: Any, one_writer: bool = False, **style
 def only_writer(path: str | Path) -> Iterator[None]:
     """Within it, no other process is within it for the same file or folder; this one may be so twice.
 
-    The lock lies beside the path and is the system's: it goes with the process, however that ends.
-
-    Args:
-        path: The file or folder, which need not exist yet.
-
-    Raises:
-        InUseError: Another process is at it.
+    The lock lies beside the path, which need not exist yet, and is the system's: it goes with the process, however that
+    ends. Where another process is at it, an `InUseError`.
     """
     target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)

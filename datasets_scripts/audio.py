@@ -86,18 +86,9 @@ def read_audio(
 
 
 def measure_audio(source: Source, name: str) -> tuple[float, bool]:
-    """Reads a recording from end to end, a part at a time: memory does not grow with it.
+    """The seconds of a recording, and whether there is any sound in it; errors as of `read_audio`.
 
-    Args:
-        source: The file, or its bytes.
-        name: What errors call the recording.
-
-    Returns:
-        Its length in seconds, and whether there is any sound in it.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        BadAudioError: As for `read_audio`.
+    It is read from end to end, a part at a time: memory does not grow with it.
     """
     samples, is_sound = 0, False
     with closing(_open(source, name)) as recording:
@@ -205,17 +196,8 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, bool]:
     """Reads a recording as 16-bit samples at another rate, a part at a time: no more than the samples is held at once.
 
-    Args:
-        source: The file, or its bytes.
-        name: What errors call the recording.
-        rate_hz: The rate wanted.
-
     Returns:
-        int16, `(samples,)`, and whether there was any sound before it was rounded.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        BadAudioError: As for `read_audio`.
+        int16, `(samples,)`, and whether there was any sound before it was rounded; errors as of `read_audio`.
     """
     parts, is_sound = [], False
     with closing(_open(source, name)) as recording:
@@ -246,10 +228,9 @@ def to_int16(waveform: np.ndarray) -> np.ndarray:
 
 
 def use_threads(count: int = 1) -> int:
-    """Sets torch's threads in this process: one is fastest for clips one by one, and gives the same bits everywhere.
+    """Sets torch's threads in this process, and gives their number before.
 
-    Returns:
-        The number before.
+    One is fastest for clips one by one, and gives the same bits everywhere.
     """
     import torch
 

@@ -35,19 +35,16 @@ def make_manifest(
     data_dir: str | None,
     ignored_folder: Path,
 ) -> dict[str, Any]:
-    """The manifest of a set whose shards are written; it tells no times and no places on this machine.
+    """The manifest of a set whose shards are written, as plain JSON; it tells no times and no places on this machine.
 
     Args:
         request: "dataset", "options", "storage" and the like, as they were asked for.
         types: The features of the rows.
         notes: What each recording gave, or the "reason" why it is left out, by split.
         shards: The shards as `ShardWriter` records them, by split.
-        report: What the builder lacks: "missing", and "left_out" by reason.
+        report: What the builder lacks, see `RowBuilder.report`.
         data_dir: The folder that the builder read, whose tables and texts are hashed.
         ignored_folder: Where the set lies, to tell its own files from the sources.
-
-    Returns:
-        Plain JSON.
     """
     splits, bad = {}, {}
     licenses: Counter[str] = Counter()

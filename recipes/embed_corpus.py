@@ -114,9 +114,7 @@ class ChunkCollator:
         waveforms, chunks, bad = [], [], []
         for number, row in items:
             try:
-                waveform = read_row(row, self.rate_hz)
-                if len(waveform) < self.min_samples:
-                    raise ValueError(f"the recording is shorter than the model takes, {self.min_samples} samples")
+                waveform = read_row(row, self.rate_hz, min_seconds=self.min_samples / self.rate_hz)
             except MissingDecoderError:
                 raise
             except (OSError, ValueError, MemoryError, RuntimeError) as error:
@@ -152,16 +150,7 @@ def load_corpus(args: CorpusArguments) -> tuple[Corpus, str | None]:
 
 @torch.inference_mode()
 def embed(model: SupCLAPModel, inputs: Mapping[str, torch.Tensor], batch_size: int) -> np.ndarray:
-    """Embeds chunks, a few at a time.
-
-    Args:
-        model: In evaluation mode.
-        inputs: Model inputs of C chunks.
-        batch_size: Chunks at a time.
-
-    Returns:
-        float32 `(C, d)`, unit norm.
-    """
+    """The embeddings `(C, d)`, float32 of unit norm, of the model inputs of C chunks, made a few at a time."""
     parts = []
     for start in range(0, len(next(iter(inputs.values()))), batch_size):
         part = {}
@@ -175,15 +164,7 @@ def embed(model: SupCLAPModel, inputs: Mapping[str, torch.Tensor], batch_size: i
 def write_files(
     model: SupCLAPModel, corpus: Corpus, files: Mapping[Path, range], collator: ChunkCollator, args: CorpusArguments
 ) -> None:
-    """Embeds the clips of some files, and writes each file when its last clip is done.
-
-    Args:
-        model: In evaluation mode.
-        corpus: All rows.
-        files: The places in the corpus of each file's clips.
-        collator: Makes the inputs.
-        args: The batch size and the number of workers.
-    """
+    """Embeds the clips of files, given by their places in the corpus; writes each file when its last clip is done."""
     batches, ends = [], []
     for places in files.values():
         for start in range(0, len(places), args.batch_size):

@@ -20,11 +20,7 @@ def is_clap(name: str) -> bool:
 
 
 def load_start(name: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
-    """A SupCLAP model, or a `ClapModel` as one, with its processor.
-
-    Args:
-        name: Hub id or folder.
-    """
+    """A SupCLAP model, or a `ClapModel` as one, with its processor, from a Hub id or a folder."""
     if is_clap(name):
         clap = load_clap(name)
         if getattr(clap.config.audio_config, "enable_fusion", False):

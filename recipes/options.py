@@ -313,12 +313,7 @@ class QualityArguments:
 
 
 def format_help(groups: Sequence[Any], about: str) -> str:
-    """What a recipe does and its own keys, with their own defaults; to the keys of transformers it only points.
-
-    Args:
-        groups: The dataclasses of the keys.
-        about: The docstring of the recipe.
-    """
+    """What a recipe does, by its docstring, and its own keys with defaults; to those of transformers it only points."""
     first = "TABLE [TABLE ...]" if ReproductionArguments in groups else "[CONFIG.yaml]"
     lines = [f"usage: {Path(sys.argv[0]).name} {first} [--KEY VALUE ...]", ""]
     lines.append(about.strip())
@@ -355,12 +350,9 @@ def _describe(option: dataclasses.Field) -> str:
     elif value not in (None, [], ""):
         shown = " ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
         text += f" Default: {shown}."
-    width = min(shutil.get_terminal_size().columns, 120)
-    lines = textwrap.wrap(text.strip(), width - 30) or [""]
-    name = f"  --{option.name}"
-    if len(name) > 28:
-        lines.insert(0, "")
-    return "\n".join(f"{name if number == 0 else '':30}{line}".rstrip() for number, line in enumerate(lines))
+    name, width = f"  --{option.name}", min(shutil.get_terminal_size().columns, 120)
+    start = f"{name:30}" if len(name) <= 28 else f"{name}\n{'':30}"
+    return start + textwrap.fill(text.strip(), width - 30).replace("\n", f"\n{'':30}")
 
 
 def as_mapping(value: dict | str | None) -> dict[str, Any]:

@@ -149,11 +149,7 @@ def score_stages(
 ) -> evaluation.Results:
     """How often an item's own caption wins among those of its pair, before, between and after the stages.
 
-    Args:
-        predictions: What the Trainer predicted of the pairs to score, by stage.
-        trainer: Of the run.
-        rows: The clips that are scored.
-        data: What the protocol says of where they are from.
+    The predictions are the Trainer's, by stage, of the pairs of these rows; `data` is what the protocol says of these.
     """
     args, language = trainer.args, trainer.args.eval_languages[0]
     model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)

@@ -29,11 +29,7 @@ USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Runs a recipe's `main` as the script: an error ends the process with 1, Ctrl-C with 130.
-
-    Args:
-        main: The recipe, which reads the command line itself; it may return an exit status.
-    """
+    """Runs a recipe's `main`, which may return a status, as the script: an error ends it with 1, Ctrl-C with 130."""
     if not sys.stderr.isatty():  # a log file takes lines, not bars
         disable_progress_bars()
         transformers_logging.disable_progress_bar()
@@ -59,21 +55,12 @@ def run_command(main: Callable[[], int | None]) -> None:
 
 
 def only_run(args: SupCLAPTrainingArguments) -> AbstractContextManager[None]:
-    """Within it no other run writes to the output folder, from the first look into it to the card.
-
-    Args:
-        args: Of the run.
-    """
+    """Within it no other run writes to the output folder, from the first look into it to the card."""
     return only_writer(args.output_dir or ".") if is_first_process() else nullcontext()
 
 
 def train(trainer: Trainer, checkpoint: str | None = None) -> None:
-    """Trains from a checkpoint or from the beginning; what stops it says how to go on.
-
-    Args:
-        trainer: The trainer of the run.
-        checkpoint: The checkpoint to resume from.
-    """
+    """Trains from a checkpoint or from the beginning; what stops it says how to go on."""
     folder = trainer.args.output_dir or "."
 
     try:
@@ -97,14 +84,10 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments) -> None:
     """Reads what a run evaluates on, so that a recording that cannot be used ends it before the training, not after.
 
-    Args:
-        splits: The rows by split.
-        args: Of the run; where its `on_bad_audio` is not "error", such recordings are left out already.
-
     Raises:
         BadAudioError: Recordings of the validation or the test split cannot be used; the message names the first.
     """
-    if args.on_bad_audio != "error":
+    if args.on_bad_audio != "error":  # such recordings are left out already
         return
 
     for name in ("validation", "test"):

@@ -189,13 +189,7 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
 def make_model(
     model_args: ModelArguments, args: SupCLAPTrainingArguments, rows: Any
 ) -> tuple[SupCLAPModel, SupCLAPProcessor]:
-    """The model that the arguments describe and its processor.
-
-    Args:
-        model_args: What it starts from.
-        args: Of the run.
-        rows: Of the training split, those whose captions a tokenizer from scratch is trained on.
-    """
+    """The model that the arguments describe and its processor; from scratch, its tokenizer is trained on the rows."""
     if model_args.model is not None:
         return load_start(model_args.model)
     if args.resume_from_checkpoint is None:

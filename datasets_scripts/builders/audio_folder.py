@@ -169,8 +169,7 @@ class AudioFolder(RowBuilder):
         """The recordings that the tables or the text files caption."""
         config, collection = self.config, Collection()
         records = merge(read_tables(config) if config.tables() else read_texts(config))
-        _check_captions(config, records)
-        _check_ids(records)
+        _check_records(config, records)
 
         splits = choose_splits(config, records)
         unused = dict.fromkeys(config.recordings.files)
@@ -216,13 +215,7 @@ class Record:
 
 
 def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """Reads the tables of a folder.
-
-    Args:
-        config: The config of the folder.
-
-    Yields:
-        A line's recording, relative to the folder, and what the line says of it.
+    """The lines of a folder's tables: a recording, relative to the folder, and what the line says of it.
 
     Raises:
         ValueError: The column of file names or that of captions is missing, a language is unknown, or a cell is of
@@ -246,14 +239,7 @@ def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
 
 
 def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """Reads the text files beside the recordings of a folder.
-
-    Args:
-        config: The config of the folder.
-
-    Yields:
-        A recording, relative to the folder, and what its text says of it.
-    """
+    """The recordings of a folder, relative to it, that have a text file beside them, and what that says."""
     texts = set(config.metadata_files())
     for file in config.recordings.files:
         path = (config.folder / file).with_suffix(".txt")
@@ -263,13 +249,7 @@ def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
 
 
 def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
-    """Puts together what several lines say of one recording.
-
-    Args:
-        records: Recordings and what a line says of each.
-
-    Returns:
-        By recording: all its captions, each once, and the optional fields.
+    """Puts together what several lines say of one recording: all its captions, each once, and the optional fields.
 
     Raises:
         ValueError: Two lines say different things of a field.
@@ -289,14 +269,7 @@ def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
 
 
 def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> dict[str, str]:
-    """Says which split each recording is in.
-
-    Args:
-        config: The config of the folder.
-        records: What `merge` gives.
-
-    Returns:
-        The split by recording: as its line says, else as its folder's name says, else drawn by source.
+    """The split of each recording: as its line says, else as its folder's name says, else drawn by source.
 
     Raises:
         ValueError: Some have a split and some have none, or there are too few to draw from.
@@ -439,25 +412,20 @@ def _text(cell: Any) -> str:
     return "" if cell is None else str(cell).strip()
 
 
-def _check_captions(config: AudioFolderConfig, records: Mapping[str, Record]) -> None:
-    """Refuses captions that are all in other languages than those asked for: every clip would be left out."""
+def _check_records(config: AudioFolderConfig, records: Mapping[str, Record]) -> None:
+    """Refuses ids that come twice, and captions that are all in other languages than those asked for."""
     present: set[str] = set()
-    for record in records.values():
-        for language, texts in record.captions.items():
-            if texts:
-                present.add(language)
-    if present and not present & set(config.languages):
-        raise ValueError(
-            f"{config.folder} has captions in {sorted(present)}, and languages is {list(config.languages)}: name one "
-            f"that is there, or say with caption_language (now {config.caption_language!r}) what the captions are in"
-        )
-
-
-def _check_ids(records: Mapping[str, Record]) -> None:
     names: dict[str, str] = {}
     for name, record in records.items():
+        present.update(language for language, texts in record.captions.items() if texts)
         other = names.setdefault(record.clip_id or name, name)
         if other != name:
             raise ValueError(
                 f"{record.where}: {other!r} and {name!r} have the same clip_id {record.clip_id!r}; ids are unique"
             )
+
+    if present and not present & set(config.languages):
+        raise ValueError(
+            f"{config.folder} has captions in {sorted(present)}, and languages is {list(config.languages)}: name one "
+            f"that is there, or say with caption_language (now {config.caption_language!r}) what the captions are in"
+        )

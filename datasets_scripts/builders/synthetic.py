@@ -203,16 +203,10 @@ DESCRIPTIONS = tuple(
 
 
 def describe(seed: int, split: str, index: int) -> Description:
-    """The description of a clip.
+    """The description of a clip of the dataset with this seed, by its place in its split: one of `DESCRIPTIONS`.
 
-    Args:
-        seed: The seed of the whole dataset.
-        split: One of `SPLITS`.
-        index: The place of the clip in its split.
-
-    Returns:
-        One of `DESCRIPTIONS`. They take turns in a random order of the split's own, so that in a split of any size
-        their counts differ by one at most.
+    They take turns in a random order of the split's own, so that in a split of any size their counts differ by one at
+    most.
 
     >>> len({describe(0, "train", index) for index in range(64)})
     64
@@ -289,8 +283,8 @@ def _background(seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return fft.irfft(spectrum * bins ** (-0.5 * rng.uniform(0, 1)), seconds.size)
 
 
-def _faded(event: np.ndarray, sampling_rate_hz: int, fade_seconds: float = 0.002) -> np.ndarray:
-    ramp = np.linspace(0, 1, round(fade_seconds * sampling_rate_hz))
+def _faded(event: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
+    ramp = np.linspace(0, 1, round(0.002 * sampling_rate_hz))  # 2 ms
     envelope = np.ones_like(event)
     envelope[: ramp.size], envelope[-ramp.size :] = ramp, ramp[::-1]
     return event * envelope

@@ -97,11 +97,6 @@ def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
 def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -> tuple[float, float]:
     """How far the bits of two clips agree, frame `offset_frames` of the first lying at the beginning of the second.
 
-    Args:
-        clip: A fingerprint.
-        query: Another.
-        offset_frames: May be negative.
-
     Returns:
         The score, see `THRESHOLD`, and the share of differing bits; 0 and 0.5 where there is too little to compare.
     """
@@ -141,14 +136,7 @@ class FingerprintIndex:
         self._positions = order.astype(np.int32 if len(order) < 2**31 else np.int64)
 
     def search(self, query: Fingerprint) -> list[Match]:
-        """The clips that share sound with a query.
-
-        Args:
-            query: A fingerprint.
-
-        Returns:
-            The best alignment with each such clip, the highest score first.
-        """
+        """The clips that share sound with a query: the best alignment with each, the highest score first."""
         best: dict[int, Match] = {}
         for clip, offset in self._alignments(query):
             other = self._fingerprints[clip]

@@ -11,6 +11,7 @@ import soundfile
 
 from modeling_supclap.datasets_scripts import load_builder, load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
+from modeling_supclap.datasets_scripts.builders.hf import as_rows
 
 
 def sound(number):
@@ -43,6 +44,12 @@ def test_any_names_of_columns_do(tmp_path):
     np.testing.assert_array_equal(read_row(row, builders.RATE_HZ), expected)
     assert (row["audio_path"], row["labels"], row["source"]) == ("7.wav", ["high"], "file:7.wav")
     assert load_builder("hf", **options).origin == "saved"
+
+
+def test_several_classes_of_a_clip_are_named():
+    kinds = datasets.List(datasets.ClassLabel(names=["low", "high"]))
+    rows = table(2, what=["a", "b"], kind=[[1, 0], []]).cast_column("kind", kinds)
+    assert as_rows(rows, caption_column="what", label_column="kind")["labels"] == [["high", "low"], []]
 
 
 def test_a_folder_of_files_with_its_own_splits_and_several_languages(tmp_path):

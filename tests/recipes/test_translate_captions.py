@@ -161,7 +161,11 @@ def test_captions_that_cannot_be_right_are_named(tmp_path, captions, message):
         ("c.jsonl", '{"clip_id": "a", "caption_index": 1.5, "text": "b"}', r"the caption_index 1.5; it must"),
         ("c.jsonl", '{"clip_id": "a", "caption_index": 9999999999, "text": "b"}', r"the caption_index 9999999999"),
         ("c.csv", "clip_id,caption_index,text\na,0,b\na,x,c", r"c.csv, line 3 has the caption_index x"),
-        ("c.csv", "clip_id,caption_index,text\na,0,A dog, then rain", r"line 2 has 4 cells for 3 columns; quote cells that hold ','"),
+        (
+            "c.csv",
+            "clip_id,caption_index,text\na,0,A dog, then rain",
+            r"4 cells for 3 columns; quote cells that hold ','",
+        ),
         ("c.csv", "clip_id,caption_index,text\na,0", r"1 captions are blank or damaged: 'a' caption 0"),
         ("c.txt", "", r"c.txt is no table that can be read; give one of .csv"),
     ],
