@@ -19,46 +19,21 @@ if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel, SupCLAPProcessor
     from modeling_supclap.integrations.onnx import Parity
 
-USAGE = """# ONNX graphs of a SupCLAP model
-
-`audio.onnx` turns log-mel spectrograms into unit vectors, `text.onnx` turns token ids into unit vectors of the same
-space; their dot product says how well recording and text match. Batch size, frames and tokens are free: {limits}
-
-Against the PyTorch model in float32 no entry of a vector differs by more than {difference:.1e} ({batches} batches,
-onnxruntime on a CPU; see `onnx.json`). The weights keep the licence of the model they were exported from.
-
-```python
-import numpy as np
-import onnxruntime
-from modeling_supclap import SupCLAPProcessor  # or AutoProcessor, with trust_remote_code=True
-
-processor = SupCLAPProcessor.from_pretrained(".")
-audio = onnxruntime.InferenceSession("audio.onnx")
-text = onnxruntime.InferenceSession("text.onnx")
-
-clips = [np.zeros({rate_hz}, dtype=np.float32), np.zeros({rate_hz} // 2, dtype=np.float32)]  # mono, {rate_hz} Hz
-inputs = processor(audio=clips, sampling_rate={rate_hz}, return_tensors="np")
-audio_embeds = audio.run(None, dict(inputs))[0]
-inputs = processor(text=["a dog barks", "the rain falls"], return_tensors="np")
-text_embeds = text.run(None, {{name: inputs[name] for name in ("input_ids", "attention_mask")}})[0]
-logits = {scale!r} * audio_embeds @ text_embeds.T{bias}
-print(logits.shape)  # (2, 2): clip i against text j
-```
-"""
-
 
 def write_usage(folder: Path, model: SupCLAPModel, processor: SupCLAPProcessor, found: Sequence[Parity]) -> None:
     """The README of the folder."""
-    bias = "" if model.logit_bias is None else f" + {model.logit_bias.item()!r}"
-    usage = USAGE.format(
-        limits=f"a text has at most {processor._max_tokens()} tokens, a recording any length from 0.15 s.",
+    import jinja2
+
+    template = jinja2.Template(Path(__file__).with_name("onnx_readme.j2").read_text(encoding="utf-8"))
+    usage = template.render(
+        max_tokens=processor._max_tokens(),
         difference=max(each.difference for each in found),
         batches=len(found),
         rate_hz=processor.feature_extractor.sampling_rate,
         scale=model.logit_scale.exp().item(),
-        bias=bias,
+        bias=None if model.logit_bias is None else model.logit_bias.item(),
     )
-    (folder / "README.md").write_text(usage, encoding="utf-8")
+    (folder / "README.md").write_text(f"{usage}\n", encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
