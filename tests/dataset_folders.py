@@ -1,13 +1,14 @@
 """Tiny folders of every dataset, of the form in which users have them; the audio files are empty unless read."""
 
 import csv
+import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import builders
-import soundfile
+from recordings import ESC50Clip, write_esc50
 
 
 class Made(NamedTuple):
@@ -176,17 +177,12 @@ def audio_folder(folder: Path, count: int = 10) -> Made:
 
 def esc50(folder: Path) -> Made:
     """ESC-50: three folds of two classes with two recordings each."""
-    lines, audio = [], []
-    for fold in (1, 2, 3):
-        for target, label in ((0, "dog"), (10, "rain")):
-            for recording in range(2):
-                source = 1000 * fold + 10 * target + recording
-                name = f"{fold}-{source}-A-{target}.wav"
-                lines.append([name, fold, target, label, True, source, "A"])
-                audio += touch(folder / "audio", [name])
-                soundfile.write(audio[-1], builders.tone(300.0, 800), 8000)
-    columns = ["filename", "fold", "target", "category", "esc10", "src_file", "take"]
-    table = write_csv(folder / "meta" / "esc50.csv", [columns, *lines])
+    clips = []
+    for fold, label, recording in itertools.product((1, 2, 3), ("dog", "rain"), (0, 1)):
+        stem = f"{fold}-{label}-{recording}"
+        clips.append(ESC50Clip(stem, fold, label, stem, builders.tone(300.0, 800)))
+    write_esc50(folder, clips, 8000)
+    audio, table = sorted((folder / "audio").iterdir()), folder / "meta" / "esc50.csv"
     return Made({"data_dir": str(folder)}, {"train": 6, "validation": 2, "test": 4}, audio, table, "")
 
 

@@ -1,10 +1,10 @@
 """A small folder of recordings in ESC-50's layout, some of them bad, to be prepared."""
 
-import csv
 from pathlib import Path
 
 import numpy as np
 import soundfile
+from recordings import ESC50Clip, write_esc50
 
 RATE_HZ = 22_050
 CLASSES = ("dog", "rain", "rooster")
@@ -23,15 +23,11 @@ def sound(number: int, seconds: float = 0.6) -> np.ndarray:
 
 def make_folder(folder: Path, clips: int = 24, bad: bool = False, seconds: float = 0.6, first: int = 0) -> Path:
     """`clips` clips in four folds; with `bad`, clip 5 is junk, clip 9 silent and clip 14 cut in the middle."""
-    (folder / "audio").mkdir(parents=True)
-    (folder / "meta").mkdir()
-    with (folder / "meta" / "esc50.csv").open("w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(["filename", "fold", "target", "category", "esc10", "src_file", "take"])
-        for number in range(first, first + clips):
-            name = f"{1 + number % 4}-{number}.wav"
-            lines.writerow([name, 1 + number % 4, 0, CLASSES[number % 3], True, 100 + number, "A"])
-            soundfile.write(folder / "audio" / name, sound(number, seconds), RATE_HZ)
+    made = []
+    for number in range(first, first + clips):
+        fold = 1 + number % 4
+        made.append(ESC50Clip(f"{fold}-{number}", fold, CLASSES[number % 3], 100 + number, sound(number, seconds)))
+    write_esc50(folder, made, RATE_HZ)
     if bad:
         (folder / "audio" / "2-5.wav").write_bytes((folder / "audio" / "2-5.wav").read_bytes()[:60] + b"junk")
         soundfile.write(folder / "audio" / "2-9.wav", np.zeros(1000), RATE_HZ)

@@ -1,9 +1,11 @@
 """Small folders of recordings: tones that a model can tell apart, as rows of the schema or as a user has them."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import builders
+import numpy as np
 import soundfile
 
 ESC50_CLASSES = ("dog", "rain", "rooster", "sneezing")
@@ -43,17 +45,35 @@ def captioned_folder(folder: Path, count: int, columns: tuple[str, str] = ("file
     return folder
 
 
-def esc50_folder(folder: Path, count: int, num_folds: int) -> Path:
-    """Makes `count` half-second tones of each of four classes, each from a source of its own, laid out as ESC-50."""
+class ESC50Clip(NamedTuple):
+    """A clip to be laid out as in ESC-50: the stem of its file, its fold, class, source and (samples,) floats."""
+
+    stem: str
+    fold: int
+    label: str
+    source: int | str
+    samples: np.ndarray
+    is_esc10: bool = True
+
+
+def write_esc50(folder: Path, clips: Iterable[ESC50Clip], rate_hz: int = builders.RATE_HZ) -> Path:
+    """Makes a folder of these clips in ESC-50's layout; the folder."""
     (folder / "meta").mkdir(parents=True)
     (folder / "audio").mkdir()
     lines = ["filename,fold,target,category,esc10,src_file,take"]
+    for stem, fold, label, source, samples, is_esc10 in clips:
+        lines.append(f"{stem}.wav,{fold},0,{label},{is_esc10},{source},A")
+        soundfile.write(folder / "audio" / f"{stem}.wav", samples, rate_hz)
+    (folder / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def esc50_folder(folder: Path, count: int, num_folds: int) -> Path:
+    """Makes `count` half-second tones of each of four classes, each from a source of its own, laid out as ESC-50."""
+    clips = []
     for target, label in enumerate(ESC50_CLASSES):
         for number in range(count):
             fold, source = number % num_folds + 1, 100 * target + number
-            name = f"{fold}-{source}-A-{target}.wav"
             tone = 0.5 * builders.tone(300.0 * (target + 1) + 10 * number, 8000)
-            soundfile.write(folder / "audio" / name, tone, builders.RATE_HZ)
-            lines.append(f"{name},{fold},{target},{label},True,{source},A")
-    (folder / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n")
-    return folder
+            clips.append(ESC50Clip(f"{fold}-{source}-A-{target}", fold, label, source, tone))
+    return write_esc50(folder, clips)

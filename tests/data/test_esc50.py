@@ -1,11 +1,12 @@
 """ESC-50 and ESC-10 folders of every sort, and the splits made of them."""
 
-import csv
+import itertools
 import os
 
 import numpy as np
 import pytest
 import soundfile
+from recordings import ESC50Clip, write_esc50
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
@@ -16,23 +17,15 @@ ESC10_CLASSES = ("dog", "rain")
 SAMPLES = np.sin(np.arange(1600) / 10)
 
 
-def make_folder(folder, suffix=".wav", csv_suffix=".wav", classes=CLASSES, folds=(1, 2, 3), sources=4):
+def make_folder(folder, classes=CLASSES, folds=(1, 2, 3), sources=4):
     """A tiny ESC-50: in each fold and class some sources, the first with two takes; clip lengths differ."""
-    (folder / "audio").mkdir(parents=True)
-    (folder / "meta").mkdir()
-    with (folder / "meta" / "esc50.csv").open("w", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(["filename", "fold", "target", "category", "esc10", "src_file", "take"])
-        for fold in folds:
-            for category in classes:
-                for number in range(sources):
-                    source = 1000 * fold + 10 * CLASSES[category] + number
-                    for take in "AB"[: 2 if number == 0 else 1]:
-                        stem = f"{fold}-{source}-{take}-{CLASSES[category]}"
-                        is_esc10 = category in ESC10_CLASSES
-                        lines.writerow([stem + csv_suffix, fold, CLASSES[category], category, is_esc10, source, take])
-                        soundfile.write(folder / "audio" / (stem + suffix), SAMPLES[: 800 + 100 * number], 8000)
-    return folder
+    clips = []
+    for fold, label, number in itertools.product(folds, classes, range(sources)):
+        source = 1000 * fold + 10 * CLASSES[label] + number
+        for take in "AB"[: 2 if number == 0 else 1]:
+            stem = f"{fold}-{source}-{take}-{CLASSES[label]}"
+            clips.append(ESC50Clip(stem, fold, label, source, SAMPLES[: 800 + 100 * number], label in ESC10_CLASSES))
+    return write_esc50(folder, clips, 8000)
 
 
 def load(folder, **config):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from modeling_supclap.datasets_scripts.builders.folds import FoldClip, read_fold, split_by_fold
-from modeling_supclap.datasets_scripts.builders.metadata import Line
+from modeling_supclap.datasets_scripts.builders.folds import FoldClip, split_by_fold
 
 
 def test_the_draw_follows_the_seed_and_not_the_order():
@@ -36,8 +35,3 @@ def test_a_fold_alone_is_tested_on_and_another_is_named():
     assert split_by_fold(clips, 3, 0.15, 0) == {"train": [], "validation": [], "test": clips}
     with pytest.raises(ValueError, match=r"fold 1 has no clips; .* \[3\]: test_fold=3 chooses"):
         split_by_fold(clips, 1, 0.15, 0)
-
-
-def test_a_fold_that_is_no_number_is_named():
-    with pytest.raises(ValueError, match=r"a\.csv, line 2: fold is 'one'"):
-        read_fold(Line("a.csv, line 2", {"fold": "one"}))

@@ -7,13 +7,11 @@ import pyarrow.parquet
 import pytest
 from dataset_folders import touch
 
-from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.datasets_scripts.builders import metadata
 from modeling_supclap.datasets_scripts.builders.metadata import (
     find_metadata,
     fingerprint,
     read_csv,
-    read_json,
     read_table,
 )
 from modeling_supclap.datasets_scripts.builders.recordings import walk
@@ -93,16 +91,6 @@ def test_a_bad_table_is_named(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         read_table(tmp_path / name)
-
-
-def test_bad_json_is_named_and_good_json_round_trips(tmp_path):
-    path = tmp_path / "a.json"
-    write_json(path, {"é": [1]})
-    assert read_json(path) == {"é": [1]}
-    assert walk(tmp_path) == ["a.json"]
-    path.write_text("{")
-    with pytest.raises(ValueError, match=r"a\.json is not JSON"):
-        read_json(path)
 
 
 def test_metadata_are_found_at_the_top_or_below_but_not_guessed(tmp_path):

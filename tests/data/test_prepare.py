@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 import re
 import sys
 import tracemalloc
@@ -21,10 +20,9 @@ from processes import Moment, run_killed, run_processes, run_python
 from modeling_supclap.datasets_scripts import load_splits, prepare
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
 from modeling_supclap.datasets_scripts.manifest import file_sha256
-from modeling_supclap.datasets_scripts.prepare import Entry, Request, ShardWriter, main, pack, payload_bytes
+from modeling_supclap.datasets_scripts.prepare import Entry, Request, ShardWriter, main, pack
 from modeling_supclap.datasets_scripts.prepare import prepare as run
 from modeling_supclap.datasets_scripts.prepared import STORAGES
-from modeling_supclap.datasets_scripts.schema import validate_row
 
 SHARD_BYTES = 150_000
 
@@ -99,40 +97,22 @@ def test_preparing_again_gives_the_same_bytes(whole, folder, cache, tmp_path, wo
     assert files_of(tmp_path / "again") == files_of(whole[0])
 
 
-@pytest.mark.parametrize("killed_at", ["in the rows", "while shards are moved", "before the manifest"])
-def test_a_killed_run_is_continued(whole, folder, cache, tmp_path, monkeypatch, killed_at):
+def test_a_killed_run_reads_little_twice(whole, folder, cache, tmp_path, monkeypatch):
     out, packed = tmp_path / "out", []
 
     def counting(source, name, storage):
         packed.append(name)
-        if killed_at == "in the rows" and len(packed) == 12:
+        if len(packed) == 12:
             raise KeyboardInterrupt
         return pack(source, name, storage)
 
-    def kill(*arguments):
-        raise KeyboardInterrupt
-
-    moves, replace = iter(range(100)), os.replace
-
-    def move(old, new):
-        return kill() if "data" in str(new) and next(moves) == 1 else replace(old, new)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare, "pack", counting)
-        if killed_at == "before the manifest":
-            patch.setattr(prepare, "write_card", kill)
-        if killed_at == "while shards are moved":
-            patch.setattr(prepare.os, "replace", move)
-        with pytest.raises(KeyboardInterrupt):
-            run(request_for(folder), out, cache_dir=cache, quiet=True)
-        assert not (out / "manifest.json").exists()
-
-    first, packed[:] = len(packed), []
-    monkeypatch.setattr(prepare, "pack", lambda *arguments: packed.append(arguments[1]) or pack(*arguments))
+    monkeypatch.setattr(prepare, "pack", counting)
+    with pytest.raises(KeyboardInterrupt):
+        run(request_for(folder), out, cache_dir=cache, quiet=True)
+    assert not (out / "manifest.json").exists()
     run(request_for(folder), out, cache_dir=cache, quiet=True)
     assert files_of(out) == files_of(whole[0])
-    assert len(packed) < 24
-    assert first == 24 or len(packed) + first < 24 + 8  # no more is read twice than a shard holds
+    assert len(packed) < 24 + 8  # no more is read twice than a shard holds
 
 
 def test_a_second_run_on_the_folder_is_refused_and_harms_nothing(whole, folder, cache, tmp_path, monkeypatch):
@@ -188,19 +168,6 @@ def test_a_changed_recording_makes_another_set(cache, tmp_path):
     soundfile.write(folder / "audio" / "1-0.wav", np.full(4000, 0.1), 22_050)
     with pytest.raises(FileExistsError, match="holds another prepared set"):
         run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
-
-
-@pytest.mark.parametrize("storage", ["original", "flac16k", "int16", "reference"])
-def test_everything_of_a_row_survives(folder, cache, tmp_path, storage):
-    before = load_splits("esc50", cache, **request_for(folder).options)
-    run(request_for(folder, storage), tmp_path / "out", cache_dir=cache, quiet=True)
-    after = load_splits("prepared", cache, data_dir=str(tmp_path / "out"))
-    for split, rows in after.items():
-        expected = {row["clip_id"]: row for row in before[split]}
-        for row in rows:
-            validate_row(row, ["eng", "jpn"])
-            kept = {name: row[name] for name in expected[row["clip_id"]] if name != "audio_path"}
-            assert kept == {name: value for name, value in expected[row["clip_id"]].items() if name != "audio_path"}
 
 
 def test_error_stops_at_the_first(folder, cache, tmp_path):
@@ -316,10 +283,6 @@ class TestPack:
         assert note["seconds"] == pytest.approx(1.0, abs=1e-3)
         assert pack(recording.read_bytes(), "audio/tone.ogg", storage) == (columns, note)
 
-    def test_an_original_is_kept_byte_by_byte(self, recording):
-        kept = pack(str(recording), "audio/tone.ogg", "original")[0]["audio"]
-        assert kept == {"bytes": recording.read_bytes(), "path": "tone.ogg"}
-
     @pytest.mark.parametrize(("storage", "rate_hz"), [("flac16k", 16_000), ("flac48k", 48_000), ("int16", 16_000)])
     def test_resampled_audio_is_within_half_a_step_of_16_bits(self, recording, storage, rate_hz):
         columns, _ = pack(str(recording), "tone.ogg", storage)
@@ -331,12 +294,6 @@ class TestPack:
             samples, found_hz = soundfile.read(io.BytesIO(columns["audio"]["bytes"]))
             assert found_hz == rate_hz
         np.testing.assert_allclose(samples, read_row({"audio_path": recording}, rate_hz), atol=0.501 / 32768)
-
-    def test_a_sound_below_one_step_of_16_bits_is_silent_there(self, tmp_path):
-        soundfile.write(tmp_path / "faint.wav", 1e-6 * TONE, RATE_HZ, "FLOAT")
-        pack(str(tmp_path / "faint.wav"), "faint.wav", "original")
-        with pytest.raises(BadAudioError, match="too quiet"):
-            pack(str(tmp_path / "faint.wav"), "faint.wav", "int16")
 
 
 TEXT, BYTES = datasets.Value("string"), datasets.Value("binary")
@@ -387,23 +344,6 @@ class TestShards:
             tracemalloc.stop()
         assert max(held) < 10**6
 
-    @pytest.mark.parametrize("stop", [1, 17, 30])
-    def test_an_interrupted_run_ends_with_the_same_bytes(self, tmp_path, stop):
-        (tmp_path / "whole").mkdir()
-        (tmp_path / "parts").mkdir()
-        ShardWriter(tmp_path / "whole", "train", TYPES, 10_000).write(self.entries(0, 40, bad=(8, 9, 10)))
-
-        def killed():
-            yield from self.entries(0, stop, bad=(8, 9, 10))
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            ShardWriter(tmp_path / "parts", "train", TYPES, 10_000).write(killed())
-        writer = ShardWriter(tmp_path / "parts", "train", TYPES, 10_000)
-        assert (writer.next_row > 0) == (stop > 12)
-        writer.write(self.entries(writer.next_row, 40, bad=(8, 9, 10)))
-        assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
-
     def test_audio_is_neither_compressed_nor_indexed(self, tmp_path):
         (record,) = ShardWriter(tmp_path, "train", TYPES, 10**6).write(self.entries(0, 5))
         columns = pyarrow.parquet.ParquetFile(tmp_path / record["file"]).metadata.row_group(0)
@@ -411,9 +351,6 @@ class TestShards:
             columns.column(place) for place in range(3) if columns.column(place).path_in_schema == "audio.bytes"
         ]
         assert (audio.compression, audio.statistics) == ("UNCOMPRESSED", None)
-
-    def test_payload_counts_bytes_letters_and_numbers(self):
-        assert payload_bytes({"a": "abc", "b": [b"12", None], "c": {"d": 1.5}}) == 3 + 2 + 8
 
 
 class TestCommandLine:
@@ -434,9 +371,6 @@ class TestCommandLine:
             (["esc50", "--out", "x", "--test_fld=4"], "unrecognized arguments: --test_fld=4"),
             (["synthetic", "--out", "x", "--data_dir", "d"], "unrecognized arguments: --data_dir d"),
             (["esc50"], "the following arguments are required: --out"),
-            (["esc50", "--out", "x", "--num_train", "5"], "unrecognized arguments: --num_train"),
-            (["esc50", "--out", "x", "--storage", "tape"], "invalid choice: 'tape'"),
-            (["esc50", "--out", "x", "--workers", "two"], "invalid int value: 'two'"),
             (["esc50", "--out", "x", "--shard_size", "big"], "value: 'big'"),
         ],
     )

@@ -197,12 +197,6 @@ def test_a_killed_run_holds_nothing(path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_after_an_error_the_file_is_free(path):
-    with pytest.raises(ConnectionError):
-        complete_translations(path, items_of(CAPTIONS), FakeTranslator(fail_at=1))
-    assert [left.name for left in path.parent.iterdir()] == ["translations.parquet.part.jsonl"]
-
-
 @pytest.mark.parametrize("cut", [1, 20, 60])
 def test_a_line_that_a_kill_cut_off_is_done_again(tmp_path, cut):
     part = tmp_path / "part.jsonl"

@@ -12,7 +12,6 @@ from modeling_supclap.datasets_scripts.translation.table import (
     SCHEMA,
     languages_of,
     read_translations,
-    source_hash,
     write_translations,
 )
 
@@ -173,8 +172,3 @@ def test_files_that_are_not_there_or_no_parquet_are_refused(tmp_path):
     (tmp_path / "t.parquet").write_text("clip_id,text\n")
     with pytest.raises(ValueError, match="is not a Parquet file"):
         read_translations(tmp_path / "t.parquet")
-
-
-def test_the_hash_tells_captions_apart():
-    assert source_hash("A dog") == source_hash("A dog") != source_hash("A dog.")
-    assert len(source_hash("犬")) == 16

@@ -52,16 +52,8 @@ def test_background_sounds_may_be_left_out(tmp_path):
     assert len(builder.report()["left_out"]["in the background"]) == 12
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("car_horn", "horn", r"the classes \['horn'\] are none of UrbanSound8K's: air_conditioner, car_horn"),
-        ("0.5,1.75", "half,1.75", r"UrbanSound8K\.csv, line 3: could not convert.*start, end and salience are"),
-        ("fsID", "fs", r"lacks the columns \['fsID'\]"),
-    ],
-)
-def test_a_bad_table_is_refused(tmp_path, old, new, message):
+def test_a_start_that_is_no_number_is_refused(tmp_path):
     made = urbansound8k(tmp_path / "data")
-    made.table.write_text(made.table.read_text().replace(old, new))
-    with pytest.raises(ValueError, match=message):
+    made.table.write_text(made.table.read_text().replace("0.5,1.75", "half,1.75"))
+    with pytest.raises(ValueError, match=r"UrbanSound8K\.csv, line 3: could not convert.*start, end and salience are"):
         load(tmp_path / "data")

@@ -1,11 +1,14 @@
 """The command, as a user gives it: any checkpoint is measured, nothing embedded twice, and two results compared."""
 
+import itertools
+
 import builders
 import numpy as np
 import processes
 import pytest
 import soundfile
 from commands import run_recipe
+from recordings import ESC50Clip, write_esc50
 
 from modeling_supclap import datasets_scripts
 from modeling_supclap.evaluation.results import Results
@@ -81,22 +84,12 @@ def test_results_are_compared(folder, capsys):
 
 @pytest.fixture
 def esc(tmp_path):
-    """Three folds of two ESC-50 classes, two takes each; fold 3 has a recording of fold 1 under another name."""
-    (tmp_path / "meta").mkdir()
-    (tmp_path / "audio").mkdir()
-    lines = ["filename,fold,target,category,esc10,src_file,take"]
-    for fold in (1, 2, 3):
-        for target, category in ((0, "dog"), (10, "rain")):
-            for take in "AB":
-                name = f"{fold}-{fold}{target}{take}-{take}-{target}.wav"
-                soundfile.write(tmp_path / "audio" / name, builders.noise(16000, hash_of(name)), 16000)
-                lines.append(f"{name},{fold},{target},{category},True,{fold}{target}{take},{take}")
-    (tmp_path / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n")
-    return tmp_path
-
-
-def hash_of(name):
-    return int.from_bytes(name.encode(), "big") % 1000
+    """Three folds of two ESC-50 classes, two recordings each."""
+    clips = []
+    for number, (fold, label, take) in enumerate(itertools.product((1, 2, 3), ("dog", "rain"), "AB")):
+        stem = f"{fold}-{label}-{take}"
+        clips.append(ESC50Clip(stem, fold, label, stem, builders.noise(16000, number)))
+    return write_esc50(tmp_path, clips)
 
 
 def test_all_folds_at_once(folder, esc):
@@ -134,8 +127,8 @@ def test_a_split_that_shares_recordings_with_the_training_split_is_told(folder, 
 
 
 def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path):
-    for name in ("a", "b"):
-        soundfile.write(tmp_path / f"{name}.wav", builders.noise(16000, hash_of(name)), 16000)
+    for number, name in enumerate(("a", "b")):
+        soundfile.write(tmp_path / f"{name}.wav", builders.noise(16000, number), 16000)
     table = "file_name,caption,split\na.wav,a dog barks,test\nb.wav,rain falls,test\nlost.wav,a bell,test\n"
     (tmp_path / "metadata.csv").write_text(table)
     options = ["--dataset", "audio_folder", "--data_dir", tmp_path, "--dataset_config", '{"languages": ["eng"]}']
