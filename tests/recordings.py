@@ -58,8 +58,8 @@ class ESC50Clip(NamedTuple):
 
 def write_esc50(folder: Path, clips: Iterable[ESC50Clip], rate_hz: int = builders.RATE_HZ) -> Path:
     """Makes a folder of these clips in ESC-50's layout; the folder."""
-    (folder / "meta").mkdir(parents=True)
-    (folder / "audio").mkdir()
+    (folder / "meta").mkdir(parents=True, exist_ok=True)
+    (folder / "audio").mkdir(exist_ok=True)
     lines = ["filename,fold,target,category,esc10,src_file,take"]
     for stem, fold, label, source, samples, is_esc10 in clips:
         lines.append(f"{stem}.wav,{fold},0,{label},{is_esc10},{source},A")

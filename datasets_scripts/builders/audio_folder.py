@@ -157,13 +157,9 @@ class AudioFolderConfig(FolderConfig):
 
 
 class AudioFolder(RowBuilder):
-    """A folder of recordings with captions as rows.
-
-    `AudioFolder(data_dir="my_sounds").download_and_prepare()`, then `.as_dataset(split="train")`.
-    """
+    """A folder of recordings with captions as rows."""
 
     BUILDER_CONFIG_CLASS = AudioFolderConfig
-    DESCRIPTION = "A folder of recordings with captions."
 
     def collect(self) -> Collection:
         """The recordings that the tables or the text files caption."""

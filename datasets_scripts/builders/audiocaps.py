@@ -45,14 +45,9 @@ class AudioCapsConfig(FolderConfig):
 
 
 class AudioCaps(RowBuilder):
-    """AudioCaps as rows: train, validation and test, a row a clip.
-
-    `AudioCaps(data_dir="audiocaps/dataset", audio_dir="audiocaps/wav").download_and_prepare()`, then
-    `.as_dataset(split="train")`.
-    """
+    """AudioCaps as rows: train, validation and test, a row a clip."""
 
     BUILDER_CONFIG_CLASS = AudioCapsConfig
-    DESCRIPTION = "AudioCaps: clips of AudioSet with captions written by people."
     HOMEPAGE = "https://audiocaps.github.io"
     NAMINGS = (*YOUTUBE_NAMINGS, "{audiocap_id}")
 

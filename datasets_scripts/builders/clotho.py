@@ -37,12 +37,9 @@ class Clotho(RowBuilder):
 
     Names come in several parts, so a clip's id holds the part: "development/Distorted AM Radio noise.wav". The source
     is the Freesound recording where `clotho_metadata_<split>.csv` names it, else the clip itself.
-
-    `Clotho(data_dir="clotho").download_and_prepare()`, then `.as_dataset(split="train")`.
     """
 
     BUILDER_CONFIG_CLASS = ClothoConfig
-    DESCRIPTION = "Clotho v2.1: audio of Freesound with five captions a clip, written by people."
     HOMEPAGE = "https://zenodo.org/records/4783391"
     NAMINGS = ("the file names of the captions' tables, also with HTML entities resolved or without punctuation,",)
 

@@ -23,13 +23,9 @@ class ESC50Config(FoldConfig):
 
 
 class ESC50(FoldBuilder):
-    """ESC-50 as rows: train, validation and test.
-
-    `ESC50(data_dir="ESC-50", test_fold=1).download_and_prepare()`, then `.as_dataset(split="train")`.
-    """
+    """ESC-50 as rows: train, validation and test."""
 
     BUILDER_CONFIG_CLASS = ESC50Config
-    DESCRIPTION = "ESC-50: 2,000 five-second environmental recordings of 50 classes in five folds."
     HOMEPAGE = "https://github.com/karolpiczak/ESC-50"
 
     def read(self) -> list[FoldClip]:

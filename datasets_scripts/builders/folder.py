@@ -10,6 +10,7 @@ the generator does, so that rows made by older code, or of tables that have chan
 import hashlib
 import itertools
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -278,14 +279,15 @@ class FolderConfig(RowConfig):
 
 
 class RowBuilder(datasets.GeneratorBasedBuilder):
-    """Rows of a dataset, which says in `collect` what clips it has.
+    """Rows of a dataset, which says in `collect` what clips it has, as of any builder of `datasets`.
+
+    `Clotho(data_dir="clotho").download_and_prepare()`, then `.as_dataset(split="train")`; or `load_splits`.
 
     Clips whose audio is missing are normal: they get no row, one warning counts them, `report` lists them.
     """
 
     VERSION = "1.0.0"
     BUILDER_CONFIG_CLASS = RowConfig
-    DESCRIPTION: ClassVar[str] = ""
     HOMEPAGE: ClassVar[str] = ""
     NAMINGS: ClassVar[Sequence[str]] = ("the names in the metadata",)
 
@@ -351,8 +353,9 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         )
 
     def _info(self) -> datasets.DatasetInfo:
-        languages = self.config.languages
-        return datasets.DatasetInfo(description=self.DESCRIPTION, homepage=self.HOMEPAGE, features=features(languages))
+        about = (sys.modules[type(self).__module__].__doc__ or "").partition("\n")[0]
+        types = features(self.config.languages)
+        return datasets.DatasetInfo(description=about, homepage=self.HOMEPAGE, features=types)
 
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
         # Collected here and not per clip: errors raised while generating reach the user wrapped in one that says

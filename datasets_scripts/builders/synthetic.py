@@ -342,13 +342,9 @@ class SyntheticEventsConfig(RowConfig):
 
 
 class SyntheticEvents(RowBuilder):
-    """Generated sound events as rows, in three splits.
-
-    `SyntheticEvents(num_train=640).download_and_prepare()`, then `.as_dataset(split="train")`.
-    """
+    """Generated sound events as rows, in three splits."""
 
     BUILDER_CONFIG_CLASS = SyntheticEventsConfig
-    DESCRIPTION = f"Procedurally generated sound events: {len(DESCRIPTIONS)} descriptions."
 
     @property
     def audio_folder(self) -> Path:

@@ -29,13 +29,9 @@ class UrbanSound8KConfig(FoldConfig):
 
 
 class UrbanSound8K(FoldBuilder):
-    """UrbanSound8K as rows: train, validation and test.
-
-    `UrbanSound8K(data_dir="UrbanSound8K", test_fold=10).download_and_prepare()`, then `.as_dataset(split="train")`.
-    """
+    """UrbanSound8K as rows: train, validation and test."""
 
     BUILDER_CONFIG_CLASS = UrbanSound8KConfig
-    DESCRIPTION = "UrbanSound8K: excerpts of up to four seconds of ten urban classes in ten folds."
     HOMEPAGE = "https://urbansounddataset.weebly.com/urbansound8k.html"
 
     def read(self) -> list[FoldClip]:

@@ -35,13 +35,9 @@ class VGGSoundConfig(FolderConfig):
 
 
 class VGGSound(RowBuilder):
-    """VGGSound as rows: train and test, on request validation, with captions made of the labels.
-
-    `VGGSound(data_dir="vggsound").download_and_prepare()`, then `.as_dataset(split="train")`.
-    """
+    """VGGSound as rows: train and test, on request validation, with captions made of the labels."""
 
     BUILDER_CONFIG_CLASS = VGGSoundConfig
-    DESCRIPTION = "VGGSound: clips of YouTube videos whose sound is seen, of 309 classes."
     HOMEPAGE = "https://www.robots.ox.ac.uk/~vgg/data/vggsound/"
     NAMINGS = YOUTUBE_NAMINGS
 

@@ -116,12 +116,9 @@ class WavCaps(RowBuilder):
     """WavCaps as rows: train, test and, where asked for, validation.
 
     A clip's id is its part and its id there, as ids of different parts may agree: "FreeSound/180913".
-
-    `WavCaps(data_dir="WavCaps").download_and_prepare()`, then `.as_dataset(split="train")`.
     """
 
     BUILDER_CONFIG_CLASS = WavCapsConfig
-    DESCRIPTION = "WavCaps: recordings of AudioSet, BBC Sound Effects, FreeSound and SoundBible with written captions."
     HOMEPAGE = "https://huggingface.co/datasets/cvssp/WavCaps"
     NAMINGS = ("the ids of the JSON files, in folders that are named after their part where there are such,",)
 
