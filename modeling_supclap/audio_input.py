@@ -125,23 +125,6 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
     return recordings, is_one
 
 
-def read_waveform(clip: Any, rate_hz: float | None, target_hz: int, name: str) -> np.ndarray:
-    """One recording, however it was given, as mono float32 at the model's rate.
-
-    Args:
-        clip: As for `encode_audio`.
-        rate_hz: The rate of an array.
-        target_hz: The rate wanted.
-        name: What errors call the recording where it has no name of its own.
-
-    Returns:
-        float32, (samples,).
-    """
-    (recording,), _ = as_recordings([clip], rate_hz)
-    own_name = isinstance(clip, (str, os.PathLike))
-    return (recording if own_name else recording._replace(name=name)).read(target_hz)
-
-
 def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
     """An option that was given once, or once for each input, as a list of one for each.
 

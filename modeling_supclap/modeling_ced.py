@@ -36,18 +36,9 @@ def eager_attention_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(q k^T * scaling + mask) v, spelled out so that the weights can be returned.
 
-    Args:
-        module: The attention layer; only its training flag is read.
-        query: (B, heads, N, head_dim), as are `key` and `value`.
-        key: See `query`.
-        value: See `query`.
-        attention_mask: Added to the scores, broadcastable to (B, heads, N, N).
-        scaling: Factor of the scores, head_dim^-0.5.
-        dropout: Rate on the weights, in training.
-        **kwargs: What other implementations take; ignored.
-
-    Returns:
-        The mixed values (B, N, heads, head_dim) and the weights (B, heads, N, N).
+    Query, key and value are (B, heads, N, head_dim), the mask is broadcastable to (B, heads, N, N). Returns the mixed
+    values (B, N, heads, head_dim) and the weights (B, heads, N, N). The arguments are those of all implementations
+    that transformers knows.
     """
     scores = query @ key.transpose(-2, -1) * scaling
     if attention_mask is not None:

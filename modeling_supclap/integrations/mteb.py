@@ -39,6 +39,8 @@ class SupCLAPEncoder(AbsEncoder):
         revision: A revision of the Hub repository.
         device: Where to run; None is a GPU where there is one.
         language: ISO 639-3 code of texts whose task says nothing, or several things; None is the tokenizer's setting.
+        model: A model that is loaded already.
+        processor: The one that goes with it.
         **kwargs: As for `SupCLAPModel.from_pretrained`.
     """
 
@@ -48,12 +50,18 @@ class SupCLAPEncoder(AbsEncoder):
         revision: str | None = None,
         device: str | None = None,
         language: str | None = None,
+        *,
+        model: SupCLAPModel | None = None,
+        processor: SupCLAPProcessor | None = None,
         **kwargs: Any,
     ) -> None:
         hub: dict[str, Any] = {} if revision is None else {"revision": revision}
-        model = SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
-        processor = SupCLAPProcessor.from_pretrained(model_name, **hub)
-        self._set_up(model, processor, device, language, model_name, revision)
+        loaded: Any = model or SupCLAPModel.from_pretrained(model_name, **hub, **kwargs)
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = loaded.to(self.device).eval()
+        self.processor = processor or SupCLAPProcessor.from_pretrained(model_name, **hub)
+        self.language = language
+        self.mteb_model_meta = _describe(self.model, self.processor, model_name, revision)
 
     @classmethod
     def from_model(
@@ -73,26 +81,8 @@ class SupCLAPEncoder(AbsEncoder):
             device: Where to run; None leaves the model where it is.
             language: As for the class.
         """
-        encoder = cls.__new__(cls)
-        where = device or str(model.device)
-        encoder._set_up(model, processor, where, language, str(name or model.name_or_path), None)
-        return encoder
-
-    def _set_up(
-        self,
-        model: SupCLAPModel,
-        processor: SupCLAPProcessor,
-        device: str | None,
-        language: str | None,
-        name: str,
-        revision: str | None,
-    ) -> None:
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        moved: Any = model  # typed as a decorated function in transformers
-        self.model = moved.to(self.device).eval()
-        self.processor = processor
-        self.language = language
-        self.mteb_model_meta = _describe(self.model, processor, name, revision)
+        own_name, where = str(name or model.name_or_path), device or str(model.device)
+        return cls(own_name, device=where, language=language, model=model, processor=processor)
 
     def encode(
         self,

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..audio_input import read_waveform
+from ..audio_input import as_recordings
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 
@@ -125,11 +125,9 @@ class SupCLAPModule(InputModule):
             raise ValueError("this batch mixes texts and recordings; encode them in two calls")
 
         rate_hz = int(self.processor.feature_extractor.sampling_rate)
-        clips = []
-        for index, clip in enumerate(inputs):
-            if isinstance(clip, Mapping) and set(clip) == {"audio"}:
-                clip = clip["audio"]
-            clips.append(read_waveform(clip, sampling_rate or rate_hz, rate_hz, f"clip {index}"))
+        given = [one["audio"] if isinstance(one, Mapping) and set(one) == {"audio"} else one for one in inputs]
+        recordings, _ = as_recordings(given, sampling_rate or rate_hz)
+        clips = [recording.read(rate_hz) for recording in recordings]
         return dict(self.processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
     def _tokenize(self, inputs: Sequence[Any], prompt: str, language: str | None) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import pytest
 import soundfile
 import torch
 
-from modeling_supclap.audio_input import as_recordings, read_waveform
+from modeling_supclap.audio_input import as_recordings
 
 CLIP = builders.noise(8000)
 STEREO = np.stack([1.5 * CLIP, 0.5 * CLIP])  # whose mean is CLIP
@@ -53,7 +53,6 @@ def test_every_form_is_the_same_waveform(path, form):
     several, is_one = as_recordings([make(path), make(path)], [16000, 16000])
     assert not is_one
     np.testing.assert_allclose(several[1].read(16000), CLIP, atol=1e-7)
-    np.testing.assert_allclose(read_waveform(make(path), 16000, 16000, "the clip"), CLIP, atol=1e-7)
 
 
 def test_an_address_is_fetched(path):
@@ -98,8 +97,9 @@ def test_names(path):
 
 
 def test_what_cannot_be_read_is_named(path):
+    (missing,), _ = as_recordings({"bytes": None, "path": "nothing.wav"})
     with pytest.raises(FileNotFoundError, match=r"nothing\.wav"):
-        read_waveform({"bytes": None, "path": "nothing.wav"}, None, 16000, "clip 3")
+        missing.read(16000)
     with pytest.raises(ValueError, match=r"clip\.wav is open as text"):
         as_recordings([path.open(encoding="latin-1")])
 
