@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
 
 RATE_HZ = 16000
 CAPTIONS = {
@@ -196,6 +197,30 @@ def supclap_model(config: SupCLAPConfig | None = None, seed: int = 0) -> SupCLAP
     return model
 
 
+def pair(kind: str = "supclap") -> tuple[Any, Any]:
+    """A model and its processor.
+
+    CED with BERT ("supclap") or with SONAR ("sonar"), transformers' "clap" or a "fused" one, or CLAP under our model
+    ("converted").
+    """
+    if kind == "converted":
+        return supclap_from_clap(clap_model()), processor_from_clap(clap_processor())
+    if kind in ("clap", "fused"):
+        model = clap_model(clap_config({"enable_fusion": kind == "fused"}))
+        return model, clap_processor("fusion" if kind == "fused" else "rand_trunc")
+    if kind == "sonar":
+        return supclap_model(supclap_config(sonar_config())), nllb_processor()
+    return supclap_model(), bert_processor()
+
+
+def save_pair(kind: str, folder: Path) -> tuple[Any, Any]:
+    """Saves a `pair` into one folder, and gives it."""
+    model, processor = pair(kind)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
+
+
 def save_supclap(folder: Path, seed: int = 0) -> Path:
     """Saves `supclap_model` and the processor that goes with it; the folder."""
     supclap_model(seed=seed).save_pretrained(folder)
@@ -207,17 +232,6 @@ def save_clap(folder: Path) -> Path:
     """Saves `clap_model` and the processor that goes with it; the folder."""
     save_pair("clap", folder)
     return folder
-
-
-def save_pair(kind: str, folder: Path) -> tuple[Any, Any]:
-    """Saves a "supclap", a "clap" or a "fused" CLAP, and the processor that goes with it; both."""
-    model, processor = supclap_model(), bert_processor()
-    if kind != "supclap":
-        model = clap_model(clap_config({"enable_fusion": kind == "fused"}))
-        processor = clap_processor("fusion" if kind == "fused" else "rand_trunc")
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return model, processor
 
 
 def bert_processor() -> SupCLAPProcessor:

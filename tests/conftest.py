@@ -54,7 +54,7 @@ def processor() -> SupCLAPProcessor:
 @pytest.fixture
 def sonar_model() -> SupCLAPModel:
     """A tiny CED + SONAR model in evaluation mode."""
-    return builders.supclap_model(builders.supclap_config(builders.sonar_config()))
+    return builders.pair("sonar")[0]
 
 
 @pytest.fixture(scope="session")

@@ -9,28 +9,11 @@ import soundfile
 import torch
 from transformers import pipeline
 
-from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
 from modeling_supclap.integrations.pipeline import ClipPipeline
 
 TASK = "zero-shot-audio-classification"
 LABELS = ["dog", "rain", "pluie"]
 CLIPS = [builders.noise(16000, seed=1), builders.noise(200_000, seed=2)]
-
-
-def save(folder, kind: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
-    """A model of a kind and its processor, in a folder."""
-    model, processor = {
-        "bert": lambda: (builders.supclap_model(), builders.bert_processor()),
-        "sonar": lambda: (
-            builders.supclap_model(builders.supclap_config(builders.sonar_config())),
-            builders.nllb_processor(),
-        ),
-        "clap": lambda: (supclap_from_clap(builders.clap_model()), processor_from_clap(builders.clap_processor())),
-    }[kind]()
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return model, processor
 
 
 @torch.no_grad()
@@ -48,10 +31,10 @@ def scores(result: list[dict]) -> list[float]:
 
 
 @pytest.mark.parametrize("template", ["This is a sound of {}.", "on entend {} au loin"])
-@pytest.mark.parametrize("kind", ["bert", "sonar", "clap"])
+@pytest.mark.parametrize("kind", ["supclap", "sonar", "converted"])
 def test_scores_are_those_of_the_model_for_a_clip_a_list_and_batches(tmp_path, kind, template):
-    model, processor = save(tmp_path, kind)
-    clips = [CLIPS[0], CLIPS[0][:9000]] if kind == "clap" else CLIPS  # of CLAP's extractor here no longer than 1 s
+    model, processor = builders.save_pair(kind, tmp_path)
+    clips = [CLIPS[0], CLIPS[0][:9000]] if kind == "converted" else CLIPS  # of CLAP's extractor here no longer than 1 s
     expected = [expected_scores(model, processor, clip, template) for clip in clips]
     classify = pipeline(TASK, model=str(tmp_path))
     options = {"candidate_labels": LABELS, "hypothesis_template": template}
@@ -64,7 +47,7 @@ def test_scores_are_those_of_the_model_for_a_clip_a_list_and_batches(tmp_path, k
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="the pipeline decodes files and bytes by the ffmpeg program")
 @pytest.mark.parametrize("given", ["path", "bytes"])
 def test_a_file(tmp_path, given):
-    model, processor = save(tmp_path, "bert")
+    model, processor = builders.save_pair("supclap", tmp_path)
     path = tmp_path / "noise.wav"
     soundfile.write(path, CLIPS[0], 16000, subtype="FLOAT")
     audio = str(path) if given == "path" else path.read_bytes()
@@ -73,7 +56,7 @@ def test_a_file(tmp_path, given):
 
 
 def test_half_precision(tmp_path):
-    model, processor = save(tmp_path, "bert")
+    model, processor = builders.save_pair("supclap", tmp_path)
     classify = pipeline(TASK, model=str(tmp_path), dtype=torch.bfloat16)
     result = classify(CLIPS[0], candidate_labels=LABELS, hypothesis_template="{}")
     assert scores(result) == pytest.approx(expected_scores(model, processor, CLIPS[0], "{}"), abs=0.05)

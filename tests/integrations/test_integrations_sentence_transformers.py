@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("sentence_transformers", reason="the extra sentence-transformers is not installed")
 from sentence_transformers import SentenceTransformer
 
-from modeling_supclap import CEDFeatureExtractor, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.integrations.sentence_transformers import SupCLAPModule
 
 TEXTS = [builders.CAPTIONS[language] for language in ("eng", "fra", "deu")]
@@ -19,17 +19,14 @@ CLIPS = [builders.noise(16000, seed=1), builders.noise(44100, seed=2), builders.
 RATES = [16000, 44100, 8000]
 
 
-@pytest.fixture(scope="module", params=["bert", "sonar"])
+@pytest.fixture(scope="module", params=["supclap", "sonar"])
 def kind(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
 def module(kind):
-    if kind == "bert":
-        return SupCLAPModule(builders.supclap_model(), builders.bert_processor())
-    model = builders.supclap_model(builders.supclap_config(builders.sonar_config()))
-    return SupCLAPModule(model, builders.nllb_processor())
+    return SupCLAPModule(*builders.pair(kind))
 
 
 @pytest.fixture(scope="module")
@@ -169,22 +166,13 @@ def test_the_limit_of_tokens_can_be_set_as_on_any_encoder(module, tmp_path):
     np.testing.assert_array_equal(by_settings.encode(long), cut.encode(long))
 
 
-@pytest.mark.parametrize("tower", ["ced", "htsat"])
-def test_sentence_transformers_alone_loads_a_folder_of_a_model(tower, tmp_path):
+@pytest.mark.parametrize("kind", ["supclap", "converted"])
+def test_sentence_transformers_alone_loads_a_folder_of_a_model(kind, tmp_path):
     """Without our module: it asks any processor to pad recordings, which ours do anyway."""
-    audio = builders.ced_config() if tower == "ced" else builders.clap_config().audio_config
-    extractor = CEDFeatureExtractor() if tower == "ced" else builders.clap_processor().feature_extractor
-    model = (
-        builders.supclap_model(builders.supclap_config(audio=audio))
-        if tower == "ced"
-        else SupCLAPModel(builders.supclap_config(audio=audio))
-    )
-    processor = SupCLAPProcessor(extractor, builders.bert_tokenizer())
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
+    model, processor = builders.save_pair(kind, tmp_path)
     encoder = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")
     clips = [{"array": clip, "sampling_rate": 16000} for clip in (CLIPS[0], CLIPS[0][:9000])]
-    np.testing.assert_allclose(encoder.encode(TEXTS), model.eval().encode_text(TEXTS, processor), atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(TEXTS), model.encode_text(TEXTS, processor), atol=1e-6)
     np.testing.assert_allclose(encoder.encode(clips), model.encode_audio(clips, processor), atol=1e-5)
 
 

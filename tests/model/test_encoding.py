@@ -25,11 +25,8 @@ def clap(truncation: str):
 
 
 KINDS = {
-    "ced and bert": lambda: (builders.supclap_model(), builders.bert_processor()),
-    "ced and sonar": lambda: (
-        builders.supclap_model(builders.supclap_config(builders.sonar_config())),
-        builders.nllb_processor(),
-    ),
+    "ced and bert": builders.pair,
+    "ced and sonar": lambda: builders.pair("sonar"),
     "clap": lambda: clap("rand_trunc"),
     "fused clap": lambda: clap("fusion"),
 }

@@ -40,10 +40,8 @@ def saved(tmp_path_factory) -> Path:
     ClapAudioModel(builders.clap_config().audio_config).save_pretrained(root / "htsat")
     SonarTextModel(builders.sonar_config()).save_pretrained(root / "sonar")
     builders.nllb_tokenizer().save_pretrained(root / "sonar")
-    builders.save_supclap(root / "supclap")
-    model = builders.supclap_model(builders.supclap_config(builders.sonar_config()))
-    model.save_pretrained(root / "supclap-sonar")
-    builders.nllb_processor().save_pretrained(root / "supclap-sonar")
+    builders.save_pair("supclap", root / "supclap")
+    builders.save_pair("sonar", root / "supclap-sonar")
     adapted = get_peft_model(builders.supclap_model(), LoraConfig(r=2, target_modules=["query"]))
     adapted.save_pretrained(root / "adapter")
     return root

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from modeling_supclap import CNN14Config, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
 from modeling_supclap.feature_extraction_msclap import MSCLAPFeatureExtractor
 from modeling_supclap.localization import localize
 
@@ -14,7 +13,7 @@ TEXTS = ["rain", "a dog barks"]
 
 
 def ced():
-    return builders.supclap_model(), builders.bert_processor(), 2.56  # 16 whole steps
+    return *builders.pair(), 2.56  # 16 whole steps
 
 
 def dasheng():
@@ -24,8 +23,7 @@ def dasheng():
 
 
 def htsat():
-    clap = builders.clap_model()
-    return supclap_from_clap(clap), processor_from_clap(builders.clap_processor("rand_trunc")), None
+    return *builders.pair("converted"), None
 
 
 def cnn14():

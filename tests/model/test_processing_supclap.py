@@ -81,10 +81,6 @@ def test_left_padding(nllb_tokenizer):
         assert ids[mask.index(1)] == french
 
 
-def test_bert_ignores_the_language(processor):
-    assert processor(text=TEXTS, language=LANGUAGES)["input_ids"] == processor(text=TEXTS)["input_ids"]
-
-
 def test_blanks_at_the_ends_make_no_token(sonar_processor):
     assert sonar_processor(text="  a dog \n")["input_ids"] == sonar_processor(text="a dog")["input_ids"]
 

@@ -41,7 +41,7 @@ from modeling_supclap import (
     SupCLAPModel,
     SupCLAPProcessor,
 )
-from modeling_supclap.towers import check_audio_config, check_text_config, load_tower, takes
+from modeling_supclap.towers import check_audio_config, check_text_config, load_tower
 
 # Less than a chunk of CED (10.12 s), exactly one, more; less than what the other extractors here take (1 s), and more.
 SHORT = [4000, 9000, 16000, 40000]
@@ -237,18 +237,6 @@ def test_the_language_counts_where_the_tower_knows_it(encoders, text):
 # ---- pooling ----
 
 
-@pytest.mark.parametrize(("text", "pooling"), [("xlmr", "cls"), ("distilbert", "cls"), ("mpnet", "pooler")])
-@torch.no_grad()
-def test_pooling_by_configuration(encoders, text, pooling):
-    model = SupCLAPModel.from_encoders(encoders["ced"], encoders[text], projection_dim=16, text_pooling=pooling)
-    inputs = SupCLAPProcessor.from_encoders(encoders["ced"], encoders[text])(text=TEXTS[:2], return_tensors="pt")
-    published, _ = text_encoder(text)
-    hidden = published.eval()(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-    pooled = hidden.last_hidden_state[:, 0] if pooling == "cls" else hidden.pooler_output
-    expected = torch.nn.functional.normalize(model.text_projection(pooled), dim=-1)
-    torch.testing.assert_close(model.get_text_features(**inputs).pooler_output, expected, atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize("text", ["distilbert", "modernbert"])
 def test_a_tower_without_a_pooler_cannot_pool_with_it(encoders, text):
     message = r"(Distil|Modern)BertModel has no pooler; text_pooling must be 'mean' or 'cls', got 'pooler'"
@@ -355,11 +343,6 @@ def test_a_loaded_tower_of_another_width(name):
     width = tower.config.hidden_size
     with pytest.raises(ValueError, match=f"is {width} wide and {name} says 32; .*SupCLAPConfig.{name}=tower.config"):
         SupCLAPModel(config, **towers)
-
-
-def test_takes_reads_the_signature():
-    assert takes(BertModel, "token_type_ids")
-    assert not takes(SonarTextModel(builders.sonar_config()), "token_type_ids")
 
 
 def test_weights_that_are_missing_are_named(encoders, tmp_path):
