@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from modeling_supclap.datasets_scripts.stream import EpochBatches
 
 from ..losses.multilingual import alignment_direction_error, data_distribution_error, weight_error_term
 from ..losses.similarity import at_least_float32
-from ..losses.support_vector import DynamicRadius, StaticRadius
 from .collator import TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .drift import drift_cosine, drift_statistics, positive_similarity_histogram
@@ -229,33 +227,17 @@ class DriftCallback(TrainerCallback):
     as negatives of each other here, and all negatives count alike. Of a larger batch the first 4,096 pairs are watched.
 
     Args:
-        objective: The objective to watch, see `objectives.py`; its radii are those modules in it that are called `t2a`
-            and `a2t`.
+        objective: The objective to watch, see `objectives.py`; its radii are those of its `regularizer`, if it has one.
         averages: Where the numbers go for the next log.
     """
 
     def __init__(self, objective: nn.Module, averages: Averages) -> None:
         self.averages = averages
-        self._radii: dict[str, Tensor] = {}
         self._batch: _WatchedBatch | None = None
-        self._is_sigmoid = getattr(objective, "loss", None) == "siglip"
-        regularizer = getattr(objective, "regularizer", None)
-        self._svr: dict[str, Any] = {}
-        if regularizer is not None:
-            for name in ("alpha", "similarity", "decoupled"):
-                self._svr[name] = getattr(regularizer, name)
-
-        for name, module in objective.named_modules():
-            if isinstance(module, (StaticRadius, DynamicRadius)):
-                module.register_forward_hook(partial(self._keep_radius, name.rpartition(".")[2]))
         objective.register_forward_hook(self._keep_batch, with_kwargs=True)
 
-    def _keep_radius(self, direction: str, module: nn.Module, args: Any, radius: Tensor) -> None:
-        self._radii.setdefault(direction, radius.detach())  # the first of several languages is the anchor's
-
     def _keep_batch(self, objective: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        radii, self._radii = self._radii, {}
-        self._batch = _WatchedBatch(radii, self._svr, self._is_sigmoid, *args, **kwargs)
+        self._batch = _WatchedBatch(objective, *args, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measures the last batch if the step ends with a log."""
@@ -276,9 +258,7 @@ class _WatchedBatch:
 
     def __init__(
         self,
-        radii: Mapping[str, Tensor],
-        svr: Mapping[str, Any],
-        is_sigmoid: bool,
+        objective: nn.Module,
         audio_embeds: Tensor,
         text_embeds: Tensor,
         logit_scale: Tensor,
@@ -291,10 +271,17 @@ class _WatchedBatch:
         self.audio_embeds = self._role_major(recordings.detach())
         self.text_embeds = self._role_major(text_embeds.detach())
         self.logit_scale = logit_scale.detach()
-        self.svr = dict(svr)
-        if is_sigmoid and logit_bias is not None:
+
+        self.svr: dict[str, Any] = {}
+        self.radii: dict[str, Tensor] = {}
+        if getattr(objective, "loss", None) == "siglip" and logit_bias is not None:
             self.svr["logit_bias"] = logit_bias.detach()
-        self.radii = {direction: radius.flatten()[: len(self.text_embeds)] for direction, radius in radii.items()}
+        regularizer = getattr(objective, "regularizer", None)
+        if regularizer is not None:
+            for name in ("alpha", "similarity", "decoupled"):
+                self.svr[name] = getattr(regularizer, name)
+            for direction, radius in regularizer.batch_radii.items():
+                self.radii[direction] = radius.flatten()[: len(self.text_embeds)]  # the anchor language's come first
 
         self.text_gradient: Tensor | None = None  # it follows with the backward pass
         if text_embeds.requires_grad:

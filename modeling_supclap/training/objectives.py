@@ -62,6 +62,8 @@ class SupportVectorRegularizer(nn.Module):
         self.beta = beta
         self.similarity: Similarity = similarity
         self.decoupled = decoupled
+        self.batch_radii: dict[str, Tensor] = {}
+        """By direction, the radius of each pair of the last batch, `(N,)` or `(K, N)`, for who watches a run."""
         self._has_started = False
 
     @torch.no_grad()
@@ -134,6 +136,7 @@ class SupportVectorRegularizer(nn.Module):
 
             scale = DIRECTION_SCALE.get(self.base, 1.0)
             total = total.add(term, alpha=scale * self.alpha)
+            self.batch_radii[direction] = radius.detach()
             logs |= {f"loss_svr_{direction}": scale * term.detach(), f"radius_{direction}": radius.detach().mean()}
 
             if isinstance(radius_module, DynamicRadius):

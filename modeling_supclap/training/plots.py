@@ -12,7 +12,6 @@ from modeling_supclap.datasets_scripts.atomic_files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Shown when a run logged them: panel title, then the keys drawn in it.
 _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -76,23 +75,19 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
             "for logging_steps or more"
         )
 
-    drift: dict[str, Curve] = {}
+    panels: dict[str, dict[str, Curve]] = {"drift (cosine of update and pull)": {}}
     for key, label in _DRIFT_CURVES.items():
         if key in tracked[0]:
-            drift[label] = key, [tracked]
+            panels["drift (cosine of update and pull)"][label] = key, [tracked]
+    for direction in ("t2a", "a2t"):
+        if f"radius_mean_{direction}" in tracked[0]:
+            panels.setdefault("semantic radius", {})[direction] = f"radius_mean_{direction}", [tracked]
 
     window = max(1, len(tracked) // 10)
-    pairs: dict[str, Curve] = {}
+    pairs = panels["positive pairs (share of the batch)"] = {}
     for label, first in (("start", 0), ("middle", (len(tracked) - window) // 2), ("end", len(tracked) - window)):
         pairs[label] = "positive_similarity_histogram", [tracked[first : first + window]]
-
-    has_radius = not {"radius_mean_t2a", "radius_mean_a2t"}.isdisjoint(tracked[0])
-    figure, places = _panels(3 if has_radius else 2)
-    _draw_panel(places[0], "drift (cosine of update and pull)", drift)
-    if has_radius:
-        _draw_radius(places[1], tracked)
-    _draw_panel(places[-1], "positive pairs (share of the batch)", pairs)
-    _write_png(figure, path)
+    plot_runs(panels, path)
 
 
 def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> None:
@@ -100,16 +95,21 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
 
     Args:
         panels: By the title of a panel, and by the label in it, what is drawn. A curve is the mean over the seeds, its
-            band reaches from the least to the largest; histograms are added up.
+            band reaches from the least to the largest; that of the mean radius of one seed is one standard deviation
+            within the batch. Histograms are added up.
         path: The PNG to write; it appears whole or not at all.
 
     Raises:
         ValueError: No run of a panel has logged what it draws.
     """
-    figure, places = _panels(len(panels))
-    for axes, (title, curves) in zip(places, panels.items(), strict=True):
-        _draw_panel(axes, title, curves)
-    _write_png(figure, path)
+    from matplotlib.figure import Figure  # takes a second, which a run should not wait for before its first step
+
+    rows, columns = -(-len(panels) // 3), min(len(panels), 3)
+    figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
+    for place, (title, curves) in enumerate(panels.items(), start=1):
+        _draw_panel(figure.add_subplot(rows, columns, place), title, curves)
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=120)
 
 
 def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
@@ -128,17 +128,23 @@ def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
             xlabel = "cosine"
             continue
 
-        # The mean of the seeds, as far as the shortest run goes, and the band from the least to the largest.
+        # The mean of the seeds, as far as the shortest run goes.
         steps = min((steps for steps, _ in drawn), key=len)
         several = np.array([values[: len(steps)] for _, values in drawn])  # (seeds, length)
-        _draw_curve(axes, steps, several.mean(axis=0), label)
+        axes.plot(steps, several.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
+
         if len(seeds) > 1:
             axes.fill_between(steps, several.min(axis=0), several.max(axis=0), alpha=0.15)
+        elif key.startswith("radius_mean_"):
+            spread = np.array(_curve(seeds[0], key.replace("mean", "std"))[1])
+            axes.fill_between(steps, several[0] - spread, several[0] + spread, alpha=0.15)
 
     if not axes.has_data():
         names = " or ".join(sorted({key for key, _ in curves.values()}))
         raise ValueError(f"none of the runs {list(curves)} has logged {names}")
-    _finish_panel(axes, title, xlabel)
+    axes.set(title=title, xlabel=xlabel)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
 
 
 def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: str) -> None:
@@ -149,42 +155,6 @@ def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: 
     held = np.flatnonzero(counts)
     shown = slice(held[0], held[-1] + 1)
     axes.stairs(counts[shown] / counts.sum(), edges[held[0] : held[-1] + 2], label=label)
-
-
-def _draw_radius(axes: Axes, tracked: Sequence[Mapping[str, Any]]) -> None:
-    for direction in ("t2a", "a2t"):
-        if f"radius_mean_{direction}" in tracked[0]:
-            steps, means = _curve(tracked, f"radius_mean_{direction}")
-            spread = np.array(_curve(tracked, f"radius_std_{direction}")[1])
-            _draw_curve(axes, steps, means, direction)
-            axes.fill_between(steps, means - spread, means + spread, alpha=0.2)
-    _finish_panel(axes, "semantic radius", "step")
-
-
-def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
-    """Makes a figure of `count` panels, three in a row."""
-    from matplotlib.figure import Figure  # takes a second, which a run should not wait for before its first step
-
-    rows, columns = -(-count // 3), min(count, 3)
-    figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
-    for place in range(1, count + 1):
-        figure.add_subplot(rows, columns, place)
-    return figure, figure.axes
-
-
-def _draw_curve(axes: Axes, steps: Sequence[int], values: Any, label: str) -> None:
-    axes.plot(steps, values, marker="." if len(steps) < 40 else None, label=label)
-
-
-def _finish_panel(axes: Axes, title: str, xlabel: str) -> None:
-    axes.set(title=title, xlabel=xlabel)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-
-
-def _write_png(figure: Figure, path: str | Path) -> None:
-    with whole_file(path) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=120)
 
 
 def _curve(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[Any]]:

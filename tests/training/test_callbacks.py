@@ -224,11 +224,12 @@ def test_the_drift_with_support_vectors_is_that_of_the_run_s_own_term(loss, bias
         assert numbers[name] == pytest.approx(expected[name].item(), abs=1e-6)
 
 
-def test_the_spread_of_a_dynamic_radius_is_that_within_the_batch():
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_the_spread_of_a_dynamic_radius_is_that_within_the_batch(chunk_size):
     radius = DynamicRadius(num_similarities=4)
     torch.manual_seed(0)
     nn.init.normal_(radius.layers[-1].weight)
-    objective = regularised({"t2a": radius})
+    objective = ContrastiveObjective("infonce", SupportVectorRegularizer({"t2a": radius}), chunk_size).double()
     audio, text = unit(6, 8, seed=6), unit(6, 1, 8, seed=7)
     with torch.no_grad():
         radii = radius(SCALE * text[:, 0] @ audio.T).numpy()
@@ -246,24 +247,16 @@ def test_where_no_gradient_reaches_the_texts_the_rest_is_logged():
     assert "drift_cosine" in numbers
 
 
-class _PerLanguage(nn.Module):
-    """InfoNCE in each of K languages with a radius for each, as `(K, N)`."""
-
-    def __init__(self):
-        super().__init__()
-        self.radii = nn.ModuleDict({"t2a": StaticRadius(0.25)})
-
-    def forward(self, audio_embeds, text_embeds, logit_scale, **others):
-        texts = text_embeds.transpose(0, 1)
-        radius = self.radii["t2a"](texts @ audio_embeds.T)
-        assert radius.shape == texts.shape[:2]
-        return sum(info_nce(audio_embeds, text, logit_scale) for text in texts) + radius.sum(), {}
-
-
 def test_of_several_languages_the_first_is_measured():
     audio, text = unit(5, 8, seed=10), unit(5, 3, 8, seed=11)
-    first, _ = measure(_PerLanguage().double(), audio.detach().requires_grad_(), text[:, :1].detach().requires_grad_())
-    several, _ = measure(_PerLanguage().double(), audio, text)
+    radius = DynamicRadius(num_similarities=4)
+    nn.init.normal_(radius.layers[-1].weight, generator=torch.Generator().manual_seed(0))
+    regularizer = SupportVectorRegularizer({"t2a": radius}, beta=0.0)
+    objective = ContrastiveObjective("infonce", regularizer).double()
+    first, _ = measure(objective, audio.detach().requires_grad_(), text[:, :1].detach().requires_grad_())
+
+    regularizer.base = "kcl"
+    several, _ = measure(ContrastiveObjective("kcl", regularizer).double(), audio, text)
     assert several == pytest.approx(first, abs=1e-12)
 
 
