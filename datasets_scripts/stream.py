@@ -250,18 +250,18 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
     config = HubDatasetConfig(**options)
     place = str(config.data_dir)
     if "://" in place:
-        files = _find_files(place, ".parquet")
+        files: Any = _find_files(place, ".parquet")
     else:
         folder = Path(place).expanduser()
-        builder = datasets.load_dataset_builder(
-            str(folder) if folder.is_dir() else place, config.subset, revision=config.revision
-        )
-        files = {}
-        for split, paths in (builder.config.data_files or {}).items():
-            files[SPLITS.get(str(split), str(split))] = paths
+        place = str(folder) if folder.is_dir() else place
+        builder = datasets.load_dataset_builder(place, config.subset, revision=config.revision)
+        files = builder.config.data_files or {}
 
     groups: dict[str, list[RowGroup]] = {}
-    for split, paths in files.items():
+    origins: dict[str, str] = {}  # what the ids of each split's rows begin with
+    for name, paths in files.items():
+        split = SPLITS.get(str(name), str(name))
+        origins[split] = str(name)
         if not all(path.endswith(".parquet") for path in paths):
             raise FileNotFoundError(f"{place} is to be of Parquet files to be streamed; it has {paths[0]}")
         with ThreadPoolExecutor(LANES) as pool:
@@ -276,12 +276,11 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
                 first_row += rows
         types = datasets.Features.from_arrow_schema(ends[0].schema.to_arrow_schema())
 
-    origins = {split: split for split in groups}
     for split in ("test", "validation"):
         fraction = getattr(config, f"{split}_fraction")
         if split not in groups and "train" in groups and fraction > 0:
             groups["train"], groups[split] = _hold_out(groups["train"], fraction, config.seed)
-            origins[split] = "train"
+            origins[split] = origins["train"]
 
     streams = {}
     for split, held in groups.items():

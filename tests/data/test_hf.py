@@ -96,6 +96,15 @@ def test_parquet_is_streamed_as_the_rows_that_it_is(hub, address):
     assert "audio" not in light[0]
 
 
+def test_ids_are_those_of_the_split_whatever_we_call_it(hub):
+    header = "configs:\n- config_name: default\n  data_files:\n  - {split: dev, path: '*.parquet'}\n"
+    (hub / "README.md").write_text(f"---\n{header}---\n")
+    rows = load_splits("hf", data_dir=str(hub), cache_dir=str(hub.parent / "cache"))
+    streamed = load_splits("hf", data_dir=str(hub), streaming=True)
+    assert list(rows) == list(streamed) == ["validation"]
+    assert [row["clip_id"] for row in streamed["validation"]] == rows["validation"]["clip_id"][:]
+
+
 def test_what_is_missing_is_held_out_by_row_groups(hub):
     splits = load_splits("hf", data_dir=str(hub), streaming=True, test_fraction=0.25)
     ids = {name: [row["clip_id"] for row in stream] for name, stream in splits.items()}

@@ -144,6 +144,11 @@ def test_a_complete_set_is_left_alone(whole, folder, cache, monkeypatch):
     assert run(request_for(folder), whole[0], cache_dir=cache, quiet=True) == whole[1]
 
 
+def test_the_same_set_is_left_alone_when_bad_recordings_are_to_be_named_too(whole, folder, cache):
+    request = Request("esc50", request_for(folder).options, "int16", SHARD_BYTES, on_bad_audio="report")
+    assert run(request, whole[0], cache_dir=cache, quiet=True) == whole[1]
+
+
 def test_another_set_is_replaced_only_when_asked(folder, cache, tmp_path):
     out = tmp_path / "out"
     run(request_for(folder), out, cache_dir=cache, quiet=True)
