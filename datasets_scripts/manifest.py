@@ -152,24 +152,15 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
     )
     MetadataConfigs({"default": {"data_files": files}}).to_dataset_card_data(data)
     DatasetInfosDict({"default": info}).to_dataset_card_data(data)
-    text = f"---\n{data.to_yaml()}\n---\n\n{_card_body(manifest)}"
-    write_text(path, str(DatasetCard(text)), one_writer=True)
-
-
-def _card_body(manifest: Mapping[str, Any]) -> str:
-    licenses = []
-    for name, count in manifest["licenses"].items():
-        licenses.append(f"- {name or 'not stated'}: {count} clips\n")
-
-    return (
-        f"# {manifest['dataset']}, prepared\n\n"
-        f"Audio: {STORAGES[manifest['storage']].meaning}. `manifest.json` says what the set was made from, what is "
-        "missing and what could not be read.\n\n"
-        f"```\n{summary_table(manifest)}\n```\n\n"
-        "```python\nfrom modeling_supclap.datasets_scripts import load_splits\n\n"
-        'splits = load_splits("prepared", data_dir="this folder, or its id on the Hub")\n```\n\n'
-        f"Licences of the recordings:\n\n{''.join(licenses)}"
+    card = DatasetCard.from_template(
+        data,
+        template_path=str(Path(__file__).with_name("prepared_card.md.j2")),
+        name=manifest["dataset"],
+        meaning=STORAGES[manifest["storage"]].meaning,
+        table=summary_table(manifest),
+        licenses=manifest["licenses"],
     )
+    write_text(path, str(card), one_writer=True)
 
 
 def _hub_license(name: str) -> str:

@@ -21,7 +21,7 @@ from transformers import HfArgumentParser
 from modeling_supclap.datasets_scripts import find_builder
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options
 
-from .options import DatasetArguments, as_mapping, format_help
+from .options import DatasetArguments, as_mapping
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -49,9 +49,6 @@ def parse_arguments(
         ValueError: A key that no group has, where the message names those that come close, or a value of another type.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(words):
-        print(format_help(groups, sys.modules["__main__"].__doc__ or ""))
-        sys.exit(0)
     parser = _Parser(list(groups), allow_abbrev=False, add_help=False)
     if "--help_all" in words:
         parser.print_help()

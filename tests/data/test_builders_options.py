@@ -39,21 +39,8 @@ def parser():
 
 
 def test_values_have_the_type_of_the_field(parser):
-    words = [
-        "--count",
-        "4",
-        "--fraction",
-        "0.5",
-        "--code",
-        "0123",
-        "--languages",
-        "fra",
-        "deu",
-        "--strict",
-        "false",
-        "--data_dir",
-        "d",
-    ]
+    words = ["--count", "4", "--fraction", "0.5", "--code", "0123", "--languages", "fra", "deu"]
+    words += ["--strict", "false", "--data_dir", "d"]
     expected = {"count": 4, "fraction": 0.5, "code": "0123", "languages": ["fra", "deu"], "strict": False}
     assert vars(parser.parse_args(words)) == {**expected, "data_dir": "d"}
 

@@ -176,19 +176,9 @@ def test_a_wheel_trains_and_evaluates_beside_a_project_of_ones_own(environment, 
     assert results["training"]["steps"] == 8
     assert "supclap train smoke.yaml --output_dir out" in ModelCard.load(project / "out" / "README.md").text
 
-    words = [
-        "--model",
-        "out",
-        "--num_train",
-        "8",
-        "--num_validation",
-        "8",
-        "--num_test",
-        "16",
-        "--output_dir",
-        "scores",
-    ]
-    code, printed = finish(run(environment, project, "evaluate", *words, "--cache_dir", "none"))
+    words = ["--model", "out", "--num_train", "8", "--num_validation", "8", "--num_test", "16"]
+    words += ["--output_dir", "scores", "--cache_dir", "none"]
+    code, printed = finish(run(environment, project, "evaluate", *words))
     assert code == 0, printed
     assert (project / "scores" / "report.html").stat().st_size > 10_000
 
