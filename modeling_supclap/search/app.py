@@ -137,7 +137,7 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray, roo
     for hit, (onsets, scores) in zip(hits, strips, strict=True):
         length = max(onsets[-1] + hit.end_seconds - hit.start_seconds, 1e-3)
         shades = 0.06 + 0.94 * ((scores - lowest) / span if span else np.ones_like(scores)) ** 2
-        windows = zip(onsets, [*onsets[1:], length], scores, shades, strict=True)
+        windows = np.stack([onsets, [*onsets[1:], length], scores, shades], axis=1).tolist()
         address = f"/gradio_api/file={quote(str(root / hit.file))}#t={hit.start_seconds:g}"
         places.append({"hit": hit, "length": length, "windows": windows, "address": address})
 
