@@ -55,18 +55,6 @@ FILES_SCHEMA = pa.schema(
 )
 
 
-def windows_schema(dim: int) -> pa.Schema:
-    """The columns of the table of windows, for embeddings of `dim` numbers."""
-    return pa.schema(
-        [
-            ("file", pa.string()),
-            ("start_seconds", pa.float64()),
-            ("end_seconds", pa.float64()),
-            ("vector", pa.list_(pa.float32(), dim)),
-        ]
-    )
-
-
 @dataclass
 class IndexReport:
     """What a call of `build_index` did.
@@ -139,17 +127,24 @@ class SoundIndex:
 
         lancedb = _import_lancedb()
         session = lancedb.Session(index_cache_size_bytes=_CACHE_BYTES)
-        self._database = lancedb.connect(self.folder, session=session)
-        names = self._database.list_tables().tables
+        database = lancedb.connect(self.folder, session=session)
+        names = database.list_tables().tables
         if "windows" in names and "files" in names:
-            self.windows = self._database.open_table("windows")
-            self.files = self._database.open_table("files")
+            self.windows = database.open_table("windows")
+            self.files = database.open_table("files")
         elif dim is None:
             raise FileNotFoundError(missing)
         else:
-            schema = windows_schema(dim).with_metadata(about or {})
-            self.windows = self._database.create_table("windows", schema=schema, exist_ok=True)
-            self.files = self._database.create_table("files", schema=FILES_SCHEMA, exist_ok=True)
+            vector = pa.list_(pa.float32(), dim)
+            columns = {
+                "file": pa.string(),
+                "start_seconds": pa.float64(),
+                "end_seconds": pa.float64(),
+                "vector": vector,
+            }
+            schema = pa.schema(columns, metadata=about)
+            self.windows = database.create_table("windows", schema=schema, exist_ok=True)
+            self.files = database.create_table("files", schema=FILES_SCHEMA, exist_ok=True)
 
     @property
     def dim(self) -> int:
@@ -159,10 +154,7 @@ class SoundIndex:
     @property
     def about(self) -> dict[str, str]:
         """What the store says of itself: the model, the length of a window and the hop, the folder of recordings."""
-        found = {}
-        for key, value in (self.windows.schema.metadata or {}).items():
-            found[key.decode()] = value.decode()
-        return found
+        return {key.decode(): value.decode() for key, value in (self.windows.schema.metadata or {}).items()}
 
     def known_files(self) -> dict[str, dict[str, Any]]:
         """The rows of the table of files, by path."""
@@ -384,7 +376,8 @@ def build_index(
     store.update_stamps(moved)
 
     workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
-    embedder = _Embedder(model, window_seconds, hop_seconds, batch_size, workers)
+    window, hop = (round(seconds * model.sampling_rate_hz) for seconds in (window_seconds, hop_seconds))
+    embedder = _Embedder(model, window, hop, batch_size, workers)
     done: list[IndexedFile] = []
     is_quiet = not show_progress_bar or rank > 0
     for entry in progress(embedder.embed(files, todo), "indexing", len(todo), "files", is_quiet):
@@ -455,26 +448,23 @@ class _Window(NamedTuple):
     problem: str = ""
 
 
+@dataclass
 class _Embedder:
     """Reads files in threads and embeds their windows, those of several short files in one batch.
 
-    Args:
+    Attributes:
         model: What embeds.
-        window_seconds: The length of a window.
-        hop_seconds: From one window to the next.
+        window: The samples of a window.
+        hop: The samples from one window to the next.
         batch_size: Windows that go through the model at once.
         num_workers: Threads that read.
     """
 
-    def __init__(
-        self, model: EmbeddingModel, window_seconds: float, hop_seconds: float, batch_size: int, num_workers: int
-    ) -> None:
-        self.model = model
-        self.rate_hz = model.sampling_rate_hz
-        self.window = round(window_seconds * self.rate_hz)
-        self.hop = round(hop_seconds * self.rate_hz)
-        self.batch_size = batch_size
-        self.num_workers = num_workers
+    model: EmbeddingModel
+    window: int
+    hop: int
+    batch_size: int
+    num_workers: int
 
     def embed(self, files: Mapping[str, Path], names: Sequence[str]) -> Iterator[IndexedFile]:
         """The files in their order, as they are done."""
@@ -482,11 +472,11 @@ class _Embedder:
         for name, group in itertools.groupby(embedded, key=attrgetter("file")):
             windows = list(group)
             problem = max(window.problem for window in windows)  # of any part, it is the file's
-            duration_seconds = max(window.end for window in windows) / self.rate_hz
+            duration_seconds = max(window.end for window in windows) / self.model.sampling_rate_hz
 
             heard = [] if problem else windows
-            starts = np.array([window.start for window in heard], np.float64) / self.rate_hz
-            ends = np.array([window.end for window in heard], np.float64) / self.rate_hz
+            starts = np.array([window.start for window in heard], np.float64) / self.model.sampling_rate_hz
+            ends = np.array([window.end for window in heard], np.float64) / self.model.sampling_rate_hz
             embeds = np.array([window.content for window in heard], np.float32)
             stamp, digest = windows[0].stamp, file_sha256(files[name])
             yield IndexedFile(name, stamp, digest, duration_seconds, starts, ends, embeds, problem)
@@ -523,7 +513,7 @@ class _Embedder:
     def _blocks(self, path: Path) -> list[list[int] | None]:
         """The windows of a file that are read at once; None, all of it, which serves most files."""
         seconds = Recording(str(path), None, str(path)).get_seconds()
-        starts = window_starts(math.floor(seconds * self.rate_hz), self.window, self.hop)
+        starts = window_starts(math.floor(seconds * self.model.sampling_rate_hz), self.window, self.hop)
         if len(starts) <= _WINDOWS_AT_ONCE:
             return [None]
         return [starts[first : first + _WINDOWS_AT_ONCE] for first in range(0, len(starts), _WINDOWS_AT_ONCE)]
@@ -532,15 +522,15 @@ class _Embedder:
         """The windows of a part of a file, each with its first sample."""
         recording = Recording(str(path), None, str(path))
         if block is None:
-            waveform, first = recording.read(self.rate_hz), 0
+            waveform, first = recording.read(self.model.sampling_rate_hz), 0
             block = window_starts(len(waveform), self.window, self.hop)
         else:
             first = block[0]
-            waveform = recording.read(self.rate_hz, first, block[-1] + self.window)
+            waveform = recording.read(self.model.sampling_rate_hz, first, block[-1] + self.window)
 
-        least = self.model.min_seconds * self.rate_hz
+        least = self.model.min_seconds * self.model.sampling_rate_hz
         if len(waveform) < max(least, 1):
-            raise ValueError(f"{path} lasts {len(waveform) / self.rate_hz:.3f} s, too short to embed")
+            raise ValueError(f"{path} lasts {len(waveform) / self.model.sampling_rate_hz:.3f} s, too short to embed")
         return [(start, waveform[start - first : start - first + self.window]) for start in block]
 
 
