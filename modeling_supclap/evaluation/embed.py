@@ -272,19 +272,15 @@ def embed_split(
         raise ValueError("the split is empty; there is nothing to evaluate")
 
     files = hash_recordings(rows, cache, on_bad_audio)
-    there, found = [], []
-    for place, row in enumerate(listed):
-        if row["clip_id"] in files:
-            there.append(place)
-            found.append(files[row["clip_id"]])
-
+    there = [place for place, row in enumerate(listed) if row["clip_id"] in files]
     if not there:
         raise ValueError(f"none of the {len(listed)} recordings is there, such as {listed[0]['audio_path']}")
 
     def read(place: int) -> np.ndarray:
         return read_row(rows[place], model.sampling_rate_hz, policy.max_audio_seconds, min_seconds=model.min_seconds)
 
-    key = {"max_audio_seconds": policy.max_audio_seconds, "files": found}
+    # The digests stand in the order of the rows.
+    key = {"max_audio_seconds": policy.max_audio_seconds, "files": list(files.values())}
     clips = embed_waveforms(model, there, read, policy, cache, key, on_bad_audio, batch_size)
     heard = np.flatnonzero(clips.counts)
     if not len(heard):

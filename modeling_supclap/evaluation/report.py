@@ -57,19 +57,13 @@ CLIP_SECONDS = 10.0
 CLIP_RATE_HZ = 16000
 
 
-class Cell(NamedTuple):
-    """A number of a table as text, and its interval as text; empty where there is none."""
-
-    value: str
-    interval: str = ""
-
-
 class Line(NamedTuple):
-    """One row of a table: what it is (`ours`, `chance`, `best` or `paper`), its name, and a cell for each column."""
+    """One row of a table: what it is (`ours`, `chance`, `best` or `paper`), its name, and for each column a score, a
+    number, a text or None."""
 
     kind: str
     name: str
-    cells: list[Cell]
+    cells: list[Any]
 
 
 Column = tuple[str, str]  # a direction, or nothing, and a metric
@@ -142,6 +136,7 @@ def render_report(results: Results, rows: Any = None, num_samples: int = 4) -> s
         for direction, title in DIRECTIONS.items():
             bars.setdefault(title, []).append((language, own[direction]["R@1"]))
 
+    environment.filters["written"] = _write_cell
     per_class, confusion = _zero_shot(results)
     content = public_values(results.content)  # as in results.json
     return environment.get_template("report.html.j2").render(
@@ -249,7 +244,8 @@ def _tables(results: Results) -> dict[str, Table]:
         columns, rows = _in_columns(found, ZSTE_TASKS)
         tables["zste"] = _table(columns, rows, papers, list(found), list(found)[:1])
         if agreement:
-            cells = [_cell(agreement.get(task, {}).get("MRV"), "MRV") for _, task in columns]
+            form = get_metric("MRV").format
+            cells = [form(agreement[task]["MRV"]["value"]) if task in agreement else None for _, task in columns]
             tables["zste"].lines.append(Line("ours", "MRV of the languages", cells))
 
     if "temporal" in scores:
@@ -297,58 +293,48 @@ def _table(
     best_of: Sequence[str | None],
 ) -> Table:
     """Our rows, the levels beside them, the papers' best in some languages, and what the papers print in ours."""
-    lines = _lines(columns, rows, "ours")
+    lines = [Line("ours", name, list(scores)) for name, scores in rows.items()]
     levels: dict[str, list[Any]] = {"chance": [], "an order-blind model": []}
     for column in zip(*rows.values(), strict=True):
         # Rows may ask among different numbers of candidates: each column shows the level of its last row.
         last: Mapping[str, Any] = next(filter(None, reversed(column)), {})
         levels["chance"].append(last.get("chance"))
         levels["an order-blind model"].append(last.get("order_blind"))
-    for line in _lines(columns, levels, "chance"):
-        if any(map(itemgetter(0), line.cells)):
-            lines.append(line)
+    for name, values in levels.items():
+        if any(value is not None for value in values):
+            lines.append(Line("chance", name, values))
 
     printed: dict[tuple[str | None, Column], list[float]] = defaultdict(list)
-    sections: dict[str, dict[str, list[Any]]] = defaultdict(dict)
+    sections: dict[str, dict[str, Line]] = defaultdict(dict)
     for entry in papers:
         column = (entry["direction"] if entry["metric"] in RETRIEVAL_METRICS else "", entry["metric"])
         language = entry["language"]
         if column in columns and language in languages:
             own = sections[f"{entry['paper']}, table {entry['table']}"]
             name = f"{entry['model']} ({OF_PAPERS.get(language, language)})"
-            own.setdefault(name, [None] * len(columns))[columns.index(column)] = entry["value"]
+            own.setdefault(name, Line("paper", name, [None] * len(columns))).cells[columns.index(column)] = entry[
+                "value"
+            ]
             printed[language, column].append(entry["value"])
 
-    best: dict[str, list[Any]] = {}
     for language in best_of:
         values = []
         for column in columns:
             choose = max if get_metric(column[1]).higher_is_better else min
             values.append(choose(printed[language, column], default=None))
         if any(values):
-            best[f"best in papers, {OF_PAPERS.get(language, language)}"] = values
-    lines += _lines(columns, best, "best")
-    return Table(columns, lines, {title: _lines(columns, own, "paper") for title, own in sections.items()})
+            lines.append(Line("best", f"best in papers, {OF_PAPERS.get(language, language)}", values))
+    return Table(columns, lines, {title: list(own.values()) for title, own in sections.items()})
 
 
-def _lines(columns: Sequence[Column], rows: Mapping[str, Sequence[Any]], kind: str) -> list[Line]:
-    """A line for each row of scores, in the forms of their columns."""
-    lines = []
-    for name, scores in rows.items():
-        cells = [_cell(score, metric) for score, (_, metric) in zip(scores, columns, strict=True)]
-        lines.append(Line(kind, name, cells))
-    return lines
-
-
-def _cell(score: Any, metric: str) -> Cell:
+def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
+    """A score or a number in the form of its metric, and its interval; empty where there is none."""
     form = get_metric(metric).format
-    if score is None:
-        return Cell("")
-    if not isinstance(score, Mapping):
-        return Cell(form(score))
-    if score["low"] is None:
-        return Cell(form(score["value"]))
-    return Cell(form(score["value"]), f"{form(score['low'])}–{form(score['high'])}")
+    if cell is None or isinstance(cell, str):
+        return cell or "", ""
+    if not isinstance(cell, Mapping):
+        return form(cell), ""
+    return form(cell["value"]), "" if cell["low"] is None else f"{form(cell['low'])}–{form(cell['high'])}"
 
 
 # ---- classes, cases, sounds ----

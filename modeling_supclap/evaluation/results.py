@@ -304,20 +304,11 @@ def compare(
 
         for name in names:
             place = prefix.split("/")
-            means = float(outcomes[name].mean()), float(others[name].mean())
-            found = tested.get(name, {})
-            table.append(
-                {
-                    "score": " ".join(place if place[-1] == name else [*place, name]),
-                    "first": means[0],
-                    "second": means[1],
-                    "difference": means[1] - means[0],
-                    "low": found.get("low"),
-                    "high": found.get("high"),
-                    "p_value": found.get("p_value"),
-                    "queries": len(shared),
-                }
-            )
+            own_mean, other_mean = float(outcomes[name].mean()), float(others[name].mean())
+            row: dict[str, Any] = {"score": " ".join(place if place[-1] == name else [*place, name])}
+            row |= {"first": own_mean, "second": other_mean, "difference": other_mean - own_mean}
+            row |= {"low": None, "high": None, "p_value": None, **tested.get(name, {}), "queries": len(shared)}
+            table.append(row)
     if not table:
         raise ValueError(f"the results have no score in common: {list(first.scores)} and {list(second.scores)}")
     return table
