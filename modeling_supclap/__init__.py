@@ -5,23 +5,37 @@ from typing import TYPE_CHECKING, Any
 
 from .integrations.auto_classes import watch_imports
 
-if TYPE_CHECKING:  # by the same name twice: whoever checks types takes such a name for one of this module
-    from .configuration_supclap import CEDConfig as CEDConfig
-    from .configuration_supclap import CNN14Config as CNN14Config
-    from .configuration_supclap import SupCLAPConfig as SupCLAPConfig
-    from .feature_extraction_ced import CEDFeatureExtractor as CEDFeatureExtractor
-    from .feature_extraction_msclap import MSCLAPFeatureExtractor as MSCLAPFeatureExtractor
-    from .modeling_ced import CEDModel as CEDModel
-    from .modeling_cnn14 import CNN14Model as CNN14Model
-    from .modeling_sonar import SonarTextModel as SonarTextModel
-    from .modeling_supclap import SupCLAPModel as SupCLAPModel
-    from .processing_supclap import SupCLAPProcessor as SupCLAPProcessor
-    from .training.trainer import SupCLAPTrainer as SupCLAPTrainer
-    from .training.trainer import TemporalTrainer as TemporalTrainer
-    from .training.training_args import SupCLAPTrainingArguments as SupCLAPTrainingArguments
-    from .training.training_args import TemporalTrainingArguments as TemporalTrainingArguments
+if TYPE_CHECKING:
+    from .configuration_supclap import CEDConfig, CNN14Config, SupCLAPConfig
+    from .feature_extraction_ced import CEDFeatureExtractor
+    from .feature_extraction_msclap import MSCLAPFeatureExtractor
+    from .modeling_ced import CEDModel
+    from .modeling_cnn14 import CNN14Model
+    from .modeling_sonar import SonarTextModel
+    from .modeling_supclap import SupCLAPModel
+    from .processing_supclap import SupCLAPProcessor
+    from .training.trainer import SupCLAPTrainer, TemporalTrainer
+    from .training.training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "CEDConfig",
+    "CEDFeatureExtractor",
+    "CEDModel",
+    "CNN14Config",
+    "CNN14Model",
+    "MSCLAPFeatureExtractor",
+    "SonarTextModel",
+    "SupCLAPConfig",
+    "SupCLAPModel",
+    "SupCLAPProcessor",
+    "SupCLAPTrainer",
+    "SupCLAPTrainingArguments",
+    "TemporalTrainer",
+    "TemporalTrainingArguments",
+    "__version__",
+]
 
 _MODULES = {
     "CEDConfig": "configuration_supclap",
@@ -39,8 +53,6 @@ _MODULES = {
     "TemporalTrainer": "training.trainer",
     "TemporalTrainingArguments": "training.training_args",
 }
-
-__all__ = [*_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
