@@ -126,16 +126,10 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
 
 
 def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
-    """An option that was given once, or once for each input, as a list of one for each.
-
-    Args:
-        name: What the option is called.
-        value: One of this kind, None, or a list.
-        count: How many inputs there are.
-        kind: The type, or a tuple of types.
+    """An option that was given once (or is None), or once for each input, as a list of one for each.
 
     Raises:
-        ValueError: The list has another length, or holds something of another type.
+        ValueError: It is a list of another length, or holds something of another kind.
     """
     if value is None or isinstance(value, kind):
         return [value] * count

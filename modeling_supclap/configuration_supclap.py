@@ -40,10 +40,6 @@ class OwnTypeMixin:
     def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
         """As in transformers, of this type of model.
 
-        Args:
-            pretrained_model_name_or_path: Hub id or folder.
-            **kwargs: As in transformers.
-
         Raises:
             OSError: There is no such folder or id, or its file cannot be read.
             ValueError: There is no configuration, or it is of another model.

@@ -20,14 +20,7 @@ from .strict_loading import StrictLoadingMixin
 
 
 class CNN14Block(GradientCheckpointingLayer):
-    """Two convolutions of 3 x 3, each with batch norm and ReLU, then a mean over squares.
-
-    Args:
-        channels_in: Channels of the input.
-        channels_out: Channels of the output.
-        pool: Side of the squares.
-        dropout: Rate of the dropout behind them.
-    """
+    """Two convolutions of 3 x 3, each with batch norm and ReLU, then a mean over squares with sides of `pool`."""
 
     def __init__(self, channels_in: int, channels_out: int, pool: int, dropout: float) -> None:
         super().__init__()

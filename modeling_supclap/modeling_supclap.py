@@ -326,14 +326,10 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         logits_per_audio[i, j] = exp(logit_scale) * cos(audio i, text j) (+ logit_bias)
 
         Args:
-            input_features: As for `get_audio_features`.
-            audio_attention_mask: As for `get_audio_features`.
-            input_ids: As for `get_text_features`.
-            attention_mask: As for `get_text_features`.
-            token_type_ids: As for `get_text_features`.
+            input_features: As for `get_audio_features`, with `audio_attention_mask` and `is_longer`.
+            input_ids: As for `get_text_features`, with `attention_mask` and `token_type_ids`.
             return_loss: Whether to compute InfoNCE, clip i belonging to text i; the sum of both directions, as in
                 the SupCLAP paper: 0 is perfect, 2 log(n) is chance.
-            is_longer: As for `get_audio_features`.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Raises:

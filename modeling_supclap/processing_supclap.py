@@ -101,11 +101,6 @@ class SupCLAPProcessor(ProcessorMixin):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> "SupCLAPProcessor":
         """As in transformers, with an error that says what a processor consists of.
 
-        Args:
-            pretrained_model_name_or_path: Hub id or folder.
-            *args: As in transformers.
-            **kwargs: As in transformers.
-
         Raises:
             OSError: There is no such folder or id, or it holds no processor.
             ValueError: Files of the tokenizer are missing.
@@ -314,13 +309,9 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def as_list(texts: Any) -> list[Any]:
-    """One text or several as a list.
+    """One text or several as a list; of a mapping, such as a row's captions by language, a ValueError.
 
-    Args:
-        texts: A text, or texts in any order of their own.
-
-    Raises:
-        ValueError: It is a mapping, such as a row's captions by language, whose keys would be taken for texts.
+    Its keys would be taken for texts.
     """
     if isinstance(texts, Mapping):
         raise ValueError(

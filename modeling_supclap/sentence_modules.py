@@ -28,14 +28,7 @@ _ACTIVATIONS = {"Tanh": "tanh", "Identity": "linear", "ReLU": "relu", "GELU": "g
 
 
 class SentenceDense(nn.Module):
-    """A linear layer with its activation, between the pooling of a text tower and its projection.
-
-    Args:
-        width: Width of its input.
-        out_features: Width of its output.
-        activation: The activation, as transformers calls it.
-        bias: Whether the linear layer has a bias.
-    """
+    """A linear layer and an activation (its name in transformers) between a text tower's pooling and its projection."""
 
     def __init__(self, width: int, out_features: int, activation: str = "tanh", bias: bool = True) -> None:
         super().__init__()

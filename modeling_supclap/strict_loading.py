@@ -47,9 +47,7 @@ def naming_damaged_files(folder: Any) -> Iterator[None]:
 def damaged(path: Path, error: Exception) -> str:
     """What to say of a file of weights that cannot be read.
 
-    Args:
-        path: The file.
-        error: What went wrong; its first sentence is quoted, since torch goes on to advise running code of the file.
+    Only the first sentence of the error is quoted, since torch goes on to advise running code of the file.
     """
     cause = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
     return f"{path} is damaged or holds no weights (an incomplete download?); get it again: {cause}"
@@ -106,11 +104,6 @@ class StrictLoadingMixin:
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """As in transformers, with every weight found, and clear errors where there is no such model.
-
-        Args:
-            pretrained_model_name_or_path: Hub id or folder.
-            *args: As in transformers.
-            **kwargs: As in transformers.
 
         Raises:
             OSError: There is no such folder or id, or a file of weights is damaged.

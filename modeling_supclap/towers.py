@@ -81,14 +81,7 @@ def load_tower(kind: str, name: str, pooling: str = "mean") -> PreTrainedModel:
 
 
 def check_audio_config(config: PreTrainedConfig) -> None:
-    """Refuses what is not the configuration of an audio tower.
-
-    Args:
-        config: Any configuration.
-
-    Raises:
-        ValueError: It is of another model; the message names the types that there are.
-    """
+    """Refuses what is not the configuration of an audio tower by a ValueError that names the types that there are."""
     if config.model_type not in AUDIO_TOWERS:
         raise ValueError(
             f"{config.model_type!r} cannot be a tower for audio; give the checkpoint or configuration of one audio "
@@ -97,15 +90,12 @@ def check_audio_config(config: PreTrainedConfig) -> None:
 
 
 def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
-    """Refuses what is not the configuration of one text encoder.
+    """Refuses what is not the configuration of one text encoder: a model of several parts, or one that takes no text.
 
-    Args:
-        config: Any configuration.
-        pooling: A decoder must be pooled by its "last" token, since no other has seen the whole text.
+    A decoder must be pooled by its "last" token, since no other has seen the whole text.
 
     Raises:
-        ValueError: It is of a model of several parts, of a decoder whose first tokens would count, or of a model that
-            takes no text.
+        ValueError: It is none; the message says what would be.
     """
     kind = config.model_type
     if config.sub_configs or not hasattr(config, "hidden_size"):
@@ -128,16 +118,7 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
 
 
 def check_width(tower: PreTrainedModel, config: Any, name: str) -> None:
-    """Refuses a tower whose width is not that of the configuration, before a projection meets it.
-
-    Args:
-        tower: The tower.
-        config: What the model's configuration says of it.
-        name: The configuration's field, for the message.
-
-    Raises:
-        ValueError: The widths differ.
-    """
+    """Refuses, by a ValueError, a tower whose width is not that of its field `name` in the model's configuration."""
     if tower.config.hidden_size != config.hidden_size:
         raise ValueError(
             f"{type(tower).__name__} is {tower.config.hidden_size} wide and {name} says {config.hidden_size}; "
@@ -146,23 +127,13 @@ def check_width(tower: PreTrainedModel, config: Any, name: str) -> None:
 
 
 def check_pooling(tower: PreTrainedModel, pooling: str) -> None:
-    """Refuses to pool with the pooler of a text tower that has none, before a batch meets it.
-
-    BERT's kin have a `pooler`, which may be left out (None); that others pool, as SONAR and CLIP, is declared by what
-    their `forward` returns.
-
-    Args:
-        tower: The text tower.
-        pooling: "mean", "cls", "last" or "pooler".
-
-    Raises:
-        ValueError: It is "pooler", and the tower's output has no `pooler_output`.
-    """
+    """Refuses, by a ValueError, to pool with the pooler of a text tower that has none, before a batch meets it."""
     if pooling == "pooler" and not _has_pooler(tower):
         raise ValueError(f"{type(tower).__name__} has no pooler; {POOLINGS_OF_ALL}, got 'pooler'")
 
 
 def _has_pooler(tower: PreTrainedModel) -> bool:
+    """BERT's kin have a `pooler`, or None where it was left out; of others what `forward` returns declares it."""
     if hasattr(tower, "pooler"):
         return tower.pooler is not None
     returned = inspect.signature(type(tower).forward).return_annotation
@@ -172,12 +143,7 @@ def _has_pooler(tower: PreTrainedModel) -> bool:
 
 
 def takes(tower: nn.Module | type, argument: str) -> bool:
-    """Whether a tower's `forward` has an argument of this name.
-
-    Args:
-        tower: The tower or its class.
-        argument: For example "token_type_ids".
-    """
+    """Whether the `forward` of a tower, or of its class, has an argument of this name."""
     tower_class: Any = tower if isinstance(tower, type) else type(tower)
     return argument in inspect.signature(tower_class.forward).parameters
 

@@ -187,13 +187,7 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
 
 
 def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
-    """Raises a ValueError that counts and names what is wrong with a checkpoint, unless nothing is.
-
-    Args:
-        origin: The checkpoint.
-        target: The model that it should fill.
-        faults: Names of tensors by what is wrong with them, such as "lacks".
-    """
+    """Raises a ValueError that counts and names the tensors by what is wrong with them, unless nothing is."""
     told = []
     for fault, names in faults.items():
         if names:

@@ -101,12 +101,10 @@ class SupCLAPEncoder(AbsEncoder):
         Args:
             inputs: A data loader whose batches have a column `text`, a column `audio`, or both.
             task_metadata: What mteb knows of the task; its languages say which one the texts are in.
-            hf_split: Not used.
+            hf_split: Not used, as are `prompt_type`, since the model knows no instructions, and further options.
             hf_subset: The part of the task, usually one of its languages.
-            prompt_type: Not used: the model knows no instructions.
             batch_size: Inputs that go through the model at once.
             show_progress_bar: Whether to show one.
-            **kwargs: Further options of mteb, which are not used.
 
         Returns:
             (N, projection_dim) float32, unit norm; of rows with text and sound the normalised sum of both.
