@@ -118,7 +118,7 @@ def encode_audio(
     recordings, is_one = as_recordings(audio, sampling_rate)
     extractor = processor.feature_extractor
     target_hz = int(extractor.sampling_rate)
-    chunk_samples = _chunk_samples(extractor, chunk_seconds)
+    chunk_samples = get_chunk_samples(extractor, chunk_seconds, LONGEST_SECONDS)
     seconds = list(map(Recording.get_seconds, recordings))
     order = sorted(range(len(recordings)), key=lambda index: -seconds[index])
     bad: dict[int, Exception] = {}
@@ -369,18 +369,32 @@ def _load_processor(model: Any) -> SupCLAPProcessor:
         ) from error
 
 
-def _chunk_samples(extractor: Any, chunk_seconds: float | None) -> int:
-    limit = max_chunk_seconds(extractor)
-    if chunk_seconds is None:
-        return round(LONGEST_SECONDS * extractor.sampling_rate) if limit is None else extractor.nb_max_samples
-    if limit is not None and chunk_seconds > limit:
-        raise ValueError(f"chunk_seconds is {chunk_seconds}, but this model takes at most {limit} s at once")
+def get_chunk_samples(
+    extractor: Any, chunk_seconds: float | None, usual_seconds: float, longest_seconds: float = math.inf
+) -> int:
+    """The length of the chunks that a recording is cut into.
 
-    samples = round(chunk_seconds * extractor.sampling_rate)
-    if samples < getattr(extractor, "min_samples", 1):
-        raise ValueError(f"chunk_seconds is {chunk_seconds}, too short for this model; give a second or more")
+    Args:
+        extractor: The model's front end, which may make one length of all clips, and take no longer ones.
+        chunk_seconds: What was asked for; None takes that length, or else the usual one.
+        usual_seconds: Of a front end that takes any length.
+        longest_seconds: What a model hears at once.
 
-    return samples
+    Raises:
+        ValueError: The model takes only longer, or only shorter, chunks than were asked for.
+    """
+    own_seconds = max_chunk_seconds(extractor)
+    if own_seconds is not None and chunk_seconds is None:
+        return extractor.nb_max_samples
+
+    least = getattr(extractor, "min_samples", 1) / extractor.sampling_rate
+    longest = own_seconds or longest_seconds
+    seconds = min(usual_seconds, longest) if chunk_seconds is None else chunk_seconds
+    if not least <= seconds <= longest:
+        most = "more" if longest == math.inf else f"up to {longest:g} s"
+        raise ValueError(f"chunk_seconds is {seconds}; this model takes {least:g} s or {most} at once")
+
+    return round(seconds * extractor.sampling_rate)
 
 
 def _blocks(

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from .audio_input import as_recordings
-from .encoding import audio_inputs, cut_chunks, encode_text, inference, max_chunk_seconds, read_spans
+from .encoding import audio_inputs, cut_chunks, encode_text, get_chunk_samples, inference, read_spans
 from .processing_supclap import SupCLAPProcessor, as_list
 
 # What a tower that takes any length hears at once.
@@ -97,7 +97,11 @@ def localize(
 
     extractor: Any = processor.feature_extractor
     rate_hz = int(extractor.sampling_rate)
-    chunk_samples = _chunk_samples(model, extractor, chunk_seconds)
+    longest_seconds = math.inf
+    if (frames := getattr(model.audio_model.config, "target_length", None)) is not None:
+        # CED's frames are centred: there is one more of them than steps between them.
+        longest_seconds = (frames - 1) * extractor.hop_size / rate_hz
+    chunk_samples = get_chunk_samples(extractor, chunk_seconds, _CHUNK_SECONDS, longest_seconds)
     text_embeds = encode_text(model, as_list(texts), processor, language, convert_to_tensor=True)
 
     steps: list[torch.Tensor] = []
@@ -128,23 +132,6 @@ def localize(
         scores = embeds @ text_embeds.T
 
     return Localization(scores.cpu().numpy(), starts_seconds, ends_seconds)
-
-
-def _chunk_samples(model: Any, extractor: Any, chunk_seconds: float | None) -> int:
-    rate_hz, longest = extractor.sampling_rate, max_chunk_seconds(extractor)
-    if longest is not None and chunk_seconds is None:
-        return extractor.nb_max_samples
-    frames = getattr(model.audio_model.config, "target_length", None)
-    if longest is None and frames is not None:  # CED's are centred: there is one more of them than steps between them
-        longest = (frames - 1) * extractor.hop_size / rate_hz
-    longest = longest or math.inf
-
-    least = getattr(extractor, "min_samples", 1) / rate_hz
-    seconds = min(_CHUNK_SECONDS, longest) if chunk_seconds is None else chunk_seconds
-    if not least <= seconds <= longest:
-        raise ValueError(f"chunk_seconds is {seconds}; this model takes {least:g} to {longest:g} s at once")
-
-    return round(seconds * rate_hz)
 
 
 def _steps_of_time(config: Any, extractor: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, float]:

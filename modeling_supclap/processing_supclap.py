@@ -195,7 +195,7 @@ class SupCLAPProcessor(ProcessorMixin):
     ) -> dict[str, list[list[int]]]:
         """Token ids and masks as lists, each caption under its own language token."""
         if kwargs.get("max_length") is None and (kwargs["truncation"] or kwargs["padding"] == "max_length"):
-            kwargs["max_length"] = self._max_tokens()
+            kwargs["max_length"] = self.max_tokens
 
         given = as_list(text)
         if self.plain_captions:
@@ -218,7 +218,9 @@ class SupCLAPProcessor(ProcessorMixin):
 
         return encoding
 
-    def _max_tokens(self) -> int:
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a caption, which is cut there: the tokenizer's limit, or the usual one of text towers."""
         if self.tokenizer.model_max_length < 1_000_000:  # transformers writes 1e30 where the tokenizer has no limit
             return self.tokenizer.model_max_length
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS

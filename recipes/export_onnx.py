@@ -26,7 +26,7 @@ def write_usage(folder: Path, model: SupCLAPModel, processor: SupCLAPProcessor, 
 
     template = jinja2.Template(Path(__file__).with_name("onnx_readme.j2").read_text(encoding="utf-8"))
     usage = template.render(
-        max_tokens=processor._max_tokens(),
+        max_tokens=processor.max_tokens,
         difference=max(each.difference for each in found),
         batches=len(found),
         rate_hz=processor.feature_extractor.sampling_rate,

@@ -100,15 +100,12 @@ def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedToke
         tokenizer.save_pretrained(folder)
 
 
-def verify_saved(conversion: Conversion, folder: str | Path) -> dict[str, torch.Tensor]:
+def verify_saved(conversion: Conversion, folder: str | Path) -> None:
     """Loads a written model again and compares it with the one that was written: weights to the bit, then embeddings.
 
     Args:
         conversion: What was written.
         folder: Where it was written.
-
-    Returns:
-        The embedding of a tone or of a few tokens by tower, `(1, width)`.
 
     Raises:
         ValueError: Something was not found in the folder, or differs, or an embedding is not finite.
@@ -135,7 +132,6 @@ def verify_saved(conversion: Conversion, folder: str | Path) -> dict[str, torch.
     for part, value in expected.items():
         if not torch.allclose(seen[part], value, 1e-4, 1e-5):
             raise ValueError(f"the {name} in the written folder has another {part} embedding")
-    return expected
 
 
 @torch.no_grad()

@@ -166,7 +166,7 @@ def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, name: str, revis
         "n_parameters": model.num_parameters(),
         "n_embedding_parameters": sum(map(torch.numel, model.get_input_embeddings().parameters())),
         "embed_dim": model.config.projection_dim,
-        "max_tokens": processor._max_tokens(),
+        "max_tokens": processor.max_tokens,
         "similarity_fn_name": ScoringFunction.COSINE,
         "framework": ["PyTorch", "Transformers"],
         "modalities": ["audio", "text"],

@@ -85,7 +85,7 @@ class SupCLAPModule(InputModule):
     @property
     def max_seq_length(self) -> int:
         """The most tokens of a text; longer ones are cut."""
-        return self.processor._max_tokens()
+        return self.processor.max_tokens
 
     @max_seq_length.setter
     def max_seq_length(self, value: int) -> None:

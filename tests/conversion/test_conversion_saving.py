@@ -5,7 +5,6 @@ import stat
 from dataclasses import replace
 
 import builders
-import numpy as np
 import published_layouts as published
 import pytest
 import torch
@@ -88,7 +87,6 @@ def test_a_clap_is_verified(tmp_path):
         model = supclap_from_clap(ClapModel(published.laion_config(fused)))
         conversion = Conversion(LAION, model, laion_feature_extractor(fused), (), {})
         save_conversion(conversion, tmp_path / str(fused), verify=True)
-        assert verify_saved(conversion, tmp_path / str(fused))["audio"].shape == (1, 24)
 
 
 # ---- nothing half-written ----
@@ -148,17 +146,6 @@ def test_damaged_weights_are_found(tmp_path, conversion, value):
     ):
         save_conversion(conversion, tmp_path / "out", verify=True)
     assert list(tmp_path.iterdir()) == []
-
-
-@torch.no_grad()
-def test_the_embeddings_are_told(tmp_path, conversion):
-    save_conversion(conversion, tmp_path / "out")
-    told = verify_saved(conversion, tmp_path / "out")
-    tone = np.sin(2 * np.pi * 440 * np.arange(16000) / 16000).astype(np.float32)
-    inputs = CEDFeatureExtractor()(tone, sampling_rate=16000, return_tensors="pt")
-    expected = conversion.model.get_audio_features(inputs["input_features"]).pooler_output
-    assert torch.equal(told["audio"], expected)
-    assert told["text"].norm().item() == pytest.approx(1, abs=1e-6)
 
 
 @torch.no_grad()

@@ -111,7 +111,7 @@ def test_prompts_come_before_texts(encoder, module):
 def test_similarity_and_facts(encoder, module):
     assert encoder.modalities == ["text", "audio"]
     assert encoder.get_embedding_dimension() == 16
-    assert encoder.max_seq_length == module.processor._max_tokens()
+    assert encoder.max_seq_length == module.processor.max_tokens
     assert encoder.tokenizer is module.processor.tokenizer
     audio, text = encoder.encode([CLIPS[0]]), encoder.encode(TEXTS)
     np.testing.assert_allclose(encoder.similarity(audio, text).numpy(), audio @ text.T, atol=1e-6)
