@@ -58,6 +58,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         if (is_multilingual or self.track_language_errors) and len(self.languages) < 2:
             wanting = f"loss {self.loss}" if is_multilingual else "track_language_errors"
             raise ValueError(f"{wanting} needs two languages or more, got {self.languages}")
+        if self.every_caption and self.track_language_errors:
+            raise ValueError("track_language_errors wants captions that are drawn; leave it or every_caption out")
 
         if self.max_audio_seconds <= 0:
             raise ValueError(f"max_audio_seconds is {self.max_audio_seconds}; it must be positive")

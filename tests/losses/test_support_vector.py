@@ -13,9 +13,7 @@ from torch import Tensor
 from modeling_supclap.losses import (
     DynamicRadius,
     StaticRadius,
-    info_nce,
     radius_constraint,
-    sigmoid_loss,
     similarity_matrix,
     support_similarity,
     support_vector,
@@ -80,28 +78,6 @@ def test_sigmoid_loss_equals_the_loops(similarity: Similarity, groups: list[int]
     assert loss.item() == pytest.approx(expected, abs=1e-12)
 
 
-@both_similarities
-def test_radius_zero_is_the_loss_without_support_vectors(similarity: Similarity) -> None:
-    texts, audios = related_pair()
-    both_ways = support_vector_loss(texts, audios, 0.0, SCALE, similarity)
-    both_ways = both_ways + support_vector_loss(audios, texts, 0.0, SCALE, similarity)
-    torch.testing.assert_close(both_ways, info_nce(audios, texts, SCALE), rtol=0, atol=1e-14)
-    torch.testing.assert_close(
-        support_vector_sigmoid_loss(texts, audios, 0.0, 10.0, -10.0, similarity),
-        sigmoid_loss(audios, texts, 10.0, -10.0),
-        rtol=0,
-        atol=1e-14,
-    )
-
-
-@both_similarities
-def test_radius_of_the_distance_arrives_at_the_target(similarity: Similarity) -> None:
-    texts, audios = related_pair()
-    distance = (audios - texts).norm(dim=1)
-    arrived = support_similarity(texts, audios, distance, similarity)
-    torch.testing.assert_close(arrived, similarity_matrix(audios, audios), rtol=0, atol=1e-14)
-
-
 def test_one_number_is_that_number_for_every_pair() -> None:
     texts, audios = related_pair()
     expected = support_vector_loss(texts, audios, torch.full((5,), 0.3), SCALE)
@@ -116,13 +92,6 @@ def test_leading_dimensions_are_batches_of_their_own() -> None:
     torch.testing.assert_close(support_vector_loss(languages, audios, per_pair, SCALE), expected)
     expected = sum(support_vector_loss(audios, t, r, SCALE) for t, r in zip(languages, per_pair, strict=True)) / 2
     torch.testing.assert_close(support_vector_loss(audios, languages, per_pair, SCALE), expected)
-
-
-def test_values_of_a_random_and_of_a_perfect_batch() -> None:
-    unrelated = torch.eye(12, dtype=torch.float64)
-    assert support_vector_loss(unrelated[:6], unrelated[6:], 0.0, SCALE).item() == pytest.approx(math.log(6))
-    assert support_vector_loss(unrelated[:6], unrelated[6:], 0.1, SCALE).item() < math.log(6)
-    assert support_vector_loss(unrelated[:6], unrelated[:6], 0.1, 100.0).item() == pytest.approx(0, abs=1e-12)
 
 
 # --- gradients

@@ -234,12 +234,6 @@ def test_attention_of_the_last_blocks_is_adapted(model, expected):
     assert {name for name in trainable(model) if "lora_" not in name} == {*full, "logit_scale"}
 
 
-def test_adapters_change_nothing_at_first(model):
-    before = embeds(model)
-    for left, right in zip(embeds(add_lora(model, rank=3)), before, strict=True):
-        torch.testing.assert_close(left, right, atol=1e-6, rtol=0)
-
-
 def disturb(model):
     """Gives every trainable tensor a value of its own, as training would."""
     torch.manual_seed(3)
@@ -265,15 +259,6 @@ def test_merged_is_stock_and_agrees(tmp_path, model):
     assert not any(report.values()), report
     for left, right in zip(embeds(loaded), embeds(merged), strict=True):
         assert torch.equal(left, right)
-
-
-def test_the_adapter_is_the_low_rank_product(model):
-    before = model.audio_model.blocks[1].attn.qkv.weight.clone()
-    disturb(add_lora(model, rank=2, alpha=6))
-    layer = model.audio_model.blocks[1].attn.qkv
-    product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-    merge_lora(model)
-    torch.testing.assert_close(model.audio_model.blocks[1].attn.qkv.weight, before + 3 * product)
 
 
 @pytest.mark.skipif(transformers.__version__.startswith("5.17."), reason="leaves the modules of an adapter random")

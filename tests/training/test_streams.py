@@ -130,9 +130,12 @@ def test_it_goes_on_with_as_many_workers_only(folder, tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-def test_what_wants_all_recordings_beforehand_is_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match="on_bad_audio"):
-        build(tmp_path, str(folder / "int16"), on_bad_audio="skip")
+@pytest.mark.parametrize(
+    "options", [{"on_bad_audio": "skip"}, {"every_caption": True}, {"track_language_errors": True}]
+)
+def test_what_wants_all_rows_beforehand_is_refused(folder, tmp_path, options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} .*want all rows before"):
+        build(tmp_path, str(folder / "int16"), **options)
 
 
 def test_no_worker_outlives_a_run_that_is_killed(folder, tmp_path, monkeypatch):

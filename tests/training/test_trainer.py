@@ -155,6 +155,8 @@ def test_evaluation_leaves_training_as_it_was(tmp_path, rows):
 def test_the_last_incomplete_batch_is_evaluated_and_not_trained_on(tmp_path, rows):
     trainer = build(tmp_path, rows[:11], per_device_eval_batch_size=5)
     assert len(trainer.get_train_dataloader()) == 2
+    every = build(tmp_path, rows[:11], every_caption=True)
+    assert len(every.get_train_dataloader()) == 5  # of two captions a clip
     assert trainer.predict(rows[:11]).predictions[0].shape == (11, 16)
 
 

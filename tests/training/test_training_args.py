@@ -46,6 +46,10 @@ def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
         ({"per_device_train_batch_size": 1}, "a batch of one clip"),
         ({"num_train_epochs": 0}, "num_train_epochs is 0; it must be positive"),
         ({"max_audio_seconds": 0.0}, "max_audio_seconds is 0.0; it must be positive"),
+        (
+            {"every_caption": True, "track_language_errors": True, "languages": ["eng", "fra"]},
+            "leave it or every_caption out",
+        ),
         ({"cached_chunk_size": 0}, "cached_chunk_size is 0; it must be 1 or more, or left out"),
     ],
 )
