@@ -1,5 +1,7 @@
 """Rows to batches: what is drawn, when it is drawn again, and that nothing of it depends on the batch."""
 
+import itertools
+
 import builders
 import numpy as np
 import pytest
@@ -113,6 +115,21 @@ def test_kcl_takes_the_same_caption_in_every_language(processor, rows):
             decoded = texts(processor, {"input_ids": batch["input_ids"][index : index + 1]})
             assert decoded == [english, french]
     assert numbers == {0, 1}
+
+
+@pytest.mark.parametrize("scheme", ["random", "cacl", "kcl"])
+def test_what_is_drawn_is_told_among_its_translations(processor, rows, scheme):
+    row = {**rows[0], "captions": {"eng": ["a", "b"], "fra": ["un a", "un b"], "deu": ["ein a", "ein b"]}}
+    collator = TrainingCollator(processor, list(row["captions"]), scheme=scheme)
+    seen = set()
+    for epoch in range(10):
+        collator.set_epoch(epoch)
+        trained, captions = collator.drawn_among_all(row)
+        assert list(itertools.compress(captions, trained)) == collator._draw(row)[1]
+        seen.add(tuple(captions))
+    assert seen == {
+        tuple((language, several[turn]) for language, several in row["captions"].items()) for turn in (0, 1)
+    }
 
 
 def test_cacl_takes_the_anchor_and_each_other_language_in_turn(processor, rows):
