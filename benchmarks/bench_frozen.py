@@ -9,6 +9,7 @@ and backward. Gradients are compared first, in float64.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,7 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96) -> list[Row]:
         model.zero_grad(set_to_none=False)
         model.get_audio_features(batch["input_features"], batch["audio_attention_mask"]).pooler_output.sum().backward()
 
-    ways = {
+    ways: dict[str, Callable[[], Any]] = {
         "audio": pass_audio,
         "cached": partial(run_step, cached, batch),
         "not cached": partial(run_step, plain, batch),

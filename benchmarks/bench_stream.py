@@ -12,50 +12,42 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 from bench_tiles import read_memory
 from rows import Row, print_rows
 from transformers import RobertaTokenizer, TrainerCallback
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts.prepare import Entry, ShardWriter
 from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, STORAGES
 from modeling_supclap.datasets_scripts.schema import features
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
-ROWS_OF_A_SHARD = 5000
-ROWS_OF_A_GROUP = 100
 SAMPLES = 3200
 
 
 def write_set(folder: Path, count: int) -> None:
-    """Writes clips of a fifth of a second with a caption each, in the format of `prepare.py`."""
+    """Writes clips of a fifth of a second with a caption each, as `prepare.py` does."""
     types = datasets.Features({**features(["eng"]), **STORAGES["int16"].features()})
-    draw = np.random.default_rng(0)
-    shards: list[dict[str, Any]] = []
-    (folder / "data").mkdir()
-    for first in range(0, count, ROWS_OF_A_SHARD):
-        rows = []
-        for number in range(first, min(first + ROWS_OF_A_SHARD, count)):
-            rows.append({
+
+    def draw_rows() -> Iterator[Entry]:
+        draw = np.random.default_rng(0)
+        for number in range(count):
+            row = {
                 "clip_id": f"clip{number}", "audio_path": f"{number}.wav", "captions": {"eng": [f"sound {number}"]},
                 "labels": [], "events": [], "source": f"file:{number}", "license": "CC0-1.0", "sampling_rate_hz": 16000,
                 "samples": draw.integers(-9000, 9000, SAMPLES, dtype=np.int16).tobytes(),
-            })  # fmt: skip
+            }  # fmt: skip
+            yield Entry(row, {})
 
-        name = f"data/train-{len(shards):05d}.parquet"
-        table = pyarrow.Table.from_pylist(rows, schema=types.arrow_schema)
-        pyarrow.parquet.write_table(table, folder / name, row_group_size=ROWS_OF_A_GROUP)
-        groups = [len(rows[start : start + ROWS_OF_A_GROUP]) for start in range(0, len(rows), ROWS_OF_A_GROUP)]
-        shards.append({"file": name, "rows": len(rows), "row_groups": groups})
-
+    shards = ShardWriter(folder, "train", types, shard_bytes=32 * 2**20).write(draw_rows())
     manifest = {
         "format": FORMAT, "dataset": "generated", "storage": "int16", "features": types.to_dict(),
         "licenses": {"CC0-1.0": count}, "splits": {"train": {"clips": count, "shards": shards}},

@@ -300,7 +300,7 @@ def evaluate(model: Any, rows: Split, pad: int | None, trained: Tensor) -> dict[
     model.eval()
     audio = torch.cat([model.get_audio_features(input_features=part).pooler_output for part in rows.features.split(64)])
     same = rows.groups.unsqueeze(0) == rows.groups.unsqueeze(1)
-    relevant = [np.flatnonzero(row) for row in same.numpy()]
+    relevant = [np.flatnonzero(row).tolist() for row in same.numpy()]
     ranks, texts = [], []
     scores: dict[str, float] = {}
     for language in range(rows.tokens.shape[2]):

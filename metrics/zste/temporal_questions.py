@@ -14,16 +14,20 @@ and a task the mean over its questions.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
 from math import comb
+from statistics import mean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_RIGHT = {"1A": 1, "2A": 2, "2B": 2, "2C": 2, "2D": 2, "3A": 1, "3B": 1, "4A": 1, "4B": 1, "5A": 2, "5B": 2}
+RULES = {
+    "1A": "first", "2A": "both", "2B": "either", "2C": "both", "2D": "either", "3A": "first", "3B": "first",
+    "4A": "first", "4B": "first", "5A": "share", "5B": "share",
+}  # fmt: skip
+"""How a question of each task scores, by the right candidates among the first."""
+NUM_RIGHT = {task: 1 if rule == "first" else 2 for task, rule in RULES.items()}
 """How many candidates of a question of each task are right."""
 
 
@@ -50,9 +54,9 @@ def zste_outcomes(
     first, last = _right_ranks(scores, relevant, tasks)
     names = np.asarray(tasks)
     rules = {
-        "1": first == 0,
-        "all": last < 2,
-        "any": first < 2,
+        "first": first == 0,
+        "both": last < 2,
+        "either": first < 2,
         "share": ((first < 2).astype(np.float64) + (last < 2)) / 2,
     }
 
@@ -60,7 +64,7 @@ def zste_outcomes(
     for task in NUM_RIGHT:
         asked = names == task
         if asked.any():
-            outcomes[task] = rules[_rule(task)][asked].astype(np.float64)
+            outcomes[task] = rules[RULES[task]][asked].astype(np.float64)
     return outcomes
 
 
@@ -143,10 +147,10 @@ def zste_chance(num_candidates: int, task: str) -> float:
     _check_task(task)
     if num_candidates < NUM_RIGHT[task]:
         raise ValueError(f"num_candidates is {num_candidates}; task {task} has {NUM_RIGHT[task]} right ones")
-    rule, pairs = _rule(task), comb(num_candidates, 2)
-    if rule == "all":
+    rule, pairs = RULES[task], comb(num_candidates, 2)
+    if rule == "both":
         return 1 / pairs
-    if rule == "any":
+    if rule == "either":
         return (pairs - comb(num_candidates - 2, 2)) / pairs
     return NUM_RIGHT[task] / num_candidates
 
@@ -183,9 +187,8 @@ def zste_scores(
     summary: dict[str, float] = {}
     for task, outcomes in zste_outcomes(scores, relevant, tasks).items():
         asked = np.flatnonzero(np.asarray(tasks) == task).tolist()
-        sizes = [len(scores[place]) for place in asked]
         summary[task] = float(outcomes.mean())
-        summary[f"{task}_chance"] = _mean(partial(zste_chance, task=task), sizes)
+        summary[f"{task}_chance"] = mean(zste_chance(len(scores[place]), task) for place in asked)
         summary[f"{task}_questions"] = len(outcomes)
 
         ordered = [place for place in asked if opposites is not None and opposites[place] is not None]
@@ -259,10 +262,6 @@ def zste_scores_by_language(
 
 def _taken(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
     return [values[place] for place in places]
-
-
-def _rule(task: str) -> str:
-    return {"2": "all" if task[1] in "AC" else "any", "5": "share"}.get(task[0], "1")
 
 
 def _check_task(task: str) -> None:
@@ -344,14 +343,9 @@ def _consistency(task: str, ranks: NDArray[np.int64], sizes: NDArray[np.int64]) 
             "languages; ask all of them among the same"
         )
     m, spread = NUM_RIGHT[task], 1 - 1 / ranks.shape[1]
-    chance = _mean(lambda n: spread * m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2)), sizes[:, 0].tolist())
+    chance = mean(spread * m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2)) for n in sizes[:, 0].tolist())
     return {
         f"{task}_MRV": float(ranks.var(axis=1).mean()),
         f"{task}_MRV_chance": chance,
         f"{task}_MRV_questions": len(ranks),
     }
-
-
-def _mean(chance: Callable[[int], float], sizes: Sequence[int]) -> float:
-    """Of the chance levels of questions with so many candidates; that of one size is not rounded."""
-    return sum(count / len(sizes) * chance(size) for size, count in Counter(sizes).items())
