@@ -21,7 +21,14 @@ from transformers import (
     RobertaTokenizer,
 )
 
-from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor
+from modeling_supclap import (
+    CEDConfig,
+    CEDFeatureExtractor,
+    SupCLAPConfig,
+    SupCLAPModel,
+    SupCLAPProcessor,
+    SupCLAPTrainingArguments,
+)
 from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
 
 RATE_HZ = 16000
@@ -232,6 +239,13 @@ def save_clap(folder: Path) -> Path:
     """Saves `clap_model` and the processor that goes with it; the folder."""
     save_pair("clap", folder)
     return folder
+
+
+def training_args(folder: Path | str, **kwargs) -> SupCLAPTrainingArguments:
+    """Of a run on the CPU that shows and saves nothing, of English captions in batches of four."""
+    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "eval_strategy": "no"}
+    small = {"load_best_model_at_end": False, "per_device_train_batch_size": 4, "languages": ["eng"]}
+    return SupCLAPTrainingArguments(output_dir=str(folder), **{**quiet, **small, **kwargs})
 
 
 def bert_processor() -> SupCLAPProcessor:

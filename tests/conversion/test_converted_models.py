@@ -8,7 +8,7 @@ from processes import run_python
 from recordings import tone_rows
 from test_conversion_layouts import checkpoint
 
-from modeling_supclap import SupCLAPModel, SupCLAPProcessor, SupCLAPTrainer, SupCLAPTrainingArguments, evaluation
+from modeling_supclap import SupCLAPModel, SupCLAPProcessor, SupCLAPTrainer, evaluation
 from modeling_supclap.conversion import convert_checkpoint, save_conversion
 from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers
 
@@ -38,10 +38,7 @@ def test_it_is_evaluated_and_trained(tmp_path, name):
     model, processor = SupCLAPModel.from_pretrained(folder), SupCLAPProcessor.from_pretrained(folder)
     train_last_layers(model)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    args = SupCLAPTrainingArguments(
-        output_dir=str(tmp_path / "run"), max_steps=2, per_device_train_batch_size=4, languages=["eng"], use_cpu=True,
-        learning_rate=1e-3, eval_strategy="no", save_strategy="no", load_best_model_at_end=False, report_to="none",
-    )  # fmt: skip
+    args = builders.training_args(tmp_path / "run", max_steps=2, learning_rate=1e-3)
     SupCLAPTrainer(model, args, train_dataset=rows, processing_class=processor).train()
     trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     moved = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}

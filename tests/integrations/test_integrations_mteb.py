@@ -10,8 +10,7 @@ from scipy.stats import pearsonr
 
 pytest.importorskip("mteb", reason="the extra mteb is not installed")
 import mteb
-from mteb.abstasks import AbsTaskRetrieval, AbsTaskSTS, AbsTaskZeroShotClassification
-from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
+from mteb.abstasks import AbsTaskSTS, AbsTaskZeroShotClassification
 from mteb.abstasks.task_metadata import TaskMetadata
 
 from modeling_supclap import SupCLAPModel
@@ -74,18 +73,6 @@ class LocalZeroShot(AbsTaskZeroShotClassification):
         self.data_loaded = True
 
 
-class LocalRetrieval(AbsTaskRetrieval):
-    metadata = metadata("LocalRetrieval", "Any2AnyRetrieval", ["eng-Latn"], ["text", "audio"], "t2a", "ndcg_at_10")
-
-    def load_data(self, **kwargs):
-        corpus = sounds(id=[f"clip {index}" for index in range(12)])
-        queries = Dataset.from_dict({"id": [f"text {index}" for index in range(4)], "text": LABELS})
-        relevant = {f"text {t}": {f"clip {i}": 1 for i in range(12) if TRUTH[i] == t} for t in range(4)}
-        split = RetrievalSplitData(corpus=corpus, queries=queries, relevant_docs=relevant, top_ranked=None)
-        self.dataset = {"default": {"test": split}}
-        self.data_loaded = True
-
-
 @pytest.fixture(scope="module")
 def encoder():
     # Weights this large tell the clips apart, so that no prediction is the same for all.
@@ -125,17 +112,6 @@ def test_zero_shot_classification(encoder):
     assert len(set(predicted)) >= 3
     expected = (predicted == TRUTH).mean()
     assert run(encoder, LocalZeroShot())["accuracy"] == pytest.approx(expected)
-
-
-@pytest.mark.usefixtures("torchcodec")
-def test_retrieval_of_recordings_by_text(encoder):
-    audio = encoder.model.encode_audio(stored_clips(), encoder.processor, sampling_rate=16000)
-    text = encoder.model.encode_text(LABELS, encoder.processor, language="eng")
-    order = (-text @ audio.T).argsort(axis=1)
-    relevant = np.array(TRUTH)[order] == np.arange(4)[:, None]
-    scores = run(encoder, LocalRetrieval())
-    assert scores["recall_at_3"] == pytest.approx(relevant[:, :3].sum(axis=1).mean() / 3, abs=1e-4)
-    assert scores["hit_rate_at_1"] == pytest.approx(relevant[:, 0].mean(), abs=1e-4)
 
 
 class Loader(list):

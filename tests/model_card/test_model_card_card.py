@@ -19,7 +19,6 @@ from modeling_supclap.model_card import citations, is_untouched, model_card, wri
 from modeling_supclap.model_card.facts import CardFacts
 from modeling_supclap.model_card.provenance import Origin
 from modeling_supclap.training.trainer import SupCLAPTrainer
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 RESULTS = {
     "schema": SCHEMA,
@@ -204,10 +203,8 @@ def test_any_edit_counts(model, edit):
 
 @pytest.fixture
 def trainer(tmp_path):
-    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
-    args = SupCLAPTrainingArguments(str(tmp_path / "run"), per_device_train_batch_size=4, languages=["eng"], **quiet)
-    model, processor = builders.supclap_model(), builders.bert_processor()
-    rows = tone_rows(tmp_path)
+    args, rows = builders.training_args(tmp_path / "run"), tone_rows(tmp_path)
+    model, processor = builders.pair()
     return SupCLAPTrainer(model, args, train_dataset=rows, eval_dataset=rows, processing_class=processor)
 
 
@@ -241,19 +238,15 @@ from huggingface_hub import ModelCard
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.model_card import push_to_hub
 from modeling_supclap.training.trainer import SupCLAPTrainer
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
-sonar = builders.supclap_model(builders.supclap_config(builders.sonar_config()))
-args = SupCLAPTrainingArguments(
-    "run", per_device_train_batch_size=4, languages=["eng"], use_cpu=True, report_to="none", disable_tqdm=True,
-    hub_model_id="someone/trained",
-)
+sonar, processor = builders.pair("sonar")
 rows = tone_rows(Path("."))
-trainer = SupCLAPTrainer(sonar, args, rows, rows, processing_class=builders.nllb_processor())
+args = builders.training_args("run", hub_model_id="someone/trained")
+trainer = SupCLAPTrainer(sonar, args, rows, rows, processing_class=processor)
 trainer.push_to_hub(dataset="tones")
 
-push_to_hub(builders.supclap_model(), builders.bert_processor(), "someone/plain")
-push_to_hub(builders.supclap_model(), builders.bert_processor(), "someone/trained")  # its card stays
+push_to_hub(*builders.pair(), "someone/plain")
+push_to_hub(*builders.pair(), "someone/trained")  # its card stays
 for name in ("someone/trained", "someone/plain"):
     SupCLAPModel.from_pretrained(name), SupCLAPProcessor.from_pretrained(name)
 """

@@ -14,7 +14,6 @@ from modeling_supclap.evaluation.results import SCHEMA
 from modeling_supclap.model_card import facts as card_facts
 from modeling_supclap.model_card.facts import code_commit, count_licenses, facts_of_run, public_command, read_results
 from modeling_supclap.training.trainer import SupCLAPTrainer
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,18 +21,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def trainer(tmp_path):
     rows = [{**row, "license": "CC0-1.0" if index else ""} for index, row in enumerate(tone_rows(tmp_path, count=8))]
-    args = SupCLAPTrainingArguments(
-        output_dir=str(tmp_path / "my-run"),
-        languages=["eng", "fra"],
-        svr="bi-static",
-        learning_rate=1e-3,
-        per_device_train_batch_size=4,
-        use_cpu=True,
-        seed=7,
-        hub_token="secret",
-        report_to="none",
-    )
-    model, processor = builders.supclap_model(), builders.bert_processor()
+    told = {"languages": ["eng", "fra"], "svr": "bi-static", "learning_rate": 1e-3, "seed": 7}
+    args = builders.training_args(tmp_path / "my-run", hub_token="secret", **told)
+    model, processor = builders.pair()
     return SupCLAPTrainer(model, args, train_dataset=rows, eval_dataset=rows, processing_class=processor)
 
 
