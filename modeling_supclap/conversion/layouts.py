@@ -30,7 +30,7 @@ from .files import Checkpoint
 from .laion import clap_from_laion, laion_feature_extractor
 from .ml_clap import AUDIO, GLAP_TEMPERATURE, TEXT, supclap_from_ml_clap
 from .msclap import prepare_gpt2_tokenizer, supclap_from_msclap
-from .provenance import SONAR_LICENSE, Part
+from .provenance import SONAR_LICENSE, Origin
 from .sonar import sonar_from_tensors
 
 PARTS = ("whole", "audio", "text")
@@ -102,7 +102,7 @@ class Conversion:
     layout: Layout
     model: PreTrainedModel
     feature_extractor: SequenceFeatureExtractor | None
-    parts: tuple[Part, ...]
+    parts: tuple[Origin, ...]
     set_aside: Mapping[str, int]
     remark: str = ""
 
@@ -176,7 +176,7 @@ def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "
     return Conversion(layout, model, feature_extractor, parts, set_aside, remark)
 
 
-def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout) -> tuple[Part, ...]:
+def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout) -> tuple[Origin, ...]:
     """The model's parts: a tower is one, a model of two has them, its projections and its scale."""
     tower = "" if isinstance(model, SupCLAPModel) else "audio_model." if is_audio else "text_model."
     tensors: Counter[str] = Counter()
@@ -191,9 +191,11 @@ def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, l
     for part, count in tensors.items():
         # GLAP's card says Apache-2.0 of the whole, but a part that was trained from SONAR stays bound.
         license = layout.licenses.get(part) or checkpoint.license or layout.licenses.get("", "")
+        config = getattr(getattr(model, part, model), "config", None)
         parts.append(
-            Part(
+            Origin(
                 part=part,
+                kind=getattr(config, "model_type", ""),
                 source=checkpoint.origin,
                 revision=checkpoint.revision,
                 files=tuple(path.name for path in checkpoint.files),

@@ -1,8 +1,8 @@
 """The model card of a run: what was trained, on what, from whose weights, how well it does, and how to do it again."""
 
+from ..conversion.provenance import Origin, license_of, origins
 from .card import citations, is_untouched, model_card, push_to_hub, write_card, write_card_of_run
 from .facts import CardFacts, facts_of_run
-from .provenance import Origin, license_of, origins
 from .results import CardScore, get_card_scores
 
 __all__ = [

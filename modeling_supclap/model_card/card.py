@@ -20,12 +20,11 @@ from transformers.utils import logging
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
 
-from ..conversion.provenance import SONAR_LICENSE, write_provenance
+from ..conversion.provenance import SONAR_LICENSE, Origin, license_of, origins, write_provenance
 from ..languages import LANGUAGES, get_iso_639_1
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from .facts import CardFacts, code_commit, facts_of_run, versions_of
-from .provenance import Origin, license_of, origins
 from .results import CardScore, format_card_scores, get_card_scores
 
 logger = logging.get_logger(__name__)

@@ -1,16 +1,27 @@
-"""The record of where parts come from: what both writers write is read, and nothing else is taken for a record."""
+"""Where weights come from and what may be done with them: names, records, cards, and the strictest license wins."""
 
 import json
 from dataclasses import asdict
 
+import builders
 import pytest
+from huggingface_hub import ModelCard, ModelCardData
+from transformers import BertConfig, BertModel
 
-from modeling_supclap.conversion.provenance import Part, known_license, read_provenance, write_provenance
-from modeling_supclap.model_card import Origin
+from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel
+from modeling_supclap.conversion.provenance import (
+    Origin,
+    known_license,
+    license_of,
+    origins,
+    read_provenance,
+    stated_license,
+    write_provenance,
+)
 
 PARTS = [
     Origin("audio tower", "ced", "mispeech/ced-tiny", "apache-2.0"),
-    Part("text_model", "x.pt", None, ("x.pt",), "ab" * 32, "SONAR", "cc-by-nc-4.0", 19, 59_200),
+    Origin("text_model", "m2m_100", "x.pt", "cc-by-nc-4.0", "ab" * 32, "SONAR", 19, None, ("x.pt",), 59_200),
 ]
 
 
@@ -42,3 +53,117 @@ def test_another_record_is_refused(tmp_path, content):
 )
 def test_licenses_of_public_checkpoints(repository, license):
     assert known_license(repository) == license
+
+
+# ---- of a model ----
+
+
+def joined(tmp_path, text=None):
+    """A model of two saved towers."""
+    CEDModel(builders.ced_config()).save_pretrained(tmp_path / "ced-small-town")
+    if text is None:
+        text = BertModel(BertConfig(**builders.bert_config()), add_pooling_layer=False)
+    text.save_pretrained(tmp_path / "text")
+    return SupCLAPModel.from_encoders(str(tmp_path / "ced-small-town"), str(tmp_path / "text"), projection_dim=8)
+
+
+def card(folder, license):
+    folder.mkdir(exist_ok=True)
+    ModelCard.from_template(ModelCardData(license=license), template_str="---\n{{ card_data }}\n---\n").save(
+        folder / "README.md"
+    )
+
+
+def audio(license, source="a/b"):
+    return Origin("audio tower", "ced", source, license)
+
+
+def text(license, source="c/d"):
+    return Origin("text tower", "bert", source, license)
+
+
+def whole(license, source="e/f"):
+    return Origin("whole model", "supclap", source, license)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([audio("apache-2.0"), text("apache-2.0")], "apache-2.0"),  # CED and LaBSE
+        ([audio("apache-2.0"), text("cc-by-nc-4.0")], "cc-by-nc-4.0"),  # CED and SONAR
+        ([audio("", ""), text("", "")], "apache-2.0"),  # from scratch
+        ([audio("mit"), text("cc-by-4.0")], "apache-2.0"),
+        ([audio("apache-2.0"), text("")], "other"),  # a source that states nothing
+        ([audio("apache-2.0"), text("gpl-3.0")], "other"),
+        ([audio("cc-by-nc-sa-4.0"), text("cc-by-nc-4.0")], "other"),
+        ([audio("apache-2.0"), text("mit"), whole("cc-by-nc-4.0")], "cc-by-nc-4.0"),
+        ([audio("apache-2.0"), text("mit"), whole("")], "apache-2.0"),  # its towers say enough
+        ([audio("", ""), text("", ""), whole("")], "other"),
+    ],
+)
+def test_the_strictest_license_wins(parts, expected):
+    assert license_of(parts) == expected
+
+
+def test_a_folder_states_its_license_in_its_card(tmp_path):
+    card(tmp_path / "stated", "MIT")
+    (tmp_path / "silent").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "README.md").write_text("---\nlicense: [mit\n---\n")
+    assert [stated_license(str(tmp_path / name)) for name in ("stated", "silent", "broken")] == ["mit", "", ""]
+
+
+def test_towers_are_known_by_name_and_card(tmp_path):
+    model = joined(tmp_path)
+    card(tmp_path / "ced-small-town", "apache-2.0")
+    found = origins(model)
+    assert [(part.part, part.kind, part.source) for part in found] == [
+        ("audio tower", "ced", "ced-small-town"),
+        ("text tower", "bert", "text"),
+    ]
+    assert [part.license for part in found] == ["apache-2.0", ""]
+
+
+def test_a_sonar_tower_is_not_for_commercial_use_wherever_it_is_from(tmp_path):
+    drawn = SupCLAPModel(builders.supclap_config(builders.sonar_config()))
+    for sonar in (joined(tmp_path, SonarTextModel(builders.sonar_config())), drawn):
+        assert license_of(origins(sonar)) == "cc-by-nc-4.0"
+
+
+def test_a_model_from_scratch(model):
+    found = origins(model)
+    assert [(part.source, part.license) for part in found] == [("", ""), ("", "")]
+    assert license_of(found) == "apache-2.0"
+
+
+def test_the_record_of_a_conversion(tmp_path):
+    model = joined(tmp_path)
+    entry = {"part": "text", "source": "https://example.org/text.pt", "sha256": "ab" * 32, "layout": "fairseq2"}
+    record = [{**entry, "license": "CC-BY-NC-4.0", "tensors": 387, "revision": "c0ffee", "of another version": 1}]
+    (tmp_path / "text" / "provenance.json").write_text(json.dumps(record))
+    tower = origins(model)[1]
+    assert tower.source == "https://example.org/text.pt"
+    assert (tower.license, tower.sha256, tower.layout) == ("cc-by-nc-4.0", "ab" * 32, "fairseq2")
+    assert (tower.tensors, tower.revision) == (387, "c0ffee")
+    assert tower.hub_id is None
+
+
+def test_what_is_written_is_read_by_who_continues(tmp_path):
+    model = joined(tmp_path)
+    first = [audio("apache-2.0", "mispeech/ced-tiny"), text("mit", "someone/text")]
+    model.save_pretrained(tmp_path / "out")
+    write_provenance(tmp_path / "out", first)
+    card(tmp_path / "out", "apache-2.0")
+    found = origins(SupCLAPModel.from_pretrained(tmp_path / "out"))
+    assert [part.source for part in found] == ["mispeech/ced-tiny", "someone/text", "out"]
+    assert [part.license for part in found] == ["apache-2.0", "mit", "apache-2.0"]
+    assert license_of(found) == "apache-2.0"
+
+
+def test_only_repositories_are_hub_ids(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "run").mkdir(parents=True)
+    ids = [
+        Origin("text tower", "bert", source).hub_id for source in ("a/b-1.0", "outputs/run", "", "run", "https://x/y")
+    ]
+    assert ids == ["a/b-1.0", None, None, None, None]

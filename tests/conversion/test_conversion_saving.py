@@ -38,6 +38,7 @@ def test_a_whole_model_with_its_processor(tmp_path, conversion):
     text = next(entry for entry in entries if entry["part"] == "text_model")
     assert text == {
         "part": "text_model",
+        "kind": "m2m_100",
         "source": "the origin",
         "revision": None,
         "files": ["x.pt"],

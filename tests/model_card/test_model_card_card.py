@@ -15,9 +15,8 @@ from recordings import tone_rows
 
 from modeling_supclap import CEDModel, SonarTextModel, SupCLAPModel
 from modeling_supclap.evaluation.results import SCHEMA, score
-from modeling_supclap.model_card import citations, is_untouched, model_card, write_card
+from modeling_supclap.model_card import Origin, citations, is_untouched, model_card, write_card
 from modeling_supclap.model_card.facts import CardFacts
-from modeling_supclap.model_card.provenance import Origin
 from modeling_supclap.training.trainer import SupCLAPTrainer
 
 RESULTS = {
