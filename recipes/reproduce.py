@@ -48,6 +48,7 @@ from modeling_supclap.recipes.estimates import Estimate, estimate
 from modeling_supclap.recipes.result_tables import html_table, markdown_table
 from modeling_supclap.recipes.running import run_command, say
 from modeling_supclap.training.checkpoints import last_checkpoint
+from modeling_supclap.training.drift import similarity_histogram
 from modeling_supclap.training.plots import Curve, plot_runs
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -528,8 +529,7 @@ def load_run(run: Sequence[Step]) -> tuple[Results, list[dict[str, Any]]]:
     results = Results.load(run[-1].folder)
     cosines = results.arrays.get("similarity/eng/positive")
     if cosines is not None:
-        counts, edges = np.histogram(cosines, bins=40, range=(-1.0, 1.0))
-        log.append({"test_similarity": {"low": edges[0], "high": edges[-1], "counts": counts.tolist()}})
+        log.append({"test_similarity": similarity_histogram(torch.from_numpy(cosines).float())})
     return results, log
 
 

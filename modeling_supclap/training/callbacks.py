@@ -18,7 +18,7 @@ from ..losses.multilingual import alignment_direction_error, data_distribution_e
 from ..losses.similarity import at_least_float32
 from .collator import TrainingCollator
 from .contrastive_module import ContrastiveModule
-from .drift import drift_cosine, drift_statistics, positive_similarity_histogram
+from .drift import drift_cosine, drift_statistics, similarity_histogram
 
 LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weight_error")
 """What `LanguageErrorsCallback` logs."""
@@ -249,8 +249,7 @@ class DriftCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Puts the histogram beside the numbers of its batch."""
         if self._batch is not None and "drift_cosine" in (logs or {}):
-            histogram = positive_similarity_histogram(self._batch.audio_embeds, self._batch.text_embeds)
-            state.log_history[-1]["positive_similarity_histogram"] = histogram
+            state.log_history[-1]["positive_similarity_histogram"] = similarity_histogram(self._batch.cosines())
 
 
 class _WatchedBatch:
@@ -294,6 +293,11 @@ class _WatchedBatch:
     def _keep_gradient(self, gradient: Tensor) -> None:
         self.text_gradient = self._role_major(gradient).clone()  # gathering sums gradients in place
 
+    def cosines(self) -> Tensor:
+        """The similarity of each pair, `(P,)`."""
+        audio, text = at_least_float32(self.audio_embeds, self.text_embeds)
+        return (audio * text).sum(dim=-1)
+
     @torch.no_grad()
     def numbers(self) -> dict[str, Tensor]:
         """Computes what `DriftCallback` names, 0-d tensors."""
@@ -310,7 +314,7 @@ class _WatchedBatch:
             numbers["drift_cosine_objective"] = drift_cosine(-self.text_gradient, text, audio)
             numbers["drift_cosine_objective_literal"] = drift_cosine(-self.text_gradient, text, audio, literal=True)
 
-        cosines = (audio * text).sum(dim=-1)
+        cosines = self.cosines()
         for percent in (10, 50, 90):
             numbers[f"positive_similarity_p{percent}"] = cosines.quantile(percent / 100)
         return numbers

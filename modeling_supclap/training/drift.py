@@ -244,21 +244,14 @@ def radius_by_hard_negatives(
     return radii
 
 
-@torch.no_grad()
-def positive_similarity_histogram(audio_embeds: Tensor, text_embeds: Tensor, bins: int = 40) -> dict[str, Any]:
-    """Counts the positive pairs by their cosine [SupCLAP fig. 4]; training moves them to the right.
+def similarity_histogram(cosines: Tensor, bins: int = 40) -> dict[str, Any]:
+    """Counts the positive pairs by their cosine, (N,) [SupCLAP fig. 4]; training moves them to the right.
 
-    Args:
-        audio_embeds: (N, d), unit norm.
-        text_embeds: (N, d), unit norm; text i belongs to audio i.
-        bins: The number of bins of equal width; by rounding, a cosine may be 1.0000001 and counts as 1.
+    Gives the range of the bins, which have one width, "low" and "high", and their "counts", as JSON takes them. By
+    rounding, a cosine may be 1.0000001, and counts as 1.
 
-    Returns:
-        The range of the bins, "low" and "high", and their "counts", which add up to N, as JSON takes them.
-
-    >>> positive_similarity_histogram(torch.eye(3), torch.eye(3), bins=4)
-    {'low': -1.0, 'high': 1.0, 'counts': [0, 0, 0, 3]}
+    >>> similarity_histogram(torch.tensor([-0.4, 0.9, 1.0, 1.0000001]), bins=4)
+    {'low': -1.0, 'high': 1.0, 'counts': [0, 1, 0, 3]}
     """
-    audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
-    cosines = (audio_embeds * text_embeds).sum(dim=-1).clamp(-1, 1).cpu()
-    return {"low": -1.0, "high": 1.0, "counts": torch.histc(cosines, bins, -1, 1).int().tolist()}
+    counts = torch.histc(cosines.clamp(-1, 1).cpu(), bins, -1, 1)
+    return {"low": -1.0, "high": 1.0, "counts": counts.int().tolist()}

@@ -27,6 +27,7 @@ def save_results(folder, hits, seconds=1.0):
         "retrieval/eng/t2a/R@1": np.array(hits, float),
         "retrieval/eng/t2a/query_id": queries.astype(str),
         "retrieval/eng/t2a/cluster": (queries // 2).astype(str),
+        "similarity/eng/positive": np.array([0.99, 0.99, -1], np.float32),
     }
     scores = {"retrieval": {"eng": {"t2a": {"R@1": score(float(np.mean(hits)))}}}}
     content = {"schema": SCHEMA, "protocol": {"languages": ["eng"]}, "scores": scores, "training": {"seconds": seconds}}
@@ -226,7 +227,9 @@ def test_a_figure_has_a_panel_for_each_dataset_and_title(tmp_path):
         "a model, many": "many",
     }
     assert list(panels["recall, real"]) == ["a model"]
-    assert panels["radius, real"]["a model, few"][1][0][0]["few"] == 1
+    (history,) = panels["radius, real"]["a model, few"][1]
+    assert history[0]["few"] == 1
+    assert history[-1]["test_similarity"]["counts"] == [1] + [0] * 38 + [2]
 
 
 def test_the_cosines_of_the_pairs_tell_how_far_apart_they_are():
