@@ -382,7 +382,9 @@ class LazySimilarity:
         self._candidate_scales = self._get_scales(self.candidates, "candidates", similarity)
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        """All scores of some queries as a matrix; `lazy[:]` those of all."""
+        """All scores of some queries, a slice without a step, as a matrix; `lazy[:]` those of all."""
+        if rows.step not in (None, 1):
+            raise ValueError(f"rows is {rows}; give a slice without a step")
         rows = slice(*rows.indices(self.shape[0])[:2])
         matrix = np.empty((max(rows.stop - rows.start, 0), self.shape[1]), self._dtype)
         for first, tile in self.tiles(rows):

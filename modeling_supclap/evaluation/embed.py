@@ -99,7 +99,7 @@ class ClipEmbeddings:
         rows = self.chunk_rows(clips)
         return ClipEmbeddings(self.embeds[rows], self.counts[clips], self.onset_seconds[rows], self.pooling)
 
-    @property
+    @cached_property
     def mean(self) -> np.ndarray:
         """One vector a clip, (N, d), unit norm: what a clip of one chunk has anyway."""
         if (self.counts == 1).all():

@@ -189,7 +189,10 @@ class Results:
         path = path / "results.json" if path.is_dir() else path
         if not path.is_file():
             raise FileNotFoundError(f"there are no results {path}")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON ({error}); give the folder of results, or its results.json") from error
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             seen = content.get("schema") if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"{path} holds no results of this version: its schema is {seen!r}, not {SCHEMA!r}")

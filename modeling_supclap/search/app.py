@@ -87,15 +87,13 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
         try:
             if sound:
                 vector = searcher.embed_audio(sound)
-                hits = searcher.search(audio=sound, k=int(number))
             elif text.strip():
                 vector = searcher.embed(text, language)
-                hits = searcher.search(text, language=language, k=int(number))
             else:
                 return "<p>Type what you want to hear, or upload a sound.</p>"
         except (ValueError, OSError) as error:
             return f"<p>{html.escape(str(error))}</p>"
-        return render_hits(searcher, hits, vector, root)
+        return render_hits(searcher, searcher.search(vector=vector, k=int(number)), vector, root)
 
     with gradio.Blocks(title="Search recordings") as page:
         gradio.Markdown(f"# Search recordings\n{len(searcher.index.known_files())} files, by words or by a sound")

@@ -528,10 +528,12 @@ class _Embedder:
             first = block[0]
             waveform = recording.read(self.model.sampling_rate_hz, first, block[-1] + self.window)
 
-        least = self.model.min_seconds * self.model.sampling_rate_hz
-        if len(waveform) < max(least, 1):
-            raise ValueError(f"{path} lasts {len(waveform) / self.model.sampling_rate_hz:.3f} s, too short to embed")
-        return [(start, waveform[start - first : start - first + self.window]) for start in block]
+        windows = [(start, waveform[start - first : start - first + self.window]) for start in block]
+        least = max(self.model.min_seconds * self.model.sampling_rate_hz, 1)
+        if min(len(window) for _, window in windows) < least:  # also where a file is cut off before its stated end
+            seconds = (first + len(waveform)) / self.model.sampling_rate_hz
+            raise ValueError(f"{path} ends after {seconds:.3f} s, which leaves a window too short to embed")
+        return windows
 
 
 def _check_windows(model: EmbeddingModel, window_seconds: float, hop_seconds: float) -> None:

@@ -59,6 +59,7 @@ class Searcher:
         query: str | None = None,
         language: str = "eng",
         audio: Any = None,
+        vector: np.ndarray | None = None,
         k: int = 10,
         within: str | None = None,
         exact: bool = False,
@@ -70,6 +71,7 @@ class Searcher:
             query: What is wanted, in words.
             language: The ISO 639-3 code of the query's language.
             audio: In place of words, a sound: a path, an open file, or a pair of a waveform and its rate.
+            vector: In place of both, the embedding of a query, (d,), from `embed` or `embed_audio`.
             k: How many places.
             within: Only places in this recording.
             exact: Whether every window is compared, also where there is an approximate index.
@@ -80,10 +82,11 @@ class Searcher:
             At most k hits, best first; of equal scores by file and time. The same call gives the same hits.
 
         Raises:
-            ValueError: Neither words nor a sound are given, or both; or no file of the index has the name `within`.
+            ValueError: Not one of words, sound and embedding is given, or several; or no file of the index has the name
+                `within`.
         """
-        if (query is None) == (audio is None):
-            raise ValueError(f"give either words or a sound, got query={query!r} and audio={audio!r}")
+        if (query is None) + (audio is None) + (vector is None) != 2:
+            raise ValueError(f"give either words, a sound or an embedding, got query={query!r} and audio={audio!r}")
         if k < 1:
             raise ValueError(f"k is {k}; give 1 or more")
         if within is not None and within not in (known := self.index.known_files()):
@@ -91,7 +94,8 @@ class Searcher:
             hint = f", such as {alike[0]!r}" if alike else ""
             raise ValueError(f"the index holds no file {within!r}; name it by its path below the indexed folder{hint}")
 
-        vector = self.embed_audio(audio) if query is None else self.embed(query, language)
+        if vector is None:
+            vector = self.embed_audio(audio) if query is None else self.embed(query, language)
         limit, rows = k, self.index.windows.count_rows()
         while True:
             found = self.index.nearest(vector, limit, within, exact)

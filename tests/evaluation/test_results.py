@@ -142,9 +142,10 @@ def test_results_come_back_and_are_the_same_bytes_each_time(tmp_path):
 def test_what_is_not_results_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="there are no results"):
         Results.load(tmp_path)
-    (tmp_path / "results.json").write_text('{"test": {}}')
-    with pytest.raises(ValueError, match="its schema is None"):
-        Results.load(tmp_path)
+    for content, message in (('{"test": {}}', "its schema is None"), ("[]", "is 'list'"), ("<html>", "is no JSON")):
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(ValueError, match=f"results.json .*{message}"):
+            Results.load(tmp_path)
     results(A).save(tmp_path)
     (tmp_path / "outcomes.npz").unlink()
     with pytest.raises(FileNotFoundError, match="belongs beside"):

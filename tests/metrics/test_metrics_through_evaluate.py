@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import evaluate
 import numpy as np
@@ -17,7 +18,7 @@ from modeling_supclap.metrics.recall import relevant_from_qrels, retrieval_score
 from modeling_supclap.metrics.zste import zste_scores
 
 METRICS = Path(__file__).parents[2] / "metrics"
-SCORES = np.random.default_rng(0).integers(0, 5, (10, 6)) / 5
+SCORES: Any = np.random.default_rng(0).integers(0, 5, (10, 6)) / 5
 EMBEDS = np.linalg.qr(np.random.default_rng(1).standard_normal((12, 12)))[0]
 RIGHT = [[i % 6] for i in range(10)]
 

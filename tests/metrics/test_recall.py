@@ -190,6 +190,17 @@ def test_equal_embeddings_tie_wherever_they_stand(dtype, num_candidates):
         assert ranks_from_embeddings(queries, candidates, right, chunk=17).tolist() == worst
 
 
+def test_rows_of_lazy_scores():
+    rng = np.random.default_rng(0)
+    lazy, whole = LazySimilarity(directions(rng, 9, 4), directions(rng, 5, 4)), np.empty((9, 5))
+    for first, tile in lazy.tiles(slice(0, 9)):
+        whole[:, first : first + tile.shape[1]] = tile
+    for rows in (slice(None), slice(2, 5), slice(-3, None), slice(7, 2)):
+        np.testing.assert_array_equal(lazy[rows], whole[rows])
+    with pytest.raises(ValueError, match="without a step"):
+        lazy[::2]
+
+
 def directions(rng, *shape):
     embeds = rng.standard_normal(shape)
     return embeds / np.linalg.norm(embeds, axis=-1, keepdims=True)

@@ -73,6 +73,14 @@ def test_what_cannot_be_read_is_listed_and_tried_again(ear, folder):
     assert build(ear, folder).unreadable == {}
 
 
+def test_a_file_that_ends_before_it_says_is_listed(ear, folder, monkeypatch):
+    monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 8)
+    monkeypatch.setattr(Recording, "get_seconds", lambda self: 70.0 if "long" in self.name else 1.0)
+    report = build(ear, folder)
+    assert list(report.unreadable) == ["long.wav"]
+    assert "after 60.000 s" in report.unreadable["long.wav"]
+
+
 @pytest.mark.parametrize("bad_part", [0, 2])
 def test_of_a_file_that_can_be_read_in_part_nothing_is_kept(ear, folder, monkeypatch, bad_part):
     monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 8)

@@ -46,8 +46,10 @@ def test_a_search_by_sound_and_within_a_file(ear, folder, tmp_path):
         searcher.search("high", within="nowhere.wav")
     with pytest.raises(ValueError, match="deep/middle's"):
         searcher.search("high", within="middle's.flac")
-    with pytest.raises(ValueError, match="either"):
-        searcher.search("high", audio="example.wav")
+    assert searcher.search(vector=searcher.embed("high"), k=3) == searcher.search("high", k=3)
+    for asked in ({"audio": "example.wav"}, {"vector": searcher.embed("high")}, {"query": None}):
+        with pytest.raises(ValueError, match="either"):
+            searcher.search(**{"query": "high", **asked})
 
 
 def test_the_same_search_twice_gives_the_same(ear, folder):
