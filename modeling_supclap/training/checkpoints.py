@@ -222,10 +222,10 @@ def _tokenizer_differences(folder: Path, processor: SupCLAPProcessor) -> list[st
     """Compares vocabularies: a tokenizer that is trained on the captions changes with the recordings that are there."""
     before = SupCLAPProcessor.from_pretrained(folder).tokenizer.get_vocab()
     now = processor.tokenizer.get_vocab()
-    if before == now:
+    changed = {token for token, _ in before.items() ^ now.items()}
+    if not changed:
         return []
-    changed = len(before.items() - now.items())
-    return [f"{changed} of {len(before)} tokens have another id, or none, in this run's tokenizer"]
+    return [f"{len(changed)} of {len(before | now)} tokens have another id, or none, in one of the two tokenizers"]
 
 
 def _trainable_differences(before: Iterable[str], now: Iterable[str]) -> list[str]:

@@ -103,11 +103,10 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
         super().__post_init__()
         _require_one_of("stage", self.stage, ("a", "b"))
         _require_one_of("text_scheme", self.text_scheme, ("random", "kcl"))
-        if self.loss != "infonce" or self.svr != "none" or self.track_language_errors:
-            raise ValueError(
-                f"TeminAL has a loss of its own; leave loss, svr and track_language_errors alone, got {self.loss}, "
-                f"{self.svr} and {self.track_language_errors}"
-            )
+        for name in ("loss", "svr", "every_caption", "track_language_errors"):
+            value = getattr(self, name)
+            if value != getattr(options.ContrastiveOptions, name):
+                raise ValueError(f"{name} is {value!r}, but TeminAL has a loss and captions of its own; leave it out")
 
     @property
     def alphas(self) -> dict[str, float]:

@@ -205,6 +205,8 @@ def test_another_tokenizer_is_named(run, rows, tmp_path):
     checkpoint = tmp_path / "checkpoint-4"
     processor = SupCLAPProcessor.from_pretrained(checkpoint)
     processor.tokenizer.add_tokens(["seagull"])
+    with pytest.raises(ValueError, match=r"another run: 1 of \d+ tokens have another id"):
+        refuse_another_run(checkpoint, run.args, run.module, processor)
     processor.save_pretrained(checkpoint)
     with pytest.raises(ValueError, match=r"another run: 1 of \d+ tokens have another id"):
         refuse_another_run(checkpoint, run.args, run.module, run.processor)

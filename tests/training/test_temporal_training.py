@@ -164,7 +164,8 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, items, stage):
     ("options", "message"),
     [
         ({"stage": "c"}, "stage is 'c'; it must be one of a, b"),
-        ({"loss": "kcl"}, "TeminAL has a loss of its own"),
+        ({"loss": "kcl"}, "loss is 'kcl', but TeminAL has"),
+        ({"every_caption": True}, "every_caption is True, but TeminAL has"),
         ({"text_scheme": "cacl"}, "text_scheme is 'cacl'"),
         ({"alpha_same_time": 1.5}, r"alpha_same_time=1\.5"),
     ],
