@@ -14,15 +14,10 @@ class MSCLAPFeatureExtractor(ClapFeatureExtractor):
 
     Args:
         filter_rate_hz: The rate that the mel filters are computed for; None is the sampling rate (the 2022 model).
-        sampling_rate: Rate of the audio in hertz.
-        max_length_s: Seconds of a clip: 7 for the 2023 model, 5 for the 2022 model.
-        hop_length: Samples between two frames.
-        frequency_min: Lower edge of the mel bands in hertz.
-        frequency_max: Upper edge of the mel bands in hertz.
-        padding: How short clips are filled up; "repeat" is what the models were trained with.
-        truncation: How `ClapFeatureExtractor` cuts long clips if it is called by itself. `SupCLAPProcessor` gives it
-            their beginning, so that nothing is drawn at random.
-        **kwargs: Further fields of `ClapFeatureExtractor`.
+        **kwargs: Fields of `ClapFeatureExtractor`, in place of what the 2023 model was trained with: 7 s (2022: 5 s) at
+            44.1 kHz, 64 mel bands from 50 to 14,000 Hz, a frame every 320 samples, short clips repeated. Its
+            `truncation` counts where the extractor is called by itself: `SupCLAPProcessor` gives it the beginning of a
+            long clip, so that nothing is drawn at random.
 
     Example:
         >>> import numpy as np
@@ -31,35 +26,17 @@ class MSCLAPFeatureExtractor(ClapFeatureExtractor):
         (1, 1, 965, 64)
     """
 
-    def __init__(
-        self,
-        filter_rate_hz: int | None = 32_000,
-        sampling_rate: int = 44_100,
-        max_length_s: int = 7,
-        hop_length: int = 320,
-        frequency_min: float = 50,
-        frequency_max: float = 14_000,
-        padding: str = "repeat",
-        truncation: str = "rand_trunc",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            sampling_rate=sampling_rate,
-            max_length_s=max_length_s,
-            hop_length=hop_length,
-            frequency_min=frequency_min,
-            frequency_max=frequency_max,
-            padding=padding,
-            truncation=truncation,
-            **kwargs,
-        )
+    def __init__(self, filter_rate_hz: int | None = 32_000, **kwargs: Any) -> None:
+        published = {"sampling_rate": 44_100, "max_length_s": 7, "hop_length": 320, "padding": "repeat"}
+        published |= {"frequency_min": 50, "frequency_max": 14_000, "truncation": "rand_trunc"}
+        super().__init__(**{**published, **kwargs})
         self.filter_rate_hz = filter_rate_hz
         if filter_rate_hz is not None:
             self.mel_filters_slaney = mel_filter_bank(
                 num_frequency_bins=self.nb_frequency_bins,
                 num_mel_filters=self.feature_size,
-                min_frequency=frequency_min,
-                max_frequency=frequency_max,
+                min_frequency=self.frequency_min,
+                max_frequency=self.frequency_max,
                 sampling_rate=filter_rate_hz,
                 norm="slaney",
                 mel_scale="slaney",

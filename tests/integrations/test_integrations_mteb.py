@@ -25,7 +25,6 @@ def metadata(name, kind, languages, modalities, category, score):
     return TaskMetadata(
         name=name,
         description="Made in the test.",
-        reference="https://example.org",
         dataset={"path": "local/none", "revision": "1"},
         type=kind,
         category=category,
@@ -33,14 +32,6 @@ def metadata(name, kind, languages, modalities, category, score):
         eval_splits=["test"],
         eval_langs=languages,
         main_score=score,
-        date=("2020-01-01", "2020-01-02"),
-        domains=[],
-        task_subtypes=[],
-        license="cc0-1.0",
-        annotations_creators="derived",
-        dialect=[],
-        sample_creation="created",
-        bibtex_citation="",
     )
 
 
