@@ -529,7 +529,8 @@ def load_run(run: Sequence[Step]) -> tuple[Results, list[dict[str, Any]]]:
     results = Results.load(run[-1].folder)
     cosines = results.arrays.get("similarity/eng/positive")
     if cosines is not None:
-        log.append({"test_similarity": similarity_histogram(torch.from_numpy(cosines).float())})
+        histogram = similarity_histogram(torch.from_numpy(cosines).float())
+        log.append({"step": log[-1]["step"] if log else 0, "test_similarity": histogram})
     return results, log
 
 

@@ -218,7 +218,7 @@ def test_several_runs_in_one_picture(tmp_path):
 def test_a_figure_has_a_panel_for_each_dataset_and_title(tmp_path):
     save_results(tmp_path / "run", [1, 0])
     (tmp_path / "run" / "trainer_state.json").write_text('{"log_history": [{"step": 1, "few": 1, "many": 2}]}')
-    runs = [[reproduce.Step("train", {}, tmp_path / "run")]]
+    runs = [[reproduce.Step("train", {"seed": 0}, tmp_path / "run")]]
     cells = [reproduce.Cell("row", "a model", None, dataset, runs) for dataset in ("real", "made")]
     panels = reproduce.arrange_curves({"few": "radius", "many": "radius", "eval_R": "recall"}, cells)
     assert list(panels) == ["radius, real", "recall, real", "radius, made", "recall, made"]
@@ -230,6 +230,11 @@ def test_a_figure_has_a_panel_for_each_dataset_and_title(tmp_path):
     (history,) = panels["radius, real"]["a model, few"][1]
     assert history[0]["few"] == 1
     assert history[-1]["test_similarity"]["counts"] == [1] + [0] * 38 + [2]
+
+    table = {"columns": [R1], "curves": {"test_similarity": "pairs"}}
+    (tmp_path / "mini").mkdir()
+    path = reproduce.write_table("paper/figure", table, cells, ReproductionArguments(output_dir=str(tmp_path)))
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_cosines_of_the_pairs_tell_how_far_apart_they_are():
