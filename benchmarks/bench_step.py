@@ -15,8 +15,9 @@ from __future__ import annotations
 import copy
 import statistics
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, M2M100Config
 
 from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
+from modeling_supclap.training.callbacks import Averages, DriftCallback
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.grad_cache import embed_in_chunks
 from modeling_supclap.training.objectives import ContrastiveObjective, TemporalObjective, build_objective
@@ -179,14 +181,16 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
             rows.append(compare_texts(ours, batch, rounds))
     if "support vectors".startswith(only):
         rows += compare_support_vectors(rounds, clips, device)
+    if "frozen".startswith(only):
+        rows += compare_frozen(model, rounds, clips, device)
     return [*rows, *compare_tables(rounds, device)]
 
 
 def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> list[Row]:
-    """Whole steps with support vectors beside InfoNCE's [S table 14], CED-tiny and a BERT of base size, ten seconds.
+    """What support vectors add to a step with InfoNCE [S table 14], and live drift tracking to one with both.
 
-    The difference drowns in the noise of the steps, so that the objectives are timed by themselves, on given
-    embeddings, and what they add is set beside a step with InfoNCE.
+    CED-tiny and a BERT of base size, ten seconds. The differences drown in the noise of the steps, so that objectives
+    and the log are timed by themselves, on given embeddings, and set beside a step with InfoNCE.
     """
     audio = CEDConfig(embed_dim=192, depth=12, num_heads=3)
     text = BertConfig(vocab_size=8000, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
@@ -199,12 +203,21 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
         loss, _ = objective(embeds[0], embeds[1].unsqueeze(1), model.logit_scale.exp())
         loss.backward()
 
-    ways = {}
-    for svr in ("none", "bi-static", "bi-dynamic"):
-        objective = build_objective(SupCLAPTrainingArguments(svr=svr, per_device_train_batch_size=clips, use_cpu=True))
-        ways[svr] = partial(contrast, objective.to(device))
-        ways[svr]()  # starts the radii
-    seconds = take_turns(ways, 30 * rounds)
+    arguments = SupCLAPTrainingArguments(per_device_train_batch_size=clips, use_cpu=True)
+    objectives = {}
+    for name in ("none", "bi-static", "bi-dynamic", "bi-dynamic, tracked"):
+        arguments.svr = name.partition(",")[0]
+        objectives[name] = build_objective(arguments).to(device)
+        contrast(objectives[name])  # starts the radii
+    averages = Averages()
+    callback = DriftCallback(objectives["bi-dynamic, tracked"], averages)
+
+    def log() -> None:
+        callback.on_step_end(None, None, SimpleNamespace(should_log=True))
+        callback.on_log(None, SimpleNamespace(log_history=[{}]), None, logs=averages.drain())
+
+    seconds = take_turns({name: partial(contrast, objective) for name, objective in objectives.items()}, 30 * rounds)
+    logs = take_turns({"log": log}, 10 * rounds)["log"]
     step = partial(run_step, ContrastiveModule(model, ContrastiveObjective("infonce")), batch)
     steps = take_turns({"step": step}, rounds)["step"]
 
@@ -215,7 +228,40 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
         median = 100 * added / statistics.median(steps)
         name = f"{svr}: what it adds to a step with InfoNCE, CED-tiny and BERT-base, {clips} clips"
         rows.append(Row("SVR", name, least, median, "<= 2", "%"))
-    return rows
+
+    kept = (min(seconds["bi-dynamic, tracked"]) - min(seconds["bi-dynamic"])) / min(steps)
+    logged, every = min(logs) / min(steps), int(arguments.logging_steps)
+    return [
+        *rows,
+        Row("drift", "kept by every step, in shares of a step", kept),
+        Row("drift", "a log, in shares of a step", logged),
+        Row("drift", f"in all, with a log every {every} steps", kept + logged / every),
+    ]
+
+
+def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) -> list[Row]:
+    """KCL of eight languages where the text tower is frozen, in units of the audio tower, forward and backward.
+
+    The step whose texts are remembered is that of every epoch after the first.
+    """
+    model.text_model.requires_grad_(False)
+    batch = {key: tensor.to(device) for key, tensor in make_batch(model, clips, texts=8).items()}
+    objective = ContrastiveObjective("kcl")
+    cached, plain = ContrastiveModule(model, objective), ContrastiveModule(model, objective, cache_frozen="never")
+    require_equal_gradients(plain, cached, {key: tensor[:4] for key, tensor in batch.items()})
+
+    def pass_audio() -> None:
+        model.zero_grad(set_to_none=False)
+        model.get_audio_features(batch["input_features"], batch["audio_attention_mask"]).pooler_output.sum().backward()
+
+    ways: dict[str, Callable[[], Any]] = {"audio": pass_audio}
+    ways |= {"cached": partial(run_step, cached, batch), "plain": partial(run_step, plain, batch)}
+    seconds = take_turns(ways, rounds)
+    remembered, again = compare(seconds, "cached", "audio"), compare(seconds, "plain", "audio")
+    return [
+        Row("frozen", "KCL of 8, texts remembered / the audio pass", *remembered, "<= 1.1"),
+        Row("frozen", "the same, texts embedded each time", *again),
+    ]
 
 
 def compare_texts(module: ContrastiveModule, batch: Batch, rounds: int) -> Row:

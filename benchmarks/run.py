@@ -23,7 +23,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 BENCHMARKS = {
     "bench_imports": ("imports",),
-    "bench_step": ("step", "G1", "G2", "G3", "G5", "G6", "SVR", "table"),
+    "bench_step": ("step", "G1", "G2", "G3", "G5", "G6", "SVR", "drift", "frozen", "table"),
     "bench_support_vector": ("G4",),
     "bench_mel": ("G7",),
     "bench_input_pipeline": ("G8", "embed"),
@@ -32,8 +32,6 @@ BENCHMARKS = {
     "bench_composition": ("G12",),
     "bench_growth": ("growth",),
     "bench_rows": ("rows",),
-    "bench_frozen": ("frozen",),
-    "bench_drift": ("drift",),
     "bench_tiles": ("tiles",),
     "bench_stream": ("stream",),
     "bench_search": ("search",),

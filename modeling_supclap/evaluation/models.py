@@ -254,17 +254,13 @@ def _of_features(model: Any, processor: SupCLAPProcessor, name: str, kind: str) 
     )
 
 
-def _settings(config: Any) -> Any:
+def _settings(config: dict[str, Any]) -> dict[str, Any]:
     """Settings without what may differ between two copies of one model: paths, versions, where the code is."""
-    if isinstance(config, dict):
-        kept = {}
-        for key in sorted(config, key=str):
-            if not str(key).startswith("_") and key not in _INCIDENTAL:
-                kept[str(key)] = _settings(config[key])
-        return kept
-    if isinstance(config, (list, tuple)):
-        return list(map(_settings, config))
-    return config if isinstance(config, (int, float, str, bool, type(None))) else str(config)
+
+    def drop_incidental(fields: dict[str, Any]) -> dict[str, Any]:
+        return {key: fields[key] for key in sorted(fields) if not key.startswith("_") and key not in _INCIDENTAL}
+
+    return json.loads(json.dumps(config, default=str), object_hook=drop_incidental)
 
 
 def _of_stranger(model: Any, name: str) -> EmbeddingModel:

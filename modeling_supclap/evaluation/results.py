@@ -77,13 +77,7 @@ def score(
     chance: float | None = None,
     order_blind: float | None = None,
 ) -> dict[str, float | None]:
-    """A score as results hold it.
-
-    Args:
-        value: The score, a share in 0..1 where its metric is one.
-        interval: Its lower and upper end.
-        chance: What random answers would score.
-        order_blind: What a model scores that hears every sound and nothing of their order.
+    """A score as results hold it: the fields of `Score` but for its place.
 
     >>> score(0.5, (0.4, 0.6), 0.1)
     {'value': 0.5, 'low': 0.4, 'high': 0.6, 'chance': 0.1}
