@@ -70,20 +70,17 @@ def test_memory_is_that_of_a_block():
     assert traced_peak(gap_and_distance, other, english) < 12e6  # both matrices in double precision would be 51e6
 
 
-NOT_FINITE = np.array([[1.0, 0.0], [np.nan, 0.0]])
-BAD = [
-    (np.eye(2), np.eye(3), r"other_embeds has shape \(2, 2\), english_embeds \(3, 3\)"),
-    (np.eye(2), NOT_FINITE, r"english_embeds\[1\] has norm nan"),
-    (NOT_FINITE, np.eye(2), r"other_embeds\[1\] has norm nan"),
-    (np.eye(2), np.array([[np.inf, 0.0], [1.0, 0.0]]), r"english_embeds\[0\] has norm inf"),
-    (np.zeros((2, 2)), np.eye(2), r"other_embeds\[0\] has norm 0.0"),
-    ([[1.0, 0.0], [1.0]], np.eye(2), "rows of other_embeds differ in length"),
-]
-
-
 @pytest.mark.parametrize(
     ("other", "english", "message"),
-    [*BAD, (np.ones(2), np.ones(2), r"must be \(N, d\)"), (np.ones((0, 2)), np.ones((0, 2)), r"shape \(0, 2\)")],
+    [
+        (np.eye(2), np.eye(3), r"other_embeds has shape \(2, 2\), english_embeds \(3, 3\)"),
+        (np.eye(2), np.array([[1.0, 0.0], [np.nan, 0.0]]), r"english_embeds\[1\] has norm nan"),
+        (np.array([[np.inf, 0.0], [1.0, 0.0]]), np.eye(2), r"other_embeds\[0\] has norm inf"),
+        (np.zeros((2, 2)), np.eye(2), r"other_embeds\[0\] has norm 0.0"),
+        ([[1.0, 0.0], [1.0]], np.eye(2), "rows of other_embeds differ in length"),
+        (np.ones(2), np.ones(2), r"must be \(N, d\)"),
+        (np.ones((0, 2)), np.ones((0, 2)), r"shape \(0, 2\)"),
+    ],
 )
 def test_bad_embeddings_say_what_and_where(other, english, message):
     with pytest.raises(ValueError, match=message):
@@ -105,7 +102,6 @@ def test_evaluate_takes_whole_matrices_as_keywords(metric):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        *(({"predictions": other, "references": english}, message) for other, english, message in BAD[1:]),
         ({"predictions": np.eye(2), "references": np.eye(3)}, "Mismatch in the number"),
         ({"predictions": [], "references": []}, "at least one sentence"),
         ({"predictions": [0], "references": [0], "other_embeds": np.eye(2)}, "english_embeds is missing"),
