@@ -99,8 +99,8 @@ class Seq2SeqTranslator:
         if readable:
             # A model that repeats itself would go on to its own limit, for the whole batch.
             most = min(2 * max(map(len, readable.values())) + 16, limit - 1)
-            options = {**options, "num_beams": self.num_beams, "do_sample": False, "max_new_tokens": most}
-            generated = self._generate(list(readable.values()), options, tokenizer, model)
+            search: dict[str, Any] = {"num_beams": self.num_beams, "do_sample": False, "max_new_tokens": most}
+            generated = self._generate(list(readable.values()), {**options, **search}, tokenizer, model)
             for place, translation in zip(readable, generated, strict=True):
                 translations[place] = translation.strip()
         return translations
