@@ -224,7 +224,17 @@ def _problems(row: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]
     for field in ("clip_id", "audio_path", "source"):
         if not isinstance(row[field], str) or not row[field].strip():
             yield f"{field} is {row[field]!r}; give a string that is not empty"
-    yield from _caption_problems(row["captions"], languages)
+    for language, texts in row["captions"].items():
+        if language not in languages:
+            yield f"unknown language {language!r}; the languages here are {list(languages)}"
+        if isinstance(texts, str):
+            yield f"the captions of {language!r} are the string {texts!r}; give a list of strings"
+            continue
+        for index, text in enumerate(texts):
+            if not text.strip():
+                yield f"caption {index} of {language!r} is blank; drop it or write one"
+    if not any(row["captions"].values()):
+        yield "no caption in any language; give at least one"
 
     for event in row["events"]:
         label, onset, offset = event["label"], event["onset_seconds"], event["offset_seconds"]
@@ -233,18 +243,3 @@ def _problems(row: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]
             yield f"event {label!r} starts at {onset} seconds; an onset is 0 or later"
         if not offset >= onset:
             yield f"event {label!r} ends at {offset} seconds, before its onset at {onset}"
-
-
-def _caption_problems(captions: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]:
-    for language, texts in captions.items():
-        if language not in languages:
-            yield f"unknown language {language!r}; the languages here are {list(languages)}"
-        if isinstance(texts, str):
-            yield f"the captions of {language!r} are the string {texts!r}; give a list of strings"
-            continue
-
-        for index, text in enumerate(texts):
-            if not text.strip():
-                yield f"caption {index} of {language!r} is blank; drop it or write one"
-    if not any(captions.values()):
-        yield "no caption in any language; give at least one"

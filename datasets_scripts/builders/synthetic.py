@@ -235,41 +235,36 @@ def render_clip(
     ((32000,), dtype('float32'))
     """
     description, rng = describe(seed, split, index), _generator(seed, split, index)
+    start, stop = _draw_place(description, rng, duration_seconds, sampling_rate_hz)
+
     sound = SOUNDS[description.sound]
-
-    start, length = _draw_place(description, rng, duration_seconds, sampling_rate_hz)
-
     seconds = np.arange(round(duration_seconds * sampling_rate_hz)) / sampling_rate_hz
-    event = sound.waveform(rng.uniform(*sound.variants[description.variant]), seconds[:length], rng)
+    event = sound.waveform(rng.uniform(*sound.variants[description.variant]), seconds[: stop - start], rng)
 
     samples = _to_peak(_background(seconds, rng), rng.uniform(*NOISE_PEAK_DB))
-    samples[start : start + length] += _to_peak(_faded(event, sampling_rate_hz), rng.uniform(*PEAK_DB))
-    return RenderedClip(samples.astype(np.float32), start / sampling_rate_hz, (start + length) / sampling_rate_hz)
+    samples[start:stop] += _to_peak(_faded(event, sampling_rate_hz), rng.uniform(*PEAK_DB))
+    return RenderedClip(samples.astype(np.float32), start / sampling_rate_hz, stop / sampling_rate_hz)
 
 
-def locate_event(
-    seed: int, split: str, index: int, duration_seconds: float = 2.0, sampling_rate_hz: int = 16000
-) -> Event:
+def locate_event(seed: int, split: str, index: int, duration_seconds: float, sampling_rate_hz: int) -> Event:
     """The event of the clip that `render_clip` renders with the same arguments, without rendering it."""
     description, rng = describe(seed, split, index), _generator(seed, split, index)
-    start, length = _draw_place(description, rng, duration_seconds, sampling_rate_hz)
-    return {
-        "label": description.label,
-        "onset_seconds": start / sampling_rate_hz,
-        "offset_seconds": (start + length) / sampling_rate_hz,
-    }
+    start, stop = _draw_place(description, rng, duration_seconds, sampling_rate_hz)
+    onset_seconds, offset_seconds = start / sampling_rate_hz, stop / sampling_rate_hz
+    return {"label": description.label, "onset_seconds": onset_seconds, "offset_seconds": offset_seconds}
 
 
 def _draw_place(
     description: Description, rng: np.random.Generator, duration_seconds: float, sampling_rate_hz: int
 ) -> tuple[int, int]:
-    """Draws where the event of a clip starts and how long it is, in samples: what a clip's generator gives first."""
+    """Draws the first sample of a clip's event and the one after its last: what a clip's generator gives first."""
     length_seconds = duration_seconds * rng.uniform(*SOUNDS[description.sound].lengths)
     gap_seconds = duration_seconds * rng.uniform(0.01, 0.08)
 
     at_beginning = description.position == "beginning"
     onset_seconds = gap_seconds if at_beginning else duration_seconds - gap_seconds - length_seconds
-    return round(onset_seconds * sampling_rate_hz), round(length_seconds * sampling_rate_hz)
+    start = round(onset_seconds * sampling_rate_hz)
+    return start, start + round(length_seconds * sampling_rate_hz)
 
 
 def _generator(seed: int, split: str, *index: int) -> np.random.Generator:

@@ -211,10 +211,10 @@ def _copies(
     return sorted(found, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
 
 
-def _names(clips: Sequence[Mapping[str, str]], most: int = 3) -> str:
-    shown = [f"{clip['split']}/{clip['clip_id']}" for clip in clips[:most]]
-    if len(clips) > most:
-        shown.append(f"and {len(clips) - most} more")
+def _names(clips: Sequence[Mapping[str, str]]) -> str:
+    shown = [f"{clip['split']}/{clip['clip_id']}" for clip in clips[:3]]
+    if len(clips) > 3:
+        shown.append(f"and {len(clips) - 3} more")
     return ", ".join(shown)
 
 
