@@ -22,6 +22,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 from transformers.processing_utils import ProcessingKwargs
 from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file, is_protobuf_available
 
+from .audio_input import one_for_each
 from .configuration_supclap import CEDConfig
 from .feature_extraction_ced import CEDFeatureExtractor, as_waveform
 from .languages import LANGUAGES, get_flores_code
@@ -206,9 +207,7 @@ class SupCLAPProcessor(ProcessorMixin):
         if language is None:
             return encoding
 
-        languages = [language] * len(captions) if isinstance(language, str) else list(language)
-        if len(languages) != len(captions):
-            raise ValueError(f"got {len(languages)} languages for {len(captions)} captions; give one, or one for each")
+        languages = one_for_each("language", language, len(captions), str)
         if hasattr(self.tokenizer, "src_lang"):
             # One call for all languages: the tokenizer's src_lang is a setting for a whole batch, and stays as it is.
             codes = _language_ids(self.tokenizer)

@@ -101,17 +101,11 @@ def other_filters(**kwargs) -> torch.Tensor:
         (put(WINDOW, None), "spectrogram.window has shape None"),
         (put("front_end.1.gain", torch.ones(1)), "has the front end .*1.gain"),
         (put("blocks.1.norm1.bias", None), r"does not fit CEDModel: it lacks 1 \(blocks.1.norm1.bias\)"),
-        (put("init_bn.1.running_var", None), r"it lacks 1 \(init_bn.running_var\)"),
-        (put("cls_token", torch.ones(1, 1, 64)), r"it has no place for 1 \(cls_token\)"),
         (put("blocks.7.norm1.bias", torch.ones(64)), r"it lacks \d+ \(blocks.2"),
-        (put("norm.weight", torch.ones(65)), r"norm.weight \(65,\) for \(64,\)"),
         (put("init_bn.weight", torch.ones(64)), "mixes two layouts: it has init_bn.weight under two names"),
-        (put("encoder.norm.bias", torch.ones(64)), "mixes two layouts: it has norm.bias under two names"),
         (put("patch_embed.proj.weight", torch.ones(64, 1, 64, 4)), "63 columns of patches of 4 frames"),
         (put("patch_embed.proj.weight", torch.ones(60, 1, 16, 16)), "is 60 wide; the published heads are 64 wide"),
-        (put("patch_embed.proj.weight", torch.ones(64)), r"patch_embed.proj.weight has shape \(64,\)"),
         (put("time_pos_embed", torch.ones(1, 64, 1, 62)), "time positions for 62 columns"),
-        (put("time_pos_embed", None), "lacks time_pos_embed; among its"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):

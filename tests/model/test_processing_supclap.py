@@ -140,7 +140,7 @@ def test_unusable_captions_are_named(processor, text, message):
 
 
 def test_one_language_or_one_for_each(processor):
-    with pytest.raises(ValueError, match="got 2 languages for 3 captions"):
+    with pytest.raises(ValueError, match="got 2 values of language for 3 inputs"):
         processor(text=TEXTS[:3], language=["eng", "fra"])
 
 
