@@ -162,8 +162,6 @@ class SoundIndex:
 
     def replace(self, entries: Sequence[IndexedFile]) -> None:
         """Puts the windows of some files in the place of those that are there, then notes the files as done."""
-        if not entries:
-            return
         self.remove([entry.file for entry in entries])
 
         tables = [entry.as_windows(self.windows.schema) for entry in entries if len(entry.embeds)]
@@ -378,14 +376,10 @@ def build_index(
     workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
     window, hop = (round(seconds * model.sampling_rate_hz) for seconds in (window_seconds, hop_seconds))
     embedder = _Embedder(model, window, hop, batch_size, workers)
-    done: list[IndexedFile] = []
     is_quiet = not show_progress_bar or rank > 0
-    for entry in progress(embedder.embed(files, todo), "indexing", len(todo), "files", is_quiet):
-        done.append(entry)
-        if len(done) == _FILES_AT_ONCE:
-            store.replace(done)
-            done = []
-    store.replace(done)
+    entries = iter(progress(embedder.embed(files, todo), "indexing", len(todo), "files", is_quiet))
+    while done := list(itertools.islice(entries, _FILES_AT_ONCE)):
+        store.replace(done)
     barrier()
 
     if rank == 0:
