@@ -16,7 +16,6 @@ import fetch_transformers_tests
 import transformers
 
 PACKAGE = "transformers_common_tests"
-PIPELINES = "pipelines.test_pipelines_zero_shot_audio_classification"
 # Fields that every configuration has, away from their defaults; test_configuration_common.py reads them back.
 CONFIG_FIELDS = {
     "return_dict": False,
@@ -36,30 +35,6 @@ def module(name: str, **members: Any) -> types.ModuleType:
     made = types.ModuleType(name)
     vars(made).update(members)
     return made
-
-
-class _AnyTestClass(types.ModuleType):
-    """A module that has an empty class of whatever name it is asked for."""
-
-    def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-class _Pipelines(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the tests of the single pipelines, of which the source distribution ships none."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if not name.startswith(f"{PACKAGE}.pipelines"):
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=name.endswith(".pipelines"))
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        return _AnyTestClass(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
 
 
 def stand_ins() -> dict[str, types.ModuleType]:
@@ -93,7 +68,6 @@ def load(name: str) -> types.ModuleType:
     if PACKAGE not in sys.modules:
         sys.modules[PACKAGE] = module(PACKAGE, __path__=[str(folder)])
         sys.modules.update(stand_ins())
-        sys.meta_path.append(_Pipelines())
     # The tests ask for a second copy of transformers, from its sources; the one that is installed is under test.
     direct = mock.patch("transformers.utils.direct_transformers_import", return_value=transformers)
     with direct, mock.patch.object(sys, "path", list(sys.path)):

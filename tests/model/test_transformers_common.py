@@ -8,20 +8,15 @@ field) is in pytest's report.
 # mypy: disable-error-code="name-defined"
 # The classes are those of transformers' own tests, which are loaded when this file runs.
 
-import json
 import os
 import re
-import tempfile
-import types
 import unittest
-from pathlib import Path
 from unittest import mock
 
 import builders
 import pytest
 import torch
 import transformers_suite
-from transformers import BertTokenizer, pipeline
 
 from modeling_supclap import (
     CEDConfig,
@@ -40,13 +35,6 @@ modeling = transformers_suite.load("test_modeling_common")
 configuration = transformers_suite.load("test_configuration_common")
 processing = transformers_suite.load("test_processing_common")
 extraction = transformers_suite.load("test_sequence_feature_extraction_common")
-# Tiny models of the pipelines: a list of them, and model_type/class/ for each.
-TINY_MODELS = tempfile.TemporaryDirectory(prefix="supclap-tiny-models-")
-SUMMARY = {"SupCLAPModel": {"tokenizer_classes": ["BertTokenizer"], "processor_classes": ["CEDFeatureExtractor"]}}
-Path(TINY_MODELS.name, "reports").mkdir()
-Path(TINY_MODELS.name, "reports", "tiny_model_summary.json").write_text(json.dumps(SUMMARY))
-with mock.patch.dict(os.environ, TRANSFORMERS_TINY_MODEL_PATH=TINY_MODELS.name):
-    pipelines = transformers_suite.load("test_pipeline_mixin")
 
 NOT_OURS = {
     r"flash_attn|flex_attention|kernels_can": "need packages outside the tested set, and some a GPU of one kind",
@@ -274,54 +262,3 @@ class ProcessorTest(processing.ProcessorTesterMixin, unittest.TestCase):
 
     def prepare_audio_inputs(self, batch_size=None):
         return [builders.noise(4000)] * (batch_size or 1)
-
-
-class ZeroShotCheck:
-    """What the pipeline's test does with a model; it stands for a class that the source distribution leaves out."""
-
-    def get_test_pipeline(self, model, tokenizer, feature_extractor, dtype):
-        classify = pipeline(
-            "zero-shot-audio-classification",
-            model=model,
-            tokenizer=tokenizer,
-            feature_extractor=feature_extractor,
-            dtype=dtype,
-            candidate_labels=["dog", "rain"],
-        )
-        return classify, [builders.noise(16000, seed) for seed in range(3)]
-
-    def run_pipeline_test(self, classify, examples):
-        for result in (classify(examples[0]), *classify(examples)):
-            assert {each["label"] for each in result} == {"dog", "rain"}
-            assert sum(each["score"] for each in result) == pytest.approx(1, abs=1e-3)
-
-
-TASK = "zero-shot-audio-classification"
-
-
-class PipelineTest(pipelines.PipelineTesterMixin, unittest.TestCase):
-    pipeline_model_mapping = {TASK: SupCLAPModel}  # noqa: RUF012, as in transformers
-
-    @classmethod
-    def setUpClass(cls):
-        folder = Path(TINY_MODELS.name, "supclap", "SupCLAPModel")
-        builders.supclap_model().save_pretrained(folder)
-        builders.bert_tokenizer().save_pretrained(folder)
-        CEDFeatureExtractor().save_pretrained(folder)
-
-    def setUp(self):
-        # By the name of a class in one release, as the class itself in another.
-        by_name = isinstance(pipelines.pipeline_test_mapping[TASK]["test"], str)
-        check = f"{__name__}.ZeroShotCheck" if by_name else ZeroShotCheck
-        classes = types.SimpleNamespace(BertTokenizer=BertTokenizer, CEDFeatureExtractor=CEDFeatureExtractor)
-        for patch in (
-            mock.patch.dict(pipelines.pipeline_test_mapping, {TASK: {"test": check}}),
-            mock.patch.object(pipelines, "transformers_module", classes),
-        ):
-            patch.start()
-            self.addCleanup(patch.stop)
-
-
-for name in dir(PipelineTest):
-    if name.startswith("test_pipeline_") and "zero_shot_audio" not in name:
-        setattr(PipelineTest, name, None)  # tasks of other models
