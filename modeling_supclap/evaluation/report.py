@@ -53,6 +53,7 @@ ZSTE_TASKS = {
 # What the papers' results call a mean of the languages and all of them together.
 OF_PAPERS = {"avg": "mean of 8", None: "8 languages"}
 MAX_CLASSES_DRAWN = 100
+MAX_SAMPLES = 4  # hits that can be heard, and misses
 CLIP_SECONDS = 10.0
 CLIP_RATE_HZ = 16000
 
@@ -99,14 +100,13 @@ class Sample(NamedTuple):
     found_name: str
 
 
-def write_report(results: Results | str | Path, path: str | Path, rows: Any = None, num_samples: int = 4) -> Path:
+def write_report(results: Results | str | Path, path: str | Path, rows: Any = None) -> Path:
     """Writes the page for results, whole or not at all.
 
     Args:
         results: What `evaluation` returned, or the folder or `results.json` it was saved to.
         path: The HTML file.
-        rows: What was evaluated, where the recordings are in the rows and not in files of their own.
-        num_samples: How many hits and how many misses to make listenable, at most.
+        rows: What was evaluated, by which a few hits and misses can be heard; None leaves them silent.
 
     Returns:
         The path.
@@ -114,12 +114,12 @@ def write_report(results: Results | str | Path, path: str | Path, rows: Any = No
     Raises:
         FileNotFoundError: There are no results.
     """
-    page = render_report(results if isinstance(results, Results) else Results.load(results), rows, num_samples)
+    page = render_report(results if isinstance(results, Results) else Results.load(results), rows)
     write_text(path, page)
     return Path(path)
 
 
-def render_report(results: Results, rows: Any = None, num_samples: int = 4) -> str:
+def render_report(results: Results, rows: Any = None) -> str:
     """The page as a string; arguments as `write_report`. The same results give the same page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -155,7 +155,7 @@ def render_report(results: Results, rows: Any = None, num_samples: int = 4) -> s
         confusion=confusion,
         figures=dict(figures(results)),
         cases=_cases(results),
-        samples=_samples(results, rows, num_samples),
+        samples=_samples(results, rows),
     )
 
 
@@ -371,17 +371,17 @@ def _cases(results: Results) -> dict[str, list[Case]]:
     return cases
 
 
-def _samples(results: Results, rows: Any, number: int) -> dict[str, list[Sample]]:
+def _samples(results: Results, rows: Any) -> dict[str, list[Sample]]:
     """Captions of the first language, evenly spread over those that found their clip and those that did not."""
     arrays, language = results.arrays, results.protocol["languages"][0]
     prefix = f"retrieval/{language}/t2a"
-    if f"{prefix}/rank" not in arrays or not number:
+    if f"{prefix}/rank" not in arrays:
         return {}
 
     ranks, listen = arrays[f"{prefix}/rank"], _listener(results, rows)
     samples: dict[str, list[Sample]] = {}
     for title, queries in {"hits": np.flatnonzero(ranks == 0), "misses": np.flatnonzero(ranks > 0)}.items():
-        spread = np.linspace(0, len(queries) - 1, number).round().astype(int)
+        spread = np.linspace(0, len(queries) - 1, MAX_SAMPLES).round().astype(int)
         for query in queries[np.unique(spread)].tolist() if len(queries) else ():
             found = int(arrays[f"{prefix}/top"][query, 0])
             sample = Sample(

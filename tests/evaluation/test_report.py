@@ -179,7 +179,7 @@ def test_the_page_needs_nothing_from_outside_and_is_escaped(results):
 def test_hits_and_misses_can_be_heard(results):
     clips = zip(results.arrays["clips/id"].tolist(), results.arrays["clips/audio_path"].tolist(), strict=True)
     rows = [{"clip_id": clip, "audio_path": path} for clip, path in clips]
-    page = render_report(results, rows, num_samples=3)
+    page = render_report(results, rows)
     sounds = re.findall(r'src="data:audio/mpeg;base64,([^"]*)"', page)
     # Three hits; three misses of which one recording is gone, each with the clip that was found first.
     assert len(sounds) == 3 + 2 + 3
@@ -188,7 +188,6 @@ def test_hits_and_misses_can_be_heard(results):
     assert abs(len(waveform) - 8000) < 2500  # MP3 pads
     assert page.count("recording not found where it was") == 1
     assert "right clip at rank 6" in page  # 1 is first, as for R@1 and the mean rank
-    assert render_report(results, num_samples=0).count("<audio") == 0
 
 
 def test_cases_are_the_extremes_and_come_once(results):
@@ -231,7 +230,7 @@ def test_written_from_a_saved_results_whole_or_not_at_all(results, tmp_path, mon
 def test_recordings_in_the_rows_are_heard(results):
     sound = (3000 * np.sin(np.arange(8000) / 7)).astype("<i2").tobytes()
     rows = [{"clip_id": str(clip), "samples": sound, "sampling_rate_hz": 16000} for clip in reversed(range(NUM_CLIPS))]
-    page = render_report(results, rows, num_samples=2)
+    page = render_report(results, rows)
     assert "recording not found" not in page
     assert len(set(re.findall(r'src="data:audio/mpeg;base64,([^"]*)"', page))) == 1
 
