@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torchaudio
+from torchaudio.functional import melscale_fbanks
 
 from ..configuration_supclap import CEDConfig
 from ..feature_extraction_ced import CEDFeatureExtractor
@@ -52,30 +52,20 @@ def ced_from_tensors(
     return encoder.build(CEDModel, own_config), aside
 
 
-def front_end_constants() -> dict[str, torch.Tensor]:
-    """The constants of the published front end, as the authors' files hold them below `front_end`."""
-    front_end = CEDFeatureExtractor()
-    filters = torchaudio.functional.melscale_fbanks(
-        n_freqs=front_end.n_fft // 2 + 1,
-        f_min=front_end.f_min,
-        f_max=front_end.f_max or front_end.sampling_rate / 2,
-        n_mels=front_end.feature_size,
-        sample_rate=front_end.sampling_rate,
-    )
-    window = torch.hann_window(front_end.win_size)
-    return {"0.spectrogram.window": window, "0.mel_scale.fb": filters}
-
-
 def _check_front_end(tensors: Tensors) -> None:
     """Refuses weights whose file holds another front end than ours; the Hub's hold none."""
-    expected = front_end_constants()
-    seen = tensors.below("front_end.")
-    if seen.keys() - expected.keys():
-        raise ValueError(f"{tensors.origin} has the front end {sorted(seen)}; CED's is {sorted(expected)}")
+    own = CEDFeatureExtractor()
+    top_hz = own.f_max or own.sampling_rate / 2
+    filters = melscale_fbanks(own.n_fft // 2 + 1, own.f_min, top_hz, own.feature_size, own.sampling_rate)
+    window = torch.hann_window(own.win_size)
+    expected = {"front_end.0.spectrogram.window": window, "front_end.0.mel_scale.fb": filters}
 
+    seen = {name for name in tensors if name.startswith("front_end.")}
+    if seen - expected.keys():
+        raise ValueError(f"{tensors.origin} has the front end {sorted(seen)}; CED's is {sorted(expected)}")
     if seen:
         for name, value in expected.items():
-            tensors.check_constant(f"front_end.{name}", value, FRONT_END)
+            tensors.check_constant(name, value, FRONT_END)
 
 
 def _config_from_file(config: Mapping[str, Any], origin: str) -> CEDConfig:

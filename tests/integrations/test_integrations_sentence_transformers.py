@@ -76,20 +76,15 @@ def test_recordings_of_several_rates_and_lengths(encoder, module):
     np.testing.assert_allclose(encoder.encode(inputs), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "form", ["array", "tensor", "stereo", "int16", "path", "path object", "bytes", "nested", "decoder"]
-)
+@pytest.mark.parametrize("form", ["array", "stereo", "path", "bytes", "nested", "decoder"])
 def test_forms_of_a_recording(encoder, module, tmp_path, request, form):
     clip = np.round(CLIPS[0] * 8192) / 32768  # as 16 bits hold it
     pcm = (clip * 32768).astype(np.int16)
     soundfile.write(tmp_path / "clip.wav", pcm, 16000)
     given = {
         "array": lambda: clip.astype(np.float32),
-        "tensor": lambda: torch.from_numpy(clip),
         "stereo": lambda: {"array": np.stack([clip, clip]), "sampling_rate": 16000},
-        "int16": lambda: {"array": pcm, "sampling_rate": 16000},
         "path": lambda: str(tmp_path / "clip.wav"),
-        "path object": lambda: tmp_path / "clip.wav",
         "bytes": lambda: {"bytes": (tmp_path / "clip.wav").read_bytes(), "path": None},
         "nested": lambda: {"audio": {"array": clip, "sampling_rate": 16000}},
         "decoder": lambda: request.getfixturevalue("torchcodec").decoders.AudioDecoder(tmp_path / "clip.wav"),
