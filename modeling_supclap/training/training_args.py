@@ -103,7 +103,7 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
         super().__post_init__()
         _require_one_of("stage", self.stage, ("a", "b"))
         _require_one_of("text_scheme", self.text_scheme, ("random", "kcl"))
-        for name in ("loss", "svr", "every_caption", "track_language_errors"):
+        for name in ("loss", "loss_chunk_size", "svr", "every_caption", "track_language_errors"):
             value = getattr(self, name)
             if value != getattr(options.ContrastiveOptions, name):
                 raise ValueError(f"{name} is {value!r}, but TeminAL has a loss and captions of its own; leave it out")
