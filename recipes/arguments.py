@@ -111,7 +111,10 @@ def read_settings(path: str | Path, base: str | Path | None = None) -> dict[str,
         shipped = CONFIGS / path.as_posix().removeprefix("recipes/configs/")
         if not shipped.is_file():
             names = sorted(shipped.relative_to(CONFIGS).as_posix() for shipped in CONFIGS.rglob("*.yaml"))
-            raise FileNotFoundError(f"there is no configuration file {path}; those of the package: {', '.join(names)}")
+            close = difflib.get_close_matches(path.as_posix(), names, n=3, cutoff=0.75)
+            own = [name for name in names if "/" not in name]  # the others are rows of the papers' tables
+            hint = f"did you mean {' or '.join(close)}?" if close else f"the package has {', '.join(own)}"
+            raise FileNotFoundError(f"there is no configuration file {path}; {hint}")
         path = shipped
 
     try:
@@ -171,6 +174,8 @@ def _reject_unknown(words: Sequence[str], valid: Collection[str]) -> None:
     key = named[0].lstrip("-").split("=")[0]
 
     close = difflib.get_close_matches(key, list(valid), n=3)
+    if (CONFIGS / f"{key}.yaml").is_file():
+        close = [f"{key}.yaml"]
     hint = (
         f"did you mean {' or '.join(close)}?" if close else "--help and --help_all list the keys, which begin with --"
     )

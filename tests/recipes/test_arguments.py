@@ -143,9 +143,17 @@ def test_a_base_lies_beside_the_file_or_is_of_the_package(write, tmp_path):
     assert read_settings(run) == {"projection_dim": 7, "svr": "bi-dynamic"}
 
 
-def test_a_missing_file_is_named():
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.yaml"):
-        parse("nowhere.yaml")
+@pytest.mark.parametrize(
+    ("name", "error", "told"),
+    [
+        ("nowhere.yaml", FileNotFoundError, r"nowhere\.yaml; the package has .*esc10\.yaml"),
+        ("esc1.yaml", FileNotFoundError, r"esc1\.yaml; did you mean esc10\.yaml\?"),
+        ("esc10", ValueError, r"'esc10': did you mean esc10\.yaml\?"),
+    ],
+)
+def test_a_missing_file_is_named_and_what_it_may_be(name, error, told):
+    with pytest.raises(error, match=told):
+        parse(name)
 
 
 @pytest.mark.parametrize(
