@@ -26,8 +26,6 @@ from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16
 ON_BAD_AUDIO = ("error", "skip", "report")
 """What to do with recordings that cannot be used: stop at the first; leave them out; also name each."""
 
-_ALL_ZERO = "every sample is zero"
-
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
@@ -51,7 +49,8 @@ def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
     with _naming(name):
         samples, is_sound = read_int16(source, name, rate_hz)
     if not samples.any():
-        raise BadAudioError(f"{name} is silent: {'it is too quiet for 16 bits' if is_sound else _ALL_ZERO}")
+        why = "it is too quiet for 16 bits" if is_sound else "every sample is zero"
+        raise BadAudioError(f"{name} is silent: {why}")
     return samples
 
 
@@ -81,7 +80,7 @@ def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) ->
     with _naming(name):
         seconds, is_sound = measure_audio(source, name)
     if not is_sound:
-        raise BadAudioError(f"{name} is silent: {_ALL_ZERO}")
+        raise BadAudioError(f"{name} is silent: every sample is zero")
     if seconds < min_seconds:
         raise BadAudioError(f"{name} lasts {seconds:.4f} s; the model needs {min_seconds} s")
     return seconds

@@ -89,7 +89,8 @@ class Seq2SeqTranslator:
 
         readable: dict[int, list[int]] = {}
         for place, text in enumerate(texts):
-            tokens = tokenizer(template.replace("{text}", text))["input_ids"]  # captions may hold braces too
+            # Not str.format: captions may hold braces.
+            tokens = tokenizer(template.replace("{text}", text))["input_ids"]
             if len(tokens) > limit:
                 logger.warning("%s reads %d tokens, not the %d of %r", self.name, limit, len(tokens), text)
             else:

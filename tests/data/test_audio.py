@@ -84,15 +84,6 @@ def test_text_named_wav_is_refused(tmp_path):
         read_audio(tmp_path / "text.wav")
 
 
-@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
-def test_truncated_file_is_refused(tmp_path, suffix):
-    path = tmp_path / f"cut.{suffix}"
-    soundfile.write(path, sine(440, 3.0), RATE_HZ)
-    truncate(path)
-    with pytest.raises(BadAudioError, match=rf"cut\.{suffix}"):
-        read_audio(path)
-
-
 @pytest.mark.parametrize(
     ("form", "subtype"), [("OGG", "OPUS"), ("AIFF", "PCM_16"), ("W64", "PCM_24"), ("RF64", "FLOAT"), ("AU", "PCM_16")]
 )
@@ -228,8 +219,10 @@ def test_bytes_give_what_the_file_gives(tmp_path, suffix):
     soundfile.write(path, sine(440, 1.0, 44_100), 44_100)
     crop = {"max_seconds": 0.25, "crop_position": 0.5}
     np.testing.assert_array_equal(load_clip(path.read_bytes(), **crop), load_clip(path, **crop))
-    with pytest.raises(BadAudioError, match="the clip"):
-        read_audio(path.read_bytes()[: path.stat().st_size // 2], name="the clip")
+    truncate(path)
+    for source in (path, path.read_bytes()):
+        with pytest.raises(BadAudioError, match=rf"tone\.{suffix}"):
+            read_audio(source, name=path.name)
 
 
 def test_bad_bytes_are_told_apart_by_name_and_not_by_address():
