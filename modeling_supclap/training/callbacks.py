@@ -19,6 +19,7 @@ from ..losses.similarity import at_least_float32
 from .collator import TrainingCollator
 from .contrastive_module import ContrastiveModule
 from .drift import drift_cosine, drift_statistics, similarity_histogram
+from .objectives import SupportVectorRegularizer
 
 LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weight_error")
 """What `LanguageErrorsCallback` logs."""
@@ -227,7 +228,8 @@ class DriftCallback(TrainerCallback):
     as negatives of each other here, and all negatives count alike. Of a larger batch the first 4,096 pairs are watched.
 
     Args:
-        objective: The objective to watch, see `objectives.py`; its radii are those of its `regularizer`, if it has one.
+        objective: The objective to watch, see `objectives.py`; its radii are those of its `regularizer`, if that is a
+            `SupportVectorRegularizer`.
         averages: Where the numbers go for the next log.
     """
 
@@ -276,7 +278,7 @@ class _WatchedBatch:
         if getattr(objective, "loss", None) == "siglip" and logit_bias is not None:
             self.svr["logit_bias"] = logit_bias.detach()
         regularizer = getattr(objective, "regularizer", None)
-        if regularizer is not None:
+        if isinstance(regularizer, SupportVectorRegularizer):
             for name in ("alpha", "similarity", "decoupled"):
                 self.svr[name] = getattr(regularizer, name)
             for direction, radius in regularizer.batch_radii.items():

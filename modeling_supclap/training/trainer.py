@@ -234,7 +234,8 @@ class SupCLAPTrainer(Trainer):
         """Makes the `compute_metrics` of a split: retrieval, and what hard negatives make of a predicted radius."""
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
-        radius = None if regularizer is None else regularizer.radii["t2a"]
+        radii = dict(regularizer.radii) if isinstance(regularizer, SupportVectorRegularizer) else {}
+        radius = radii.get("t2a")
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if not self.args.track_drift or is_sharded or not isinstance(radius, DynamicRadius):
             return retrieval

@@ -18,8 +18,10 @@ from safetensors.torch import load_file
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import processor_from_clap
+from modeling_supclap.losses import DynamicRadius, info_nce
 from modeling_supclap.training.collator import TrainingCollator
 from modeling_supclap.training.distributed import leave_process_group
+from modeling_supclap.training.objectives import ContrastiveObjective, SupportVectorRegularizer
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -72,6 +74,31 @@ def test_any_set_with_a_column_of_audio_and_one_of_captions_trains(tmp_path):
         trainer.train()
         found.append(losses(trainer))
     assert found[0] == found[1]
+
+
+class OwnObjective(torch.nn.Module):
+    """An objective with a regularizer that is none of ours."""
+
+    def __init__(self):
+        super().__init__()
+        self.regularizer = torch.nn.Dropout(0.1)
+
+    def forward(self, audio_embeds, text_embeds, logit_scale, logit_bias=None, group_ids=None):
+        return info_nce(self.regularizer(audio_embeds), text_embeds[:, 0], logit_scale), {}
+
+
+def only_clips_displaced():
+    return ContrastiveObjective("infonce", SupportVectorRegularizer({"a2t": DynamicRadius(4)}))
+
+
+@pytest.mark.parametrize(("make", "radius"), [(OwnObjective, False), (only_clips_displaced, True)])
+def test_an_objective_of_one_s_own_trains_and_is_watched(tmp_path, rows, make, radius):
+    args = arguments(tmp_path, max_steps=1)
+    trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, rows[:8], processor(), objective=make())
+    trainer.train()
+    (entry,) = (entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry.keys() >= {"drift_cosine", "drift_cosine_objective"}
+    assert ("radius_mean_a2t" in entry) == radius
 
 
 SCHEMES = [("infonce", "bi-static"), ("kcl", "bi-dynamic"), ("cacl", "bi-static")]
