@@ -225,13 +225,6 @@ def measure(objective: ContrastiveObjective, audio: Tensor, text: Tensor, scale:
     return {name: value.item() for name, value in told.items()}
 
 
-def draw_batch(groups: np.ndarray, size: int, generator: np.random.Generator) -> list[int]:
-    """Draws clips of different descriptions: as in the papers, no clip of a batch fits the caption of another."""
-    shuffled = generator.permutation(len(groups))
-    _, first = np.unique(groups[shuffled], return_index=True)
-    return generator.permutation(shuffled[first])[:size].tolist()
-
-
 def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, args: argparse.Namespace) -> dict:
     """Trains a model from the seed's weights and measures it."""
     set_seed(seed)
@@ -250,7 +243,11 @@ def train(name: str, seed: int, splits: Mapping[str, Split], processor: Any, arg
     started = time.process_time()
     for step in range(args.steps):
         optimizer.param_groups[0]["lr"] = args.lr * min(1, 10 * step / args.steps) * (1 - step / args.steps)
-        places = draw_batch(rows.groups.numpy(), args.batch_size, generator)
+
+        # Clips of different descriptions: as in the papers, no clip of a batch fits the caption of another.
+        shuffled = generator.permutation(len(rows.groups))
+        _, first = np.unique(rows.groups.numpy()[shuffled], return_index=True)
+        places = generator.permutation(shuffled[first])[: args.batch_size].tolist()
         captions = generator.integers(rows.tokens.shape[1], size=len(places))
         drawn = generator.integers(languages, size=len(places))
 
