@@ -1,14 +1,12 @@
 """The command, as a user gives it: any checkpoint is measured, nothing embedded twice, and two results compared."""
 
-import itertools
-
 import builders
 import numpy as np
 import processes
 import pytest
 import soundfile
 from commands import run_recipe
-from recordings import ESC50Clip, write_esc50
+from recordings import esc50_folder
 
 from modeling_supclap import datasets_scripts
 from modeling_supclap.evaluation.results import Results
@@ -84,12 +82,8 @@ def test_results_are_compared(folder, capsys):
 
 @pytest.fixture
 def esc(tmp_path):
-    """Three folds of two ESC-50 classes, two recordings each."""
-    clips = []
-    for number, (fold, label, take) in enumerate(itertools.product((1, 2, 3), ("dog", "rain"), "AB")):
-        stem = f"{fold}-{label}-{take}"
-        clips.append(ESC50Clip(stem, fold, label, stem, builders.noise(16000, number)))
-    return write_esc50(tmp_path, clips)
+    """Three folds of four ESC-50 classes, a recording of each class in each."""
+    return esc50_folder(tmp_path, 3, 3)
 
 
 def test_all_folds_at_once(folder, esc):
