@@ -58,14 +58,13 @@ def load_splits(
         ValueError: The name or a config key is unknown; the message names the valid ones. Or the translations do not
             fit, see `join_translations`.
     """
-    if streaming and name == "webdataset":
-        from .stream import load_tars
-
-        return _translated(load_tars(**config), translations)
-
     _check_config(name, config, "translations", "streaming")
     if not streaming:
         return splits_of(load_builder(name, cache_dir, **config), translations)
+    if name == "webdataset":
+        from .stream import load_tars
+
+        return _translated(load_tars(**config), translations)
     if name == "hf":
         from .stream import load_parquet
 
@@ -112,15 +111,26 @@ def builder_names() -> list[str]:
     return sorted(_BUILDERS)
 
 
+def find_config(name: str) -> Any:
+    """The class of the options of the dataset of that name."""
+    if name != "webdataset":
+        return find_builder(name).BUILDER_CONFIG_CLASS
+    from .stream import TarConfig
+
+    return TarConfig
+
+
 def find_builder(name: str) -> Any:
     """The class of the builder of that name."""
+    if name == "webdataset":
+        raise ValueError("webdataset is read by streaming=True alone (in training, --streaming true)")
     _check_known("dataset", [name], _BUILDERS)
     module, class_name = _BUILDERS[name]
     return getattr(importlib.import_module(module, __name__), class_name)
 
 
 def _check_config(name: str, config: Mapping[str, Any], *more: str) -> None:
-    _check_known(f"config key of {name!r}", config, {*config_keys(find_builder(name).BUILDER_CONFIG_CLASS), *more})
+    _check_known(f"config key of {name!r}", config, {*config_keys(find_config(name)), *more})
 
 
 def config_keys(config_class: type) -> set[str]:

@@ -24,6 +24,7 @@ import tarfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import accumulate, repeat
 from operator import itemgetter
 from pathlib import Path
@@ -321,15 +322,29 @@ def _find_files(data_dir: str, suffix: str) -> dict[str, list[str]]:
     return splits
 
 
-def load_tars(data_dir: str, language: str = "eng") -> dict[str, RowStream]:
-    """The splits of a folder of WebDataset tar files.
+@dataclass
+class TarConfig:
+    """Where WebDataset tar files are, and what their captions are in.
 
-    Args:
+    Attributes:
         data_dir: The folder, or an address that fsspec can list. A tar file belongs to the split whose name its path
             holds ("train", "validation" or "valid", "test"), and to "train" without one.
         language: The ISO 639-3 code of the captions.
     """
-    return {split: RowStream(TarSplit(paths, language)) for split, paths in _find_files(data_dir, ".tar").items()}
+
+    data_dir: str | None = None
+    language: str = "eng"
+
+    def __post_init__(self) -> None:
+        if self.data_dir is None:
+            raise ValueError("webdataset needs data_dir: a folder of tar files, or its address")
+
+
+def load_tars(**options: Any) -> dict[str, RowStream]:
+    """The splits of a folder of WebDataset tar files; options as `TarConfig`."""
+    config = TarConfig(**options)
+    files = _find_files(str(config.data_dir), ".tar")
+    return {split: RowStream(TarSplit(paths, config.language)) for split, paths in files.items()}
 
 
 class RowStream(IterableDataset):

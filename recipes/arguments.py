@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import yaml
 from transformers import HfArgumentParser
 
-from modeling_supclap.datasets_scripts import find_builder
+from modeling_supclap.datasets_scripts import find_config
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options
 
 from .options import DatasetArguments, as_mapping
@@ -87,7 +87,7 @@ class _Parser(HfArgumentParser):
 def _take_builder_options(group: DatasetArguments, words: list[str], keys: Collection[str]) -> None:
     """Puts the options of the dataset's builder into the group; refuses words that are none."""
     parser = _Parser([], allow_abbrev=False, add_help=False)
-    names = add_builder_options(parser, find_builder(group.dataset).BUILDER_CONFIG_CLASS)
+    names = add_builder_options(parser, find_config(group.dataset))
     parser.add_argument("--translations", nargs="+", default=argparse.SUPPRESS)
 
     given, unknown = parser.parse_known_args(words)

@@ -261,6 +261,16 @@ def test_tar_files_of_webdataset_are_streamed(tars, monkeypatch):
     assert ids(shuffled) == order[50:]
 
 
-def test_a_folder_without_tar_files_is_no_webdataset(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no \.tar file"):
-        load_splits("webdataset", data_dir=str(tmp_path), streaming=True)
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"data_dir": ".", "streaming": True}, FileNotFoundError, r"holds no \.tar file"),
+        ({"streaming": True}, ValueError, "webdataset needs data_dir"),
+        ({"data_dir": ".", "langauge": "fra", "streaming": True}, ValueError, "'langauge' .did you mean 'language'"),
+        ({"data_dir": "."}, ValueError, "webdataset is read by streaming=True alone"),
+    ],
+)
+def test_what_is_no_webdataset_is_refused(tmp_path, monkeypatch, options, error, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        load_splits("webdataset", **options)

@@ -71,6 +71,9 @@ def test_options_of_the_builder_go_by_their_own_names(write):
     }  # fmt: skip
     assert args.languages == ["fra"]  # a name that the recipe has is the recipe's
 
+    data, _ = parse("--dataset", "webdataset", "--data_dir", "d", "--language", "fra")
+    assert data.builder_options == {"data_dir": "d", "language": "fra"}
+
     data, _ = parse("--num_train", "16", "--num_validation", "16", "--num_test", "16")
     assert data.builder_options == {"num_train": 16, "num_validation": 16, "num_test": 16}
     assert {name: len(rows) for name, rows in data.load_splits().items()}["test"] == 16
