@@ -391,8 +391,8 @@ def get_chunk_samples(
     longest = own_seconds or longest_seconds
     seconds = min(usual_seconds, longest) if chunk_seconds is None else chunk_seconds
     if not least <= seconds <= longest:
-        most = "more" if longest == math.inf else f"up to {longest:g} s"
-        raise ValueError(f"chunk_seconds is {seconds}; this model takes {least:g} s or {most} at once")
+        span = f"{least:g} s or more" if longest == math.inf else f"{least:.3g} to {longest:g} s"
+        raise ValueError(f"chunk_seconds is {seconds}; this model takes {span} at once")
 
     return round(seconds * extractor.sampling_rate)
 
