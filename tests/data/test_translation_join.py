@@ -33,9 +33,8 @@ def dataset(captions_of, languages=("eng",)):
 class Held:
     """A split in memory, to be streamed."""
 
-    licenses, digest = {}, ""
-
     def __init__(self, rows):
+        self.licenses, self.digest = {}, ""
         self.features, self.rows = rows.features, rows.to_list()
         self.row_groups = [RowGroup("", 0, len(rows))]
 
