@@ -11,11 +11,13 @@ import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -226,7 +228,8 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
 def leave_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
     """Lets a worker of a `DataLoader` end with its parent and by nothing else.
 
-    Where the parent was killed, it would wait for ever to hand over many results. Ctrl-C is for the parent to answer.
+    Where the parent was killed, it would wait for ever to hand over many results. Ctrl-C is for the parent to answer,
+    and a tensor that the parent then no longer takes is no error to tell of.
 
     Args:
         worker: Its number, which `worker_init_fn` is given.
@@ -239,7 +242,12 @@ def leave_with_parent(worker: int, then: Callable[[int], None] | None = None) ->
         if os.getppid() != parent:
             os._exit(1)
 
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, (EOFError, ConnectionError)):
+            sys.__excepthook__(kind, error, trace)
+
     Finalize(None, leave, exitpriority=100)  # ahead of the queue's own, which waits
+    sys.excepthook = tell  # what the thread that hands tensors over calls
     if then is not None:
         then(worker)
 

@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 import os
+import subprocess
 import sys
 from functools import partial
 
@@ -244,3 +245,21 @@ class TestMapInOrder:
 
     def test_no_worker_outlives_a_parent_that_is_killed(self, monkeypatch):
         assert_workers_end_with_their_parent(map_in_order(name_worker, range(100), workers=2), monkeypatch)
+
+
+@pytest.mark.process
+def test_a_worker_says_nothing_of_a_parent_that_stopped_taking_its_tensors():
+    lines = [
+        "import time",
+        "from multiprocessing import connection, process, resource_sharer",
+        "from modeling_supclap.datasets_scripts.bad_audio import leave_with_parent",
+        "leave_with_parent(0)",
+        "handed_over = resource_sharer.DupFd(0)",
+        "address = resource_sharer._resource_sharer._address",
+        "connection.Client(address, authkey=process.current_process().authkey).close()",
+        "time.sleep(0.5)",
+        "print(1 / 0)",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120)
+    assert "EOFError" not in done.stderr
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")  # its own errors it does tell
