@@ -8,12 +8,16 @@ share one. Rows of a prepared set may hold their audio too, in `AUDIO_COLUMNS`.
 
 import hashlib
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 from datasets import Features, List, Value
 
 from modeling_supclap.languages import LANGUAGES
+
+logger = logging.getLogger(__name__)
 
 AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
 """Where rows of a prepared set hold their audio: a file's bytes in `audio`, or int16 samples and their rate."""
@@ -117,6 +121,26 @@ def group_id(row: Mapping[str, Any], positives: str) -> int:
             carry exactly the same captions, as where captions are made from class names.
     """
     return stable_id(row["clip_id"] if positives == "clip" else json.dumps(row["captions"], sort_keys=True))
+
+
+def warn_of_shared_captions(rows: Any) -> None:
+    """Warns where clips have just the captions of other clips, and those count as wrong answers.
+
+    Args:
+        rows: The split, a dataset or any sequence of rows, that is trained or evaluated with positives "clip".
+    """
+    light = without_audio(rows)
+    captions = light["captions"] if hasattr(light, "column_names") else [row["captions"] for row in light]
+    counts = Counter(group_id({"captions": texts}, "captions") for texts in captions)
+
+    shared = sum(filter((1).__lt__, counts.values()))
+    if shared:
+        logger.warning(
+            "%d of %d clips have just the captions of another clip of their split, and count as its negatives "
+            "and wrong answers; --positives captions makes such clips right answers to each other",
+            shared,
+            len(captions),
+        )
 
 
 def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple[str, str]]:

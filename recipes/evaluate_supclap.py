@@ -32,7 +32,7 @@ from datasets import concatenate_datasets
 from modeling_supclap import evaluation
 from modeling_supclap.datasets_scripts import load_builder, splits_of
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases
-from modeling_supclap.datasets_scripts.schema import without_audio
+from modeling_supclap.datasets_scripts.schema import warn_of_shared_captions, without_audio
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES
 from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import parse_arguments
@@ -184,6 +184,8 @@ def main() -> None:
     phrases = load_phrases(args, data["origin"])
     Path(args.output_dir).mkdir(parents=True, exist_ok=True)  # what stands in its way shows before the work
     print(f"{args.model} on {args.dataset}, split {args.split}: {len(rows)} clips")
+    if args.positives == "clip" and "retrieval" in args.tasks:
+        warn_of_shared_captions(rows)
     results = evaluation.evaluate(model, rows, options, cache, phrases, folds=folds, data=data)
 
     path = results.save(args.output_dir)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import errno
-import logging
 import math
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -28,7 +26,7 @@ from modeling_supclap.datasets_scripts.atomic_files import only_writer
 from modeling_supclap.datasets_scripts.bad_audio import leave_with_parent
 from modeling_supclap.datasets_scripts.builders.hf import as_rows
 from modeling_supclap.datasets_scripts.public_names import public_values
-from modeling_supclap.datasets_scripts.schema import group_id, require_captions, without_audio
+from modeling_supclap.datasets_scripts.schema import group_id, require_captions, warn_of_shared_captions, without_audio
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
 
@@ -57,8 +55,6 @@ from .distributed import naming_missing_processes
 from .drift import radius_by_hard_negatives
 from .objectives import SupportVectorRegularizer, TemporalObjective, build_objective
 from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
-
-logger = logging.getLogger(__name__)
 
 _FULL_DISK = ("inline_container", "iostream error")  # what torch.save makes of it, in the middle and at the end
 
@@ -217,17 +213,7 @@ class SupCLAPTrainer(Trainer):
         rows = usable_rows(rows, args, self._min_seconds)
 
         if args.positives == "clip" and args.process_index == 0:
-            light = without_audio(rows)
-            captions = light["captions"] if hasattr(light, "column_names") else [row["captions"] for row in light]
-            counts = Counter(group_id({"captions": texts}, "captions") for texts in captions)
-            shared = sum(filter((1).__lt__, counts.values()))
-            if shared:
-                logger.warning(
-                    "%d of %d clips have just the captions of another clip of their split, and count as its negatives "
-                    "and wrong answers; --positives captions makes such clips right answers to each other",
-                    shared,
-                    len(captions),
-                )
+            warn_of_shared_captions(rows)
         return rows
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:

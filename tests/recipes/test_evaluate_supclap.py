@@ -120,6 +120,17 @@ def test_a_split_that_shares_recordings_with_the_training_split_is_told(folder, 
     assert Results.load(esc / "out").protocol["shared_sources"]["count"] == 8
 
 
+def test_clips_that_share_captions_and_count_as_wrong_are_told(folder, esc, caplog):
+    words = ["--dataset", "esc50", "--data_dir", esc, "--dataset_config", '{"validation_fraction": 0}']
+    words = command(
+        folder, "model0", *words, "--tasks", "retrieval", "--split", "train+test", "--output_dir", esc / "out"
+    )
+    run_recipe(evaluate_supclap, *words, "--positives", "captions")
+    assert "captions of another clip" not in caplog.text
+    run_recipe(evaluate_supclap, *words, "--positives", "clip")
+    assert "12 of 12 clips have just the captions of another clip" in caplog.text
+
+
 def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path):
     for number, name in enumerate(("a", "b")):
         soundfile.write(tmp_path / f"{name}.wav", builders.noise(16000, number), 16000)
