@@ -2,8 +2,7 @@
 
 Conventions of all the losses: embeddings are (N, d) with unit norm, `similarity[i, j]` is audio i against text j, and
 `logit_scale` is the multiplier itself, 1 / temperature. Leading dimensions, (..., N, d), are batches of their own
-(languages, say) that broadcast. A loss is a 0-d tensor, the mean over them; shapes that do not fit, and fewer than two
-clips, are a `ValueError`.
+(languages, say) that broadcast and over which the loss is averaged.
 """
 
 from __future__ import annotations
@@ -62,6 +61,12 @@ def info_nce(
         chunk_size: So many rows of the similarities are made at a time, which keeps the memory linear in N; see
             `tiles`. By default they are one matrix.
 
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: The shapes do not fit, or there are fewer than two clips.
+
     >>> pairs = torch.eye(2)
     >>> round(info_nce(pairs, pairs, logit_scale=1.0).item(), 4)  # 2 log(1 + exp(-1))
     0.6265
@@ -93,6 +98,12 @@ def sigmoid_loss(
         logit_bias: The number added to every logit, or a 0-d tensor. Starts at -10.
         group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
         chunk_size: So many rows are made at a time, as in `info_nce`.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: The shapes do not fit, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(sigmoid_loss(pairs, pairs, logit_scale=2.0, logit_bias=-1.0).item(), 4)  # 2 log(1 + exp(-1))
@@ -134,8 +145,12 @@ def reweighted_info_nce(
         group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
         reading: What is re-weighted, "pull" or "softmax".
 
+    Returns:
+        0-d tensor.
+
     Raises:
-        ValueError: The number w is not positive, or the reading is unknown.
+        ValueError: The number w is not positive, the reading is unknown, the shapes do not fit, or there are fewer than
+            two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(reweighted_info_nce(pairs, pairs, logit_scale=1.0, positive_weight=1.0).item(), 4)

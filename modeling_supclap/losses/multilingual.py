@@ -53,8 +53,11 @@ def kcl_loss(
         group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
         chunk_size: So many rows of the similarities are made at a time, as in `info_nce`.
 
+    Returns:
+        0-d tensor.
+
     Raises:
-        ValueError: There is a single language.
+        ValueError: There is a single language, the shapes do not fit, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(kcl_loss(pairs, torch.stack([pairs, pairs], dim=1), logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
@@ -88,6 +91,12 @@ def cacl_loss(
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
         chunk_size: So many rows of the similarities are made at a time, as in `info_nce`.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: The shapes do not fit, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(cacl_loss(pairs, pairs, pairs, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
@@ -164,6 +173,9 @@ def weight_error_term(
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         trained: (N, K) bool; [i, k] says whether this step trains clip i in language k.
+
+    Returns:
+        0-d tensor.
 
     Raises:
         ValueError: The shapes do not fit.

@@ -38,6 +38,12 @@ def temporal_nce(
         group_ids: (M,) integers; items with the same id (and so the same caption, as singles of one class have) are
             positives of each other and need a weight above 0. By default every item is its own.
 
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: The shapes do not fit, or there are fewer than two items.
+
     >>> pairs = torch.eye(2)
     >>> round(temporal_nce(pairs, pairs, logit_scale=1.0, weights=torch.ones(2, 2)).item(), 4)  # 2 log(1 + exp(-1))
     0.6265
