@@ -209,14 +209,19 @@ def _export(graph: Graph, inputs: Mapping[str, Tensor], path: Path) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hides what the exporter says of packages that this needs not, such as torchvision."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    before = {}
+    for name in ("torch.onnx", "onnxscript", "onnx_ir"):
+        logger = logging.getLogger(name)
+        before[logger] = logger.level
+        logger.setLevel(logging.ERROR)
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        for logger, level in before.items():
+            logger.setLevel(level)
 
 
 def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, found: Sequence[Parity], path: Path) -> None:
