@@ -332,11 +332,13 @@ class TemporalCollator(TrainingCollator):
 
 def _samples(waveforms: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     """The clips of a batch side by side, in 16 bits where that is what they were recorded or stored in."""
-    clips = list(map(to_int16, waveforms))
-    for clip, waveform in zip(clips, waveforms, strict=True):
+    clips: list[np.ndarray] = []
+    for waveform in waveforms:
+        clip = to_int16(waveform)
         if (clip / np.float32(32768) != waveform).any():
             clips = list(waveforms)
             break
+        clips.append(clip)
 
     counts = torch.tensor(list(map(len, clips)))
     return {"samples": pad_sequence(list(map(torch.from_numpy, clips)), batch_first=True), "sample_counts": counts}
