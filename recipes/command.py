@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except KeyboardInterrupt:  # while modules are imported; from then on it is `run_command` that speaks
-        _say_stopped("supclap")
+        say_stopped(command_name())
         return 130
 
 
@@ -101,7 +101,7 @@ def begin(name: str) -> None:
         if not issubclass(kind, KeyboardInterrupt):
             sys.__excepthook__(kind, error, trace)
         elif os.environ.get("RANK", "0") == "0":  # one of all processes speaks
-            _say_stopped(Path(sys.argv[0]).name)
+            say_stopped(command_name())
 
     sys.excepthook = stop
 
@@ -118,6 +118,17 @@ def start(main: Callable[[], int | None]) -> None:
     from modeling_supclap.recipes.running import run_command  # takes seconds that a mistyped name need not wait for
 
     run_command(main)
+
+
+def command_name() -> str:
+    """What the user typed: the command, or the script that was started by its path."""
+    return os.environ.get("SUPCLAP_COMMAND") or Path(sys.argv[0]).name
+
+
+def say_stopped(name: str, advice: str = "") -> None:
+    """Prints the one line that Ctrl-C ends with, and ignores a second one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print(f"\n{name}: stopped{advice and f'; {advice}'}", file=sys.stderr)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -141,12 +152,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     else:
         start(importlib.import_module(f"modeling_supclap.{COMMANDS[name]}").main)
     return 0
-
-
-def _say_stopped(name: str) -> None:
-    """The one line that Ctrl-C ends with."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print(f"\n{os.environ.get('SUPCLAP_COMMAND') or name}: stopped", file=sys.stderr)
 
 
 def _asks_for_help(words: Sequence[str]) -> bool:

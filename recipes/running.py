@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from datasets import disable_progress_bars
@@ -20,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, only_writer
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
+from modeling_supclap.recipes.command import command_name, say_stopped
 from modeling_supclap.training.checkpoints import last_checkpoint
 from modeling_supclap.training.distributed import MissingProcessError, is_first_process, leave_process_group
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
@@ -34,13 +33,13 @@ def run_command(main: Callable[[], int | None]) -> None:
         disable_progress_bars()
         transformers_logging.disable_progress_bar()
 
-    name, code = os.environ.get("SUPCLAP_COMMAND") or Path(sys.argv[0]).name, 1
+    name, code = command_name(), 1
     try:
         code = main() or 0
     except KeyboardInterrupt as stopped:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a launcher of several processes sends it once more
         if is_first_process():
-            print(f"\n{name}: stopped{f'; {stopped}' if stopped.args else ''}", file=sys.stderr)
+            say_stopped(name, str(stopped))
         code = 130
     except Exception as error:
         cause = builder_error(error)
