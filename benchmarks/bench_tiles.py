@@ -25,7 +25,7 @@ from rows import Row, run_script
 from torch import Tensor
 from torch.multiprocessing import start_processes
 
-from modeling_supclap.training.distributed import gather, leave_process_group, share_tiles
+from modeling_supclap.training.distributed import distributed_tiles, gather, leave_process_group
 from modeling_supclap.training.objectives import build_objective
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -68,7 +68,7 @@ def run_step(
     audio, text = (embeds[own].to(dtype).clone().requires_grad_() for embeds in (audio, text))
 
     def step(audio: Tensor, text: Tensor) -> Tensor:
-        with share_tiles():
+        with distributed_tiles():
             scale, bias = torch.tensor(20.0), torch.tensor(-10.0)
             loss, _ = objective(gather(audio), gather(text), scale, bias if name == "siglip" else None)
         loss.backward()

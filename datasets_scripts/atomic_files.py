@@ -15,7 +15,7 @@ class InUseError(RuntimeError):
 
 
 @contextmanager
-def whole_file(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
+def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
     """A file beside `path` to write; at the end of the block it takes the place of `path`, at one stroke.
 
     Where the block raises, `path` stays as it was and the unfinished file goes.
@@ -27,7 +27,7 @@ def whole_file(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     with whole_file(Path(folder, "a.txt")) as unfinished:
+    ...     with atomic_write(Path(folder, "a.txt")) as unfinished:
     ...         _ = unfinished.write_text("a dog barks")
     ...     print(*(path.name for path in Path(folder).iterdir()))
     a.txt
@@ -42,8 +42,8 @@ def whole_file(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
-    """Writes a text in UTF-8, the same bytes on every system; arguments as of `whole_file`."""
-    with whole_file(path, one_writer) as unfinished:
+    """Writes a text in UTF-8, the same bytes on every system; arguments as of `atomic_write`."""
+    with atomic_write(path, one_writer) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
 
 
@@ -51,16 +51,16 @@ def write_json(path: str | Path, content: Any, one_writer: bool = False, **style
     """Writes JSON, the same bytes for the same content.
 
     Args:
-        path: As of `whole_file`.
+        path: As of `atomic_write`.
         content: What JSON knows.
-        one_writer: As of `whole_file`.
+        one_writer: As of `atomic_write`.
         **style: Of `json.dumps`, where it is another than an indent of 1 and every letter as it is.
     """
     write_text(path, json.dumps(content, **{"indent": 1, "ensure_ascii": False, **style}) + "\n", one_writer)
 
 
 @contextmanager
-def only_writer(path: str | Path) -> Iterator[None]:
+def folder_lock(path: str | Path) -> Iterator[None]:
     """Within it, no other process is within it for the same file or folder; this one may be so twice.
 
     The lock lies beside the path, which need not exist yet, and is the system's: it goes with the process, however that

@@ -147,7 +147,7 @@ def find_bad_audio(
     return bad
 
 
-def usable_rows(
+def filter_bad_audio(
     rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path | None = None, min_seconds: float = 0.0
 ) -> Any:
     """The rows whose recordings can be used, in their order.
@@ -211,7 +211,7 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
 
     processes: dict[str, Any] = {}
     if workers > 1:
-        processes = {"num_workers": workers, "prefetch_factor": 8, "worker_init_fn": leave_with_parent}
+        processes = {"num_workers": workers, "prefetch_factor": 8, "worker_init_fn": exit_with_parent}
     applied: Any = _Applied(function, rows)
     results = DataLoader(applied, batch_size=None, collate_fn=_as_it_is, **processes)
 
@@ -225,7 +225,7 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
         use_threads(threads)
 
 
-def leave_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
+def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
     """Lets a worker of a `DataLoader` end with its parent and by nothing else.
 
     Where the parent was killed, it would wait for ever to hand over many results. Ctrl-C is for the parent to answer,

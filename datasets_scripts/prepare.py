@@ -36,7 +36,7 @@ from datasets.utils.py_utils import convert_file_size_to_int
 from tqdm import tqdm
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder
-from modeling_supclap.datasets_scripts.atomic_files import only_writer, write_json, write_text
+from modeling_supclap.datasets_scripts.atomic_files import folder_lock, write_json, write_text
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import (
     ON_BAD_AUDIO,
@@ -57,7 +57,7 @@ from modeling_supclap.datasets_scripts.manifest import (
 )
 from modeling_supclap.datasets_scripts.prepared import FORMAT, MANIFEST, ROOT_NOTE, STORAGES, PreparedSet
 from modeling_supclap.datasets_scripts.progress import progress
-from modeling_supclap.datasets_scripts.public_names import public_values
+from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
 
 ROW_GROUP_ROWS = 100  # as the Hub's viewer likes it: a row is read by reading its row group
@@ -122,7 +122,7 @@ def prepare(
     if request.shard_bytes < 1:
         raise ValueError(f"shard_bytes is {request.shard_bytes}; give at least 1")
 
-    with only_writer(out):
+    with folder_lock(out):
         builder = load_builder(request.dataset, cache_dir=cache_dir, **request.options)
         splits = builder.as_dataset()
         root = audio_root(request, splits)
@@ -431,7 +431,7 @@ def _finish(
 
     asked = {
         "dataset": getattr(builder, "origin", request.dataset),
-        "options": dict(sorted(public_values(request.options, from_anywhere=True).items())),
+        "options": dict(sorted(redact(request.options, from_anywhere=True).items())),
         "storage": request.storage,
         "shard_bytes": request.shard_bytes,
     }

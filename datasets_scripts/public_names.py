@@ -39,24 +39,24 @@ def is_secret(name: str) -> bool:
     return _SECRET.fullmatch(name) is not None
 
 
-def public_values(value: Any, from_anywhere: bool = False) -> Any:
+def redact(value: Any, from_anywhere: bool = False) -> Any:
     """A value as others may read it: without tokens and passwords, and of a path on this machine its last part only.
 
     Args:
         value: Anything that JSON knows. What is called a token, a password or the like is left out.
         from_anywhere: Makes the same of a file or folder from whatever folder it is named, as a manifest does.
 
-    >>> public_values({"hub_token": "hf_x", "data_dir": "/home/me/ESC-50", "model": "laion/clap-htsat-fused"})
+    >>> redact({"hub_token": "hf_x", "data_dir": "/home/me/ESC-50", "model": "laion/clap-htsat-fused"})
     {'data_dir': 'ESC-50', 'model': 'laion/clap-htsat-fused'}
     """
     if isinstance(value, Mapping):
         kept = {}
         for key, each in value.items():
             if not is_secret(str(key)):
-                kept[key] = public_values(each, from_anywhere)
+                kept[key] = redact(each, from_anywhere)
         return kept
     if isinstance(value, (list, tuple)):
-        return [public_values(each, from_anywhere) for each in value]
+        return [redact(each, from_anywhere) for each in value]
     if not isinstance(value, (str, os.PathLike)):
         return value
     return public_name(os.path.abspath(value) if from_anywhere and os.path.exists(value) else value)

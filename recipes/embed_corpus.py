@@ -33,13 +33,13 @@ from accelerate import PartialState
 from torch.utils.data import DataLoader, Dataset
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.datasets_scripts.atomic_files import only_writer, whole_file, write_json
+from modeling_supclap.datasets_scripts.atomic_files import atomic_write, folder_lock, write_json
 from modeling_supclap.datasets_scripts.audio import MissingDecoderError, read_row
-from modeling_supclap.datasets_scripts.bad_audio import leave_with_parent
+from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
 from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
 from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_versions
 from modeling_supclap.datasets_scripts.progress import progress
-from modeling_supclap.datasets_scripts.public_names import public_values
+from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import without_audio
 from modeling_supclap.encoding import cut_chunks, max_chunk_seconds
 from modeling_supclap.evaluation.models import check_device, weights_fingerprint
@@ -176,7 +176,7 @@ def write_files(
         batch_sampler=batches,  # type: ignore[arg-type]
         collate_fn=collator,
         num_workers=args.num_workers,
-        worker_init_fn=leave_with_parent,
+        worker_init_fn=exit_with_parent,
         pin_memory=model.device.type == "cuda",
     )
 
@@ -219,7 +219,7 @@ def write_file(
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(values[finite].ravel()), width)
     table = pa.table({**columns, "embedding": embedding})
     table = table.replace_schema_metadata({"bad_audio": json.dumps(listed)})
-    with whole_file(path) as unfinished, pq.ParquetWriter(unfinished, table.schema) as parquet:
+    with atomic_write(path) as unfinished, pq.ParquetWriter(unfinished, table.schema) as parquet:
         if len(table):  # `datasets` stumbles over a row group without rows
             parquet.write_table(table)
 
@@ -267,13 +267,13 @@ def main() -> None:
     }
     features = json.dumps(processor.feature_extractor.to_dict(), sort_keys=True, default=str)
     plan = {
-        **public_values(asked, from_anywhere=True),
+        **redact(asked, from_anywhere=True),
         "model_fingerprint": weights_fingerprint(model, features),
         "corpus": corpus.digest,
         "clips": len(corpus),
         "clips_per_file": args.clips_per_file,
     }
-    with only_writer(args.output) if state.is_main_process else nullcontext():
+    with folder_lock(args.output) if state.is_main_process else nullcontext():
         embed_missing(model, corpus, collator, plan, args, state)
 
 

@@ -39,7 +39,7 @@ from modeling_supclap.recipes.models import is_clap, load_start
 from modeling_supclap.recipes.options import AllStagesOptions, LastPartArguments, PostTrainingArguments
 from modeling_supclap.recipes.running import only_run, run_command, train
 from modeling_supclap.training.checkpoints import last_checkpoint
-from modeling_supclap.training.collator import usable_rows
+from modeling_supclap.training.collator import filter_bad_audio
 from modeling_supclap.training.trainer import TemporalTrainer
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
@@ -86,7 +86,7 @@ def load_items(
     else:
         raise ValueError(f"{args.dataset} has only the splits {list(splits)}; --pool_splits true trains on those")
 
-    rows = usable_rows(rows, training)
+    rows = filter_bad_audio(rows, training)
     parts = split_by_source(without_audio(rows), args.train_fraction, training.seed)
     train, held_out = (rows.select(part) for part in parts)
 

@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import Trainer
 from transformers.utils import logging as transformers_logging
 
-from modeling_supclap.datasets_scripts.atomic_files import InUseError, only_writer
+from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
 from modeling_supclap.recipes.command import command_name, say_stopped
@@ -55,7 +55,7 @@ def run_command(main: Callable[[], int | None]) -> None:
 
 def only_run(args: SupCLAPTrainingArguments) -> AbstractContextManager[None]:
     """Within it no other run writes to the output folder, from the first look into it to the card."""
-    return only_writer(args.output_dir or ".") if is_first_process() else nullcontext()
+    return folder_lock(args.output_dir or ".") if is_first_process() else nullcontext()
 
 
 def train(trainer: Trainer, checkpoint: str | None = None) -> None:

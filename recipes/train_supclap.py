@@ -41,7 +41,7 @@ from modeling_supclap.recipes.options import DataArguments, ModelArguments, Trai
 from modeling_supclap.recipes.running import only_run, require_usable_audio, run_command, say, train
 from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
 from modeling_supclap.training.checkpoints import last_checkpoint
-from modeling_supclap.training.collator import usable_rows
+from modeling_supclap.training.collator import filter_bad_audio
 from modeling_supclap.training.plots import plot_drift, plot_training_curves
 from modeling_supclap.training.trainer import SupCLAPTrainer
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
@@ -237,7 +237,7 @@ def train_and_save(
     origin = data_args.origin
     require_usable_audio(splits, args)
     if "test" in splits:
-        splits["test"] = usable_rows(splits["test"], args)  # the trainer does this with its own splits
+        splits["test"] = filter_bad_audio(splits["test"], args)  # the trainer does this with its own splits
 
     model, processor = make_model(model_args, args, looked_at["train"])
     part_args.choose_parameters(model)

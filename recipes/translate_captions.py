@@ -27,7 +27,7 @@ from pathlib import Path
 from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.datasets_scripts.builders.metadata import read_table
 from modeling_supclap.datasets_scripts.manifest import installed_versions
-from modeling_supclap.datasets_scripts.public_names import public_values
+from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator, Translator
 from modeling_supclap.datasets_scripts.translation.jobs import Item, Key, clean, complete_translations, sample
@@ -178,7 +178,7 @@ def main() -> None:
         there, back = by_language(texts, language), by_language(backs, language)
         report[language] = report_translations(sources, there, back, encoder, check.threshold, check.num_worst)
 
-    arguments = public_values({**vars(caption_args), **vars(args), **vars(check)}, from_anywhere=True)
+    arguments = redact({**vars(caption_args), **vars(args), **vars(check)}, from_anywhere=True)
     made_by = installed_versions(["supclap", "torch", "transformers", "sentence-transformers", "openai"])
     path = output.with_suffix(".report.json")
     write_json(path, {"languages": report, "arguments": arguments, "versions": made_by}, allow_nan=False)

@@ -19,7 +19,7 @@ import numpy as np
 import soundfile
 from numpy import fft  # np.fft would break: a builder makes datasets put a copy of np here, without lazy attributes
 
-from ..atomic_files import whole_file
+from ..atomic_files import atomic_write
 from ..schema import Event
 from .captions import label_phrases, render_captions
 from .folder import SPLITS, Clip, Collection, RowBuilder, RowConfig
@@ -383,7 +383,7 @@ class SyntheticEvents(RowBuilder):
                 encoded = io.BytesIO()
                 soundfile.write(encoded, clip.samples, config.sampling_rate_hz, format="WAV", subtype="PCM_16")
 
-                with whole_file(path) as unfinished:  # so that no other process ever sees half a file
+                with atomic_write(path) as unfinished:  # so that no other process ever sees half a file
                     unfinished.write_bytes(encoded.getvalue())
 
     def _audio_path(self, split: str, index: int) -> Path:

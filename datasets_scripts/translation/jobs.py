@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import normalize
 
-from ..atomic_files import only_writer
+from ..atomic_files import folder_lock
 from ..progress import progress
 from .seq2seq import Translator
 from .table import listing, read_translations, source_hash, write_translations
@@ -180,7 +180,7 @@ def complete_translations(
         RuntimeError: Another run is at the same file.
         ValueError: The file is not valid, holds translations by other models, or was begun with other settings.
     """
-    with only_writer(path):
+    with folder_lock(path):
         lines: dict[Key, dict[str, Any]] = {}
         models: set[str | None] = set()
         for line in read_translations(path).to_pylist() if path.exists() else []:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..atomic_files import whole_file
+from ..atomic_files import atomic_write
 from ..schema import LANGUAGES
 
 SCHEMA = pa.schema(
@@ -91,7 +91,7 @@ def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> 
     _check(table, str(target))
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(target, one_writer=True) as unfinished:
+    with atomic_write(target, one_writer=True) as unfinished:
         pq.write_table(table.sort_by(list(zip(KEY, ["ascending"] * 3, strict=True))), unfinished)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from huggingface_hub import constants
 
-from modeling_supclap.datasets_scripts.atomic_files import whole_file, write_json
+from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json
 
 CACHE_VERSION = 3
 """Raise it with any change to what is stored under a key."""
@@ -85,7 +85,7 @@ class EmbeddingCache:
             self.embedded += 1
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with whole_file(path) as unfinished:
+                with atomic_write(path) as unfinished:
                     unfinished.write_bytes(pack_arrays(arrays))
 
         self._held[name] = arrays  # the youngest last

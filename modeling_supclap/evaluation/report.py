@@ -19,7 +19,7 @@ import numpy as np
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
 from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
-from modeling_supclap.datasets_scripts.public_names import public_values
+from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import LANGUAGES, without_audio
 from modeling_supclap.metrics.names import METRICS, RETRIEVAL_METRICS, get_metric
 
@@ -138,7 +138,7 @@ def render_report(results: Results, rows: Any = None) -> str:
 
     environment.filters["written"] = _write_cell
     per_class, confusion = _zero_shot(results)
-    content = public_values(results.content)  # as in results.json
+    content = redact(results.content)  # as in results.json
     return environment.get_template("report.html.j2").render(
         model=content["model"],
         dataset=get_dataset_name(results.protocol),

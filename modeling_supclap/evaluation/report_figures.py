@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from modeling_supclap.datasets_scripts.atomic_files import whole_file
+from modeling_supclap.datasets_scripts.atomic_files import atomic_write
 
 from .results import Results
 
@@ -90,7 +90,7 @@ def save_projections(several: Mapping[str, Results], path: str | Path) -> None:
         axes = figure.add_subplot(1, len(several), number, title=name)
         _draw_projection(axes, results, results.protocol["languages"])
     figure.axes[-1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    with whole_file(path) as unfinished:
+    with atomic_write(path) as unfinished:
         figure.savefig(unfinished, format="png", dpi=120)
 
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from modeling_supclap.datasets_scripts.atomic_files import whole_file, write_json
-from modeling_supclap.datasets_scripts.public_names import public_values
+from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json
+from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test
 from modeling_supclap.metrics.names import MetricName, get_metric
 
@@ -160,10 +160,10 @@ class Results:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         packed = pack_arrays(self.arrays)
-        content = public_values({**self.content, "outcomes_sha256": hashlib.sha256(packed).hexdigest()})
+        content = redact({**self.content, "outcomes_sha256": hashlib.sha256(packed).hexdigest()})
         json.dumps(content, allow_nan=False)  # what cannot be written is met before anything is replaced
 
-        with whole_file(folder / "outcomes.npz") as unfinished:
+        with atomic_write(folder / "outcomes.npz") as unfinished:
             unfinished.write_bytes(packed)
         write_json(folder / "results.json", content, indent=2, allow_nan=False)
         return folder / "results.json"

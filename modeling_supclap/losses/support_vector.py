@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from .contrastive import sigmoid_contrast, softmax_contrast
 from .fused import FEW_ROWS, displaced_contrast
 from .similarity import at_least_float32, check_pairs, positive_mask, similarity_matrix
-from .tiles import pairs_of_batches, recomputed, tiled_row_contrast, tiled_sigmoid_contrast
+from .tiles import checkpoint_tiles, pairs_of_batches, tiled_row_contrast, tiled_sigmoid_contrast
 
 Similarity = Literal["cosine", "dot"]
 
@@ -402,7 +402,7 @@ class DynamicRadius(nn.Module):
                 def seen(rows: slice, first: Tensor = own_anchors, second: Tensor = own_targets) -> Tensor:
                     return self._seen(logit_scale * first[rows] @ second.mT, rows.start, group_ids)
 
-                inputs.append(torch.cat(recomputed(seen, len(own_anchors), chunk_size)))
+                inputs.append(torch.cat(checkpoint_tiles(seen, len(own_anchors), chunk_size)))
 
         radius = self._radius(torch.stack(inputs))  # (batches, N, num_similarities) -> (batches, N)
         return radius.reshape(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])

@@ -47,7 +47,7 @@ def tiled_symmetric_contrast(
             # Relative to the positives, whose own share is then 1: small losses are not lost to rounding.
             return (logits - audio_positives[rows, None]).logsumexp(-1), (logits - text_positives).logsumexp(-2)
 
-        per_clip, per_tile = zip(*recomputed(both_sums, len(audio), chunk_size), strict=True)
+        per_clip, per_tile = zip(*checkpoint_tiles(both_sums, len(audio), chunk_size), strict=True)
         return torch.cat(per_clip).mean() + torch.stack(per_tile).logsumexp(0).mean()
 
     return _mean_over_batches(loss, audio_embeds, text_embeds)
@@ -82,7 +82,7 @@ def tiled_row_contrast(
                 logits = logits.masked_fill(_positive_rows(rows, len(anchors), group_ids, logits.device), -torch.inf)
             return (logits - positives[rows, None]).logsumexp(-1)
 
-        return torch.cat(recomputed(sums, len(anchors), chunk_size)).mean()
+        return torch.cat(checkpoint_tiles(sums, len(anchors), chunk_size)).mean()
 
     return _mean_over_batches(loss, anchors, targets)
 
@@ -107,7 +107,7 @@ def tiled_sigmoid_contrast(
             positives = _positive_rows(rows, len(anchors), group_ids, logits.device)
             return -F.logsigmoid(torch.where(positives, logits, -logits)).sum()
 
-        return torch.stack(recomputed(total, len(anchors), chunk_size)).sum() / len(anchors)
+        return torch.stack(checkpoint_tiles(total, len(anchors), chunk_size)).sum() / len(anchors)
 
     return _mean_over_batches(loss, anchors, targets)
 
@@ -138,7 +138,7 @@ def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Te
         _share.reset(token)
 
 
-def recomputed(tile: Callable[[slice], T], size: int, chunk_size: int) -> list[T]:
+def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> list[T]:
     """What a function gives for each slice of rows; its matrices are dropped, and made anew for the gradient.
 
     Args:

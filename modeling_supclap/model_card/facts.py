@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from modeling_supclap.datasets_scripts.public_names import is_secret, public_values
+from modeling_supclap.datasets_scripts.public_names import is_secret, redact
 
 from ..evaluation.results import SCHEMA, package_versions
 from ..modeling_supclap import SupCLAPModel
@@ -151,7 +151,7 @@ def _telling_arguments(args: Any, recorded: Mapping[str, Any]) -> dict[str, Any]
     left_out = {*_LOCAL_ARGUMENTS, "loss", "svr"} if "stage" in telling else _LOCAL_ARGUMENTS
     for name in left_out & telling.keys():
         del telling[name]
-    return public_values(telling)
+    return redact(telling)
 
 
 def public_command(arguments: Sequence[str]) -> str:
@@ -197,8 +197,8 @@ def _public_word(word: str) -> str:
     try:
         held = json.loads(word)
     except ValueError:
-        return public_values(word)
-    return json.dumps(public_values(held)) if isinstance(held, (dict, list)) else word
+        return redact(word)
+    return json.dumps(redact(held)) if isinstance(held, (dict, list)) else word
 
 
 def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:

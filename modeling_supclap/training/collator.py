@@ -49,7 +49,7 @@ class IndexedRows(Dataset):
         return {**self.rows[index], "clip_index": index, "caption_number": number}
 
 
-def usable_rows(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:
+def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:
     """Selects the rows of a split that a run can use, the same in every process and when the run is resumed.
 
     Args:
@@ -64,7 +64,7 @@ def usable_rows(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 
     with args.main_process_first(desc="reading the recordings"):
         memo = Path(args.output_dir or ".") / "bad_audio.json"
         workers = max(1, args.dataloader_num_workers)
-        return bad_audio.usable_rows(rows, args.on_bad_audio, workers, memo, min_seconds)
+        return bad_audio.filter_bad_audio(rows, args.on_bad_audio, workers, memo, min_seconds)
 
 
 class ContrastiveCollator:

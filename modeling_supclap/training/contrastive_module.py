@@ -12,7 +12,7 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from ..modeling_supclap import SupCLAPModel, unit_norm
-from .distributed import gather, share_tiles
+from .distributed import distributed_tiles, gather
 from .frozen import FrozenCache
 from .grad_cache import embed_in_chunks, refuse_batch_statistics
 
@@ -108,7 +108,7 @@ class ContrastiveModule(nn.Module):
         if not self.training:
             return ContrastiveOutput(audio_embeds=audio_embeds, text_embeds=text_embeds)
 
-        with share_tiles():
+        with distributed_tiles():
             loss, logs = self.objective(
                 gather(audio_embeds),
                 gather(text_embeds),

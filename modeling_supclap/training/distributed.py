@@ -110,7 +110,7 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
     return _GatherWithGradient.apply(tensor)
 
 
-def share_tiles() -> AbstractContextManager[None]:
+def distributed_tiles() -> AbstractContextManager[None]:
     """Within this context a loss in tiles is made by all processes together, each making the tiles of its own clips."""
     if world_size() == 1:
         return nullcontext()

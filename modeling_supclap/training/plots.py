@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modeling_supclap.datasets_scripts.atomic_files import whole_file
+from modeling_supclap.datasets_scripts.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +108,7 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
     figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
     for place, (title, curves) in enumerate(panels.items(), start=1):
         _draw_panel(figure.add_subplot(rows, columns, place), title, curves)
-    with whole_file(path) as unfinished:
+    with atomic_write(path) as unfinished:
         figure.savefig(unfinished, format="png", dpi=120)
 
 

@@ -22,10 +22,10 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
-from modeling_supclap.datasets_scripts.atomic_files import only_writer
-from modeling_supclap.datasets_scripts.bad_audio import leave_with_parent
+from modeling_supclap.datasets_scripts.atomic_files import folder_lock
+from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
 from modeling_supclap.datasets_scripts.builders.hf import as_rows
-from modeling_supclap.datasets_scripts.public_names import public_values
+from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import group_id, require_captions, warn_of_shared_captions, without_audio
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
@@ -49,7 +49,7 @@ from .callbacks import (
     ThroughputCallback,
 )
 from .checkpoints import last_checkpoint, refuse_another_run, write_run_file
-from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, usable_rows
+from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, filter_bad_audio
 from .contrastive_module import ContrastiveModule
 from .distributed import naming_missing_processes
 from .drift import radius_by_hard_negatives
@@ -210,7 +210,7 @@ class SupCLAPTrainer(Trainer):
 
         if "clip_id" not in (getattr(rows, "column_names", None) or ("clip_id",)):
             rows = as_rows(rows, caption_language=args.languages[0])
-        rows = usable_rows(rows, args, self._min_seconds)
+        rows = filter_bad_audio(rows, args, self._min_seconds)
 
         if args.positives == "clip" and args.process_index == 0:
             warn_of_shared_captions(rows)
@@ -259,7 +259,7 @@ class SupCLAPTrainer(Trainer):
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=workers > 0 and self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
-            worker_init_fn=leave_with_parent,
+            worker_init_fn=exit_with_parent,
         )
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +274,7 @@ class SupCLAPTrainer(Trainer):
         """As the Trainer's, with workers that end when this process is killed."""
         loader = super()._get_dataloader(*args, **kwargs)
         base = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
-        base.worker_init_fn = partial(leave_with_parent, then=base.worker_init_fn)
+        base.worker_init_fn = partial(exit_with_parent, then=base.worker_init_fn)
         return loader
 
     def compute_loss(
@@ -309,7 +309,7 @@ class SupCLAPTrainer(Trainer):
             ValueError: The checkpoint is not whole, or of a run with other settings, which are named.
         """
         folder = self.args.output_dir or "."
-        with only_writer(folder) if self.is_world_process_zero() else nullcontext():
+        with folder_lock(folder) if self.is_world_process_zero() else nullcontext():
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = last_checkpoint(folder, resumes=True)
             if resume_from_checkpoint:
@@ -434,7 +434,7 @@ class SupCLAPTrainer(Trainer):
             args, self.args = self.args, copy.copy(self.args)  # those of training_args.bin
             for name, value in vars(args).items():
                 if isinstance(value, str):
-                    setattr(self.args, name, public_values(value))
+                    setattr(self.args, name, redact(value))
             self.args.hub_token = None
             try:
                 super()._save(str(folder), state_dict)

@@ -141,7 +141,7 @@ def _parse_arguments(config: Path) -> Any:
     return train_supclap.parse_arguments((train_supclap.DataArguments,), [str(config)])
 
 
-class Listener(BaseHTTPRequestHandler):
+class ToneModel(BaseHTTPRequestHandler):
     """Notes every request."""
 
     requests: list[str] = []  # noqa: RUF012  # shared by all requests on purpose
@@ -170,7 +170,7 @@ def campaign(folder: Path) -> tuple[Counter[str], list[str]]:
     work = folder / "work"
     work.mkdir()
     counts, faults = Counter[str](), []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), ToneModel) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         for name, attempt in attempts(work, mark, address, secret):
@@ -187,9 +187,9 @@ def campaign(folder: Path) -> tuple[Counter[str], list[str]]:
             if mark.exists():
                 faults.append(f"{name}: its code ran")
                 mark.unlink()
-            if Listener.requests:
-                faults.append(f"{name}: fetched {Listener.requests}")
-                Listener.requests.clear()
+            if ToneModel.requests:
+                faults.append(f"{name}: fetched {ToneModel.requests}")
+                ToneModel.requests.clear()
         server.shutdown()
     return counts, faults
 

@@ -5,14 +5,14 @@ import os
 
 import pytest
 
-from modeling_supclap.datasets_scripts.atomic_files import whole_file, write_json, write_text
+from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json, write_text
 
 
 @pytest.mark.parametrize("one_writer", [False, True])
 def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path, one_writer):
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
-    with whole_file(path, one_writer) as unfinished:
+    with atomic_write(path, one_writer) as unfinished:
         unfinished.write_bytes(b"new")
         assert unfinished.parent == tmp_path
         assert path.read_bytes() == b"old"
@@ -25,7 +25,7 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     path.write_bytes(b"old")
 
     def write(half):
-        with whole_file(path) as unfinished:
+        with atomic_write(path) as unfinished:
             unfinished.write_bytes(half)
             raise KeyboardInterrupt
 
@@ -42,7 +42,7 @@ def test_processes_do_not_share_the_unfinished_file_but_a_run_and_its_next_do(tm
         found = []
         for process in (1, 2):
             monkeypatch.setattr(os, "getpid", lambda process=process: process)
-            with whole_file(tmp_path / "a", one_writer) as unfinished:
+            with atomic_write(tmp_path / "a", one_writer) as unfinished:
                 unfinished.touch()
             found.append(unfinished.name)
         return found

@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from crash_callbacks import assert_workers_end_with_their_parent, name_worker
 from datasets import Dataset
-from killing import assert_workers_end_with_their_parent, name_worker
 from memory import traced_peak
 from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts import audio, bad_audio
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import (
+    filter_bad_audio,
     find_bad_audio,
     map_in_order,
     measure_content,
     read_recording,
     source_of,
-    usable_rows,
 )
 from modeling_supclap.datasets_scripts.prepare import pack
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
-from modeling_supclap.training.collator import usable_rows as rows_of_a_run
+from modeling_supclap.training.collator import filter_bad_audio as rows_of_a_run
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 
@@ -61,7 +61,7 @@ def test_all_bad_clips_are_found_in_order(rows, workers):
 @pytest.mark.parametrize(("policy", "named"), [("skip", 0), ("report", 3)])
 def test_bad_clips_leave_the_rows(rows, make, policy, named, caplog):
     with caplog.at_level(logging.WARNING, "modeling_supclap.datasets_scripts.bad_audio"):
-        kept = usable_rows(make(rows), policy)
+        kept = filter_bad_audio(make(rows), policy)
     assert [row["clip_id"] for row in kept] == GOOD
     assert caplog.messages[0] == "left out 3 of 8 clips whose recordings cannot be used"
     assert len(caplog.messages) == 1 + named
@@ -72,24 +72,24 @@ def test_clips_that_are_too_short_for_the_model_are_bad(tmp_path, memo):
     rows = tone_rows(tmp_path, 3)
     soundfile.write(tmp_path / "tone_1.wav", [0.1, -0.1] * 800, 16_000)
     options = {"memo": memo and tmp_path / memo}
-    assert len(usable_rows(rows, "skip", **options)) == 3
-    kept = usable_rows(rows, "skip", min_seconds=0.15, **options)
+    assert len(filter_bad_audio(rows, "skip", **options)) == 3
+    kept = filter_bad_audio(rows, "skip", min_seconds=0.15, **options)
     assert [row["clip_id"] for row in kept] == ["clip0", "clip2"]
     assert "lasts 0.1000 s; the model needs 0.15 s" in find_bad_audio(rows, min_seconds=0.15)[0].reason
 
 
 def test_error_reads_nothing(rows):
-    assert usable_rows(rows, "error") is rows
+    assert filter_bad_audio(rows, "error") is rows
 
 
 def test_an_unknown_policy_names_the_known(rows):
     with pytest.raises(ValueError, match="on_bad_audio is 'ignore'; it must be one of error, skip, report"):
-        usable_rows(rows, "ignore")
+        filter_bad_audio(rows, "ignore")
 
 
 def test_no_row_left_is_an_error(rows):
     with pytest.raises(BadAudioError, match=r"none of 2 recordings can be used; .*tone_1\.wav"):
-        usable_rows([rows[1], rows[3]], "skip")
+        filter_bad_audio([rows[1], rows[3]], "skip")
 
 
 def test_the_memo_spares_the_second_look_but_for_what_has_changed(rows, tmp_path, monkeypatch):
@@ -99,19 +99,19 @@ def test_the_memo_spares_the_second_look_but_for_what_has_changed(rows, tmp_path
         bad_audio, "check_recording", lambda source, name, *rest: looked_at.append(name) or check(source, name, *rest)
     )
     memo = tmp_path / "out" / "bad_audio.json"
-    kept = usable_rows(rows, "skip", memo=memo)
+    kept = filter_bad_audio(rows, "skip", memo=memo)
     assert len(looked_at) == 8
-    assert usable_rows(kept, "skip", memo=memo) == kept  # a filtered split is known already
+    assert filter_bad_audio(kept, "skip", memo=memo) == kept  # a filtered split is known already
     assert len(looked_at) == 8
     soundfile.write(tmp_path / "tone_1.wav", [0.1, -0.1] * 400, 16_000)
-    assert [row["clip_id"] for row in usable_rows(rows, "skip", memo=memo)] == ["clip0", "clip1", *GOOD[1:]]
+    assert [row["clip_id"] for row in filter_bad_audio(rows, "skip", memo=memo)] == ["clip0", "clip1", *GOOD[1:]]
     assert looked_at[8:] == [rows[1]["audio_path"]]
 
 
 def test_stored_samples_are_not_read_again():
     rows = [{"clip_id": "a", "audio_path": "a.wav", "samples": b"xx", "sampling_rate_hz": 16_000}]
     assert find_bad_audio(rows) == []
-    assert usable_rows(rows, "skip") is rows
+    assert filter_bad_audio(rows, "skip") is rows
 
 
 def test_a_run_trains_on_the_rest(rows, tmp_path, processor):
@@ -252,8 +252,8 @@ def test_a_worker_says_nothing_of_a_parent_that_stopped_taking_its_tensors():
     lines = [
         "import time",
         "from multiprocessing import connection, process, resource_sharer",
-        "from modeling_supclap.datasets_scripts.bad_audio import leave_with_parent",
-        "leave_with_parent(0)",
+        "from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent",
+        "exit_with_parent(0)",
         "handed_over = resource_sharer.DupFd(0)",
         "address = resource_sharer._resource_sharer._address",
         "connection.Client(address, authkey=process.current_process().authkey).close()",

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from listening import GOOD, RATE_HZ, noise, strength_db, tone
+from temporal_assertions import GOOD, RATE_HZ, noise, strength_db, tone
 
 from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, active_rms, compose, concatenate, overlay
 

@@ -8,7 +8,7 @@ from collections import Counter
 import datasets
 import numpy as np
 import pytest
-from listening import GOOD, RATE_HZ, make_rows, read_order, strength_db, tone
+from temporal_assertions import GOOD, RATE_HZ, make_rows, read_order, strength_db, tone
 
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases
 from modeling_supclap.datasets_scripts.schema import LANGUAGES

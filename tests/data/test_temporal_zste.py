@@ -5,7 +5,7 @@ import re
 from collections import Counter
 
 import pytest
-from listening import make_rows, read_order
+from temporal_assertions import make_rows, read_order
 
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases
 from modeling_supclap.datasets_scripts.schema import LANGUAGES

@@ -176,9 +176,9 @@ def test_two_runs_at_a_time_do_not_write_one_file(path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from modeling_supclap.datasets_scripts.atomic_files import only_writer
+from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 
-with only_writer(Path(sys.argv[1])):
+with folder_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 from builders import RATE_HZ, noise
-from listeners import Listener
+from fake_models import ToneModel
 from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts.audio import BadAudioError
@@ -23,7 +23,7 @@ def rows(tmp_path):
 
 
 def test_a_second_run_embeds_nothing(tmp_path, rows):
-    listener = Listener()
+    listener = ToneModel()
     splits = [
         embed_split(load_embedding_model(listener), rows, cache=EmbeddingCache(tmp_path / "cache")) for _ in range(2)
     ]
@@ -39,13 +39,13 @@ def test_a_second_run_embeds_nothing(tmp_path, rows):
 
 
 def test_other_sound_another_policy_or_model_is_embedded_anew(tmp_path, rows):
-    cache, listener = EmbeddingCache(tmp_path / "cache"), Listener()
+    cache, listener = EmbeddingCache(tmp_path / "cache"), ToneModel()
     embed_split(load_embedding_model(listener), rows, cache=cache)
     for policy in (AudioPolicy(max_audio_seconds=0.25), AudioPolicy(chunk_seconds=0.25)):
         embed_split(load_embedding_model(listener), rows, policy, cache)
     soundfile.write(rows[0]["audio_path"], 0.1 * noise(9000), RATE_HZ)
     embed_split(load_embedding_model(listener), rows, cache=cache)
-    other = Listener()
+    other = ToneModel()
     other.fingerprint = "other"
     embed_split(load_embedding_model(other), rows, cache=cache)
     listener.sampling_rate = RATE_HZ // 2
@@ -58,7 +58,7 @@ def test_other_sound_another_policy_or_model_is_embedded_anew(tmp_path, rows):
 
 
 def test_texts_of_a_model_that_is_not_cached_are_embedded_once_a_split(rows):
-    listener = Listener()
+    listener = ToneModel()
     listener.fingerprint = None
     split = embed_split(load_embedding_model(listener), rows)
     first, again = (split.texts(["tone 1", "tone 2"], "eng") for _ in range(2))
@@ -67,9 +67,9 @@ def test_texts_of_a_model_that_is_not_cached_are_embedded_once_a_split(rows):
 
 
 def test_the_windows_change_nothing(rows, monkeypatch):
-    whole = embed_split(load_embedding_model(Listener()), rows, AudioPolicy(chunk_seconds=0.3)).clips
+    whole = embed_split(load_embedding_model(ToneModel()), rows, AudioPolicy(chunk_seconds=0.3)).clips
     monkeypatch.setattr(embed, "_WINDOW_CLIPS", 3)
-    listener = Listener()
+    listener = ToneModel()
     parts = embed_split(load_embedding_model(listener), rows, AudioPolicy(chunk_seconds=0.3)).clips
     assert [count for _, count, _ in listener.calls] == [6, 6, 4]
     for name in ("embeds", "counts", "onset_seconds"):
@@ -80,7 +80,7 @@ def test_the_windows_change_nothing(rows, monkeypatch):
 
 def test_the_name_of_the_data_follows_their_content_alone(tmp_path, rows):
     def name(rows):
-        split = embed_split(load_embedding_model(Listener()), rows)
+        split = embed_split(load_embedding_model(ToneModel()), rows)
         return hash_dataset(split.rows, split.files)
 
     (tmp_path / "elsewhere").mkdir()
@@ -106,32 +106,32 @@ def spoiled(rows, tmp_path):
 def test_missing_recordings_are_an_error_or_left_out_and_named(tmp_path, rows):
     bad, cache = spoiled(rows, tmp_path), EmbeddingCache(tmp_path / "cache")
     with pytest.raises(FileNotFoundError, match=r"clip clip1: .*nothing\.wav; --on_bad_audio skip"):
-        embed_split(load_embedding_model(Listener()), bad, cache=cache)
+        embed_split(load_embedding_model(ToneModel()), bad, cache=cache)
     with pytest.raises(BadAudioError, match=r"bad\.wav"):
-        embed_split(load_embedding_model(Listener()), bad[2:], cache=cache)
-    for listener in (Listener(), Listener()):
+        embed_split(load_embedding_model(ToneModel()), bad[2:], cache=cache)
+    for listener in (ToneModel(), ToneModel()):
         split = embed_split(load_embedding_model(listener), bad, cache=cache, on_bad_audio="skip")
         assert split.missing == ["clip1", "clip4", "clip6"]
         assert [row["clip_id"] for row in split.rows] == ["clip0", "clip2", "clip3", "clip5", "clip7"]
         good = [row for i, row in enumerate(rows) if i not in (1, 4, 6)]
-        alone = embed_split(load_embedding_model(Listener()), good)
+        alone = embed_split(load_embedding_model(ToneModel()), good)
         assert np.array_equal(split.clips.mean, alone.clips.mean)
         assert hash_dataset(split.rows, split.files) == hash_dataset(alone.rows, alone.files)
     assert listener.calls == []  # the cache knows which could not be read
     with pytest.raises(BadAudioError, match=r"bad\.wav"):
-        embed_split(load_embedding_model(Listener()), [bad[i] for i in (0, 2, 3, 4, 5, 6, 7)], cache=cache)
+        embed_split(load_embedding_model(ToneModel()), [bad[i] for i in (0, 2, 3, 4, 5, 6, 7)], cache=cache)
 
 
 def test_a_split_of_which_nothing_can_be_heard_is_an_error(tmp_path, rows):
     bad = spoiled(rows, tmp_path)
     with pytest.raises(ValueError, match="none of the 1 recordings is there"):
-        embed_split(load_embedding_model(Listener()), [bad[1]], on_bad_audio="skip")
+        embed_split(load_embedding_model(ToneModel()), [bad[1]], on_bad_audio="skip")
     with pytest.raises(ValueError, match="none of the 2 recordings can be read"):
-        embed_split(load_embedding_model(Listener()), [bad[4], bad[6]], on_bad_audio="skip")
+        embed_split(load_embedding_model(ToneModel()), [bad[4], bad[6]], on_bad_audio="skip")
 
 
 def test_a_recording_shorter_than_the_model_needs_is_bad(rows):
-    model = load_embedding_model(Listener())
+    model = load_embedding_model(ToneModel())
     model.min_seconds = 0.6
     with pytest.raises(BadAudioError, match=r"\(clip \'clip0\'\) lasts 0\.5000 s; the model needs 0\.6 s"):
         embed_split(model, rows)
@@ -143,7 +143,7 @@ def test_a_recording_shorter_than_the_model_needs_is_bad(rows):
 )
 def test_a_split_that_is_none_is_an_error(rows, choose, message):
     with pytest.raises(ValueError, match=message):
-        embed_split(load_embedding_model(Listener()), choose(rows))
+        embed_split(load_embedding_model(ToneModel()), choose(rows))
 
 
 def test_rows_may_hold_their_audio(tmp_path, rows):
@@ -152,8 +152,8 @@ def test_rows_may_hold_their_audio(tmp_path, rows):
     plain = Dataset.from_list(rows)
     held = plain.map(lambda row: {"audio": {"bytes": Path(row["audio_path"]).read_bytes(), "path": None}})
     held = held.map(lambda row: {"audio_path": "gone.wav"})
-    found = embed_split(load_embedding_model(Listener()), held)
-    expected = embed_split(load_embedding_model(Listener()), plain)
+    found = embed_split(load_embedding_model(ToneModel()), held)
+    expected = embed_split(load_embedding_model(ToneModel()), plain)
     assert np.array_equal(found.clips.embeds, expected.clips.embeds)
     assert hash_dataset(found.rows, found.files) == hash_dataset(expected.rows, expected.files)
     assert "audio" not in found.rows[0]
@@ -162,12 +162,12 @@ def test_rows_may_hold_their_audio(tmp_path, rows):
 
 def test_texts_are_kept_apart_by_model_and_language(tmp_path, rows):
     cache = EmbeddingCache(tmp_path / "cache")
-    listeners = [Listener({"rain": 1}), Listener({"rain": 2})]
-    listeners[1].fingerprint = "another"
-    found = [embed_split(load_embedding_model(one), rows, cache=cache).texts(["rain"], "eng") for one in listeners]
+    models = [ToneModel({"rain": 1}), ToneModel({"rain": 2})]
+    models[1].fingerprint = "another"
+    found = [embed_split(load_embedding_model(one), rows, cache=cache).texts(["rain"], "eng") for one in models]
     assert not np.array_equal(*found)
-    embed_split(load_embedding_model(listeners[0]), rows, cache=cache).texts(["rain"], "fra")
-    assert [language for kind, _, language in listeners[0].calls if kind == "text"] == ["eng", "fra"]
+    embed_split(load_embedding_model(models[0]), rows, cache=cache).texts(["rain"], "fra")
+    assert [language for kind, _, language in models[0].calls if kind == "text"] == ["eng", "fra"]
 
 
 # ---- parts of recordings ----
@@ -218,7 +218,7 @@ def test_some_clips_in_another_order():
 
 
 def test_a_policy_takes_the_limit_of_its_model_and_says_what_it_does(rows):
-    listener = load_embedding_model(Listener())
+    listener = load_embedding_model(ToneModel())
     assert embed_split(listener, rows, AudioPolicy(30.0)).policy == AudioPolicy(30.0)
     assert AudioPolicy(30.0).sentence() == "the first 30 s of each recording, embedded at once"
     listener.chunk_seconds, listener.min_seconds = 10.0, 0.2
@@ -226,10 +226,10 @@ def test_a_policy_takes_the_limit_of_its_model_and_says_what_it_does(rows):
     assert limited == AudioPolicy(None, 10.0, "mean")
     assert "in chunks of 10 s where it is longer; the normalised mean" in limited.sentence()
     assert embed_split(listener, rows, AudioPolicy(chunk_seconds=5.0)).policy.chunk_seconds == 5.0
-    with pytest.raises(ValueError, match=r"chunk_seconds is 11\.0; Listener takes 10\.0 s at once"):
+    with pytest.raises(ValueError, match=r"chunk_seconds is 11\.0; ToneModel takes 10\.0 s at once"):
         embed_split(listener, rows, AudioPolicy(chunk_seconds=11.0))
     for name in ("chunk_seconds", "max_audio_seconds"):
-        with pytest.raises(ValueError, match=rf"{name} is 0\.1; Listener takes 0\.2 s or more"):
+        with pytest.raises(ValueError, match=rf"{name} is 0\.1; ToneModel takes 0\.2 s or more"):
             embed_split(listener, rows, AudioPolicy(**{name: 0.1}))
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import builders
 import numpy as np
 import pytest
-from hops import count_hops
-from listeners import Listener, caption_tones
+from call_graph import count_hops
+from fake_models import ToneModel, caption_tones
 from processes import run_python
 from recordings import tone_rows
 
@@ -33,15 +33,13 @@ def steady(results):
 
 
 def test_a_perfect_listener_and_a_second_run_from_the_cache(tmp_path, rows):
-    listeners = [Listener(caption_tones(rows)) for _ in range(2)]
-    results = [
-        evaluate(one, rows, tasks=TASKS, zste=ZSTE, cache=EmbeddingCache(tmp_path / "cache")) for one in listeners
-    ]
+    models = [ToneModel(caption_tones(rows)) for _ in range(2)]
+    results = [evaluate(one, rows, tasks=TASKS, zste=ZSTE, cache=EmbeddingCache(tmp_path / "cache")) for one in models]
     for place, value in results[0].scores["zste"]["eng"].items():
         assert value["value"] == 1, place
     assert results[0].scores["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
     assert results[0].scores["zero_shot"]["eng"]["supclap"]["top1"]["value"] == 1
-    assert listeners[1].calls == []
+    assert models[1].calls == []
     assert results[1].content["run"]["cache"]["embedded"] == 0
     assert steady(results[0]) == steady(results[1])
     for folder, found in zip(("one", "two"), results, strict=True):
@@ -52,7 +50,7 @@ def test_a_perfect_listener_and_a_second_run_from_the_cache(tmp_path, rows):
 
 def test_the_protocol_says_what_was_measured(rows):
     results = evaluate(
-        Listener(caption_tones(rows)),
+        ToneModel(caption_tones(rows)),
         rows,
         EvaluationOptions(tasks=TASKS, zste=ZSTE, audio=evaluation.AudioPolicy(max_audio_seconds=0.4)),
         EmbeddingCache(None),
@@ -70,7 +68,7 @@ def test_the_protocol_says_what_was_measured(rows):
     assert protocol["zero_shot"]["templates"] == {"supclap": ["This is a sound of {}"]}
     assert protocol["zste"]["num_items"] == 8
     assert len(protocol["dataset_hash"]) == 64
-    assert results.content["model"]["class"] == "Listener"
+    assert results.content["model"]["class"] == "ToneModel"
     assert results.content["model"]["embedding_dim"] == 41
     assert results.content["versions"].keys() >= {"torch", "transformers", "numpy", "python", "supclap"}
     assert results.scores["zero_shot"]["eng"]["supclap"]["per_fold"] == {"0": 1.0, "1": 1.0}
@@ -111,14 +109,14 @@ def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
 
 
 def test_embeddings_that_are_not_normalised_are_with_a_warning(rows):
-    expected = evaluate(Listener(caption_tones(rows)), rows, cache=EmbeddingCache(None))
+    expected = evaluate(ToneModel(caption_tones(rows)), rows, cache=EmbeddingCache(None))
     with pytest.warns(UserWarning, match="norms up to 3"):
-        found = evaluate(Listener(caption_tones(rows), scale=3.0), rows, cache=EmbeddingCache(None))
+        found = evaluate(ToneModel(caption_tones(rows), scale=3.0), rows, cache=EmbeddingCache(None))
     assert found.scores == expected.scores
 
 
 def test_embeddings_that_are_not_numbers_are_an_error(rows):
-    class Broken(Listener):
+    class Broken(ToneModel):
         def encode_text(self, texts, language):
             return super().encode_text(texts, language) * np.nan
 
@@ -144,7 +142,7 @@ def test_options_that_mean_nothing_are_refused(change, message):
 
 def test_an_empty_split_is_an_error():
     with pytest.raises(ValueError, match="the split is empty"):
-        evaluate(Listener(), [], cache=EmbeddingCache(None))
+        evaluate(ToneModel(), [], cache=EmbeddingCache(None))
 
 
 def test_the_road_from_twelve_clips_to_results_stays_short():

@@ -6,7 +6,7 @@ import builders
 import numpy as np
 import pytest
 import torch
-from listeners import Listener
+from fake_models import ToneModel
 
 from modeling_supclap.conversion import processor_from_clap, supclap_from_clap
 from modeling_supclap.evaluation.models import load_embedding_model, unit_norm, weights_fingerprint
@@ -60,11 +60,11 @@ def test_a_clap_object_needs_its_processor():
 
 
 def test_a_function_by_name(tmp_path, monkeypatch):
-    (tmp_path / "my_models.py").write_text("from listeners import Listener\n\ndef load():\n    return Listener()\n")
+    (tmp_path / "my_models.py").write_text("from fake_models import ToneModel\n\ndef load():\n    return ToneModel()\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "my_models", raising=False)
     adapted = load_embedding_model("my_models:load")
-    assert (adapted.kind, adapted.name, adapted.fingerprint) == ("custom", "my_models:load", "listener")
+    assert (adapted.kind, adapted.name, adapted.fingerprint) == ("custom", "my_models:load", "tone")
     assert adapted.sampling_rate_hz == 16000
     with pytest.raises(ValueError, match="module my_models has no function 'lode'"):
         load_embedding_model("my_models:lode")
@@ -88,7 +88,7 @@ def test_strangers_get_only_what_they_take():
         assert adapted.encode_audio(CLIPS).tolist() == pytest.approx(np.full((3, 2), 0.5**0.5))
     assert adapted.encode_text(["pluie"], "fra", batch_size=7).shape == (1, 2)
     assert adapted.fingerprint is None
-    listener = Listener()
+    listener = ToneModel()
     load_embedding_model(listener).encode_audio([builders.tone(200, 8000)], batch_size=3)
     assert listener.calls == [("audio", 1, 16000)]
 

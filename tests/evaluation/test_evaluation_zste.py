@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import soundfile
-from listeners import Listener
+from fake_models import ToneModel
 from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts.audio import BadAudioError
@@ -27,10 +27,10 @@ def rows(tmp_path):
 
 
 def split_of(rows, cache=None, policy=None, **listener):
-    return embed_split(load_embedding_model(Listener(**listener)), rows, policy, cache)
+    return embed_split(load_embedding_model(ToneModel(**listener)), rows, policy, cache)
 
 
-def test_who_hears_order_answers_every_question(rows):
+def test_who_encodes_order_answers_every_question(rows):
     scores, arrays, protocol = evaluate_zste(split_of(rows), OPTIONS)
     found = scores["zste"]["eng"]
     assert {task: found[task]["value"] for task in ZSTE_FAMILIES} == dict.fromkeys(ZSTE_FAMILIES, 1.0)
@@ -47,7 +47,7 @@ def test_who_hears_order_answers_every_question(rows):
 
 
 def test_who_hears_only_what_sounds_cannot_tell_the_order(rows):
-    found = evaluate_zste(split_of(rows, hears_order=False), OPTIONS)[0]["zste"]["eng"]
+    found = evaluate_zste(split_of(rows, encodes_order=False), OPTIONS)[0]["zste"]["eng"]
     assert {task: found[task]["value"] for task in ("1A", "2A", "2B", "2C", "2D")} == dict.fromkeys(
         ("1A", "2A", "2B", "2C", "2D"), 1.0
     )
@@ -56,7 +56,7 @@ def test_who_hears_only_what_sounds_cannot_tell_the_order(rows):
 
 
 def test_each_clip_is_composed_once_and_not_again(tmp_path, rows):
-    listener = Listener()
+    listener = ToneModel()
     for run in range(2):
         split = embed_split(load_embedding_model(listener), rows, cache=EmbeddingCache(tmp_path / "cache"))
         evaluate_zste(split, OPTIONS)
@@ -93,14 +93,14 @@ def test_recordings_that_cannot_be_joined_are_named(rows):
 
 
 def test_only_what_is_asked_is_composed(rows):
-    listener = Listener()
+    listener = ToneModel()
     options = ZSTEOptions(num_items=8, tasks=("3A", "5A"))
     scores, _, _ = evaluate_zste(embed_split(load_embedding_model(listener), rows), options)
     assert list(scores["zste"]["eng"]) == ["3A", "3A_order", "5A"]
     assert [count for kind, count, _ in listener.calls if kind == "audio"] == [8, 8]
 
 
-class Anglophone(Listener):
+class Anglophone(ToneModel):
     """Makes nothing of French."""
 
     def encode_text(self, texts, language):
@@ -123,7 +123,7 @@ def test_languages_are_asked_the_same_and_compared(rows):
 
 
 def test_both_clips_of_a_pair_are_heard_within_the_models_limit(rows):
-    model = load_embedding_model(Listener())
+    model = load_embedding_model(ToneModel())
     model.chunk_seconds = 0.5
     lengths = []
     hear = model.encode_audio
@@ -167,7 +167,7 @@ def test_the_level_of_an_order_blind_model_stands_beside_chance(rows):
     found = evaluate_zste(split_of(rows), OPTIONS)[0]["zste"]["eng"]
     assert {task for task, own in found.items() if "order_blind" in own} == {"3A", "4A"}
     assert (found["3A_order"]["value"], found["3A_order"]["chance"]) == (1, 1 / 2)
-    deaf = evaluate_zste(split_of(rows, hears_order=False), OPTIONS)[0]["zste"]["eng"]
+    deaf = evaluate_zste(split_of(rows, encodes_order=False), OPTIONS)[0]["zste"]["eng"]
     assert deaf["3A_order"]["value"] == 0  # a tie is wrong
     assert (found["3A"]["chance"], found["3A"]["order_blind"]) == (pytest.approx(1 / 3), 1 / 2)
 

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import soundfile
-from made_results import NUM_CLIPS, made_results
+from results_fixtures import NUM_CLIPS, make_results
 
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.evaluation import report
@@ -17,7 +17,7 @@ from modeling_supclap.evaluation.results import Results, paper_results, score
 
 @pytest.fixture
 def results(tmp_path):
-    return made_results(tmp_path)
+    return make_results(tmp_path)
 
 
 def lines_of(page, kind):

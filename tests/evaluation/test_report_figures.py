@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from made_results import NUM_CLIPS, made_results
+from results_fixtures import NUM_CLIPS, make_results
 
 from modeling_supclap.evaluation import report_figures
 from modeling_supclap.evaluation.report import render_report
@@ -13,7 +13,7 @@ from modeling_supclap.evaluation.results import Results
 
 @pytest.fixture
 def results(tmp_path):
-    return made_results(tmp_path)
+    return make_results(tmp_path)
 
 
 def test_figures_are_drawn_from_the_numbers(results):

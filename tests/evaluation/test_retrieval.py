@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import builders
 import numpy as np
 import pytest
-from listeners import Listener, caption_tones
+from fake_models import ToneModel, caption_tones
 from memory import traced_peak
 from recordings import tone_rows
 
@@ -43,7 +43,7 @@ def listener(rows, **french):
     tones = caption_tones(rows) | caption_tones(rows, "fra")
     for clip, tone in french.items():
         tones |= dict.fromkeys(rows[int(clip.removeprefix("clip"))]["captions"]["fra"], tone)
-    return load_embedding_model(Listener(tones))
+    return load_embedding_model(ToneModel(tones))
 
 
 def test_a_model_that_hears_all_is_perfect(rows):
@@ -122,7 +122,7 @@ def test_it_agrees_with_what_the_trainer_computes(rows):
 
 def test_shared_captions_are_one_query_with_several_answers(rows):
     twins = [rows[0], {**rows[4], "captions": rows[0]["captions"]}, rows[1]]
-    hears = load_embedding_model(Listener(caption_tones(rows[:1]) | dict.fromkeys(rows[1]["captions"]["eng"], 1)))
+    hears = load_embedding_model(ToneModel(caption_tones(rows[:1]) | dict.fromkeys(rows[1]["captions"]["eng"], 1)))
     split = embed_split(hears, twins)
     own, _, _ = evaluate_retrieval(split)
     shared, arrays, _ = evaluate_retrieval(split, positives="captions")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from listeners import Listener
+from fake_models import ToneModel
 from recordings import tone_rows
 
 from modeling_supclap.evaluation.embed import embed_split
@@ -13,7 +13,7 @@ from modeling_supclap.evaluation.zero_shot import class_means, class_texts, eval
 @pytest.fixture
 def split(tmp_path):
     """Eight tones of four classes, heard rightly."""
-    return embed_split(load_embedding_model(Listener()), tone_rows(tmp_path))
+    return embed_split(load_embedding_model(ToneModel()), tone_rows(tmp_path))
 
 
 def test_a_model_that_hears_the_classes_is_right(split):
@@ -31,7 +31,7 @@ def test_a_model_that_hears_the_classes_is_right(split):
 def test_wrong_answers_are_counted_by_class_and_fold(tmp_path):
     rows = tone_rows(tmp_path)
     rows[5]["labels"] = ["tone_2"]  # which sounds like tone_1
-    split = embed_split(load_embedding_model(Listener()), rows)
+    split = embed_split(load_embedding_model(ToneModel()), rows)
     folds = {row["clip_id"]: 1 + (index >= 5) for index, row in enumerate(rows)}
     scores, arrays, _ = evaluate_zero_shot(split, folds=folds)
     found = scores["zero_shot"]["eng"]["supclap"]
@@ -55,7 +55,7 @@ def test_more_classes_than_the_split_has(split):
 
 
 def test_a_constant_model_is_always_wrong(tmp_path):
-    class Constant(Listener):
+    class Constant(ToneModel):
         def encode_text(self, texts, language):
             return np.full((len(texts), 41), 41**-0.5)
 
@@ -97,7 +97,7 @@ def test_a_class_is_the_normalised_mean_of_its_prompts():
 def test_each_clip_needs_exactly_one_label(tmp_path, labels):
     rows = tone_rows(tmp_path)
     rows[3]["labels"] = labels
-    split = embed_split(load_embedding_model(Listener()), rows)
+    split = embed_split(load_embedding_model(ToneModel()), rows)
     with pytest.raises(ValueError, match=r"one label of each clip; clip3 has \["):
         evaluate_zero_shot(split)
 

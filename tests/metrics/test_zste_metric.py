@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from listening import make_rows
+from temporal_assertions import make_rows
 
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, zste_prompts, zste_set
 from modeling_supclap.metrics.mrv import mean_rank_variance

@@ -15,7 +15,7 @@ from processes import Moment, run_killed, run_processes
 
 from modeling_supclap import SupCLAPModel
 from modeling_supclap.datasets_scripts import load_splits
-from modeling_supclap.datasets_scripts.atomic_files import InUseError, only_writer
+from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.recipes import embed_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, 
 
 
 def test_a_second_run_on_the_same_output_is_refused(folder, whole):
-    with only_writer(whole), ThreadPoolExecutor() as another, pytest.raises(InUseError, match="by another run"):
+    with folder_lock(whole), ThreadPoolExecutor() as another, pytest.raises(InUseError, match="by another run"):
         another.submit(run_recipe, embed_corpus, *words(folder, whole)).result()
 
 

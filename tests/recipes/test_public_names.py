@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel
 
 from modeling_supclap import CEDModel
 from modeling_supclap.datasets_scripts import prepare
-from modeling_supclap.datasets_scripts.public_names import public_values
+from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.recipes import (
     embed_corpus,
     evaluate_supclap,
@@ -42,7 +42,7 @@ STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to"
     ],
 )
 def test_a_path_keeps_its_last_name_only_and_secrets_are_left_out(given, kept):
-    assert public_values(given) == kept
+    assert redact(given) == kept
 
 
 def test_a_file_is_called_the_same_from_wherever_it_is_named(tmp_path, monkeypatch):
@@ -50,8 +50,8 @@ def test_a_file_is_called_the_same_from_wherever_it_is_named(tmp_path, monkeypat
     (tmp_path / "sounds" / "mine").mkdir(parents=True)
     options = {"data_dir": "sounds/mine", "audio_dir": str(tmp_path / "x"), "model": "user/name", "limit": 3}
     public = {"data_dir": "mine", "audio_dir": "x", "model": "user/name", "limit": 3}
-    assert public_values(options, from_anywhere=True) == public
-    assert public_values(options) == {**public, "data_dir": "sounds/mine"}
+    assert redact(options, from_anywhere=True) == public
+    assert redact(options) == {**public, "data_dir": "sounds/mine"}
 
 
 def texts_of(path: Path) -> bytes:

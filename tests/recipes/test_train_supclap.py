@@ -18,7 +18,7 @@ from recordings import tone_rows
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.datasets_scripts import load_splits
-from modeling_supclap.datasets_scripts.atomic_files import InUseError, only_writer
+from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.datasets_scripts.audio import BadAudioError
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.evaluation import EmbeddingCache, Results, compare, evaluate
@@ -124,7 +124,7 @@ def test_a_bad_recording_of_an_evaluation_ends_a_run_before_its_training(tmp_pat
 def test_a_run_has_its_folder_for_itself_to_the_end(recipe, tmp_path, monkeypatch):
     def refuse_a_second(*_):
         def write():
-            with only_writer(tmp_path / "run"):
+            with folder_lock(tmp_path / "run"):
                 pytest.fail("a second run writes to the folder")
 
         with ThreadPoolExecutor() as another, pytest.raises(InUseError, match="run is being written by another run"):

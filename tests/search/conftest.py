@@ -2,12 +2,12 @@
 
 import pytest
 import soundfile
-from ears import PITCHES, RATE, Ear, tone
+from fake_models import PITCHES, RATE, PitchModel, tone
 
 
 @pytest.fixture
-def ear():
-    return Ear()
+def fake_model():
+    return PitchModel()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import soundfile
-from ears import RATE, Ear, build, tone
+from fake_models import RATE, PitchModel, build, tone
 
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher
@@ -28,13 +28,13 @@ def folder(tmp_path_factory):
     wave[20 * RATE : 24 * RATE] = tone(3000.0, 4.0)
     soundfile.write(root / "a <b> & 'c'.wav", wave, RATE)
     soundfile.write(root / "other.flac", tone(1000.0, 9.0), RATE)
-    build(Ear(), root)
+    build(PitchModel(), root)
     return root
 
 
 @pytest.fixture(scope="module")
 def searcher(folder):
-    return Searcher(folder.parent / "index", load_embedding_model(Ear()))
+    return Searcher(folder.parent / "index", load_embedding_model(PitchModel()))
 
 
 def test_the_results_name_the_place_and_escape_the_name(searcher, folder):
@@ -68,12 +68,12 @@ def test_the_recordings_may_have_moved(searcher, folder, tmp_path):
 PAGE = """
 import sys, time
 sys.path[:0] = sys.argv[3:]
-from ears import Ear
+from fake_models import PitchModel
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher
 from modeling_supclap.search.app import STYLE, make_page
 
-searcher = Searcher(sys.argv[1], load_embedding_model(Ear()))
+searcher = Searcher(sys.argv[1], load_embedding_model(PitchModel()))
 page = make_page(searcher, sys.argv[2])
 _, address, _ = page.launch(prevent_thread_lock=True, allowed_paths=[sys.argv[2]], css=STYLE, quiet=True)
 print(address, flush=True)

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 import soundfile
-from ears import PITCHES, RATE, Ear, build, tone
+from fake_models import PITCHES, RATE, PitchModel, build, tone
 
 from modeling_supclap.audio_input import Recording
 from modeling_supclap.evaluation import load_embedding_model
@@ -18,19 +18,19 @@ from modeling_supclap.search import index as index_module
 lancedb = pytest.importorskip("lancedb")
 
 
-def test_only_what_is_new_or_changed_is_read_again(ear, folder):
-    build(ear, folder)
-    ear.heard = 0
-    report = build(ear, folder, window_seconds=5)  # as 5.0
-    assert (report.added, report.changed, report.removed, report.unchanged, ear.heard) == (0, 0, 0, 3, 0)
+def test_only_what_is_new_or_changed_is_read_again(fake_model, folder):
+    build(fake_model, folder)
+    fake_model.num_encoded = 0
+    report = build(fake_model, folder, window_seconds=5)  # as 5.0
+    assert (report.added, report.changed, report.removed, report.unchanged, fake_model.num_encoded) == (0, 0, 0, 3, 0)
 
     soundfile.write(folder / "short.ogg", tone(PITCHES["high"], 2.0), RATE)
     (folder / "deep" / "middle's.flac").unlink()
     soundfile.write(folder / "new.wav", tone(PITCHES["middle"], 3.0), RATE)
-    report = build(ear, folder)
-    assert (report.added, report.changed, report.removed, report.unchanged, ear.heard) == (1, 1, 1, 1, 2)
+    report = build(fake_model, folder)
+    assert (report.added, report.changed, report.removed, report.unchanged, fake_model.num_encoded) == (1, 1, 1, 1, 2)
 
-    fresh = build_index(load_embedding_model(ear), folder, folder.parent / "fresh", show_progress_bar=False)
+    fresh = build_index(load_embedding_model(fake_model), folder, folder.parent / "fresh", show_progress_bar=False)
     assert report.windows == fresh.windows
     rows = [everything(folder.parent / name) for name in ("index", "fresh")]
     assert rows[0] == rows[1]
@@ -42,47 +42,47 @@ def everything(path):
     return sorted((row["file"], row["start_seconds"], row["end_seconds"], tuple(row["vector"])) for row in rows)
 
 
-def test_two_files_that_swap_names_with_equal_size_and_time_are_read_again(ear, folder):
+def test_two_files_that_swap_names_with_equal_size_and_time_are_read_again(fake_model, folder):
     for name in ("a.wav", "b.wav"):
         soundfile.write(folder / name, tone(PITCHES["low" if name == "a.wav" else "high"], 3.0), RATE)
         os.utime(folder / name, ns=(10**18, 10**18))
-    build(ear, folder)
+    build(fake_model, folder)
     (folder / "a.wav").rename(folder / "c.wav")
     (folder / "b.wav").rename(folder / "a.wav")
     (folder / "c.wav").rename(folder / "b.wav")
-    assert build(ear, folder).changed == 2
-    assert Searcher(folder.parent / "index", load_embedding_model(ear)).search("high", k=1)[0].file == "a.wav"
+    assert build(fake_model, folder).changed == 2
+    assert Searcher(folder.parent / "index", load_embedding_model(fake_model)).search("high", k=1)[0].file == "a.wav"
 
 
-def test_a_copied_folder_is_recognised_by_its_content(ear, folder):
-    build(ear, folder)
+def test_a_copied_folder_is_recognised_by_its_content(fake_model, folder):
+    build(fake_model, folder)
     shutil.copytree(folder, folder.parent / "copy")
     shutil.rmtree(folder)
     shutil.move(folder.parent / "copy", folder)
     time.sleep(0.01)
-    ear.heard = 0
-    assert (build(ear, folder).unchanged, ear.heard) == (3, 0)
+    fake_model.num_encoded = 0
+    assert (build(fake_model, folder).unchanged, fake_model.num_encoded) == (3, 0)
 
 
-def test_what_cannot_be_read_is_listed_and_tried_again(ear, folder):
+def test_what_cannot_be_read_is_listed_and_tried_again(fake_model, folder):
     (folder / "broken.wav").write_bytes(b"no sound")
-    report = build(ear, folder)
+    report = build(fake_model, folder)
     assert list(report.unreadable) == ["broken.wav"]
     assert "broken.wav" in str(report)
     soundfile.write(folder / "broken.wav", tone(PITCHES["low"], 1.0), RATE)
-    assert build(ear, folder).unreadable == {}
+    assert build(fake_model, folder).unreadable == {}
 
 
-def test_a_file_that_ends_before_it_says_is_listed(ear, folder, monkeypatch):
+def test_a_file_that_ends_before_it_says_is_listed(fake_model, folder, monkeypatch):
     monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 8)
     monkeypatch.setattr(Recording, "get_seconds", lambda self: 70.0 if "long" in self.name else 1.0)
-    report = build(ear, folder)
+    report = build(fake_model, folder)
     assert list(report.unreadable) == ["long.wav"]
     assert "after 60.000 s" in report.unreadable["long.wav"]
 
 
 @pytest.mark.parametrize("bad_part", [0, 2])
-def test_of_a_file_that_can_be_read_in_part_nothing_is_kept(ear, folder, monkeypatch, bad_part):
+def test_of_a_file_that_can_be_read_in_part_nothing_is_kept(fake_model, folder, monkeypatch, bad_part):
     monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 8)
     read, first = Recording.read, bad_part * 8 * 2.5 * RATE
 
@@ -92,15 +92,15 @@ def test_of_a_file_that_can_be_read_in_part_nothing_is_kept(ear, folder, monkeyp
         return read(self, rate_hz, start, stop)
 
     monkeypatch.setattr(Recording, "read", fail_once)
-    report = build(ear, folder)
+    report = build(fake_model, folder)
     assert report.unreadable == {"long.wav": "the disk is gone"}
     assert report.windows == 4 + 1
 
 
-def test_a_run_that_ends_half_way_goes_on(ear, folder, monkeypatch):
+def test_a_run_that_ends_half_way_goes_on(fake_model, folder, monkeypatch):
     monkeypatch.setattr(index_module, "_FILES_AT_ONCE", 1)
     monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 4)
-    build_index(load_embedding_model(ear), folder, folder.parent / "whole", show_progress_bar=False)
+    build_index(load_embedding_model(fake_model), folder, folder.parent / "whole", show_progress_bar=False)
     for limit in range(1, 6):
         calls = []
 
@@ -116,52 +116,52 @@ def test_a_run_that_ends_half_way_goes_on(ear, folder, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(SoundIndex, "replace", add_row)
             with contextlib.suppress(KeyboardInterrupt):
-                build(ear, folder)
-    build(ear, folder)
+                build(fake_model, folder)
+    build(fake_model, folder)
     assert everything(folder.parent / "index") == everything(folder.parent / "whole")
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_several_processes_share_the_files(ear, folder, processes):
+def test_several_processes_share_the_files(fake_model, folder, processes):
     for rank in range(processes):
-        build(ear, folder, process=(rank, processes))
-    whole = build_index(load_embedding_model(ear), folder, folder.parent / "whole", show_progress_bar=False)
+        build(fake_model, folder, process=(rank, processes))
+    whole = build_index(load_embedding_model(fake_model), folder, folder.parent / "whole", show_progress_bar=False)
     assert whole.added == 3
     assert everything(folder.parent / "index") == everything(folder.parent / "whole")
 
 
-def test_windows_of_two_models_are_not_mixed(ear, folder):
-    build(ear, folder)
-    other = Ear()
-    other.fingerprint = "another ear"
-    with pytest.raises(ValueError, match="another ear"):
+def test_windows_of_two_models_are_not_mixed(fake_model, folder):
+    build(fake_model, folder)
+    other = PitchModel()
+    other.fingerprint = "another fake_model"
+    with pytest.raises(ValueError, match="another fake_model"):
         build(other, folder)
     with pytest.raises(ValueError, match="index"):
         Searcher(folder.parent / "index", load_embedding_model(other))
     with pytest.raises(ValueError, match="hop_seconds"):
-        build(ear, folder, hop_seconds=1.0)
+        build(fake_model, folder, hop_seconds=1.0)
 
 
-def test_the_windows_of_another_folder_are_not_thrown_away(ear, folder):
-    build(ear, folder)
+def test_the_windows_of_another_folder_are_not_thrown_away(fake_model, folder):
+    build(fake_model, folder)
     other = folder.parent / "other"
     other.mkdir()
     soundfile.write(other / "new.wav", tone(PITCHES["low"], 1.0), RATE)
     with pytest.raises(ValueError, match=r"of whose files .*other holds none"):
-        build_index(load_embedding_model(ear), other, folder.parent / "index", show_progress_bar=False)
+        build_index(load_embedding_model(fake_model), other, folder.parent / "index", show_progress_bar=False)
     assert len(SoundIndex(folder.parent / "index").known_files()) == 3
     (other / "new.wav").rename(folder / "new.wav")
-    assert build(ear, folder).added == 1
+    assert build(fake_model, folder).added == 1
 
 
-def test_bad_arguments_are_refused(ear, folder, tmp_path):
+def test_bad_arguments_are_refused(fake_model, folder, tmp_path):
     with pytest.raises(ValueError, match=r"hop of 9"):
-        build(ear, folder, hop_seconds=9.0)
+        build(fake_model, folder, hop_seconds=9.0)
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        build_index(load_embedding_model(ear), tmp_path / "nowhere", tmp_path / "index")
+        build_index(load_embedding_model(fake_model), tmp_path / "nowhere", tmp_path / "index")
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="no recordings"):
-        build_index(load_embedding_model(ear), tmp_path / "empty", tmp_path / "index")
+        build_index(load_embedding_model(fake_model), tmp_path / "empty", tmp_path / "index")
     with pytest.raises(FileNotFoundError, match="no index"):
         SoundIndex(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 import soundfile
-from ears import PITCHES, RATE, build, tone
+from fake_models import PITCHES, RATE, build, tone
 
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
@@ -10,12 +10,12 @@ from modeling_supclap.search import Searcher, SoundIndex, build_index
 pytest.importorskip("lancedb")
 
 
-def test_a_sound_is_found_at_its_second(ear, folder):
-    report = build(ear, folder)
+def test_a_sound_is_found_at_its_second(fake_model, folder):
+    report = build(fake_model, folder)
     assert (report.added, report.unreadable) == (3, {})
     assert report.windows == 23 + 4 + 1
 
-    searcher = Searcher(folder.parent / "index", load_embedding_model(ear))
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
     best, *others = searcher.search("high", k=3)
     assert best.file == "long.wav"
     assert best.start_seconds <= 31
@@ -25,21 +25,21 @@ def test_a_sound_is_found_at_its_second(ear, folder):
     assert searcher.search("middle", k=1)[0].file == "deep/middle's.flac"
 
 
-def test_scores_are_the_cosines_of_the_windows(ear, folder):
-    build(ear, folder)
+def test_scores_are_the_cosines_of_the_windows(fake_model, folder):
+    build(fake_model, folder)
     store = SoundIndex(folder.parent / "index")
-    query = ear.encode_text(["high"], "eng")[0]
+    query = fake_model.encode_text(["high"], "eng")[0]
     wave, _ = soundfile.read(folder / "long.wav", dtype="float32")
     for row in store.nearest(query, 30, within="long.wav"):
         start = round(row["start_seconds"] * RATE)
         window = wave[start : start + 5 * RATE]
-        assert row["score"] == pytest.approx(float(ear.encode_audio([window], RATE)[0] @ query), abs=1e-3)
+        assert row["score"] == pytest.approx(float(fake_model.encode_audio([window], RATE)[0] @ query), abs=1e-3)
 
 
-def test_a_search_by_sound_and_within_a_file(ear, folder, tmp_path):
-    build(ear, folder)
+def test_a_search_by_sound_and_within_a_file(fake_model, folder, tmp_path):
+    build(fake_model, folder)
     soundfile.write(tmp_path / "example.wav", tone(PITCHES["middle"], 7.0), RATE)
-    searcher = Searcher(folder.parent / "index", load_embedding_model(ear))
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
     assert searcher.search(audio=str(tmp_path / "example.wav"), k=1)[0].file == "deep/middle's.flac"
     assert {hit.file for hit in searcher.search("high", within="deep/middle's.flac")} == {"deep/middle's.flac"}
     with pytest.raises(ValueError, match=r"nowhere\.wav"):
@@ -52,9 +52,10 @@ def test_a_search_by_sound_and_within_a_file(ear, folder, tmp_path):
             searcher.search(**{"query": "high", **asked})
 
 
-def test_the_same_search_twice_gives_the_same(ear, folder):
-    build(ear, folder)
-    searches = [Searcher(folder.parent / "index", load_embedding_model(ear)).search("low", k=20) for _ in range(2)]
+def test_the_same_search_twice_gives_the_same(fake_model, folder):
+    build(fake_model, folder)
+    model = load_embedding_model(fake_model)
+    searches = [Searcher(folder.parent / "index", model).search("low", k=20) for _ in range(2)]
     assert searches[0] == searches[1]
     scores = [(-hit.score, hit.file, hit.start_seconds) for hit in searches[0]]
     assert scores == sorted(scores)

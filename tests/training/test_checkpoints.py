@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import builders
 import pytest
 import torch
-from killing import Killed
+from crash_callbacks import Killed
 from test_trainer import build, losses, with_dropout
 from transformers import TrainerCallback
 
 from modeling_supclap import SupCLAPProcessor
-from modeling_supclap.datasets_scripts.atomic_files import only_writer
+from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint, refuse_another_run
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
@@ -228,11 +228,11 @@ def test_what_changes_nothing_may_change(run, rows, tmp_path):
 def test_two_runs_in_one_folder_are_one_too_many(tmp_path, rows):
     trainer = build(tmp_path / "run", rows, max_steps=1, **STEPS)
     another = ThreadPoolExecutor()  # a thread is to a lock as a process is
-    with only_writer(tmp_path / "run"), pytest.raises(RuntimeError, match="run is being written by another run"):
+    with folder_lock(tmp_path / "run"), pytest.raises(RuntimeError, match="run is being written by another run"):
         another.submit(trainer.train).result()
 
     trainer.train()
     assert not (tmp_path / "run.lock").exists()
-    with only_writer(tmp_path / "run"):  # the recipe holds it from the beginning to the card
+    with folder_lock(tmp_path / "run"):  # the recipe holds it from the beginning to the card
         trainer.train()
         assert (tmp_path / "run.lock").exists()

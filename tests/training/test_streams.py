@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from killing import KillAt, Killed, assert_workers_end_with_their_parent, name_worker
+from crash_callbacks import KillAt, Killed, assert_workers_end_with_their_parent, name_worker
 from prepared_sets import make_folder
 from processes import run_processes
 from test_trainer import arguments, losses, processor

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from killing import KillAt, Killed
+from crash_callbacks import KillAt, Killed
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from test_trainer import losses, processor, with_dropout

@@ -10,8 +10,8 @@ import builders
 import numpy as np
 import pytest
 import torch
+from crash_callbacks import KillAt, Killed, assert_workers_end_with_their_parent, name_worker
 from datasets import Audio, Dataset
-from killing import KillAt, Killed, assert_workers_end_with_their_parent, name_worker
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from safetensors.torch import load_file

@@ -1,46 +1,51 @@
-"""Models that hear without learning: they read the tones of `recordings.tone_rows` off the spectrum."""
+"""Fake embedding models with a known answer: they read tones and pitches off the spectrum, and texts that name them."""
 
 import re
 
 import numpy as np
 
+from modeling_supclap.evaluation import load_embedding_model
+from modeling_supclap.search import build_index
+
+RATE = 16000
+PITCHES = {"low": 250.0, "middle": 1000.0, "high": 3000.0}
 CLASSES = 4  # labels tone_0 to tone_3; clip i has label tone_{i % 4}
 TONES = 8
 
 
-class Listener:
+class ToneModel:
     """Embeds recordings by the tones in them and texts by the tones that they name, in the order in which they do.
 
     A vector has a part for each tone, one for each pair of classes in sequence, and one for each pair at once.
 
     Args:
         captions: The tone that each caption is about.
-        hears_order: Whether sequence and overlap are heard at all.
+        encodes_order: Whether sequence and overlap are heard at all.
         scale: The norm of the embeddings.
     """
 
     sampling_rate = 16000
-    fingerprint = "listener"
+    fingerprint = "tone"
 
-    def __init__(self, captions=None, hears_order=True, scale=1.0):
+    def __init__(self, captions=None, encodes_order=True, scale=1.0):
         self.captions = captions or {}
-        self.hears_order = hears_order
+        self.encodes_order = encodes_order
         self.scale = scale
         self.calls = []
 
     def encode_audio(self, waveforms, sampling_rate):
         self.calls.append(("audio", len(waveforms), sampling_rate))
-        return self._unit([self._hear(waveform) for waveform in waveforms])
+        return self._unit([self._encode_waveform(waveform) for waveform in waveforms])
 
     def encode_text(self, texts, language):
         self.calls.append(("text", len(texts), language))
-        return self._unit([self._read(text) for text in texts])
+        return self._unit([self._encode_one_text(text) for text in texts])
 
     def _unit(self, vectors):
         vectors = np.array(vectors, dtype=np.float32)
         return self.scale * vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
-    def _hear(self, waveform):
+    def _encode_waveform(self, waveform):
         half = len(waveform) // 2
         first, second = (loud_tones(part) for part in (waveform[:half], waveform[half:]))
         tones, sequence, overlap = parts()
@@ -53,7 +58,7 @@ class Listener:
             sequence[min(first) % CLASSES, min(second) % CLASSES] = 1
         return self._joined(tones, sequence, overlap)
 
-    def _read(self, text):
+    def _encode_one_text(self, text):
         tones, sequence, overlap = parts()
         named = [int(digit) for digit in re.findall(r"[Tt]one (\d)", text)]
         if text in self.captions:
@@ -71,7 +76,7 @@ class Listener:
         return self._joined(tones, sequence, overlap)
 
     def _joined(self, tones, sequence, overlap):
-        order = self.hears_order * np.concatenate([sequence.ravel(), overlap.ravel()])
+        order = self.encodes_order * np.concatenate([sequence.ravel(), overlap.ravel()])
         return np.concatenate([tones, order, [1e-3]])  # the last keeps a vector of nothing from being zero
 
 
@@ -82,7 +87,7 @@ def parts():
 
 def loud_tones(waveform):
     """Which of the tones at 200, 400, ... Hz sound, each within 20 dB of the loudest."""
-    time = np.arange(len(waveform)) / Listener.sampling_rate
+    time = np.arange(len(waveform)) / ToneModel.sampling_rate
     strengths = [abs(np.mean(waveform * np.exp(-2j * np.pi * 200 * (tone + 1) * time))) for tone in range(TONES)]
     return {tone for tone, strength in enumerate(strengths) if strength > 0.1 * max(strengths)}
 
@@ -90,3 +95,36 @@ def loud_tones(waveform):
 def caption_tones(rows, language="eng"):
     """The tone that each caption of `tone_rows` is about."""
     return {text: tone for tone, row in enumerate(rows) for text in row["captions"][language]}
+
+
+class PitchModel:
+    """Embeds a sound as its spectrum in octaves, and a text as the spectrum of the pitch that it names."""
+
+    sampling_rate = RATE
+    fingerprint = "pitch"
+
+    def __init__(self):
+        self.num_encoded = 0
+
+    def encode_audio(self, waveforms, sampling_rate):
+        self.num_encoded += len(waveforms)
+        return np.stack([self._spectrum(waveform) for waveform in waveforms])
+
+    def encode_text(self, texts, language):
+        return np.stack([self._spectrum(tone(PITCHES.get(text, 8.0), 1.0)) for text in texts])
+
+    @staticmethod
+    def _spectrum(waveform):
+        power = np.abs(np.fft.rfft(waveform)) ** 2
+        octaves = np.log2(np.maximum(np.fft.rfftfreq(len(waveform), 1 / RATE), 1)).astype(int)
+        bands = np.bincount(octaves, power, minlength=13)[:13] + 1e-6
+        return bands / np.linalg.norm(bands)
+
+
+def tone(hertz, seconds):
+    return 0.3 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * RATE)) / RATE)
+
+
+def build(fake_model, folder, **options):
+    model = load_embedding_model(fake_model)
+    return build_index(model, folder, folder.parent / "index", show_progress_bar=False, **options)

@@ -1,6 +1,6 @@
 """How far twelve clips travel to their results: functions and files of this project that one evaluation passes.
 
-    python tests/hops.py
+    python tests/call_graph.py
 
 A model of one's own, which embeds by itself, stands for the encoders: what is counted is the road and not the model.
 """

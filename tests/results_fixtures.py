@@ -27,7 +27,7 @@ def retrieval_arrays(language, ranks):
     }
 
 
-def made_results(folder):
+def make_results(folder):
     """Of two languages and all tasks, with recordings in the folder; the last one is gone."""
     paths = [folder / f"{index}.wav" for index in range(NUM_CLIPS)]
     for index, path in enumerate(paths[:-1]):
