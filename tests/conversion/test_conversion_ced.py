@@ -36,8 +36,9 @@ def test_golden_embeddings_of_dasheng(seconds, start, length):
     clip = 0.5 * builders.tone(440, seconds * 16000) + 0.25 * builders.tone(1000, seconds * 16000)
     extractor = CEDFeatureExtractor.from_config(model.config)
     embedding = model(**extractor(clip, sampling_rate=16000, return_tensors="pt")).pooler_output[0]
-    assert embedding[:5].tolist() == pytest.approx(start, abs=2e-4)
-    assert embedding.norm().item() == pytest.approx(length, abs=2e-4)
+    # Pure tones leave bands at the noise floor, where the rounding of the FFT differs between processors.
+    assert embedding[:5].tolist() == pytest.approx(start, abs=5e-4)
+    assert embedding.norm().item() == pytest.approx(length, abs=5e-4)
 
 
 @pytest.fixture
