@@ -41,7 +41,7 @@ results-page: setup
 reproduce-gpu: setup
 	bash recipes/reproduce_gpu.sh $(DATA_DIR) $(ARGS)
 
-# Costs as ratios, each beside its peer in one run: one table, also in benchmarks/results.md. ARGS="--only G4" for a part.
+# Costs as ratios, each beside its peer in one run: one table, also in benchmarks/results.md. ARGS="--only step" for a part.
 bench: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py $(ARGS)
 

@@ -1,12 +1,13 @@
-"""What reading costs: training steps and embedding fed by worker processes, against the same on batches in memory.
+"""Cost of reading recordings: training and embedding fed by workers, relative to batches in memory.
 
     python benchmarks/bench_input_pipeline.py [--data_dir folder] [--rounds 4] [--clips 192] [--batch 16] [--workers 2]
 
-A CED-tiny and a small BERT train on 5-second recordings, which are read as they came (Vorbis at 44.1 kHz: decoded and
-resampled for each batch), from a set prepared as FLAC at 16 kHz, and from one prepared as int16 samples. Without
-`--data_dir`, a folder for the builder `audio_folder`, the recordings are generated. All ways take turns in each round;
-a way's time is the least of its rounds, and what counts are the ratios. Then one process that only
-reads, or reads and makes batches; and `recipes/embed_corpus.py` beside the encoder, a CED-base, on features in memory.
+1. CED-tiny and a small BERT train on recordings of 5 s: original files (Vorbis at 44.1 kHz, decoded and resampled for
+   each batch), prepared as FLAC at 16 kHz, and prepared as int16 samples.
+2. One process reads only, or reads and creates batches.
+3. `recipes/embed_corpus.py` relative to its encoder, CED-base, on features in memory.
+
+`--data_dir` is a folder for the builder `audio_folder`; by default recordings are generated. The variants alternate.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Batch = Mapping[str, torch.Tensor]
 
 
 def generate_recordings(folder: Path, clips: int) -> Path:
-    """Generated sounds with captions: 5 s of Vorbis at 44.1 kHz."""
+    """Generate sounds with captions: 5 s of Vorbis at 44.1 kHz."""
     counts: dict[str, Any] = {"num_train": clips, "num_validation": 0, "num_test": 0, "duration_seconds": 5.0}
     cache = str(folder / "cache")
     rows = load_splits("synthetic", cache, sampling_rate_hz=44100, languages=["eng"], **counts)["train"]
@@ -56,7 +57,7 @@ def generate_recordings(folder: Path, clips: int) -> Path:
 
 
 def load_stored(data_dir: Path, folder: Path, clips: int) -> dict[str, datasets.Dataset]:
-    """The same rows, with their audio kept in each of `STORAGES`."""
+    """Return the same rows with their audio in each of `STORAGES`."""
     cache = str(folder / "cache")
     rows = {}
     for storage in STORAGES:
@@ -69,7 +70,7 @@ def load_stored(data_dir: Path, folder: Path, clips: int) -> dict[str, datasets.
 
 
 def build_model(tokenizer: Any, audio_width: int) -> SupCLAPModel:
-    """A CED of this width, 192 for tiny and 768 for base, and a BERT of two layers."""
+    """Build a CED of this width (192 tiny, 768 base) with a BERT of two layers."""
     audio = CEDConfig(embed_dim=audio_width, depth=12, num_heads=audio_width // 64)
     text = BertConfig(
         vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, hidden_size=128, num_hidden_layers=2,
@@ -81,7 +82,7 @@ def build_model(tokenizer: Any, audio_width: int) -> SupCLAPModel:
 def compare_training(
     rows: Mapping[str, datasets.Dataset], model: SupCLAPModel, collator: TrainingCollator, options: argparse.Namespace
 ) -> list[Row]:
-    """The first rows: a step of InfoNCE and Adam on batches that workers make, and on batches in memory."""
+    """Time a step of InfoNCE and Adam on batches from workers and from memory."""
     arguments = SupCLAPTrainingArguments(output_dir="outputs/bench", report_to="none")
     module = ContrastiveModule(model, build_objective(arguments)).to(arguments.device).train()
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-6)
@@ -109,14 +110,14 @@ def compare_training(
     for storage in STORAGES:
         ratio = compare(seconds, storage, "in memory")
         wanted = "<= 1.1" if storage == "int16" else ""
-        found.append(Row("G8", f"a step fed from {storage} by workers / from memory", *ratio, wanted))
+        found.append(Row("input", f"a step fed from {storage} by workers / from memory", *ratio, wanted))
     return found
 
 
 def compare_reading(
     rows: Mapping[str, datasets.Dataset], collator: TrainingCollator, options: argparse.Namespace
 ) -> list[Row]:
-    """The second rows: one process on one thread."""
+    """Time reading and batching in one process on one thread."""
 
     def read(storage: str) -> None:
         for row in rows[storage]:
@@ -132,15 +133,15 @@ def compare_reading(
     batching = take_turns({storage: partial(batch, storage) for storage in STORAGES}, options.rounds, read_wall_clock)
     torch.set_num_threads(threads)
     return [
-        Row("G8", "reading recordings / reading int16", *compare(reading, "original", "int16")),
-        Row("G8", "the same with spectrograms and batches", *compare(batching, "original", "int16"), ">= 8"),
+        Row("input", "reading recordings / reading int16", *compare(reading, "original", "int16")),
+        Row("input", "the same with spectrograms and batches", *compare(batching, "original", "int16"), ">= 8"),
     ]
 
 
 def compare_embedding(
     rows: datasets.Dataset, model: SupCLAPModel, processor: SupCLAPProcessor, folder: Path, options: argparse.Namespace
 ) -> list[Row]:
-    """The third rows: a corpus to a file, and the encoder alone, CED-base on a third of the clips."""
+    """Time embedding a corpus to a file, and the encoder alone, on a third of the clips."""
     model.eval()
     rows = rows.select(range(max(1, len(rows) // 3)))
     corpus, collator = Corpus({"all": rows}), ChunkCollator(processor, 10.0)
@@ -167,7 +168,7 @@ def compare_embedding(
 def measure(
     data_dir: Path | None = None, rounds: int = 3, clips: int = 96, batch: int = 16, workers: int = 2
 ) -> list[Row]:
-    """The rows of training, of reading and of embedding."""
+    """Return the rows of training, reading and embedding."""
     options = argparse.Namespace(rounds=rounds, batch=batch, workers=workers)
     datasets.disable_progress_bars()
     torch.manual_seed(0)

@@ -1,14 +1,14 @@
-"""What a search costs at scale: time and memory of building an index of many windows, and of asking it.
+"""Time and memory of building and querying an index of many windows.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_search.py --rows 100000 1000000 --dim 512 --folder /tmp/indexes
 
-    # Real embeddings, from a model and its recordings, in place of drawn ones:
+    # With embeddings of real recordings:
     python benchmarks/bench_search.py --model outputs/esc10 --recordings path/to/ESC-10/audio --folder /tmp/indexes
 
-Windows are those of recordings of an hour each. Without a model their embeddings are drawn around 1,000 centres. With
-one, the embeddings of the recordings, in windows of a second, are turned into `--dim` dimensions by a rotation, which
-keeps every cosine, and copied with a little noise until there are enough; half of the queries are then class names in
-words. Each size is built and asked in processes of its own, so that peak memory is that of this size.
+Each recording lasts an hour. Without a model, the window embeddings are drawn around 1,000 centres. With a model, the
+embeddings of real recordings in windows of 1 s are rotated into `--dim` dimensions, which keeps every cosine, and
+copied with a little noise; half of the queries are then class names in words. Each size runs in its own processes, so
+that the peak memory is of this size alone.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from modeling_supclap.search.index import IndexedFile, SoundIndex, Stamp, list_r
 
 WINDOWS_PER_FILE = 1440  # an hour, every 2.5 s
 FILES_AT_ONCE = 64
-NOISE = 0.5  # the norm of what is added to a centre, whose norm is 1
+NOISE = 0.5  # norm of the noise added to a centre of norm 1
 TEXTS = ("a dog barks", "the sound of rain", "sea waves", "a crying baby", "a ticking clock", "a person sneezing")
 
 
 def draw_centres(dim: int, model: str | None, recordings: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings that the windows lie around, (n, dim), and the queries in words, (texts, dim), of unit norm."""
+    """Return the centres of the windows, (n, dim), and the text queries, (texts, dim), of unit norm."""
     generator = np.random.default_rng(0)
     if model is None or recordings is None:
         return _unit(generator.normal(size=(1000, dim))), np.empty((0, dim), np.float32)
@@ -51,13 +51,13 @@ def draw_centres(dim: int, model: str | None, recordings: str | None) -> tuple[n
     audio = np.concatenate([recording.embeds for recording in chunks])
     text = clap.encode_text(list(TEXTS))
 
-    # (d, dim), whose rows are orthonormal: every cosine stays as it was.
+    # (d, dim) with orthonormal rows: cosines do not change.
     rotation = np.linalg.qr(generator.normal(size=(dim, audio.shape[1])))[0].T
     return _unit(audio @ rotation), _unit(text @ rotation)
 
 
 def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
-    """Recordings of an hour whose windows lie around the centres, until there are `number` windows."""
+    """Yield recordings of an hour with windows around the centres, `number` windows in all."""
     generator = np.random.default_rng(1)
     for file in range(math.ceil(number / WINDOWS_PER_FILE)):
         count = min(WINDOWS_PER_FILE, number - file * WINDOWS_PER_FILE)
@@ -70,7 +70,7 @@ def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
 
 
 def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
-    """Fills a store and optimises it."""
+    """Fill a store and optimize it."""
     shutil.rmtree(folder, ignore_errors=True)
     store = SoundIndex(folder, centres.shape[1])
 
@@ -97,7 +97,7 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
 
 
 def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
-    """Asks a store, exactly and by its approximate index, and for one recording only."""
+    """Query a store exactly, with its approximate index, and within one recording."""
     import lancedb  # noqa: F401, which takes longer than anything here
 
     started = time.perf_counter()
@@ -118,7 +118,7 @@ def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
 
 
 def _timed(name: str, vectors: list[Any], work: Callable[[Any], Any]) -> dict[str, float]:
-    """The first query, which warms up; of the others the least disturbed, the median, and the work of all threads."""
+    """Return the time of the first query, and minimum, median and CPU time of the others."""
     seconds, worked = [], 0.0
     for vector in vectors:
         started, before = time.perf_counter(), time.process_time()
@@ -149,15 +149,15 @@ def measure(
     model: str | None = None,
     recordings: str | None = None,
 ) -> list[Row]:
-    """Rows for each size; a bare product with all of its windows is the unit of the questions.
+    """Return rows for each size; query times are in units of a bare product with all windows.
 
     Args:
-        rows: How many windows each index has.
+        rows: Number of windows of each index.
         dim: The width of the embeddings.
-        queries: How many queries each kind of search is asked.
-        folder: Where the indexes are made, and stay; None, in a temporary folder.
-        model: A SupCLAP model whose embeddings are taken.
-        recordings: A folder of recordings that it hears.
+        queries: Number of queries of each kind of search.
+        folder: Folder where the indexes are kept; None for a temporary folder.
+        model: SupCLAP model that embeds `recordings`.
+        recordings: Folder of recordings.
     """
     centres, texts = draw_centres(dim, model, recordings)
     found = []

@@ -1,13 +1,13 @@
-"""What a training step costs beside the step as one would write it, and several texts beside one: time and memory.
+"""Time and memory of a training step, relative to a plain step and to a step with one text per clip.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_step.py [--only KCL] [--rounds 3] [--clips 24] [--width 96]
 
-The straight step calls each tower once, on the whole batch padded to its longest row. Both steps run in turns in one
-process, from the same weights, and their gradients are compared first (in float64, to 1e-12). Time is the least of the
-rounds; memory is the most bytes of tensors alive that a step has made, on a GPU what the allocator says.
+The plain step calls each tower once, on the whole batch padded to its longest row. Both steps alternate in one process,
+from the same weights; first their gradients are compared (float64, to 1e-12). Time is the minimum over the rounds.
+Memory is the peak of the tensors that a step creates; on a GPU, of the allocator.
 
-CED-mini's and SONAR's shapes at a fraction of their width; captions have the lengths of AudioCaps' in tokens (mean 17,
-longest of 192 about 50), times a factor for each language. Weights, features and tokens are random.
+The towers have the shapes of CED-mini and SONAR at a fraction of their width. Captions have the lengths of AudioCaps in
+tokens (mean 17, longest of 192 about 50), times a factor per language. Weights, features and tokens are random.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ LANGUAGE_LENGTHS = (1.0, 1.23, 1.18, 1.15, 1.14, 1.24, 1.08, 0.90)
 Batch = dict[str, Tensor]
 
 
-class StraightModule(ContrastiveModule):
-    """The step as one would write it: each tower once, on the whole batch, padded to its longest row."""
+class PlainModule(ContrastiveModule):
+    """The plain step: each tower once, on the whole batch, padded to its longest row."""
 
     def _embed(self, tower: Any, inputs: Mapping[str, Tensor | None], mask: str, count: int) -> Tensor:
         return tower(**inputs).pooler_output
 
 
 class PeakBytes(TorchDispatchMode):
-    """Counts the most bytes that tensors made inside it took at one time."""
+    """Measures the peak bytes of the tensors created inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def _is_dense(leaf: Any) -> bool:
 
 
 def build_model(width: int, vocabulary: int) -> SupCLAPModel:
-    """Makes a model of six and twelve layers whose towers have the proportions of CED-base and SONAR."""
+    """Build a model of six and twelve layers with the proportions of CED-base and SONAR."""
     audio = CEDConfig(embed_dim=width, depth=6, num_heads=width // 64)
     text = M2M100Config(
         vocab_size=vocabulary, d_model=width // 3 * 4, encoder_layers=12, encoder_ffn_dim=width // 3 * 32,
@@ -87,7 +87,7 @@ def build_model(width: int, vocabulary: int) -> SupCLAPModel:
 
 
 def make_batch(model: SupCLAPModel, clips: int, texts: int = 1, roles: int = 1) -> Batch:
-    """Makes features of ten seconds, for the roles of TeminAL 10, 10 and 5, and captions in as many languages."""
+    """Create features of 10 s (TeminAL: 10, 10 and 5 s) and captions in `texts` languages."""
     draw = torch.Generator().manual_seed(0)
     frames = torch.tensor([1001] if roles == 1 else [1001, 1001, 501]).repeat(clips)
     audio_mask = torch.arange(1001) < frames.unsqueeze(1)  # (N R, T)
@@ -113,13 +113,13 @@ def make_batch(model: SupCLAPModel, clips: int, texts: int = 1, roles: int = 1) 
 
 
 def run_step(module: nn.Module, batch: Batch) -> None:
-    """Runs one forward and one backward pass; gradients are kept and zeroed, as an optimizer's are."""
+    """Run one forward and one backward pass; gradients are zeroed in place."""
     module.zero_grad(set_to_none=False)
     module(**batch).loss.backward()
 
 
 def measure_bytes(module: nn.Module, batch: Batch) -> int:
-    """Gives the most bytes that a step needs beyond weights, gradients and inputs."""
+    """Return the peak bytes of a step beyond weights, gradients and inputs."""
     if batch["input_ids"].is_cuda:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -131,7 +131,7 @@ def measure_bytes(module: nn.Module, batch: Batch) -> int:
 
 
 def require_equal_gradients(plain: nn.Module, ours: nn.Module, batch: Batch) -> float:
-    """Gives the largest relative difference of any gradient in float64, and stops where it is over 1e-12."""
+    """Return the largest relative difference of any gradient in float64; assert that it is below 1e-12."""
     plain, ours = copy.deepcopy(plain).double(), copy.deepcopy(ours).double()
     exact = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
     run_step(plain, exact)
@@ -146,37 +146,36 @@ def require_equal_gradients(plain: nn.Module, ours: nn.Module, batch: Batch) -> 
 
 
 def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int = 8000, only: str = "") -> list[Row]:
-    """The rows of the objectives, of the text tower alone and of the table of token embeddings."""
+    """Return the rows of the objectives, of the text tower alone and of the token embedding table."""
     torch.manual_seed(0)
     device = get_device()
     model: Any = build_model(width, vocabulary)
     model.to(device)
-    cases: list[tuple[str, Any, dict[str, int], str, str, str]] = [
-        ("InfoNCE", ContrastiveObjective("infonce"), {}, "step", "", ""),
-        ("CACL", ContrastiveObjective("cacl"), {"texts": 2}, "G5", "", "<= 1"),
-        ("KCL of 8", ContrastiveObjective("kcl"), {"texts": 8}, "G2", "<= 0.7", "<= 1"),
-        ("TeminAL triples", TemporalObjective("b"), {"roles": 3}, "G6", "<= 1.1", "<= 1"),
+    cases: list[tuple[str, Any, dict[str, int], str, str]] = [
+        ("InfoNCE", ContrastiveObjective("infonce"), {}, "", ""),
+        ("CACL", ContrastiveObjective("cacl"), {"texts": 2}, "", "<= 1"),
+        ("KCL of 8", ContrastiveObjective("kcl"), {"texts": 8}, "<= 0.7", "<= 1"),
+        ("TeminAL triples", TemporalObjective("b"), {"roles": 3}, "<= 1.1", "<= 1"),
     ]
     rows = []
     one_text = 0
-    for name, objective, shape, goal, time_wanted, memory_wanted in cases:
+    for name, objective, shape, time_wanted, memory_wanted in cases:
         if name != "InfoNCE" and not name.startswith(only):
             continue
         batch = make_batch(model, clips, **shape)
         batch = {key: tensor.to(device) for key, tensor in batch.items()}
-        straight, ours = StraightModule(model, objective), ContrastiveModule(model, objective)
+        plain, ours = PlainModule(model, objective), ContrastiveModule(model, objective)
         few = {key: tensor[: 4 * len(tensor) // clips] for key, tensor in batch.items()}
-        require_equal_gradients(straight, ours, few)
+        require_equal_gradients(plain, ours, few)
 
-        run_step(straight, batch)  # gradients exist from here on
-        straight_bytes, our_bytes = measure_bytes(straight, batch), measure_bytes(ours, batch)
-        one_text = one_text or straight_bytes
-        ways = {"straight": partial(run_step, straight, batch), "ours": partial(run_step, ours, batch)}
-        ratio = compare(take_turns(ways, rounds), "ours", "straight")
-        rows.append(Row(goal, f"{name}: time of a step / the step as one would write it", *ratio, time_wanted))
-        memory_goal = "G1" if goal == "G2" else goal
+        run_step(plain, batch)  # gradients exist from here on
+        plain_bytes, our_bytes = measure_bytes(plain, batch), measure_bytes(ours, batch)
+        one_text = one_text or plain_bytes
+        ways = {"plain": partial(run_step, plain, batch), "ours": partial(run_step, ours, batch)}
+        ratio = compare(take_turns(ways, rounds), "ours", "plain")
+        rows.append(Row("step", f"{name}: time of a step / a plain step", *ratio, time_wanted))
         memory = our_bytes / one_text
-        rows.append(Row(memory_goal, f"{name}: memory of a step / one text's", memory, None, memory_wanted))
+        rows.append(Row("step", f"{name}: memory of a step / one text's", memory, None, memory_wanted))
         if name == "KCL of 8":
             rows.append(compare_texts(ours, batch, rounds))
     if "support vectors".startswith(only):
@@ -187,10 +186,10 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
 
 
 def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> list[Row]:
-    """What support vectors add to a step with InfoNCE [S table 14], and live drift tracking to one with both.
+    """Measure the cost of support vectors [S table 14] and of drift tracking, in shares of a step with InfoNCE.
 
-    CED-tiny and a BERT of base size, ten seconds. The differences drown in the noise of the steps, so that objectives
-    and the log are timed by themselves, on given embeddings, and set beside a step with InfoNCE.
+    CED-tiny and a BERT of base size, 10 s clips. The differences are below the noise of whole steps, so objectives and
+    the log are timed alone, on fixed embeddings.
     """
     audio = CEDConfig(embed_dim=192, depth=12, num_heads=3)
     text = BertConfig(vocab_size=8000, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
@@ -226,8 +225,8 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
         least = 100 * (min(seconds[svr]) - min(seconds["none"])) / min(steps)
         added = statistics.median(seconds[svr]) - statistics.median(seconds["none"])
         median = 100 * added / statistics.median(steps)
-        name = f"{svr}: what it adds to a step with InfoNCE, CED-tiny and BERT-base, {clips} clips"
-        rows.append(Row("SVR", name, least, median, "<= 2", "%"))
+        name = f"{svr}: added to a step with InfoNCE, CED-tiny and BERT-base, {clips} clips"
+        rows.append(Row("step", name, least, median, "<= 2", "%"))
 
     kept = (min(seconds["bi-dynamic, tracked"]) - min(seconds["bi-dynamic"])) / min(steps)
     logged, every = min(logs) / min(steps), int(arguments.logging_steps)
@@ -240,9 +239,9 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
 
 
 def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) -> list[Row]:
-    """KCL of eight languages where the text tower is frozen, in units of the audio tower, forward and backward.
+    """Time KCL of eight languages with a frozen text tower, in units of the audio tower's forward and backward pass.
 
-    The step whose texts are remembered is that of every epoch after the first.
+    Cached texts are the case of every epoch after the first.
     """
     model.text_model.requires_grad_(False)
     batch = {key: tensor.to(device) for key, tensor in make_batch(model, clips, texts=8).items()}
@@ -259,13 +258,13 @@ def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) ->
     seconds = take_turns(ways, rounds)
     remembered, again = compare(seconds, "cached", "audio"), compare(seconds, "plain", "audio")
     return [
-        Row("frozen", "KCL of 8, texts remembered / the audio pass", *remembered, "<= 1.1"),
+        Row("frozen", "KCL of 8, texts cached / the audio pass", *remembered, "<= 1.1"),
         Row("frozen", "the same, texts embedded each time", *again),
     ]
 
 
 def compare_texts(module: ContrastiveModule, batch: Batch, rounds: int) -> Row:
-    """The text tower alone, forward and backward, all activations kept: padded to the longest, and in sorted chunks."""
+    """Time the text tower alone, forward and backward: one padded batch, and chunks sorted by length."""
     tower = module.model.get_text_features
     texts: dict[str, Tensor | None] = {}
     for name in ("input_ids", "attention_mask"):
@@ -278,14 +277,14 @@ def compare_texts(module: ContrastiveModule, batch: Batch, rounds: int) -> Row:
         module._embed(tower, texts, "attention_mask", len(batch["input_ids"].flatten(0, 1))).sum().backward()
 
     ratio = compare(take_turns({"padded": padded, "chunks": in_chunks}, rounds), "chunks", "padded")
-    return Row("G3", "texts of eight languages, sorted chunks / padded to the longest", *ratio, "<= 0.5")
+    return Row("step", "texts of eight languages, sorted chunks / padded to the longest", *ratio, "<= 0.5")
 
 
 def compare_tables(rounds: int, device: torch.device, tokens: int = 256_206, width: int = 1024) -> list[Row]:
-    """The gradient of SONAR's table of token embeddings: the whole batch at once, and its used rows once for 16 chunks.
+    """Time the gradient of SONAR's token embedding table: the whole batch at once, and used rows only in 16 chunks.
 
-    The first pass of a step makes a gradient as large as the table; the next ones (accumulation), and all of them where
-    an optimizer zeroes gradients in place, add to it.
+    The first pass of a step allocates a gradient as large as the table. Later passes (accumulation, or gradients zeroed
+    in place) add to it.
     """
     table = nn.Embedding(tokens, width, padding_idx=1, device=device)
     ids = torch.randint(5, tokens, (192, 24), device=device)

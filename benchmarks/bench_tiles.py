@@ -1,12 +1,11 @@
-"""What the losses in tiles cost as the batch grows, in one process and in several that share the tiles.
+"""Memory of the tiled losses as the batch grows, in one process and in several that share the tiles.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_tiles.py [--only kcl] [--clips 4096 32768] [--processes 1 2 4]
 
-Each measurement is a run of its own processes: forward and backward pass of the objective, on embeddings that each
-process has a part of. Memory is the peak of the process's resident set over what it was before the step, and it may not
-grow faster than the batch. Before that, loss and gradients are compared with those of the plain loss, in float64, and
-then those of several processes with those of one, in float32. The plain loss keeps a matrix of 4 N^2 bytes: 4 GiB for
-32,768 clips, and more than one.
+Each measurement starts its own processes for one forward and backward pass; each process holds a part of the
+embeddings. Memory is the peak resident set minus the resident set before the step. Loss and gradients are first
+compared with those of the plain loss (float64), and those of several processes with those of one (float32). The plain
+loss keeps several matrices of 4 N^2 bytes: 4 GiB each for 32,768 clips.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "kcl": {"loss": "kcl", "languages": ["eng", "fra"]},
     "kcl, svr dynamic": {"loss": "kcl", "languages": ["eng", "fra"], "svr": "uni-dynamic", "radius_init": 0.1},
 }
-"""By name, the training arguments of each objective; KCL is that of two languages."""
+"""Training arguments of each objective by name; KCL has two languages."""
 
 
 def run_step(
@@ -50,7 +49,7 @@ def run_step(
     folder: str,
     dtype: torch.dtype,
 ) -> None:
-    """One process's part: a step, and a file with loss, gradient of its rows and bytes."""
+    """Run a step in one process; write its loss, the gradients of its rows and its peak bytes to a file."""
     torch.set_num_threads(1)
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=process, world_size=world)
@@ -78,7 +77,7 @@ def run_step(
     ctypes.CDLL(None).mallopt(-3, 2**20)
     step(audio[:16], text[:16])  # warms up
     audio.grad = text.grad = None
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = read_memory("VmRSS")
     loss = step(audio, text)
     peak = read_memory("VmHWM") - before
@@ -91,7 +90,7 @@ def run_step(
 
 
 def read_memory(field: str) -> int:
-    """Reads a line of this process's status, in bytes."""
+    """Return a field of this process's status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return 1024 * int(line.split()[1])
@@ -101,14 +100,14 @@ def read_memory(field: str) -> int:
 def run_processes(
     name: str, clips: int, dim: int, chunk_size: int | None, world: int = 1, dtype: torch.dtype = torch.float32
 ) -> list[dict[str, Any]]:
-    """Runs a step in processes of its own; gives what each of them wrote."""
+    """Run a step in `world` new processes; return the file contents of each."""
     with tempfile.TemporaryDirectory() as folder:
         start_processes(run_step, (name, clips, dim, chunk_size, world, folder, dtype), world, start_method="fork")
         return [torch.load(f"{folder}/{process}.pt") for process in range(world)]
 
 
 def require_equal(found: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
-    """Stops where losses or gradients differ by more than rounding, relative to the largest entry."""
+    """Assert that losses and gradients differ by rounding only, relative to the largest entry."""
     loss_error = (found[0]["loss"] / wanted["loss"] - 1).abs().item()
     limit = 1e-9 if wanted["loss"].dtype == torch.float64 else 1e-6
     assert loss_error < limit, f"losses differ by {loss_error:.1e}"
@@ -127,7 +126,7 @@ def measure(
     dim: int = 32,
     chunk: int = 512,
 ) -> list[Row]:
-    """Two rows for each loss and number of processes: the memory at the largest size, and how it grows."""
+    """Return two rows per loss and number of processes: memory at the largest size, and its growth."""
     rows = []
     for name in only:
         plain, tiled = (run_processes(name, 1024, dim, size, dtype=torch.float64) for size in (None, 128))

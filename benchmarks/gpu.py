@@ -122,9 +122,9 @@ def main() -> None:
     print_rows(rows)
     lines = ["# Training on a GPU", ""]
     lines += [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.perf_counter() - started:.0f} s."]
-    lines += ["", "| model | what | wanted | value | met |", "|---|---|---|---:|---|"]
+    lines += ["", "| model | what | bound | value | met |", "|---|---|---|---:|---|"]
     for row in rows:
-        lines.append(f"| {row.goal} | {row.what} | {row.wanted} | {row.cells[3]} | {row.cells[5]} |")
+        lines.append(f"| {row.benchmark} | {row.what} | {row.wanted} | {row.cells[3]} | {row.cells[5]} |")
     OUTPUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: variants that take turns, and the rows of the table that `run.py` writes."""
+"""Timing of alternating variants, and the rows of the table that `run.py` writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-HEADER = ("goal", "what", "wanted", "least", "median", "met")
+HEADER = ("benchmark", "what", "bound", "minimum", "median", "met")
 
 
 @dataclass
@@ -20,15 +20,15 @@ class Row:
     """One line of the table.
 
     Args:
-        goal: The name of the goal, such as G4.
-        what: What is measured, and in units of what.
-        least: From the least of the rounds.
-        median: From the median of the rounds; by default there was one.
-        wanted: The bound, such as "<= 1.3" or ">= 8"; empty where there is none.
-        unit: What follows the numbers.
+        benchmark: Name of the benchmark.
+        what: The measured quantity and its unit of comparison.
+        least: Minimum over the rounds.
+        median: Median over the rounds; None for a single round.
+        wanted: Bound, such as "<= 1.3" or ">= 8"; "" for none.
+        unit: Unit printed after the numbers.
     """
 
-    goal: str
+    benchmark: str
     what: str
     least: float
     median: float | None = None
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the least keeps the bound; None where there is none."""
+        """Whether the minimum meets the bound; None without a bound."""
         if not self.wanted:
             return None
         sign, bound = self.wanted.split()
@@ -45,26 +45,26 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The line as text, in the order of `HEADER`."""
+        """The cells as text, in the order of `HEADER`."""
         met = {None: "", True: "yes", False: "no"}[self.is_met]
         least, median = (f"{number:.3g} {self.unit}" for number in (self.least, self.median or self.least))
-        return self.goal, self.what, self.wanted, least, median, met
+        return self.benchmark, self.what, self.wanted, least, median, met
 
 
 def get_device() -> torch.device:
-    """The GPU where there is one."""
+    """Return the GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def read_clock() -> float:
-    """Seconds of the process where it runs on one thread, which other programs disturb less; else of the wall."""
+    """Return CPU seconds for a single thread on a CPU, because other programs disturb them less; else wall seconds."""
     if torch.cuda.is_available() or torch.get_num_threads() > 1:
         return read_wall_clock()
     return time.process_time()
 
 
 def read_wall_clock() -> float:
-    """Seconds of the wall, for what works in processes of its own too."""
+    """Return wall seconds, for code that starts its own processes."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -73,12 +73,15 @@ def read_wall_clock() -> float:
 def take_turns(
     ways: Mapping[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = read_clock
 ) -> dict[str, list[float]]:
-    """The seconds of each way in each round; one round before warms up.
+    """Time each variant once per round, after one warm-up round.
 
     Args:
-        ways: What to run, by name; each runs once a round.
-        rounds: How many rounds count.
-        clock: Gives the seconds.
+        ways: The variants by name.
+        rounds: Number of timed rounds.
+        clock: Function that returns seconds.
+
+    Returns:
+        By name the seconds of each round.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
@@ -91,13 +94,13 @@ def take_turns(
 
 
 def compare(seconds: Mapping[str, Sequence[float]], name: str, unit: str) -> tuple[float, float]:
-    """The time of one way in units of another: from the least of each, and the median over the rounds."""
+    """Return the time of one variant in units of another: ratio of the minima, and median ratio over the rounds."""
     mine, theirs = seconds[name], seconds[unit]
     return min(mine) / min(theirs), statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
 
 
 def run_script(measure: Callable[..., Iterable[Row]], description: str | None) -> None:
-    """What a benchmark does as a script: prints its rows, with an option for each argument of `measure`."""
+    """Run a benchmark as a script: one option per argument of `measure`, rows to stdout."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, parameter in inspect.signature(measure).parameters.items():
         default = parameter.default
@@ -108,7 +111,7 @@ def run_script(measure: Callable[..., Iterable[Row]], description: str | None) -
 
 
 def print_rows(rows: Iterable[Row]) -> None:
-    """Prints the lines in columns."""
+    """Print the rows in aligned columns."""
     lines = [HEADER, *(row.cells for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

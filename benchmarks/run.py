@@ -1,10 +1,10 @@
-"""All benchmarks, one table: printed, and written to `benchmarks/results.md` with the machine that it is of.
+"""Run all benchmarks and write one table, with the machine, to `benchmarks/results.md`.
 
-    OMP_NUM_THREADS=1 python benchmarks/run.py [--only G4 growth] [--output benchmarks/results.md]
+    OMP_NUM_THREADS=1 python benchmarks/run.py [--only step search] [--output benchmarks/results.md]
 
-Each benchmark runs in a process of its own, one after the other, on a GPU where there is one. Times are ratios within
-one process, of the least and of the median round; a goal is met by the least. What ends with an error is named in the
-table and does not stop the others.
+The benchmarks run one after the other, each in its own process, on a GPU if there is one. Times are ratios within one
+process, of the minimum and of the median over the rounds; a bound is met by the minimum. An error is written below the
+table and does not stop the other benchmarks.
 """
 
 from __future__ import annotations
@@ -21,32 +21,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-BENCHMARKS = {
-    "bench_imports": ("imports",),
-    "bench_step": ("step", "G1", "G2", "G3", "G5", "G6", "SVR", "drift", "frozen", "table"),
-    "bench_support_vector": ("G4",),
-    "bench_mel": ("G7",),
-    "bench_input_pipeline": ("G8", "embed"),
-    "bench_retrieval": ("G9", "G10", "metrics", "evaluation"),
-    "bench_towers": ("G11",),
-    "bench_composition": ("G12",),
-    "bench_growth": ("growth",),
-    "bench_rows": ("rows",),
-    "bench_tiles": ("tiles",),
-    "bench_stream": ("stream",),
-    "bench_search": ("search",),
-    "bench_localize": ("localize",),
-}
-"""The goals that each file measures."""
+BENCHMARKS = ("step", "input_pipeline", "retrieval", "search", "tiles")
 
 
 def measure(name: str) -> list:
-    """The rows of one benchmark."""
-    return importlib.import_module(name).measure()
+    """Return the rows of one benchmark."""
+    return importlib.import_module(f"bench_{name}").measure()
 
 
 def describe_machine() -> str:
-    """The processor, or GPU, and the versions."""
+    """Return processor, GPU and versions as text."""
     import torch
 
     processor = platform.processor() or platform.machine()
@@ -64,20 +48,18 @@ def describe_machine() -> str:
 
 
 def main() -> None:
-    """Runs, prints and writes."""
+    """Run, print and write."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from rows import HEADER, Row, print_rows
+    from rows import HEADER, print_rows
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], help="Goals, such as G4; by default all.")
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS, help="Benchmarks to run.")
     parser.add_argument("--output", type=Path, default=FOLDER / "results.md")
     options = parser.parse_args()
 
     started, rows, failed = time.perf_counter(), [], []
-    for name, goals in BENCHMARKS.items():
-        if options.only and not set(goals) & set(options.only):
-            continue
+    for name in options.only:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context) as process:
             try:
@@ -86,14 +68,13 @@ def main() -> None:
                 failed.append(f"{name} ended with {type(error).__name__}: {error}")
         print(f"{name}: {time.perf_counter() - started:.0f} s so far", flush=True)
 
-    chosen: list[Row] = [row for row in rows if not options.only or row.goal in options.only]
     print()
-    print_rows(chosen)
+    print_rows(rows)
     print(*failed, sep="\n")
 
     lines = ["# Benchmarks", "", f"{datetime.date.today()}, in {time.perf_counter() - started:.0f} s, `make bench`:"]
     lines += [f"{describe_machine()}.", "", f"| {' | '.join(HEADER)} |", "|---|---|---|---:|---:|---|"]
-    for row in chosen:
+    for row in rows:
         lines.append(f"| {' | '.join(row.cells)} |")
     for failure in failed:
         lines += ["", failure]

@@ -1,6 +1,6 @@
 """Puts the committed result files into docs/results.md and the headlines into the README: `make results-page`.
 
-Each file of `recipes/results/<scale>/` is a table as `reproduce.py` or benchmarks/compare_objectives.py writes it; its
+Each file of `recipes/results/<scale>/` is a table as `reproduce.py` writes it; its
 figure, if any, has its name in docs/images. What stands in the page before the mark, and in the README outside of the
 two marks, stays.
 """
