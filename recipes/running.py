@@ -20,10 +20,10 @@ from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecode
 from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
 from modeling_supclap.recipes.command import command_name, say_stopped
 from modeling_supclap.training.checkpoints import last_checkpoint
-from modeling_supclap.training.distributed import MissingProcessError, is_first_process, leave_process_group
+from modeling_supclap.training.distributed import is_first_process, leave_process_group
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
-USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError, MissingProcessError)
+USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError)
 """What data and arguments raise; their messages say it all, where of anything else the traceback is wanted."""
 
 

@@ -109,7 +109,6 @@ class ContrastiveOptions:
     remove_unused_columns: bool = key(False, "The collator reads the whole row.")
     dataloader_drop_last: bool = key(True, "Drop the last incomplete training batch.")
     ddp_find_unused_parameters: bool | None = key(False, "Every parameter is used.")
-    ddp_timeout: int = key(600, "Seconds that a step waits for another process.")
     label_names: list[str] | None = key(["clip_index"], "How embeddings find their clip again.")
 
 

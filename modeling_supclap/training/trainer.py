@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,6 @@ from .callbacks import (
 from .checkpoints import last_checkpoint, refuse_another_run, write_run_file
 from .collator import EvaluationCollator, IndexedRows, TemporalCollator, TrainingCollator, filter_bad_audio
 from .contrastive_module import ContrastiveModule
-from .distributed import naming_missing_processes
 from .drift import radius_by_hard_negatives
 from .objectives import SupportVectorRegularizer, TemporalObjective, build_objective
 from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
@@ -168,7 +167,6 @@ class SupCLAPTrainer(Trainer):
         self.processor = processing_class
 
         self._saving = False  # whether a checkpoint is being written
-        self._begun_batches = 0  # that this process has begun, in training and evaluation
         self._logs = Averages()
         if args.track_drift:
             self.add_callback(DriftCallback(self.module.objective, self._logs))
@@ -281,7 +279,6 @@ class SupCLAPTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Runs the module, which has its own loss; NaN stops the run and names the clips."""
-        self._begun_batches += 1
         outputs = model(**inputs)
         if not torch.isfinite(outputs.loss):
             broken = [name for name, value in outputs.logs.items() if not torch.isfinite(value)]
@@ -305,7 +302,7 @@ class SupCLAPTrainer(Trainer):
             **kwargs: As the Trainer's.
 
         Raises:
-            RuntimeError: Another run trains in the output folder; or a process of this one is missing, which is named.
+            RuntimeError: Another run trains in the output folder.
             ValueError: The checkpoint is not whole, or of a run with other settings, which are named.
         """
         folder = self.args.output_dir or "."
@@ -314,13 +311,7 @@ class SupCLAPTrainer(Trainer):
                 resume_from_checkpoint = last_checkpoint(folder, resumes=True)
             if resume_from_checkpoint:
                 refuse_another_run(resume_from_checkpoint, self.args, self.module, self.processor, self._batches)
-            with self._naming_missing_processes():
-                return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def _naming_missing_processes(self) -> AbstractContextManager[None]:
-        return naming_missing_processes(
-            lambda: self._begun_batches, patience_seconds=min(60, self.args.ddp_timeout / 4)
-        )
+            return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the objective's numbers and the throughput to those of the Trainer."""
@@ -342,7 +333,7 @@ class SupCLAPTrainer(Trainer):
     def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
         """As the Trainer's: `predictions` holds the audio `(N, d)` and text `(N, K, d)` embeddings."""
         rows: Any = IndexedRows(test_dataset)
-        with self._evaluating(rows), self._naming_missing_processes():
+        with self._evaluating(rows):
             return super().predict(rows, ignore_keys, metric_key_prefix)
 
     @contextmanager
@@ -362,7 +353,6 @@ class SupCLAPTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[None, Any, Any]:
         """Gives embeddings only: a loss over the batches would depend on how the split is cut into them."""
-        self._begun_batches += 1
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +14,7 @@ from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
 from modeling_supclap.metrics.names import METRICS
 
 from . import options
-from .distributed import first_process_first, join_processes_on_cpus, require_the_launched_processes
+from .distributed import join_processes_on_cpus, require_the_launched_processes
 
 
 @dataclass
@@ -26,8 +24,7 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
     Inherited defaults that differ: Adam without weight decay, learning rate 5e-5, batch 24, 10 epochs [S 4.1.2];
     evaluation and a checkpoint each epoch, the best by *validation* recall is loaded at the end; the last incomplete
-    training batch is dropped, since a loss over fewer negatives is another loss. A process that waits ten minutes for
-    another in a step ends the run (`ddp_timeout`); for the first one to read the data it waits as long as that takes.
+    training batch is dropped, since a loss over fewer negatives is another loss.
     """
 
     dataloader_pin_memory: bool = field(
@@ -73,18 +70,6 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             )
 
         self.eval_languages = self.eval_languages or list(self.languages)
-
-    @contextmanager
-    def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Lets the first process of each machine, or of all, run a block before the others, however long it takes.
-
-        Args:
-            local: Whether each machine has a first process, as where each has its own disk.
-            desc: What the block does, for the log of those that wait.
-        """
-        index, place = (self.local_process_index, platform.node()) if local else (self.process_index, "all")
-        with first_process_first(desc, is_first=index == 0, place=place):
-            yield
 
     @property
     def caption_scheme(self) -> str:
