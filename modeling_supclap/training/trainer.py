@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import errno
 import math
 import os
 import shutil
@@ -54,8 +53,6 @@ from .contrastive_module import ContrastiveModule
 from .drift import radius_by_hard_negatives
 from .objectives import SupportVectorRegularizer, TemporalObjective, build_objective
 from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
-
-_FULL_DISK = ("inline_container", "iostream error")  # what torch.save makes of it, in the middle and at the end
 
 UNFINISHED = "unfinished"
 """The folder, in the output folder, in which a checkpoint is written."""
@@ -376,12 +373,9 @@ class SupCLAPTrainer(Trainer):
         pushes, self.args.push_to_hub, self._saving = self.args.push_to_hub, False, True
         try:
             super()._save_checkpoint(model, trial)
-        except BaseException as error:
+        except BaseException:
             if self.args.should_save:
                 shutil.rmtree(unfinished, ignore_errors=True)  # room again, where the disk is full
-            if isinstance(error, RuntimeError) and any(words in str(error) for words in _FULL_DISK):
-                message = f"{os.strerror(errno.ENOSPC)}, or the disk fails: {name} cannot be written"
-                raise OSError(errno.ENOSPC, message, str(folder)) from error
             raise
         finally:
             self.args.push_to_hub, self._saving = pushes, False
