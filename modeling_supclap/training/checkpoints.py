@@ -18,10 +18,6 @@ from transformers.trainer_utils import sort_checkpoints
 from modeling_supclap.datasets_scripts.atomic_files import write_json
 from modeling_supclap.datasets_scripts.stream import EpochBatches
 
-from ..configuration_supclap import SupCLAPConfig
-from ..modeling_supclap import SupCLAPModel
-from ..processing_supclap import SupCLAPProcessor
-from .contrastive_module import ContrastiveModule
 from .options import get_default
 
 RUN_FILE = "supclap_run.json"
@@ -136,8 +132,7 @@ def write_run_file(
 def refuse_another_run(
     checkpoint: str | Path,
     args: TrainingArguments,
-    module: ContrastiveModule,
-    processor: SupCLAPProcessor,
+    module: nn.Module,
     batches: EpochBatches | None = None,
 ) -> None:
     """Refuses to go on from a checkpoint of another run, or from one that is not whole.
@@ -146,12 +141,11 @@ def refuse_another_run(
         checkpoint: The folder to go on from.
         args: The arguments of this run.
         module: What this run trains, the model and its objective.
-        processor: The processor of this run.
         batches: Those of a stream, whose rows depend on who reads them.
 
     Raises:
-        ValueError: The checkpoint is not whole; or its run had another objective, data, model or tokenizer, or trained
-            other parameters. The message names what differs.
+        ValueError: The checkpoint is not whole; or its run had another objective or seed, or trained other parameters.
+            The message names the differences.
     """
     folder = Path(checkpoint)
     flaws = checkpoint_flaws(folder)
@@ -165,8 +159,6 @@ def refuse_another_run(
     # A run that was begun before some of the arguments were there had their defaults.
     defaults = {field.name: get_default(field) for field in fields(args) if field.name in settings}
     differences = _differences({**defaults, **run["settings"]}, settings)
-    if (folder / "config.json").is_file():  # FSDP's sharded checkpoints hold weights alone
-        differences += [*_model_differences(folder, module.model), *_tokenizer_differences(folder, processor)]
     differences += _trainable_differences(run["trainable"], _trainable(module))
 
     if differences:
@@ -204,28 +196,6 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
         elif old != new:
             found.append(f"{prefix}{name} was {old!r} and is {new!r}")
     return found
-
-
-def _model_differences(folder: Path, model: SupCLAPModel) -> list[str]:
-    """Compares the shape of the model, by its configuration."""
-    before = SupCLAPConfig.from_pretrained(folder).to_dict()
-    now = SupCLAPConfig.from_dict(json.loads(model.config.to_json_string(use_diff=False))).to_dict()
-
-    for config in (before, now):
-        for part in (config, config["audio_config"], config["text_config"]):
-            for name in ("transformers_version", "_name_or_path", "dtype", "architectures", "auto_map"):
-                part.pop(name, None)
-    return _differences(before, now)
-
-
-def _tokenizer_differences(folder: Path, processor: SupCLAPProcessor) -> list[str]:
-    """Compares vocabularies: a tokenizer that is trained on the captions changes with the recordings that are there."""
-    before = SupCLAPProcessor.from_pretrained(folder).tokenizer.get_vocab()
-    now = processor.tokenizer.get_vocab()
-    changed = {token for token, _ in before.items() ^ now.items()}
-    if not changed:
-        return []
-    return [f"{len(changed)} of {len(before | now)} tokens have another id, or none, in one of the two tokenizers"]
 
 
 def _trainable_differences(before: Iterable[str], now: Iterable[str]) -> list[str]:

@@ -307,7 +307,7 @@ class SupCLAPTrainer(Trainer):
             if resume_from_checkpoint is True:
                 resume_from_checkpoint = last_checkpoint(folder, resumes=True)
             if resume_from_checkpoint:
-                refuse_another_run(resume_from_checkpoint, self.args, self.module, self.processor, self._batches)
+                refuse_another_run(resume_from_checkpoint, self.args, self.module, self._batches)
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

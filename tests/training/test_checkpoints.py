@@ -4,16 +4,14 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
-import builders
 import pytest
 import torch
 from crash_callbacks import Killed
 from test_trainer import build, losses, with_dropout
 from transformers import TrainerCallback
 
-from modeling_supclap import SupCLAPProcessor
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock
-from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint, refuse_another_run
+from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
 
@@ -180,32 +178,12 @@ def test_a_run_from_before_a_setting_was_there_had_its_default(run, rows, tmp_pa
     assert same.state.global_step == 6
 
 
-def test_another_model_is_named(run, rows, tmp_path):
-    config = builders.supclap_config(builders.bert_config(hidden_dropout_prob=0.1), projection_dim=8)
-    other = build(tmp_path, rows, model=builders.supclap_model(config), max_steps=6, svr="uni-static", **STEPS)
-    with pytest.raises(ValueError, match="another run: projection_dim was 16 and is 8"):
-        other.train(resume_from_checkpoint=True)
-
+def test_another_trained_part_is_named(run, rows, tmp_path):
     frozen = with_dropout()
     frozen.audio_model.requires_grad_(False)
     other = build(tmp_path, rows, model=frozen, max_steps=6, svr="uni-static", **STEPS)
     with pytest.raises(ValueError, match=r"parameters trained that are frozen .* such as model\.audio_model"):
         other.train(resume_from_checkpoint=True)
-
-
-def test_another_tokenizer_is_named(run, rows, tmp_path):
-    checkpoint = tmp_path / "checkpoint-4"
-    processor = SupCLAPProcessor.from_pretrained(checkpoint)
-    processor.tokenizer.add_tokens(["seagull"])
-    with pytest.raises(ValueError, match=r"another run: 1 of \d+ tokens have another id"):
-        refuse_another_run(checkpoint, run.args, run.module, processor)
-    processor.save_pretrained(checkpoint)
-    with pytest.raises(ValueError, match=r"another run: 1 of \d+ tokens have another id"):
-        refuse_another_run(checkpoint, run.args, run.module, run.processor)
-
-    for path in (checkpoint / "config.json", *checkpoint.glob("*tokenizer*")):  # as FSDP's sharded ones are
-        path.unlink()
-    refuse_another_run(checkpoint, run.args, run.module, run.processor)
 
 
 def test_what_changes_nothing_may_change(run, rows, tmp_path):
