@@ -361,6 +361,11 @@ class SupCLAPTrainer(Trainer):
         folder = super()._get_output_dir(trial)
         return str(Path(folder) / UNFINISHED) if self._saving else folder
 
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Uploads a whole checkpoint; the Trainer calls this too early, when it is still `unfinished`."""
+        if not self._saving:
+            super()._push_from_checkpoint(checkpoint_folder)
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes a checkpoint beside the others, and gives it its name when it is whole and all processes are done."""
         folder = Path(self._get_output_dir(trial))
@@ -369,8 +374,7 @@ class SupCLAPTrainer(Trainer):
             shutil.rmtree(unfinished, ignore_errors=True)  # what a killed run has left
         self.accelerator.wait_for_everyone()
 
-        # The Trainer pushes and rotates at the end of its own method, when the checkpoint is still unfinished.
-        pushes, self.args.push_to_hub, self._saving = self.args.push_to_hub, False, True
+        self._saving = True
         try:
             super()._save_checkpoint(model, trial)
         except BaseException:
@@ -378,7 +382,7 @@ class SupCLAPTrainer(Trainer):
                 shutil.rmtree(unfinished, ignore_errors=True)  # room again, where the disk is full
             raise
         finally:
-            self.args.push_to_hub, self._saving = pushes, False
+            self._saving = False
 
         if self.state.best_global_step == self.state.global_step:
             self.state.best_model_checkpoint = str(folder / name)
@@ -394,7 +398,7 @@ class SupCLAPTrainer(Trainer):
             shutil.rmtree(unfinished)
             rotate_checkpoints(str(folder), self.args.save_total_limit, self.state.best_model_checkpoint, True)
         self.accelerator.wait_for_everyone()
-        if pushes:
+        if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder / name))
 
     def save_state(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from crash_callbacks import Killed
 from test_trainer import build, losses, with_dropout
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint
@@ -53,6 +53,17 @@ def test_a_checkpoint_whose_writing_ends_early_does_not_appear(tmp_path, rows, m
         trainer.train()
     assert names(tmp_path) == ["checkpoint-2"]
     assert checkpoint_flaws(tmp_path / "checkpoint-2") == []
+
+
+def test_a_checkpoint_is_uploaded_when_it_is_whole(tmp_path, rows, monkeypatch):
+    uploads = []
+    monkeypatch.setattr(
+        Trainer, "_push_from_checkpoint", lambda _, folder: uploads.append((folder, checkpoint_flaws(folder)))
+    )
+    trainer = build(tmp_path, rows, max_steps=4, **STEPS)
+    trainer.args.push_to_hub = True
+    trainer.train()
+    assert uploads == [(str(tmp_path / f"checkpoint-{step}"), []) for step in (2, 4)]
 
 
 def test_what_a_killed_run_left_is_cleared_away(tmp_path, rows):
