@@ -7,6 +7,7 @@ embedded in all its processes. Everything that is scored afterwards reads the on
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -28,9 +29,8 @@ Row = Mapping[str, Any]
 # Clips that are in memory at a time, and the threads that read the next ones meanwhile.
 _WINDOW_CLIPS = 256
 _READERS = 4
-# Up to so many similarities, 64 MB, of so many texts and clips are held: ranks and best hits of both directions then
-# come from one product, for which the embeddings are copied.
-_HELD_SIMILARITIES, _HELD_ROWS = 1 << 24, 1 << 14
+# Up to so many similarities, 64 MB, are held as a matrix: ranks and best hits of both directions come from one product.
+_HELD_SIMILARITIES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -113,29 +113,22 @@ class ClipEmbeddings:
         return means
 
     def similarity(self, text_embeds: np.ndarray, direction: str = "t2a") -> np.ndarray | LazySimilarity:
-        """How well texts and clips match; of small splits a matrix, of others one that is never there as a whole.
+        """Return the cosines of texts and clips: a matrix of a small split, a `LazySimilarity` of a large one.
 
-        With the best chunk for each text it is a matrix always.
+        With the best chunk for each text it is a matrix always. Equal embeddings get equal cosines, to the last bit.
 
         Args:
             text_embeds: Unit norm, (M, d).
             direction: "t2a" for texts by clips, (M, N), or "a2t" for (N, M).
         """
-        is_pooled = self.pooling == "best" and not (self.counts == 1).all()
-        clip_embeds = self.embeds if is_pooled else self.mean
+        if self.pooling == "best" and not (self.counts == 1).all():
+            # (M, P) -> (M, N): of each clip the chunk with the highest cosine
+            similarity = np.maximum.reduceat(LazySimilarity(text_embeds, self.embeds)[:], self.starts, axis=1)
+            return similarity if direction == "t2a" else np.ascontiguousarray(similarity.T)
 
-        # Of a number of rows that no kernel divides, the last round differently: equal embeddings would no longer tie.
-        texts, clips = np.arange(-(-len(text_embeds) // 64) * 64), np.arange(-(-len(clip_embeds) // 64) * 64)
-        is_large = len(texts) * len(clips) > _HELD_SIMILARITIES or max(len(texts), len(clips)) > _HELD_ROWS
-        if is_large and not is_pooled:
-            pair = (text_embeds, clip_embeds) if direction == "t2a" else (clip_embeds, text_embeds)
-            return LazySimilarity(*pair)
-        product = text_embeds[texts % len(text_embeds)] @ clip_embeds[clips % len(clip_embeds)].T
-        similarity = product[: len(text_embeds), : len(clip_embeds)]
-
-        if is_pooled:  # (M, P) -> (M, N): of each clip the chunk that answers a text best
-            similarity = np.maximum.reduceat(similarity, self.starts, axis=1)
-        return similarity if direction == "t2a" else np.ascontiguousarray(similarity.T)
+        pair = (text_embeds, self.mean) if direction == "t2a" else (self.mean, text_embeds)
+        lazy = LazySimilarity(*pair)
+        return lazy if math.prod(lazy.shape) > _HELD_SIMILARITIES else lazy[:]
 
     def pair_cosines(self, text_embeds: np.ndarray, clips: np.ndarray) -> np.ndarray:
         """The score of each text with one clip of its own.

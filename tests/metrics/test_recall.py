@@ -190,6 +190,21 @@ def test_equal_embeddings_tie_wherever_they_stand(dtype, num_candidates):
         assert ranks_from_embeddings(queries, candidates, right, chunk=17).tolist() == worst
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_lazy_scores_do_not_depend_on_the_order_of_summation(dtype):
+    """What a tie rests on: another BLAS, another position in the matrix, adds the same products in another order."""
+    rng = np.random.default_rng(0)
+    queries, candidates = (directions(rng, rows, 512).astype(dtype) for rows in (40, 9000))
+    order = rng.permutation(512)
+    found = LazySimilarity(queries, candidates)
+    shuffled = LazySimilarity(queries[:, order], candidates[:, order])[:]
+    np.testing.assert_array_equal(found[:], shuffled)
+    np.testing.assert_allclose(shuffled, queries @ candidates.T, atol=2e-7)
+    columns = rng.integers(0, 9000, (40, 3))
+    scores, _ = found.scored(slice(0, 40), columns)
+    np.testing.assert_array_equal(scores, np.take_along_axis(shuffled, columns, axis=1))
+
+
 def test_rows_of_lazy_scores():
     rng = np.random.default_rng(0)
     lazy, whole = LazySimilarity(directions(rng, 9, 4), directions(rng, 5, 4)), np.empty((9, 5))
