@@ -1,8 +1,8 @@
-"""Public checkpoints to models of ours, and transformers' CLAP to ours and back.
+"""Convert public checkpoints to our models, and transformers' `ClapModel` to `SupCLAPModel` and back.
 
-Every conversion renames tensors into the names of a model of ours and then fills that model by `fill_exactly`, which
-accepts neither a missing nor a left-over tensor, nor one of another shape. A model of several parts is loaded whole and
-then taken apart: `ClapAudioModel.from_pretrained` on a whole CLAP finds none of its weights, and only warns.
+Every conversion renames tensors to our names and then calls `fill_exactly`, which raises on missing, unexpected and
+reshaped tensors. A model of several parts is loaded whole and then split, because `ClapAudioModel.from_pretrained` on a
+whole CLAP checkpoint finds none of its weights and only warns.
 """
 
 from .clap import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap

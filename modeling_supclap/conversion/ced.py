@@ -1,8 +1,8 @@
-"""CED's and Dasheng's published layouts to `CEDModel`: the authors' files and the Hub's `mispeech/ced-*`.
+"""Convert CED and Dasheng to `CEDModel`, from the authors' files or the Hub's `mispeech/ced-*`.
 
-All have the same names, but for a prefix and the batch norm's. They may hold a tagging head (`outputlayer`), of which
-an encoder has no use, and the authors' files also the constants of their front end, which must be the one that
-`CEDFeatureExtractor` computes: otherwise the weights would be fed with other numbers than they were trained on.
+All layouts use the same tensor names, except for a prefix and the batch norm. Tagging heads (`outputlayer`) are
+dropped. The authors' files also contain the constants of their front end. These must match `CEDFeatureExtractor`;
+otherwise the model would receive other features than in training.
 """
 
 from __future__ import annotations
@@ -18,31 +18,30 @@ from ..feature_extraction_ced import CEDFeatureExtractor
 from ..modeling_ced import CEDModel
 from .tensors import Tensors
 
-FRONT_END = "16 kHz, 512 samples and 64 HTK mel bands from 0 to 8000 Hz are CED's"
-ASIDE = {r"outputlayer\.": "tagging head", r"front_end\.": "front end, which agrees"}
+FRONT_END = "CED expects 16 kHz, 512 samples and 64 HTK mel bands from 0 to 8,000 Hz"
+ASIDE = {r"outputlayer\.": "tagging head", r"front_end\.": "front end (same as ours)"}
 NAMES = ((r"^(encoder\.)?init_bn\.1\.", "init_bn."), (r"^encoder\.", ""))
-# The frames of a chunk, by the columns of patches that there are positions for and the frames of a patch.
+# Frames per chunk, by the number of time positions and the frames per patch.
 TARGET_LENGTHS = {(63, 16): 1012, (252, 4): 1008}
-# Heads are 64 wide, but for Dasheng 0.6B, of which 16 make 1,280.
+# Head width by embedding width, where it is not 64: Dasheng 0.6B has 16 heads at a width of 1,280.
 HEAD_DIMS = {1280: 80}
 
 
 def ced_from_tensors(
     tensors: Mapping[str, torch.Tensor], origin: str, config: Mapping[str, Any] | None = None
 ) -> tuple[CEDModel, dict[str, int]]:
-    """The encoder in a file of the CED or Dasheng authors, in a checkpoint of the Hub's, or in one of `CEDModel`.
+    """Build the encoder of a file of the CED or Dasheng authors, of a Hub checkpoint, or of a saved `CEDModel`.
 
     Args:
-        tensors: All of the checkpoint's: 161 at 12 blocks in CED's own files, 159 on the Hub.
-        origin: What they come from, for the message of an error.
-        config: The `config.json` beside them; None or empty reads the shape of the encoder off the tensors.
+        tensors: All tensors of the checkpoint (at 12 blocks, 161 in CED's own files and 159 on the Hub).
+        origin: Name of the checkpoint, for error messages.
+        config: Content of its `config.json`; None or empty derives the configuration from the tensor shapes.
 
     Returns:
-        The encoder in float32, in evaluation mode, and how many tensors it has no place for, by what they were.
+        The encoder (float32, evaluation mode) and the number of unused tensors, by description.
 
     Raises:
-        ValueError: The checkpoint is of another layout or was trained on another front end, or the configuration is
-            not its own.
+        ValueError: The checkpoint has another layout or another front end, or the configuration does not match it.
     """
     whole = Tensors(tensors, origin)
     _check_front_end(whole)
@@ -53,7 +52,7 @@ def ced_from_tensors(
 
 
 def _check_front_end(tensors: Tensors) -> None:
-    """Refuses weights whose file holds another front end than ours; the Hub's hold none."""
+    """Raise if the file contains front-end constants that differ from ours; Hub checkpoints contain none."""
     own = CEDFeatureExtractor()
     top_hz = own.f_max or own.sampling_rate / 2
     filters = melscale_fbanks(own.n_fft // 2 + 1, own.f_min, top_hz, own.feature_size, own.sampling_rate)
@@ -62,7 +61,7 @@ def _check_front_end(tensors: Tensors) -> None:
 
     seen = {name for name in tensors if name.startswith("front_end.")}
     if seen - expected.keys():
-        raise ValueError(f"{tensors.origin} has the front end {sorted(seen)}; CED's is {sorted(expected)}")
+        raise ValueError(f"{tensors.origin} has front-end tensors {sorted(seen)}; expected {sorted(expected)}")
     if seen:
         for name, value in expected.items():
             tensors.check_constant(name, value, FRONT_END)
@@ -70,7 +69,9 @@ def _check_front_end(tensors: Tensors) -> None:
 
 def _config_from_file(config: Mapping[str, Any], origin: str) -> CEDConfig:
     if config.get("model_type") not in ("ced", "dasheng"):
-        raise ValueError(f"{origin} has a config.json of {config.get('model_type')!r} beside weights of CED")
+        raise ValueError(
+            f"{origin} has weights of CED, but its config.json has model_type {config.get('model_type')!r}"
+        )
 
     fields = dict(config)
     fields.pop("model_type")
@@ -83,8 +84,8 @@ def _config_from_shapes(encoder: Tensors) -> CEDConfig:
     columns = encoder.get_shape("time_pos_embed", 4)[3]
     if (columns, patch[1]) not in TARGET_LENGTHS:
         raise ValueError(
-            f"{encoder.origin} has time positions for {columns} columns of patches of {patch[1]} frames; published are "
-            f"{sorted(TARGET_LENGTHS)}. Give a folder whose config.json states the target_length"
+            f"{encoder.origin} has {columns} time positions and {patch[1]} frames per patch; known are "
+            f"{sorted(TARGET_LENGTHS)}. Give a folder with a config.json that sets target_length"
         )
 
     inner = encoder.get_shape("blocks.0.mlp.fc1.weight", 2)[0]

@@ -1,4 +1,4 @@
-"""transformers' `ClapModel` to our model and back; its towers are taken from the whole, never loaded alone."""
+"""Convert transformers' `ClapModel` to `SupCLAPModel` and back."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .tensors import fill_exactly, refuse_faults
 
 
 def load_clap(name: str | Path) -> ClapModel:
-    """A whole CLAP of the Hub (`laion/clap-htsat-unfused`) or of a folder, with every weight found.
+    """Load a `ClapModel` and check that its weights are complete.
 
-    Its towers are `.audio_model` and `.text_model`; saved on their own they are towers for `from_encoders`.
+    To use its towers in `from_encoders`, save `.audio_model` and `.text_model` to folders of their own.
 
     Args:
-        name: The Hub id or folder of a `ClapModel`.
+        name: Hub id (`laion/clap-htsat-unfused`) or folder.
 
     Returns:
-        The model in float32, in evaluation mode.
+        The model (float32, evaluation mode).
 
     Raises:
-        OSError: There is no such folder or id, or a file of weights is damaged.
-        ValueError: It is a checkpoint of another kind of model, or lacks weights, or has some that the model has not.
+        OSError: The folder or id does not exist, or a weight file is damaged.
+        ValueError: The checkpoint is of another model type, or has missing, unexpected or reshaped weights.
     """
     fields, _ = PreTrainedConfig.get_config_dict(str(name))
     if fields.get("model_type") != ClapConfig.model_type:
@@ -38,31 +38,31 @@ def load_clap(name: str | Path) -> ClapModel:
         loaded: Any = ClapModel.from_pretrained(str(name), dtype=torch.float32, output_loading_info=True)
 
     model, report = loaded
-    # The numbers of positions and types are constants, which not every version of transformers has written.
+    # Position and token type ids are constant buffers; only some versions of transformers save them.
     constants = {name for name, _ in model.named_buffers() if name.endswith("_ids")}
     faults = {
-        "lacks": sorted(set(report["missing_keys"]) - constants),
-        "has no place for": sorted(report["unexpected_keys"]),
-        "has other shapes of": sorted(map(str, report["mismatched_keys"])),
+        "missing": sorted(set(report["missing_keys"]) - constants),
+        "unexpected": sorted(report["unexpected_keys"]),
+        "with another shape": sorted(map(str, report["mismatched_keys"])),
     }
     refuse_faults(str(name), "ClapModel", faults)
     return model.eval()
 
 
 def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
-    """A `SupCLAPModel` that embeds as a transformers CLAP does, ready to be post-trained.
+    """Convert a transformers CLAP to a `SupCLAPModel` with the same embeddings.
 
-    CLAP has a scale for each direction; ours has one and takes the audio's, so that `logits_per_audio` agrees and
-    `logits_per_text` is its transpose.
+    CLAP has one logit scale per direction. Ours has a single scale, copied from the audio direction: `logits_per_audio`
+    agrees with CLAP's, and `logits_per_text` is its transpose.
 
     Args:
-        clap: The model to copy: HTSAT, RoBERTa-like text tower with its pooler, two-layer projections.
+        clap: The model to copy. Its text tower must have a pooler.
 
     Returns:
-        A model with weights of its own in float32, in evaluation mode.
+        A model with a copy of the weights (float32, evaluation mode).
 
     Raises:
-        ValueError: The model holds other tensors than a `ClapModel` does, adapters for example.
+        ValueError: The model has other tensors than a plain `ClapModel`, for example adapters.
 
     Example:
         >>> text = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
@@ -85,27 +85,28 @@ def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
 
     model = SupCLAPModel(config)
     fill_exactly(model, tensors, "the ClapModel")
-    for tower in (model.audio_model, model.text_model):  # for the model card, which says where each is from
+    for tower in (model.audio_model, model.text_model):  # the model card names the source of each tower
         tower.config.name_or_path = clap.name_or_path
     return model.eval()
 
 
 def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
-    """The way back: a transformers `ClapModel` with both of its scales set to the model's.
+    """Convert a `SupCLAPModel` to a transformers `ClapModel`; both logit scales are set to the model's.
 
     Args:
-        model: One made by `supclap_from_clap` or with the same towers, pooling and no bias; adapters merged.
+        model: A model from `supclap_from_clap`, or one with the same towers, pooler pooling and no logit bias. Adapters
+            must be merged.
 
     Returns:
-        A model with weights of its own in float32, in evaluation mode.
+        A model with a copy of the weights (float32, evaluation mode).
 
     Raises:
-        ValueError: A `ClapModel` cannot express the model.
+        ValueError: The model has towers, a pooling or a bias that a `ClapModel` does not support.
     """
     config: Any = model.config
     parts = (config.audio_config.model_type, config.text_config.model_type, config.text_pooling, config.logit_bias)
-    if parts != (wanted := ("clap_audio_model", "clap_text_model", "pooler", None)):
-        raise ValueError(f"audio tower, text tower, pooling and bias are {parts}; a ClapModel has {wanted}")
+    if parts != (expected := ("clap_audio_model", "clap_text_model", "pooler", None)):
+        raise ValueError(f"audio tower, text tower, pooling and bias are {parts}; a ClapModel has {expected}")
 
     fields = config.to_dict()
     clap = ClapModel(
@@ -125,12 +126,13 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
 
 
 def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:
-    """CLAP's feature extractor and tokenizer under our processor, which makes them deterministic.
+    """Build a `SupCLAPProcessor` from CLAP's feature extractor and tokenizer, which makes them deterministic.
 
-    CLAP's feature extractor alone takes a random part of a clip longer than 10 s, and for fused checkpoints calls one
-    clip of each batch long at random. Under ours every clip is short: the first 10 s, or in training the 10 s that the
-    collator drew. So a fused checkpoint works too, but its fusion is never used and gets no gradient. Recordings of
-    other rates than its 48 kHz are resampled when the collator reads them; the processor itself refuses them.
+    CLAP's feature extractor alone crops clips longer than 10 s at random. For fused checkpoints it also marks one
+    random clip of each batch as long. Our processor passes short clips only: the first 10 s, or in training the 10 s
+    that the collator drew. A fused checkpoint works too, but its fusion layers are never used and receive no gradient.
+
+    The processor raises on other rates than 48 kHz; the collator resamples recordings when it reads them.
 
     Args:
         processor: CLAP's own processor.

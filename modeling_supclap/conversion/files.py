@@ -1,4 +1,4 @@
-"""Files of public checkpoints to named tensors, without running any code that a file may carry."""
+"""Read the tensors of public checkpoints by name, without running code that a file may contain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..hub_ids import is_hub_id
 from ..strict_loading import damaged
 from .provenance import known_license
 
-# What a folder's weights are called, in the order of preference; an index lists the parts of one that was split.
+# Names of weight files in order of preference; an index lists the files of a sharded checkpoint.
 WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -35,10 +35,10 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-# Everything beside the weights: configurations, the tokenizer's files, the card with the license.
+# Files other than weights: configurations, tokenizer files, and the card with the license.
 SMALL_FILES = ["*.json", "*.txt", "sentencepiece*.model", "spm.model", "tokenizer.model", "README.md"]
-# What joins torch's own list of what a pickle may hold. Restoring these sets attributes and runs nothing: the embedding
-# that legacy fairseq pickles as a module, numpy's numbers (LAION's optimizer), and paths (GLAP's configuration).
+# Classes allowed in a pickle in addition to torch's own list. Restoring them only sets attributes and runs no code.
+# Legacy fairseq pickles its embedding as a module, LAION's optimizer has numpy numbers, and GLAP's configuration paths.
 _NUMPY_SCALAR = np.float64(0).__reduce__()[0]
 ALLOWED: list[Any] = [
     torch.nn.Embedding,
@@ -58,16 +58,16 @@ ALLOWED: list[Any] = [
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as its authors laid it out.
+    """A checkpoint with the tensor names of its authors.
 
     Args:
-        origin: What it is called: a Hub id, or the name of a file or folder.
-        files: The files that hold the weights.
-        tensors: All of its tensors by name; containers and the prefix `module.` are taken off.
-        config: The `config.json` beside the weights; empty where there is none.
-        revision: The commit, of a Hub repository.
-        license: What the card of the folder or repository states, in the Hub's notation; None where it states none.
-        not_read: Entries of a pickle beside its tensors that were not looked at, such as the optimizer.
+        origin: Hub id, or name of the file or folder.
+        files: The weight files.
+        tensors: All tensors by name, without containers and the prefix `module.`.
+        config: Content of the `config.json` next to the weights; empty if there is none.
+        revision: Commit of the Hub repository.
+        license: License in the card of the folder or repository, as a Hub identifier; None if there is none.
+        not_read: Entries of a pickle that are not tensors and were ignored, such as the optimizer.
     """
 
     origin: str
@@ -80,12 +80,12 @@ class Checkpoint:
 
     @property
     def folder(self) -> Path:
-        """Where the weights lie, and with them configurations and tokenizer."""
+        """Folder of the weights, configurations and tokenizer."""
         return self.files[0].parent
 
     @cached_property
     def sha256(self) -> str:
-        """The checksum of the file; of several parts, one after the other in the order of their names."""
+        """Checksum of the weight files, concatenated in the order of their names."""
         digest = hashlib.sha256()
         for path in self.files:
             with path.open("rb") as file:
@@ -95,16 +95,17 @@ class Checkpoint:
 
 
 def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoint:
-    """Reads a checkpoint from wherever it is.
+    """Read a checkpoint from a file, a folder or the Hub.
 
     Args:
-        origin: A file, a folder, a Hub id (`mispeech/ced-base`), or a Hub id and a file of it
+        origin: A file, a folder, a Hub id (`mispeech/ced-base`), or a file in a Hub repository
             (`lukewys/laion_clap/630k-audioset-best.pt`).
-        revision: The commit, branch or tag of the Hub repository.
+        revision: Commit, branch or tag of the Hub repository.
 
     Raises:
         OSError: The Hub has no such repository or file, or cannot be reached.
-        ValueError: Nothing is there, no or several checkpoints are, or a file cannot be read safely.
+        ValueError: `origin` is not a path or Hub id, the folder has no or several checkpoints, or a file is damaged or
+            cannot be read safely.
     """
     path = Path(origin).expanduser()
     name, commit = path.resolve().name, None
@@ -117,17 +118,17 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
     for file in files:
         part, others = get_state_dict(_load(file), file.name)
         declared, size = sum(value.numel() * value.element_size() for value in part.values()), file.stat().st_size
-        if declared > 8 * size + (1 << 24):  # one number may stand for a whole tensor, or two names for one tensor
-            raise ValueError(f"{file} has {size:,} bytes and declares tensors of {declared:,}; it is not read")
+        if declared > 8 * size + (1 << 24):  # tensors may share or repeat storage, so some excess is normal
+            raise ValueError(f"{file} has {size:,} bytes but declares {declared:,} bytes of tensors; refused as unsafe")
         if twice := sorted(part.keys() & tensors.keys()):
-            raise ValueError(f"{origin}: {len(twice)} tensors stand in several files, among them {twice[:3]}")
+            raise ValueError(f"{origin}: {len(twice)} tensors are in several files, for example {twice[:3]}")
         tensors.update(part)
         not_read += others
 
-    if all(name.startswith("module.") for name in tensors):  # which distributed training puts before every name
+    if all(name.startswith("module.") for name in tensors):  # the prefix of DistributedDataParallel
         consume_prefix_in_state_dict_if_present(tensors, "module.")
     config_file, card = files[0].parent / "config.json", files[0].parent / "README.md"
-    # A single file may lie beside a README of something else.
+    # A README next to a single file may describe something else.
     stated = ModelCard.load(card).data.get("license") if path.is_dir() and card.is_file() else None
     return Checkpoint(
         origin=name,
@@ -141,22 +142,22 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
 
 
 def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The tensors of what a file held: flat, or under "state_dict" or "model".
+    """Return the tensors of a loaded file, which may be under "state_dict" or "model".
 
-    Legacy fairseq has an `embed_tokens` module beside its state dict; its weight joins the others.
+    Legacy fairseq saves an `embed_tokens` module next to its state dict; its weight is added.
 
     Args:
-        loaded: What was read.
-        name: The name of the file, for the message of an error.
+        loaded: Content of the file.
+        name: Name of the file, for error messages.
 
     Returns:
         The tensors by name, and the names of the other entries of the container.
 
     Raises:
-        ValueError: There are no tensors, or not only tensors.
+        ValueError: There are no tensors, or some values are not tensors.
     """
     if not isinstance(loaded, Mapping):
-        raise ValueError(f"{name} holds a {type(loaded).__name__}; a checkpoint is a mapping of names to tensors")
+        raise ValueError(f"{name} contains a {type(loaded).__name__}; a checkpoint is a mapping of names to tensors")
 
     tensors, others = dict(loaded), []
     for container in ("state_dict", "model"):
@@ -174,21 +175,21 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
     for key, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             raise ValueError(
-                f"{name} holds {key!r}, a {type(value).__name__}, where only tensors should be, and neither "
-                "'state_dict' nor 'model'; give a file of tensors"
+                f"{name} contains {key!r}, a {type(value).__name__}; expected only tensors, at the top level or under "
+                "'state_dict' or 'model'"
             )
         tensors[key] = value.detach()
     if not tensors:
-        raise ValueError(f"{name} holds no tensors")
+        raise ValueError(f"{name} contains no tensors")
     return tensors, others
 
 
 def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
-    """A Hub repository's files, or one of them; the repository's name and commit."""
+    """Download a Hub repository or one of its files; return the path, the repository's name and the commit."""
     parts = origin.split("/")
     repository, file = "/".join(parts[:2]), "/".join(parts[2:])
     if not is_hub_id(repository):
-        raise ValueError(f"{origin} is no file, no folder and no Hub id such as mispeech/ced-base")
+        raise ValueError(f"{origin} is not a file, a folder or a Hub id such as mispeech/ced-base")
     try:
         if file:
             path = Path(hf_hub_download(repository, file, revision=revision))
@@ -200,69 +201,71 @@ def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
             snapshot_download(repository, revision=revision, allow_patterns=["pytorch_model*.bin"])
         return folder, repository, folder.name
     except (OSError, HfHubHTTPError) as error:
-        raise OSError(f"{origin} is no file or folder here, and cannot be had from the Hub: {error}") from error
+        raise OSError(
+            f"{origin} is not a local file or folder, and downloading from the Hub failed: {error}"
+        ) from error
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
-    """The files of a folder's one checkpoint."""
+    """Return the weight files of a folder, which must contain exactly one checkpoint."""
     for name in WEIGHT_FILES:
         path = folder / name
         if path.is_file() and path.suffix == ".json":
             parts = sorted(set(_read_json(path, "weight_map").values()))
             if lacking := [part for part in parts if not (folder / part).is_file()]:
-                raise ValueError(f"{folder} lacks {len(lacking)} of the files in {path.name}, among them {lacking[:3]}")
+                raise ValueError(f"{folder} lacks {len(lacking)} of the files in {path.name}, e.g. {lacking[:3]}")
             return tuple(map(folder.joinpath, parts))
         if path.is_file():
             return (path,)
 
-    found = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
+    paths = sorted(path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    if len(paths) != 1:
+        names = ", ".join(path.name for path in paths) or "none"
         raise ValueError(
-            f"{folder} must hold one checkpoint ({' or '.join(WEIGHT_FILES[::2])}, or one file); has {names}"
+            f"{folder} must contain one checkpoint ({' or '.join(WEIGHT_FILES[::2])}, or one file); has {names}"
         )
-    return (found[0],)
+    return (paths[0],)
 
 
 def _read_json(path: Path, key: str | None = None) -> dict[str, Any]:
-    """The object in a JSON file, or one that it has under a key."""
+    """Read the object of a JSON file, or the one under a key of it."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        found = found if key is None else found[key]
-        if not isinstance(found, dict):
-            raise TypeError(f"a {type(found).__name__} where an object should be")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content = content if key is None else content[key]
+        if not isinstance(content, dict):
+            raise TypeError(f"expected an object, found a {type(content).__name__}")
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged (an incomplete download?); get it again: {error!r}") from error
-    return found
+        raise ValueError(f"{path} is damaged (incomplete download?); download it again: {error!r}") from error
+    return content
 
 
 def _load(path: Path) -> Any:
-    """What a file of tensors holds; pickles are read as data and run nothing."""
+    """Load a file of tensors; pickles are loaded with `weights_only=True`."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         with torch.serialization.safe_globals(ALLOWED), _memory_in_proportion(path):
-            # Mapped, where the format allows it: a training checkpoint is mostly its optimizer.
+            # Memory-map if the format allows it, because most of a training checkpoint is its optimizer.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except PermissionError:
         raise
-    except Exception as error:  # torch's reader meets bytes that are no pickle with KeyError, OSError and others
+    except Exception as error:  # for bytes that are not a pickle, torch raises KeyError, OSError and others
         with path.open("rb") as file:
-            # What torch saves is an archive, or before torch 1.6 a pickle of protocol 2.
+            # torch.save writes a zip archive, or before torch 1.6 a pickle of protocol 2.
             may_be_a_pickle = zipfile.is_zipfile(path) or file.read(1) == pickle.PROTO
         if isinstance(error, pickle.UnpicklingError) and may_be_a_pickle:
             raise ValueError(_explain_refusal(path, error)) from error
-        if isinstance(error, MemoryError) or "alloc_cpu" in str(error):  # the second is what torch says
+        if isinstance(error, MemoryError) or "alloc_cpu" in str(error):  # the latter is torch's RuntimeError
             size = path.stat().st_size
-            raise ValueError(f"{path} has {size:,} bytes and asks for far more memory; it is not read") from error
+            raise ValueError(f"{path} has {size:,} bytes but needs far more memory; refused as unsafe") from error
         raise ValueError(damaged(path, error)) from error
 
 
 @contextmanager
 def _memory_in_proportion(path: Path) -> Iterator[None]:
-    """Within it, this process can take three times the memory of a file and one GiB, and not what the file asks for."""
+    """Limit the additional memory of this process to three times the file size plus 1 GiB (Linux only)."""
     pages = Path("/proc/self/statm")
-    if not pages.is_file():  # elsewhere than on Linux such a limit does not hold
+    if not pages.is_file():  # other systems do not enforce such a limit
         yield
         return
 
@@ -279,11 +282,11 @@ def _memory_in_proportion(path: Path) -> Iterator[None]:
 
 
 def _explain_refusal(path: Path, error: Exception) -> str:
-    """What a refused pickle asks for, and what to do about it."""
+    """Return an error message with the reason for refusing a pickle, and a command to extract its tensors."""
     keep = "{k: c[k] for k in ('state_dict', 'model', 'embed_tokens') if k in c} or c"
     return (
-        f"{path} is a pickle that {_find_reason(path, error)}. Reading it in full could run code, so it is not read. "
-        "Where you trust whoever made the file, keep its tensors only, in an environment that has its classes:\n"
+        f"{path} is a pickle that {_find_reason(path, error)}. Loading it could run code, so it is refused. "
+        "If you trust its authors, extract the tensors in an environment that has its classes:\n"
         "  python -c \"import sys, torch; c = torch.load(sys.argv[1], map_location='cpu', weights_only=False); "
         f'torch.save({keep}, sys.argv[2])" {path.name} tensors.pt\n'
         "and convert tensors.pt"
@@ -291,15 +294,15 @@ def _explain_refusal(path: Path, error: Exception) -> str:
 
 
 def _find_reason(path: Path, error: Exception) -> str:
-    """Why torch's reader of weights alone has refused a pickle."""
-    if "Unsupported operand" in str(error):  # an instruction of a later protocol than torch writes by itself
-        return "was saved with a pickle protocol above 2, which torch's reader of weights alone does not know"
+    """Return the reason why `torch.load(weights_only=True)` refused a pickle."""
+    if "Unsupported operand" in str(error):  # an opcode of a later protocol than torch's default
+        return "was saved with a pickle protocol above 2, which torch.load(weights_only=True) does not support"
     if zipfile.is_zipfile(path):
         with torch.serialization.safe_globals(ALLOWED):
             foreign = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
         if foreign:
-            return f"holds more than tensors: {', '.join(sorted(set(foreign)))}"
+            return f"contains more than tensors: {', '.join(sorted(set(foreign)))}"
 
-    # Behind its general advice torch says in one line what it met.
-    told = re.search(r"^(?!Weights only load failed|Please file|Check the doc)\S.*?(?=\.?$)", str(error), re.MULTILINE)
-    return f"holds more than tensors: {told[0] if told else 'something that torch does not name'}"
+    # After its general advice, torch's message has one line with the cause.
+    cause = re.search(r"^(?!Weights only load failed|Please file|Check the doc)\S.*?(?=\.?$)", str(error), re.MULTILINE)
+    return f"contains more than tensors: {cause[0] if cause else 'an unknown object'}"

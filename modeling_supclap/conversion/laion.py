@@ -1,8 +1,8 @@
-"""LAION's own CLAP files (`lukewys/laion_clap`) to a transformers `ClapModel`, which `supclap_from_clap` then takes.
+"""Convert LAION's own CLAP files (`lukewys/laion_clap`) to a transformers `ClapModel`, for `supclap_from_clap`.
 
-The files of HTSAT with RoBERTa are read. They hold more than a `ClapModel`: a tagging head, two transforms that no
-embedding passes through, masks of the shifted windows, and the constants of a front end, which must be the one that
-`laion_feature_extractor` computes.
+Only files with HTSAT and RoBERTa are supported. They contain more than a `ClapModel`: a tagging head, two unused
+transforms, masks of the shifted windows, and the constants of a front end. The front end must match
+`laion_feature_extractor`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import ClapConfig, ClapFeatureExtractor, ClapModel
 
 from .tensors import Tensors, under
 
-# What HTSAT calls differently from a ClapAudioModel; the first that fits is taken.
+# HTSAT's names to those of ClapAudioModel; the first rule that matches applies.
 HTSAT_NAMES = (
     (r"^bn0\.", "batch_norm."),
     (r"(\.blocks\.\d+\.)norm1\.", r"\1layernorm_before."),
@@ -28,52 +28,51 @@ HTSAT_NAMES = (
 )
 HTSAT_ASIDE = {
     r"(tscam_conv|head)\.": "tagging head",
-    r"layers\.\d+\.blocks\.\d+\.attn_mask$": "masks, which are computed",
-    r"(spectrogram_extractor|logmel_extractor)\.": "front end, which agrees",
+    r"layers\.\d+\.blocks\.\d+\.attn_mask$": "attention masks (recomputed)",
+    r"(spectrogram_extractor|logmel_extractor)\.": "front end (same as ours)",
 }
-# Its published form, which no tensor shows.
+# The published sizes, which cannot be derived from tensor shapes.
 HTSAT_SIZES = {"spec_size": 256, "patch_size": 4}
 HTSAT = "audio_branch."
 ROBERTA = "text_branch."
 FILTERS = "logmel_extractor.melW"
-FRONT_END = "48 kHz, 1024 samples and 64 Slaney mel bands from 50 to 14,000 Hz are LAION's"
+FRONT_END = "LAION's CLAP expects 48 kHz, 1,024 samples and 64 Slaney mel bands from 50 to 14,000 Hz"
 ASIDE = {
-    r"(audio|text)_transform\.": "transforms behind the embeddings",
-    r"text_branch\.embeddings\.position_ids$": "numbers of the positions",
+    r"(audio|text)_transform\.": "transforms (unused)",
+    r"text_branch\.embeddings\.position_ids$": "position ids",
 }
 NAMES = (
     (r"^(audio|text)_projection\.0\.", r"\1_projection.linear1."),
     (r"^(audio|text)_projection\.2\.", r"\1_projection.linear2."),
 )
-# BERT and RoBERTa have heads of this width.
+# Head width of BERT and RoBERTa.
 BERT_HEAD_DIM = 64
 
 
 def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[ClapModel, dict[str, int]]:
-    """The model in a file of LAION, its `module.` prefix taken off.
+    """Build the model of a LAION file.
 
     Args:
-        tensors: All of the file's state dict.
-        origin: What they come from, for the message of an error.
+        tensors: The state dict of the file, without the prefix `module.`.
+        origin: Name of the checkpoint, for error messages.
 
     Returns:
-        The model in float32, in evaluation mode, and how many tensors it has no place for, by what they were.
+        The model (float32, evaluation mode) and the number of unused tensors, by description.
 
     Raises:
-        ValueError: The file is of another layout (a PANN audio tower, another text tower), or was trained on another
-            front end.
+        ValueError: The file has another layout (a PANN audio tower, another text tower) or another front end.
     """
     kept, aside = Tensors(tensors, origin).set_aside(ASIDE)
     expected = torch.from_numpy(laion_feature_extractor().mel_filters_slaney).float()
     kept.check_constant(HTSAT + FILTERS, expected, FRONT_END)
     audio, audio_aside, audio_config = htsat_from_tensors(kept.below(HTSAT))
     text = kept.below(ROBERTA)
-    # The epsilon of roberta-base, which LAION trained on; transformers' default is another.
+    # LAION trained from roberta-base, with this epsilon; transformers' default is 1e-12.
     text_config = {**bert_fields(text), "layer_norm_eps": 1e-5}
 
     whole = kept.without(HTSAT, ROBERTA).rename(NAMES)
     whole |= under("audio_model.", audio) | under("text_model.", text)
-    # Of the constants that transformers keeps beside the weights, LAION's files have no copy.
+    # Add the constant buffers of transformers, which LAION's files lack.
     positions = text_config["max_position_embeddings"]
     whole["text_model.embeddings.position_ids"] = torch.arange(positions).unsqueeze(0)
     whole["text_model.embeddings.token_type_ids"] = torch.zeros(1, positions, dtype=torch.long)
@@ -84,30 +83,29 @@ def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[C
 
 
 def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
-    """The front end of LAION's checkpoints: 10 s at 48 kHz, 64 mel bands from 50 to 14,000 Hz.
+    """Return the front end of LAION's checkpoints: 10 s at 48 kHz, 64 mel bands from 50 to 14,000 Hz.
 
     Args:
-        fused: Whether the model has the fusion of long clips, which goes with other mel filters.
+        fused: Whether the model has the fusion of long clips; its extractor uses other mel filters.
     """
     return ClapFeatureExtractor(frequency_min=50, frequency_max=14_000, truncation="fusion" if fused else "rand_trunc")
 
 
 def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, Any]]:
-    """HTSAT in its authors' names to a `ClapAudioModel`'s.
+    """Rename the tensors of HTSAT to those of a `ClapAudioModel`.
 
     Args:
-        tensors: Those of HTSAT alone.
+        tensors: Tensors of HTSAT only, with its authors' names.
 
     Returns:
-        The tensors of a `ClapAudioModel`, how many it has no place for, by what they were, and the fields of its
-        configuration.
+        The renamed tensors, the number of unused tensors by description, and the fields of the configuration.
 
     Raises:
-        ValueError: It is no HTSAT.
+        ValueError: The tensors are not of HTSAT.
     """
     if "conv_block1.conv1.weight" in tensors:
         raise ValueError(
-            f"{tensors.origin} has the audio tower PANN (Cnn14), which transformers' CLAP does not have; only HTSAT"
+            f"{tensors.origin} has the audio tower PANN (Cnn14), which transformers' CLAP lacks; give a file with HTSAT"
         )
 
     kept, aside = tensors.set_aside(HTSAT_ASIDE)
@@ -116,7 +114,7 @@ def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[
         if ".attention.self.qkv." not in name:
             encoder[name] = value
             continue
-        # The rows of the fused projection are queries, keys, values: (3 d, ...) -> three times (d, ...)
+        # Split the fused projection into query, key and value: (3 d, ...) -> three times (d, ...)
         for part, rows in zip(("query", "key", "value"), value.chunk(3), strict=True):
             encoder[name.replace(".qkv.", f".{part}.")] = rows
 
@@ -127,7 +125,7 @@ def _htsat_fields(encoder: Tensors) -> dict[str, Any]:
     width = encoder.get_shape("patch_embed.proj.weight", 4)[0]
     stages = encoder.count_layers("layers.")
     table = "blocks.0.attention.self.relative_position_bias_table"
-    places = encoder.get_shape(f"layers.0.{table}", 2)[0]
+    offsets = encoder.get_shape(f"layers.0.{table}", 2)[0]
     depths, heads = [], []
     for stage in range(stages):
         depths.append(encoder.count_layers(f"layers.{stage}.blocks."))
@@ -141,8 +139,8 @@ def _htsat_fields(encoder: Tensors) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_hidden_layers": stages,
         "num_mel_bins": encoder.get_shape("batch_norm.weight", 1)[0],
-        # A window has (2 window - 1)^2 relative places.
-        "window_size": (math.isqrt(places) + 1) // 2,
+        # A window has (2 window_size - 1)^2 relative positions.
+        "window_size": (math.isqrt(offsets) + 1) // 2,
         "enable_fusion": "patch_embed.mel_conv2d.weight" in encoder,
     }
     if config["enable_fusion"]:
@@ -152,7 +150,7 @@ def _htsat_fields(encoder: Tensors) -> dict[str, Any]:
 
 
 def bert_fields(tensors: Tensors) -> dict[str, Any]:
-    """The fields of a configuration of BERT's kind that are read off the tensors of the encoder alone."""
+    """Derive the configuration of a BERT-like encoder from its tensor shapes."""
     vocabulary, width = tensors.get_shape("embeddings.word_embeddings.weight", 2)
     return {
         "vocab_size": vocabulary,

@@ -1,6 +1,6 @@
-"""Recognises which public checkpoint a file is, by the names of its tensors, and converts it to a model of ours.
+"""Recognise the layout of a public checkpoint by its tensor names, and convert it to one of our models.
 
-Nothing is guessed: a checkpoint fits one layout to the last tensor, or there is an error that says what does not.
+A checkpoint must fit its layout to the last tensor; otherwise the error names the tensors that do not fit.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from .sonar import sonar_from_tensors
 
 PARTS = ("whole", "audio", "text")
 FUSION_REMARK = (
-    "this checkpoint has LAION's fusion of long clips, which is not used: a clip is its first 10 s, or each 10 s of it "
-    "where encode_audio cuts it into chunks"
+    "LAION's fusion of long clips is not used: the model takes the first 10 s of a clip, and encode_audio splits "
+    "longer recordings into chunks of 10 s"
 )
 
 Converted = tuple[PreTrainedModel, SequenceFeatureExtractor | None, Mapping[str, int]]
-"""A model, what makes its audio inputs, and how many tensors it has no place for, by what they were."""
+"""A model, its feature extractor, and the number of unused tensors, by description."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a public checkpoint is laid out.
+    """Layout of a public checkpoint.
 
     Args:
-        name: What it is called.
-        kind: The family that a user may ask for.
-        marks: Regular expressions; a checkpoint is of this layout if each matches the beginning of some name.
-        convert: Makes our model of it.
-        patch_mels: Where the names do not tell two layouts apart, the mel bands of a patch.
-        licenses: What every such file is bound by, in the Hub's notation, by the parts of the model, whatever the
-            checkpoint's card says; "" stands for all others, where the card says nothing.
-        remark: What a user has to know of it.
-        tokenizer: The Hub id of the tokenizer that it was trained with; empty where the text tower has none.
-        max_tokens: Where its texts are cut; None keeps the tokenizer's own limit.
-        prepare_tokenizer: Changes that tokenizer to what the text tower was trained with.
-        plain_captions: Whether its captions are lower-cased and lose their punctuation.
+        name: Name of the layout.
+        kind: Family of layouts, for the option `--kind`.
+        marks: Regular expressions; a checkpoint has this layout if each matches the beginning of some tensor name.
+        convert: Function from a checkpoint to our model.
+        patch_mels: Mel bands per patch, which distinguishes layouts with equal names; None does not check them.
+        licenses: Hub identifiers of licenses by part of the model. They override the license of the checkpoint's card;
+            the key "" is for all other parts, if the card has no license.
+        remark: Note for the user.
+        tokenizer: Hub id of the tokenizer of the text tower; empty without a text tower.
+        max_tokens: Maximum number of tokens; None keeps the tokenizer's own limit.
+        prepare_tokenizer: Function that changes the tokenizer, in place, to the settings of the checkpoint.
+        plain_captions: Whether captions are lower-cased and their punctuation is removed.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Layout:
     plain_captions: bool = False
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these tensors are laid out so."""
+        """Return whether the tensors have this layout."""
         for mark in self.marks:
             if not any(re.match(mark, name) for name in tensors):
                 return False
@@ -92,11 +92,11 @@ class Conversion:
 
     Args:
         layout: The recognised layout.
-        model: The model in float32, in evaluation mode.
-        feature_extractor: What makes its audio inputs; None for a text tower.
-        parts: Where each part of the model comes from.
-        set_aside: How many tensors of the checkpoint the model has no place for, by what they were.
-        remark: What a user has to know of the checkpoint.
+        model: The model (float32, evaluation mode).
+        feature_extractor: Feature extractor of the audio tower; None for a text tower.
+        parts: Origins of the parts of the model.
+        set_aside: Number of unused tensors of the checkpoint, by description.
+        remark: Note for the user.
     """
 
     layout: Layout
@@ -108,56 +108,56 @@ class Conversion:
 
     @property
     def reads_text(self) -> bool:
-        """Whether the model has a text tower, which needs a tokenizer."""
+        """Whether the model has a text tower."""
         return isinstance(self.model, SupCLAPModel) or self.feature_extractor is None
 
 
 def recognise(tensors: Mapping[str, torch.Tensor], origin: str, kind: str = "auto") -> Layout:
-    """The layout of a checkpoint, told by the names of its tensors.
+    """Return the layout of a checkpoint, recognised by its tensor names.
 
     Args:
-        tensors: All of them.
-        origin: What they come from, for the message of an error.
-        kind: Look only among these layouts, one of `KINDS`; "auto" looks among all.
+        tensors: All tensors by name.
+        origin: Name of the checkpoint, for error messages.
+        kind: The expected kind of layout, one of `KINDS`; "auto" accepts all.
 
     Raises:
-        ValueError: It is of no known layout, or of none of this kind.
+        ValueError: `kind` is unknown, the layout is unknown, or the layout is of another kind.
     """
     if kind not in ("auto", *KINDS):
-        raise ValueError(f"there is no kind {kind!r}; give auto or one of {', '.join(KINDS)}")
+        raise ValueError(f"unknown kind {kind!r}; give auto or one of {', '.join(KINDS)}")
 
     for layout in LAYOUTS:
         if not layout.fits(tensors):
             continue
         if kind not in ("auto", layout.kind):
-            raise ValueError(f"{origin} is laid out as {layout.name}, of kind {layout.kind!r} and not {kind!r}")
+            raise ValueError(f"{origin} has the layout {layout.name}, of kind {layout.kind!r}, not {kind!r}")
         return layout
 
     names = ", ".join(sorted(tensors)[:8])
     known = "\n  ".join(layout.name for layout in LAYOUTS)
     raise ValueError(
-        f"{origin} is of no layout that is known here. The first of its {len(tensors)} tensors are {names}.\n"
-        f"Known are:\n  {known}"
+        f"{origin} has an unknown layout. The first of its {len(tensors)} tensors are {names}.\n"
+        f"Known layouts:\n  {known}"
     )
 
 
 def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "whole") -> Conversion:
-    """Makes a model of ours out of a public checkpoint.
+    """Convert a public checkpoint to one of our models.
 
     Args:
-        checkpoint: What `read_checkpoint` gives.
-        kind: As for `recognise`.
-        part: "whole", or of a model of two towers only its "audio" or its "text" tower.
+        checkpoint: The result of `read_checkpoint`.
+        kind: The expected kind of layout, as for `recognise`.
+        part: "whole", or only the "audio" or "text" tower of a model with two towers.
 
     Returns:
-        A `CEDModel`, a `SonarTextModel`, a `SupCLAPModel` or one of its towers, and what belongs to it.
+        A conversion with a `CEDModel`, a `SonarTextModel`, a `SupCLAPModel` or one of its towers.
 
     Raises:
-        ValueError: The checkpoint is of no known layout or does not fit it, or it has no such part.
+        ValueError: The layout is unknown, the checkpoint does not fit it, or it has no such part.
     """
     layout = recognise(checkpoint.tensors, checkpoint.origin, kind)
     if part not in PARTS:
-        raise ValueError(f"there is no part {part!r}; give one of {', '.join(PARTS)}")
+        raise ValueError(f"unknown part {part!r}; give one of {', '.join(PARTS)}")
     model, feature_extractor, set_aside = layout.convert(checkpoint)
 
     remark = layout.remark
@@ -167,7 +167,7 @@ def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "
         if part != "whole":
             total = len(model.state_dict())
             model = model.audio_model if part == "audio" else model.text_model
-            set_aside = {**set_aside, "of the rest of the model": total - len(model.state_dict())}
+            set_aside = {**set_aside, "rest of the model": total - len(model.state_dict())}
             feature_extractor = feature_extractor if part == "audio" else None
     elif part != "whole" and (part == "text") != (feature_extractor is None):
         raise ValueError(f"{layout.name} has no {part} tower; it is a single {type(model).__name__}")
@@ -177,7 +177,7 @@ def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "
 
 
 def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout) -> tuple[Origin, ...]:
-    """The model's parts: a tower is one, a model of two has them, its projections and its scale."""
+    """Return the origins of the model's parts: the towers, the projections and the logit scale."""
     tower = "" if isinstance(model, SupCLAPModel) else "audio_model." if is_audio else "text_model."
     tensors: Counter[str] = Counter()
     for name in model.state_dict():
@@ -189,7 +189,7 @@ def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, l
 
     parts = []
     for part, count in tensors.items():
-        # GLAP's card says Apache-2.0 of the whole, but a part that was trained from SONAR stays bound.
+        # GLAP's card states Apache-2.0, but SONAR's license still applies to a text tower trained from SONAR.
         license = layout.licenses.get(part) or checkpoint.license or layout.licenses.get("", "")
         config = getattr(getattr(model, part, model), "config", None)
         parts.append(
@@ -209,7 +209,7 @@ def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, l
     return tuple(parts)
 
 
-# ---- from a checkpoint to the model, its feature extractor, and what was set aside ----
+# ---- one function per family: checkpoint -> (model, feature extractor, numbers of unused tensors) ----
 
 
 def _convert_ced(checkpoint: Checkpoint) -> Converted:
@@ -218,15 +218,15 @@ def _convert_ced(checkpoint: Checkpoint) -> Converted:
 
 
 def _load_ced_feature_extractor(checkpoint: Checkpoint, model: CEDModel) -> CEDFeatureExtractor:
-    """The one beside the weights, or the published one; either way the one that the configuration describes."""
-    least = model.config.patch_frames
+    """Load the feature extractor next to the weights, or the default one; raise if it differs from config.json."""
+    min_frames = model.config.patch_frames
     if list(checkpoint.folder.glob("*processor_config.json")):
-        extractor = CEDFeatureExtractor.from_pretrained(checkpoint.folder, min_frames=least)
+        extractor = CEDFeatureExtractor.from_pretrained(checkpoint.folder, min_frames=min_frames)
     else:
-        extractor = CEDFeatureExtractor(min_frames=least)
+        extractor = CEDFeatureExtractor(min_frames=min_frames)
 
     described = CEDFeatureExtractor.from_config(model.config)
-    for each in (extractor, described):  # None says the same in other words
+    for each in (extractor, described):  # f_max=None means half the sampling rate
         each.f_max = each.f_max or each.sampling_rate / 2
     differing = {}
     for name in ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center", "feature_size"):
@@ -255,18 +255,18 @@ def _convert_laion(checkpoint: Checkpoint) -> Converted:
     clap, aside = clap_from_laion(checkpoint.tensors, checkpoint.origin)
     audio_config: Any = clap.config.audio_config
     feature_extractor = laion_feature_extractor(audio_config.enable_fusion)
-    return supclap_from_clap(clap), feature_extractor, {**aside, "scale from text to audio": 1}
+    return supclap_from_clap(clap), feature_extractor, {**aside, "logit scale of the text direction": 1}
 
 
 def _convert_clap_hub(checkpoint: Checkpoint) -> Converted:
     if checkpoint.config.get("model_type") != ClapConfig.model_type:
-        raise ValueError(f"{checkpoint.origin} has no config.json of a CLAP beside its weights; give its whole folder")
+        raise ValueError(f"{checkpoint.origin} has no config.json of a CLAP next to its weights; give the whole folder")
     feature_extractor = AutoFeatureExtractor.from_pretrained(checkpoint.folder)
     model = supclap_from_clap(load_clap(checkpoint.folder))
-    return model, feature_extractor, {"scale from text to audio": 1}
+    return model, feature_extractor, {"logit scale of the text direction": 1}
 
 
-# ---- the layouts: the first that fits is taken, so what is more particular stands first ----
+# ---- the layouts: the first that fits is used, so specific layouts come before general ones ----
 
 JOINT_MARKS = (re.escape(AUDIO) + r"patch_embed\.", re.escape(TEXT) + r"encoder_frontend\.")
 CED_MARKS = (r"(encoder\.)?init_bn\.", r"(encoder\.)?blocks\.0\.attn\.qkv\.")
@@ -279,8 +279,8 @@ LAYOUTS = (
         patch_mels=16,
         convert=_convert_ml_clap,
         licenses={"text_model": SONAR_LICENSE},
-        remark="ML-CLAP states no license for its weights; its text tower was trained from SONAR. Its captions are "
-        "lower-cased and lose their punctuation, which its processor does",
+        remark="ML-CLAP's weights have no license statement; its text tower was trained from SONAR. Its processor "
+        "lower-cases captions and removes their punctuation",
         tokenizer=SONAR_TOKENIZER,
         plain_captions=True,
     ),
@@ -291,7 +291,7 @@ LAYOUTS = (
         patch_mels=64,
         convert=partial(_convert_ml_clap, temperature=GLAP_TEMPERATURE),
         licenses={"text_model": SONAR_LICENSE},
-        remark="the temperature is not in GLAP's files; it is set to 0.01, by which its authors score",
+        remark="GLAP's files contain no temperature; it is set to 0.01, as in its authors' scores",
         tokenizer=SONAR_TOKENIZER,
     ),
     Layout(
@@ -299,7 +299,7 @@ LAYOUTS = (
         kind="laion",
         marks=(r"audio_branch\.", r"audio_projection\.0\."),
         convert=_convert_laion,
-        remark="the file states no license; those in lukewys/laion_clap on the Hub are CC0-1.0",
+        remark="the file contains no license; the files of lukewys/laion_clap on the Hub are CC0-1.0",
         tokenizer="FacebookAI/roberta-base",
         max_tokens=77,
     ),
@@ -315,7 +315,7 @@ LAYOUTS = (
         kind="msclap",
         marks=(r"caption_encoder\.base\.wte\.", r"audio_encoder\.base\.htsat\."),
         convert=_convert_msclap,
-        remark="the file states no license; those in microsoft/msclap on the Hub are MIT",
+        remark="the file contains no license; the files of microsoft/msclap on the Hub are MIT",
         tokenizer="openai-community/gpt2",
         max_tokens=77,
         prepare_tokenizer=prepare_gpt2_tokenizer,
@@ -325,7 +325,7 @@ LAYOUTS = (
         kind="msclap",
         marks=(r"caption_encoder\.base\.embeddings\.", r"audio_encoder\.base\.conv_block1\."),
         convert=_convert_msclap,
-        remark="the file states no license; those in microsoft/msclap on the Hub are MIT",
+        remark="the file contains no license; the files of microsoft/msclap on the Hub are MIT",
         tokenizer="google-bert/bert-base-uncased",
         max_tokens=100,
     ),
@@ -335,7 +335,7 @@ LAYOUTS = (
         kind="ced",
         marks=CED_MARKS,
         convert=_convert_ced,
-        remark="the authors' files state no license; their copies on the Hub, mispeech/ced-*, are Apache-2.0",
+        remark="the authors' files contain no license; their copies on the Hub, mispeech/ced-*, are Apache-2.0",
     ),
     Layout(
         name="SONAR",

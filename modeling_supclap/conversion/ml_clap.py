@@ -1,6 +1,6 @@
-"""ML-CLAP (Yan et al., 2024, arXiv 2406.07012) and GLAP (Dinkel et al., 2025, arXiv 2506.11350) to `SupCLAPModel`.
+"""Convert ML-CLAP (Yan et al., 2024, arXiv 2406.07012) and GLAP (Dinkel et al., 2025, arXiv 2506.11350).
 
-Their files have the same names: an audio encoder, which is CED or Dasheng, SONAR, and two projections.
+Both files use the same tensor names: an audio encoder (CED in ML-CLAP, Dasheng in GLAP), SONAR, and two projections.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from .tensors import Tensors, under
 
 AUDIO = "audio_encoder.model."
 TEXT = "text_encoder.model."
-# Their projections are Linear, ReLU, Linear in a row.
+# Each projection is a sequence of Linear (0), ReLU (1) and Linear (2).
 NAMES = (
     (r"^(audio|text)_proj\.0\.", r"\1_projection.linear1."),
     (r"^(audio|text)_proj\.2\.", r"\1_projection.linear2."),
 )
-# GLAP's temperature belongs to its loss and is not in its files; its authors score by 100 cosine.
+# GLAP's files contain no temperature, because it belongs to the loss; its authors score with 100 * cosine.
 GLAP_TEMPERATURE = 0.01
 
 
 def supclap_from_ml_clap(
     tensors: Mapping[str, torch.Tensor], origin: str, temperature: float | None = None
 ) -> tuple[SupCLAPModel, dict[str, int]]:
-    """The model in a file of ML-CLAP (557 tensors) or of GLAP: logits are cosine / temperature.
+    """Build the model of an ML-CLAP file (557 tensors) or a GLAP file; logits are cosine / temperature.
 
     Args:
-        tensors: All of the file's.
-        origin: What they come from, for the message of an error.
-        temperature: What is not in the file, for GLAP; None reads it there.
+        tensors: All tensors of the file.
+        origin: Name of the checkpoint, for error messages.
+        temperature: Temperature of the model; None reads it from the file.
 
     Returns:
-        The model in float32, in evaluation mode, and how many tensors it has no place for, by what they were.
+        The model (float32, evaluation mode) and the number of unused tensors, by description.
 
     Raises:
-        ValueError: The file is of another layout, or its temperature is not positive.
+        ValueError: The file has another layout, or its temperature is not positive.
     """
     whole = Tensors(tensors, origin)
-    audio, aside = ced_from_tensors(whole.below(AUDIO), f"{origin}, its audio encoder")
-    text, _ = sonar_from_tensors(whole.below(TEXT), f"{origin}, its text encoder")
+    audio, aside = ced_from_tensors(whole.below(AUDIO), f"the audio encoder of {origin}")
+    text, _ = sonar_from_tensors(whole.below(TEXT), f"the text encoder of {origin}")
     rest = whole.without(AUDIO, TEXT)
     if temperature is None:
         stated = rest.pop("temperature", None)
@@ -59,7 +59,7 @@ def supclap_from_ml_clap(
         temperature=temperature,
     )
 
-    # The towers are filled already; what is left must be exactly what joins them.
+    # The towers are filled already; the remaining tensors must be exactly the projections and the scale.
     joint = rest.rename(NAMES)
     joint["logit_scale"] = -torch.tensor([temperature], dtype=torch.float64).log()
     joint |= under("audio_model.", audio.state_dict()) | under("text_model.", text.state_dict())

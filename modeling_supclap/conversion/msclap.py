@@ -1,7 +1,7 @@
-"""Microsoft's CLAP (`microsoft/msclap`) to `SupCLAPModel`.
+"""Convert Microsoft's CLAP (`microsoft/msclap`) to `SupCLAPModel`.
 
-2023 (Elizalde et al., arXiv 2309.05767): HTSAT with GPT-2, of which the last token is read. 2022 (arXiv 2206.04769):
-CNN14 with BERT, of which the first token is read. Both have residual projections.
+The 2023 version (Elizalde et al., arXiv 2309.05767) is HTSAT with GPT-2 and last-token pooling. The 2022 version (arXiv
+2206.04769) is CNN14 with BERT and first-token pooling. Both have residual projections.
 """
 
 from __future__ import annotations
@@ -23,42 +23,41 @@ from .tensors import Tensors, under
 AUDIO = "audio_encoder.base."
 HTSAT = "audio_encoder.base.htsat."
 TEXT = "caption_encoder.base."
-# What was stored with the towers beside their weights, in the versions of transformers and PANNs of the time.
+# Unused tensors, which the PANNs and transformers versions of that time saved with the weights.
 CNN14_ASIDE = {
     r"fc_audioset\.": "tagging head",
-    r"(spectrogram_extractor|logmel_extractor)\.": "front end, which agrees",
+    r"(spectrogram_extractor|logmel_extractor)\.": "front end (same as ours)",
 }
 TEXT_ASIDE = {
-    r"h\.\d+\.attn\.(masked_)?bias$": "masks, which are computed",
-    r"embeddings\.position_ids$": "numbers of the positions",
-    r"pooler\.": "pooler, which is not read",
+    r"h\.\d+\.attn\.(masked_)?bias$": "attention masks (recomputed)",
+    r"embeddings\.position_ids$": "position ids",
+    r"pooler\.": "pooler (unused)",
 }
-# PANNs counts its blocks from 1.
+# PANNs numbers its blocks from 1.
 CNN14_NAMES = tuple((rf"^conv_block{number}\.", f"conv_blocks.{number - 1}.") for number in range(1, 7))
 NAMES = (
     (r"^audio_encoder\.projection\.", "audio_projection."),
     (r"^caption_encoder\.projection\.", "text_projection."),
 )
 GPT2_HEAD_DIM = 64
-# Texts are padded with "!", which is number 0, and end with a blank and a token of their own.
+# Texts are padded with "!" (id 0) and end with a blank and an end token.
 GPT2_PADDING, GPT2_BLANK, GPT2_END = "!", "Ġ", "<|endoftext|>"
 
 
 def supclap_from_msclap(
     tensors: Mapping[str, torch.Tensor], origin: str
 ) -> tuple[SupCLAPModel, MSCLAPFeatureExtractor, dict[str, int]]:
-    """The model in a file of MS-CLAP, of either year.
+    """Build the model of an MS-CLAP file, 2022 or 2023.
 
     Args:
-        tensors: All of the file's, under "model" there.
-        origin: What they come from, for the message of an error.
+        tensors: All tensors under "model" in the file.
+        origin: Name of the checkpoint, for error messages.
 
     Returns:
-        The model in float32, in evaluation mode, its feature extractor, and how many tensors it has no place for, by
-        what they were.
+        The model (float32, evaluation mode), its feature extractor, and the number of unused tensors, by description.
 
     Raises:
-        ValueError: The file is of another layout, or was trained on another front end.
+        ValueError: The file has another layout or another front end.
     """
     given = Tensors(tensors, origin)
     audio, audio_config, extractor, audio_aside = _audio_tower(given)
@@ -85,20 +84,20 @@ def supclap_from_msclap(
 
 
 def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Makes GPT-2's tokenizer, in place, pad and end texts as MS-CLAP 2023 was trained with.
+    """Set the padding and end tokens of MS-CLAP 2023 on GPT-2's tokenizer, in place.
 
     Args:
-        tokenizer: That of GPT-2.
+        tokenizer: The tokenizer of `openai-community/gpt2`.
 
     Raises:
-        ValueError: It is another.
+        ValueError: It is another tokenizer.
     """
     vocabulary = tokenizer.get_vocab()
     if vocabulary.get(GPT2_PADDING) != 0 or not {GPT2_BLANK, GPT2_END} <= vocabulary.keys():
-        raise ValueError(f"a {type(tokenizer).__name__} is not the tokenizer of GPT-2; give openai-community/gpt2")
+        raise ValueError(f"this {type(tokenizer).__name__} is not GPT-2's; use the tokenizer openai-community/gpt2")
 
     tokenizer.add_special_tokens({"pad_token": GPT2_PADDING})
-    # A template, in place of words behind the text, keeps the end where a long text is cut.
+    # A template keeps the end token when a long text is truncated; text appended to the caption would be cut off.
     special = [(token, vocabulary[token]) for token in (GPT2_BLANK, GPT2_END)]
     template = processors.TemplateProcessing(single=f"$A {GPT2_BLANK} {GPT2_END}", special_tokens=special)
     tokenizer.backend_tokenizer.post_processor = template
@@ -107,10 +106,10 @@ def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 def _audio_tower(
     tensors: Tensors,
 ) -> tuple[dict[str, torch.Tensor], PreTrainedConfig, MSCLAPFeatureExtractor, dict[str, int]]:
-    """The audio tower's tensors and configuration, its front end, and what was set aside."""
+    """Return the audio tower's tensors, configuration, feature extractor and counts of unused tensors."""
     htsat = tensors.below(HTSAT)
     if htsat:
-        # With its filters for 32 kHz: the code of the authors takes them from HTSAT's own settings.
+        # The mel filters are those for 32 kHz: the authors' code takes them from HTSAT's settings.
         extractor, prefix = MSCLAPFeatureExtractor(), HTSAT
         audio, aside, fields = htsat_from_tensors(htsat)
         config: PreTrainedConfig = ClapAudioConfig(**fields)
@@ -125,7 +124,7 @@ def _audio_tower(
         audio, config = cnn14, CNN14Config(hidden_size=width, channels=channels, n_mels=n_mels)
 
     expected = torch.from_numpy(extractor.mel_filters_slaney).float()
-    advice = "44.1 kHz, 1024 samples and 64 Slaney mel bands from 50 to 14,000 Hz are MS-CLAP's"
+    advice = "MS-CLAP expects 44.1 kHz, 1,024 samples and 64 Slaney mel bands from 50 to 14,000 Hz"
     tensors.check_constant(prefix + FILTERS, expected, advice)
     return audio, config, extractor, aside
 

@@ -1,8 +1,8 @@
-"""Where the weights of a model come from, and under which license the whole may be passed on.
+"""Record the origin of a model's weights, and derive the license of the whole model.
 
-A conversion or a run writes it into the folder of the model, as `provenance.json`: a list with an entry for each part,
-which the next run and the model card read. Where there is none, a tower's configuration names the Hub id or folder that
-it was loaded from, whose model card states a license.
+Conversions and training runs write `provenance.json` into the model folder: a list with one entry per part. Later runs
+and the model card read it. Without this file, the origin is the Hub id or folder in the tower's configuration, and the
+license is the one in its model card.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..hub_ids import is_hub_id
 from ..modeling_supclap import SupCLAPModel
 
 PROVENANCE_FILE = "provenance.json"
-# Of SONAR and of NLLB, the two public families of such text encoders, as their model cards state.
+# The license of SONAR and NLLB, as in their model cards.
 SONAR_LICENSE = "cc-by-nc-4.0"
-# Repositories of the Hub (regular expressions) whose cards state these; whatever is not here is looked up there.
+# Licenses by Hub repository (regular expression), as in their cards; other repositories are looked up on the Hub.
 KNOWN_LICENSES = {
     r"mispeech/(ced|dasheng)-[\w.]+": "apache-2.0",
     r"cointegrated/SONAR.*": SONAR_LICENSE,
@@ -37,29 +37,26 @@ KNOWN_LICENSES = {
     r"microsoft/msclap": "mit",
 }
 
-
-# They ask for no more than to be named, so that Apache-2.0, the license of this code, can hold for the whole.
+# Licenses that require attribution at most; a model with such parts can be Apache-2.0, the license of this code.
 PERMISSIVE = {"apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "unlicense"}
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the weights of a part of a model started from: an entry of `provenance.json`.
+    """Origin of the weights of one part of a model: an entry of `provenance.json`.
 
     Args:
-        part: Its name in a converted `SupCLAPModel`, such as `audio_model`; of a run `audio tower`, `text tower` or
-            `whole model`.
-        kind: Its model type, such as `ced` or `m2m_100`; empty where it has none.
-        source: The Hub id, or the name of the file or folder, of the checkpoint, or an address; empty where the weights
-            were drawn at random.
-        license: In the Hub's notation: what the checkpoint states, or what binds every file of its layout; empty where
-            neither is known.
-        sha256: The checksum of the weight files, where they were converted.
-        layout: The layout that was recognised then.
-        tensors: How many the part has.
-        revision: The commit, of a Hub repository.
-        files: The names of the weight files.
-        parameters: How many weights the part has.
+        part: Name of the part: in a converted `SupCLAPModel` a submodule such as `audio_model`; in a training run
+            `audio tower`, `text tower` or `whole model`.
+        kind: Model type, such as `ced` or `m2m_100`; empty if there is none.
+        source: Hub id, file name, folder name or URL of the checkpoint; empty for random weights.
+        license: License identifier of the Hub, from the checkpoint or fixed for its layout; empty if unknown.
+        sha256: Checksum of the weight files; only for converted checkpoints.
+        layout: Name of the recognised layout; only for converted checkpoints.
+        tensors: Number of tensors.
+        revision: Commit of the Hub repository.
+        files: Names of the weight files.
+        parameters: Number of parameters.
     """
 
     part: str
@@ -75,12 +72,12 @@ class Origin:
 
     @property
     def hub_id(self) -> str | None:
-        """The source as `owner/name`, if it is a repository of the Hub."""
+        """The source if it is a Hub repository (`owner/name`), else None."""
         return self.source if "/" in self.source and is_hub_id(self.source) else None
 
 
 def known_license(repository: str) -> str:
-    """The license that the card of a public repository is known to state; empty where it is not known."""
+    """Return the license of a repository in `KNOWN_LICENSES`; empty if it is not listed."""
     for pattern, license in KNOWN_LICENSES.items():
         if re.fullmatch(pattern, repository):
             return license
@@ -88,13 +85,13 @@ def known_license(repository: str) -> str:
 
 
 def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
-    """The entries of a folder's `provenance.json`; none where there is no such file.
+    """Read the entries of a folder's `provenance.json`; an empty list if there is no such file.
 
     Args:
-        folder: That of a model; it need not exist.
+        folder: Model folder; it need not exist.
 
     Raises:
-        ValueError: The file is no list of mappings with a part and a source.
+        ValueError: The file is not a list of mappings with the keys `part` and `source`.
     """
     path = Path(folder) / PROVENANCE_FILE
     if not path.is_file():
@@ -103,41 +100,39 @@ def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
     entries = json.loads(path.read_text(encoding="utf-8"))
     for entry in entries if isinstance(entries, list) else [None]:
         if not isinstance(entry, dict) or not {"part", "source"} <= entry.keys():
-            raise ValueError(
-                f"{path} must be a list of mappings with part, source, sha256, layout, license and tensors"
-            )
+            raise ValueError(f"{path} must be a list of mappings with the keys part and source")
     return entries
 
 
 def write_provenance(folder: str | Path, parts: Iterable[Origin]) -> None:
-    """Writes `provenance.json` into a model's folder, so that whoever continues from it knows what it was made of."""
+    """Write `provenance.json` into a model folder."""
     write_json(Path(folder) / PROVENANCE_FILE, list(map(asdict, parts)), indent=2, ensure_ascii=True)
 
 
 def origins(model: SupCLAPModel, base_model: str | None = None) -> list[Origin]:
-    """The origin of both towers, and of the whole model where training continued one.
+    """Return the origins of both towers, and of the whole model if training continued from one.
 
     Args:
-        model: Whose configurations name what the towers were loaded from.
-        base_model: Id or folder of the model that training continued; None takes it from the model.
+        model: The model; its configurations name the sources of the towers.
+        base_model: Hub id or folder of the model that training continued from; None reads it from the model.
     """
     config: Any = model.config
     whole = base_model or model.name_or_path
     recorded = read_provenance(whole) if whole else []
 
-    found = []
+    parts = []
     for part, tower in (("audio tower", config.audio_config), ("text tower", config.text_config)):
-        found.append(_tower(part, tower.model_type, str(getattr(tower, "_name_or_path", "") or ""), recorded))
+        parts.append(_tower(part, tower.model_type, str(getattr(tower, "_name_or_path", "") or ""), recorded))
     if whole:
-        found.append(Origin("whole model", config.model_type, public_name(whole), stated_license(whole)))
-    return found
+        parts.append(Origin("whole model", config.model_type, public_name(whole), stated_license(whole)))
+    return parts
 
 
 def license_of(parts: Iterable[Origin]) -> str:
-    """The license of a model with these parts, in the Hub's notation.
+    """Return the license of a model with these parts, as a Hub identifier.
 
-    A part for non-commercial use binds the whole; permissive parts and weights of one's own make Apache-2.0; anything
-    else, or a source whose license is not known, makes `other`.
+    A non-commercial part makes the whole model non-commercial. Parts that are permissive or trained from scratch result
+    in Apache-2.0. All other combinations, and sources with an unknown license, result in `other`.
 
     >>> license_of([Origin("audio tower", "ced", "mispeech/ced-base", "apache-2.0"), Origin("text tower", "bert")])
     'apache-2.0'
@@ -153,13 +148,13 @@ def license_of(parts: Iterable[Origin]) -> str:
     if bound:
         return bound.pop() if len(bound) == 1 else "other"
 
-    # Of a model that was continued, what it was made of says enough.
+    # If training continued from a model without a license, the licenses of its towers suffice.
     is_known = not (lacks and towers_lack)
     return "apache-2.0" if stated - {""} <= PERMISSIVE and is_known else "other"
 
 
 def stated_license(source: str) -> str:
-    """The license of a Hub id or folder: a known one, or the one in its model card; empty where there is none."""
+    """Return the license of a Hub id or folder, from `KNOWN_LICENSES` or its model card; empty if there is none."""
     if known := known_license(source):
         return known
     card = Path(source) / "README.md"
@@ -167,17 +162,17 @@ def stated_license(source: str) -> str:
         return ""
     try:
         data = ModelCard.load(card if card.is_file() else source).data
-    except Exception:  # no such repository, no network, no card, broken YAML: none of them tells a license
+    except Exception:  # no such repository, no network, no card, or broken YAML: the license is unknown
         return ""
     return str(data.license or "").lower()
 
 
 def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, Any]]) -> Origin:
-    """What the whole model's folder recorded of a tower, else what the tower's own folder did, else its name."""
+    """Return a tower's entry in the provenance of the whole model or of its own folder, or one made from its name."""
     word = part.split()[0]
     own = read_provenance(source) if source else []
     entries = [entry for entry in (*recorded, *own) if word in str(entry["part"])] or own[:1]
-    # Both public families of such encoders, SONAR and NLLB, are CC-BY-NC-4.0: rather too strict than too free.
+    # Both public families of M2M100 encoders, SONAR and NLLB, are CC-BY-NC-4.0; assume the strict license for others.
     assumed = SONAR_LICENSE if kind == "m2m_100" else ""
     if not entries:
         return Origin(part, kind, public_name(source), (stated_license(source) if source else "") or assumed)

@@ -1,7 +1,7 @@
-"""SONAR's published layouts to `SonarTextModel`: fairseq2, legacy fairseq and the Hub's M2M100 encoder.
+"""Convert SONAR to `SonarTextModel`, from fairseq2, legacy fairseq or the Hub's M2M100 encoder.
 
-fairseq2 numbers the four control tokens as pad, unk, bos, eos; fairseq and the Hub as bos, pad, eos, unk. Going from
-one to the other therefore exchanges rows of the embedding.
+The order of the control tokens is pad, unk, bos, eos in fairseq2, and bos, pad, eos, unk in fairseq and on the Hub. The
+conversion of a fairseq2 file therefore permutes the first four rows of the embedding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .tensors import Tensors
 
 EMBEDDING = "embed_tokens.weight"
 FAIRSEQ2_EMBEDDING = "encoder_frontend.embed.weight"
-# What fairseq2 calls differently; all else keeps its name, without the prefix.
+# Renames fairseq2's tensors; the last rule only removes the prefix.
 FAIRSEQ2_NAMES = (
     (r"^encoder_frontend\.embed\.", "embed_tokens."),
     (r"^encoder\.(layers\.\d+)\.self_attn\.output_proj\.", r"\1.self_attn.out_proj."),
@@ -27,34 +27,34 @@ FAIRSEQ2_NAMES = (
     (r"^encoder\.(layers\.\d+)\.ffn_layer_norm\.", r"\1.final_layer_norm."),
     (r"^encoder\.", ""),
 )
-# Row i of the Hub's embedding is this row of fairseq2's.
+# Row i of the Hub's embedding is row FROM_FAIRSEQ2_ROWS[i] of fairseq2's.
 FROM_FAIRSEQ2_ROWS = [2, 0, 3, 1]
-# The number of the format, and a device marker of the sinusoids, which are computed.
-ASIDE = {r"(version|embed_positions\._float_tensor)$": "constants of fairseq"}
-# SONAR has 16 heads at a width of 1024.
+# The format version, and a device marker of the sinusoidal positions, which the model computes.
+ASIDE = {r"(version|embed_positions\._float_tensor)$": "fairseq constants"}
+# SONAR has 16 heads at a width of 1,024.
 HEAD_DIM = 64
 
 
 def sonar_from_tensors(
     tensors: Mapping[str, torch.Tensor], origin: str, config: Mapping[str, Any] | None = None
 ) -> tuple[SonarTextModel, dict[str, int]]:
-    """The encoder in Meta's `sonar_text_encoder.pt` or in a checkpoint of transformers' `M2M100Encoder`.
+    """Build the encoder of Meta's `sonar_text_encoder.pt` or of a checkpoint of transformers' `M2M100Encoder`.
 
     Args:
-        tensors: All of the checkpoint's: 387 at 24 layers.
-        origin: What they come from, for the message of an error.
-        config: The `config.json` beside them; None or empty reads the shape of the encoder off the tensors, with heads
-            that are 64 wide.
+        tensors: All tensors of the checkpoint (387 at 24 layers).
+        origin: Name of the checkpoint, for error messages.
+        config: Content of its `config.json`; None or empty derives the configuration from the tensor shapes and
+            assumes heads of width 64.
 
     Returns:
-        The encoder in float32, in evaluation mode, and how many tensors it has no place for, by what they were.
+        The encoder (float32, evaluation mode) and the number of unused tensors, by description.
 
     Raises:
-        ValueError: The checkpoint is of another layout, or the configuration is not its own.
+        ValueError: The checkpoint has another layout, or the configuration does not match it.
     """
     fields = dict(config or {})
     if fields and (kind := fields.pop("model_type", None)) != M2M100Config.model_type:
-        raise ValueError(f"{origin} has a config.json of {kind!r} beside weights of an M2M100 encoder")
+        raise ValueError(f"{origin} has weights of an M2M100 encoder, but its config.json is of {kind!r}")
 
     whole = Tensors(tensors, origin)
     if FAIRSEQ2_EMBEDDING in whole:

@@ -1,4 +1,4 @@
-"""What all conversions share: renaming tensors, reading shapes off them, and filling a model with exactly its own."""
+"""Shared by all conversions: rename tensors, read their shapes, and fill a model exactly."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformers.initialization import no_init_weights
 
 
 class Tensors(dict[str, torch.Tensor]):
-    """The tensors of a checkpoint by name. Whatever is wrong with them is a ValueError that says where they come from.
+    """Tensors of a checkpoint by name. Errors are ValueErrors that name the checkpoint.
 
     Args:
-        tensors: All of them.
-        origin: What they come from, for the message of an error.
+        tensors: The tensors by name.
+        origin: Name of the checkpoint, for error messages.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
@@ -24,11 +24,11 @@ class Tensors(dict[str, torch.Tensor]):
         self.origin = origin
 
     def build(self, model_class: Callable[..., Any], *args: Any) -> Any:
-        """A model that is filled with exactly these tensors, in float32 and in evaluation mode.
+        """Build a model and fill it with exactly these tensors (float32, evaluation mode).
 
         Args:
-            model_class: Its class.
-            *args: Its configuration, and towers that are filled already.
+            model_class: Class of the model.
+            *args: Its configuration, and optionally towers that are filled already.
 
         Raises:
             ValueError: Names or shapes differ from the model's.
@@ -39,13 +39,13 @@ class Tensors(dict[str, torch.Tensor]):
         return model.eval()
 
     def rename(self, rules: Sequence[tuple[str, str]]) -> Tensors:
-        """Renames tensors, none of which may vanish under another's new name.
+        """Return the tensors with new names.
 
         Args:
-            rules: Regular expressions and their replacements, of which the first that finds something in a name counts.
+            rules: Pairs of regular expression and replacement; for each name, the first rule that matches applies.
 
         Raises:
-            ValueError: Two tensors would get one name.
+            ValueError: Two tensors would have the same name.
         """
         renamed = Tensors({}, self.origin)
         for name in sorted(self):
@@ -61,22 +61,22 @@ class Tensors(dict[str, torch.Tensor]):
         return renamed
 
     def without(self, *prefixes: str) -> Tensors:
-        """The tensors below none of these prefixes."""
+        """Return the tensors with none of these prefixes."""
         return Tensors({name: self[name] for name in self if not name.startswith(prefixes)}, self.origin)
 
     def below(self, prefix: str) -> Tensors:
-        """The tensors below a prefix, without it."""
-        own = {name.removeprefix(prefix): self[name] for name in self if name.startswith(prefix)}
-        return Tensors(own, self.origin)
+        """Return the tensors with this prefix, which is removed from their names."""
+        matching = {name.removeprefix(prefix): self[name] for name in self if name.startswith(prefix)}
+        return Tensors(matching, self.origin)
 
     def set_aside(self, reasons: Mapping[str, str]) -> tuple[Tensors, dict[str, int]]:
-        """Takes out the tensors that no embedding depends on.
+        """Remove tensors that do not affect the embeddings.
 
         Args:
-            reasons: Regular expressions of the beginnings of their names, and what they are.
+            reasons: Regular expression of the beginning of their names, to a short description.
 
         Returns:
-            The other tensors, and how many were taken out by what they were.
+            The remaining tensors, and the number of removed tensors by description.
         """
         kept = Tensors({}, self.origin)
         counts: dict[str, int] = {}
@@ -91,107 +91,105 @@ class Tensors(dict[str, torch.Tensor]):
         return kept, counts
 
     def count_layers(self, prefix: str) -> int:
-        """How many of the numbered layers below a prefix there are: the highest number and one."""
+        """Return the number of layers after a prefix: the highest index + 1."""
         count = 0
         for name in self:
-            if found := re.match(re.escape(prefix) + r"(\d+)\.", name):
-                count = max(count, int(found[1]) + 1)
+            if match := re.match(re.escape(prefix) + r"(\d+)\.", name):
+                count = max(count, int(match[1]) + 1)
 
         return count
 
     def count_heads(self, width: int, head_dim: int) -> int:
-        """The attention heads of an encoder, which no tensor shows, by the width that the published sizes have.
+        """Return the number of attention heads, from the head width of the published models.
 
         Raises:
-            ValueError: The width is no multiple of that of a head.
+            ValueError: `width` is not a multiple of `head_dim`.
         """
         if width % head_dim:
             raise ValueError(
-                f"{self.origin} is {width} wide; the published heads are {head_dim} wide. Give a folder with a "
-                "config.json"
+                f"{self.origin} has width {width}, not a multiple of the published head width {head_dim}. Give a "
+                "folder with a config.json"
             )
         return width // head_dim
 
     def get_shape(self, name: str, axes: int) -> tuple[int, ...]:
-        """The shape of a tensor that a configuration is read off.
+        """Return the shape of a tensor.
 
         Raises:
-            ValueError: There is no such tensor, or it has another number of axes.
+            ValueError: The tensor is missing, or does not have `axes` axes.
         """
         if name not in self:
             raise ValueError(f"{self.origin} lacks {name}; among its {len(self)} tensors are {sorted(self)[:3]}")
         shape = tuple(self[name].shape)
         if len(shape) != axes:
-            raise ValueError(f"{self.origin}: {name} has shape {shape}, which should have {axes} axes")
+            raise ValueError(f"{self.origin}: {name} has shape {shape}, expected {axes} axes")
         return shape
 
     def check_constant(self, name: str, expected: torch.Tensor, advice: str) -> None:
-        """Refuses weights that were trained on other spectrograms than our feature extractor makes.
+        """Raise if a front-end constant of the checkpoint differs from that of our feature extractor.
 
         Args:
-            name: A constant of the checkpoint's front end, such as its mel filters.
-            expected: The same constant of ours.
-            advice: Which front end would be right.
+            name: Name of the constant, such as the mel filters.
+            expected: The same constant of our feature extractor.
+            advice: The expected front end, for the error message.
 
         Raises:
-            ValueError: It is missing, has another shape, or differs by more than two libraries do.
+            ValueError: It is missing, has another shape, or differs by more than rounding and library differences.
         """
-        seen = self.get(name)
-        if seen is None or seen.shape != expected.shape:
-            shape = None if seen is None else tuple(seen.shape)
-            raise ValueError(
-                f"{self.origin}: {name} has shape {shape}, which should be {tuple(expected.shape)}; {advice}"
-            )
+        constant = self.get(name)
+        if constant is None or constant.shape != expected.shape:
+            shape = None if constant is None else tuple(constant.shape)
+            raise ValueError(f"{self.origin}: {name} has shape {shape}, expected {tuple(expected.shape)}; {advice}")
 
-        # Libraries differ by up to 5e-6 of the maximum, other frequency ranges by more than 0.01. Half precision rounds
-        # numbers up to 1 by a quarter of its epsilon.
-        tolerance = 1e-4 + torch.finfo(seen.dtype).eps / 4
-        error = (seen.float() - expected).abs().max() / expected.abs().max()
+        # Relative to the maximum, libraries differ by up to 5e-6 and other frequency ranges by more than 0.01. Half
+        # precision rounds numbers up to 1 by at most a quarter of its epsilon.
+        tolerance = 1e-4 + torch.finfo(constant.dtype).eps / 4
+        error = (constant.float() - expected).abs().max() / expected.abs().max()
         if not error <= tolerance:
             raise ValueError(
-                f"{self.origin}: {name} differs by {error:.2g} of its maximum: it was trained on other spectrograms; "
-                f"{advice}"
+                f"{self.origin}: {name} differs by {error:.2g} of its maximum, so the model was trained on other "
+                f"spectrograms; {advice}"
             )
 
 
 def under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors with a prefix before each name."""
+    """Return the tensors with a prefix added to each name."""
     return {prefix + name: value for name, value in tensors.items()}
 
 
 def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
-    """Copies tensors into a model that has exactly their names and shapes.
+    """Copy tensors into a model that has exactly these names and shapes.
 
     Args:
         model: The model to fill, in place.
         tensors: All of its parameters and persistent buffers, by name.
-        origin: What they come from, for the message of an error.
+        origin: Name of the checkpoint, for error messages.
 
     Raises:
-        ValueError: Names or shapes differ; the model is then as it was.
+        ValueError: Names or shapes differ; the model is then unchanged.
     """
-    own = model.state_dict()
+    expected = model.state_dict()
 
     reshaped = []
-    for name in sorted(own.keys() & tensors.keys()):
-        if tensors[name].shape != own[name].shape:
-            reshaped.append(f"{name} {tuple(tensors[name].shape)} for {tuple(own[name].shape)}")
+    for name in sorted(expected.keys() & tensors.keys()):
+        if tensors[name].shape != expected[name].shape:
+            reshaped.append(f"{name} {tuple(tensors[name].shape)} for {tuple(expected[name].shape)}")
 
     faults = {
-        "lacks": sorted(own.keys() - tensors.keys()),
-        "has no place for": sorted(tensors.keys() - own.keys()),
-        "has other shapes of": reshaped,
+        "missing": sorted(expected.keys() - tensors.keys()),
+        "unexpected": sorted(tensors.keys() - expected.keys()),
+        "with another shape": reshaped,
     }
     refuse_faults(origin, type(model).__name__, faults)
     model.load_state_dict(tensors)
 
 
 def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
-    """Raises a ValueError that counts and names the tensors by what is wrong with them, unless nothing is."""
-    told = []
+    """Raise a ValueError with the number and the first names of the tensors of each fault, if there are any."""
+    messages = []
     for fault, names in faults.items():
         if names:
-            told.append(f"{fault} {len(names)} ({', '.join(names[:3])})")
+            messages.append(f"{len(names)} {fault} ({', '.join(names[:3])})")
 
-    if told:
-        raise ValueError(f"{origin} does not fit {target}: it {', it '.join(told)}")
+    if messages:
+        raise ValueError(f"{origin} does not fit {target}: {', '.join(messages)}")

@@ -66,7 +66,7 @@ def test_every_size_of_dasheng_fits_to_the_last_tensor(on_meta, width, depth, he
     config = model.config
     assert (config.embed_dim, config.depth, config.num_heads) == (width, depth, heads)
     assert (config.patch_mels, config.patch_frames, config.target_length) == (64, 4, 1008)
-    assert aside == {"front end, which agrees": 2}
+    assert aside == {"front end (same as ours)": 2}
 
 
 def test_a_dasheng_folder_of_the_hub(tmp_path):
@@ -88,19 +88,19 @@ def other_filters(**kwargs) -> torch.Tensor:
     ("change", "message"),
     [
         (put(FILTERS, other_filters(f_min=50.0)), "mel_scale.fb differs by"),
-        (put(FILTERS, other_filters(f_max=7999.0)), "trained on other spectrograms"),
-        (put(FILTERS, other_filters(mel_scale="slaney")), "trained on other spectrograms"),
+        (put(FILTERS, other_filters(f_max=7999.0)), "differs by"),
+        (put(FILTERS, other_filters(mel_scale="slaney")), "differs by"),
         (put(FILTERS, torch.full((257, 64), torch.nan)), "mel_scale.fb differs by nan"),
         (put(FILTERS, torch.zeros(201, 64)), r"mel_scale.fb has shape \(201, 64\)"),
         (put(WINDOW, torch.hann_window(512, periodic=False)), "spectrogram.window differs"),
         (put(WINDOW, None), "spectrogram.window has shape None"),
-        (put("front_end.1.gain", torch.ones(1)), "has the front end .*1.gain"),
-        (put("blocks.1.norm1.bias", None), r"does not fit CEDModel: it lacks 1 \(blocks.1.norm1.bias\)"),
-        (put("blocks.7.norm1.bias", torch.ones(64)), r"it lacks \d+ \(blocks.2"),
+        (put("front_end.1.gain", torch.ones(1)), r"front_end\.1\.gain"),
+        (put("blocks.1.norm1.bias", None), r"CEDModel: 1 missing \(blocks.1.norm1.bias\)"),
+        (put("blocks.7.norm1.bias", torch.ones(64)), r"\d+ missing \(blocks.2"),
         (put("init_bn.weight", torch.ones(64)), "mixes two layouts: it has init_bn.weight under two names"),
-        (put("patch_embed.proj.weight", torch.ones(64, 1, 64, 4)), "63 columns of patches of 4 frames"),
-        (put("patch_embed.proj.weight", torch.ones(60, 1, 16, 16)), "is 60 wide; the published heads are 64 wide"),
-        (put("time_pos_embed", torch.ones(1, 64, 1, 62)), "time positions for 62 columns"),
+        (put("patch_embed.proj.weight", torch.ones(64, 1, 64, 4)), r"63 .*\b4 "),
+        (put("patch_embed.proj.weight", torch.ones(60, 1, 16, 16)), r"\b60.*\b64"),
+        (put("time_pos_embed", torch.ones(1, 64, 1, 62)), r"\b62 "),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
@@ -115,9 +115,9 @@ def test_the_hub_configuration_counts_and_is_checked():
     fields = {**builders.PUBLISHED_CED_CONFIG, "embed_dim": 64, "depth": 2, "num_heads": 2, "target_length": 1010}
     model, _ = ced_from_tensors(tensors, "file", fields)
     assert (model.config.num_heads, model.config.target_length) == (2, 1010)
-    with pytest.raises(ValueError, match="it has no place for 12"):
+    with pytest.raises(ValueError, match="12 unexpected"):
         ced_from_tensors(tensors, "file", {**fields, "depth": 1})
-    with pytest.raises(ValueError, match=r"has a config\.json of 'bert' beside weights of CED"):
+    with pytest.raises(ValueError, match=r"config\.json .*'bert'"):
         ced_from_tensors(tensors, "file", {"model_type": "bert"})
 
 
@@ -127,7 +127,7 @@ def test_a_file_in_half_precision_has_the_front_end_that_it_had(dtype):
     model, _ = ced_from_tensors(tensors, "half")
     assert model.dtype == torch.float32
     other = {**tensors, WINDOW: torch.hann_window(512, periodic=False).to(dtype)}
-    with pytest.raises(ValueError, match="trained on other spectrograms"):
+    with pytest.raises(ValueError, match="differs by"):
         ced_from_tensors(other, "half")
 
 

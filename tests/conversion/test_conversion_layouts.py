@@ -76,9 +76,9 @@ def test_it_is_recognised(name, tensors):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (lambda: builders.supclap_model().state_dict(), "of no layout"),
-        (lambda: translation().state_dict(), "of no layout"),
-        (lambda: translation().model.state_dict(), "has no place for"),
+        (lambda: builders.supclap_model().state_dict(), "unknown layout"),
+        (lambda: translation().state_dict(), "unknown layout"),
+        (lambda: translation().model.state_dict(), "unexpected"),
     ],
 )
 def test_a_model_of_another_kind_is_never_half_converted(tensors, message):
@@ -88,7 +88,7 @@ def test_a_model_of_another_kind_is_never_half_converted(tensors, message):
 
 def test_an_unknown_layout_is_told_what_is_known():
     tensors = dict.fromkeys(["roberta.encoder.layer.0.x", "zebra", "conv1.weight"], torch.ones(1))
-    with pytest.raises(ValueError, match=r"the origin is of no layout") as caught:
+    with pytest.raises(ValueError, match="the origin has an unknown layout") as caught:
         convert_checkpoint(checkpoint(tensors))
     told = str(caught.value)
     assert "its 3 tensors are conv1.weight, roberta.encoder.layer.0.x, zebra" in told
@@ -98,9 +98,9 @@ def test_an_unknown_layout_is_told_what_is_known():
 def test_a_kind_is_kept_to():
     given = checkpoint(published.ced_original(ENCODER, HEAD))
     assert convert_checkpoint(given, "ced").layout.name == "CED"
-    with pytest.raises(ValueError, match="is laid out as CED, of kind 'ced' and not 'sonar'"):
+    with pytest.raises(ValueError, match="'ced', not 'sonar'"):
         convert_checkpoint(given, "sonar")
-    with pytest.raises(ValueError, match="there is no kind 'clap'; give auto or one of ml-clap, glap"):
+    with pytest.raises(ValueError, match="'clap'; give auto or one of ml-clap, glap"):
         convert_checkpoint(given, "clap")
 
 
@@ -155,7 +155,7 @@ def test_the_towers_are_those_of_the_whole():
 def test_a_tower_has_no_other_tower(name, part):
     with pytest.raises(ValueError, match=f"{name} has no {part} tower; it is a single"):
         convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part=part)
-    with pytest.raises(ValueError, match="there is no part 'half'"):
+    with pytest.raises(ValueError, match="'half'"):
         convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part="half")
 
 
@@ -184,7 +184,7 @@ def test_a_fusion_that_is_not_used_is_told():
         for each in (False, True)
     )
     assert "fusion" not in convert_checkpoint(checkpoint(plain)).remark
-    assert "fusion of long clips, which is not used" in convert_checkpoint(checkpoint(fused)).remark
+    assert "fusion of long clips is not used" in convert_checkpoint(checkpoint(fused)).remark
 
 
 # ---- what lies beside the weights ----
@@ -234,6 +234,6 @@ def test_a_clap_folder(tmp_path):
     ours = conversion.model.get_audio_features(features, is_longer=torch.zeros(1, 1)).pooler_output
     theirs = clap.get_audio_features(features, is_longer=torch.zeros(1, 1)).pooler_output
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
-    assert conversion.set_aside == {"scale from text to audio": 1}
-    with pytest.raises(ValueError, match=r"has no config.json of a CLAP beside its weights; give its whole folder"):
+    assert conversion.set_aside == {"logit scale of the text direction": 1}
+    with pytest.raises(ValueError, match=r"config\.json"):
         convert_checkpoint(checkpoint(clap.state_dict()))

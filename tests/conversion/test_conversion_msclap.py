@@ -35,9 +35,9 @@ def test_2022_reads_cnn14_and_the_first_token_of_bert():
     assert (extractor.filter_rate_hz, extractor.max_length_s) == (None, 5)
     assert aside == {
         "tagging head": 2,
-        "front end, which agrees": 3,
-        "pooler, which is not read": 2,
-        "numbers of the positions": 1,
+        "front end (same as ours)": 3,
+        "pooler (unused)": 2,
+        "position ids": 1,
     }
 
     reference = BertModel(published.bert_config(), add_pooling_layer=False).eval()
@@ -68,7 +68,7 @@ def test_golden_embeddings_of_2023():
     masks = {"h.0.attn.bias": torch.ones(1, 1, 1024, 1024), "h.0.attn.masked_bias": torch.tensor(-1e4)}
     tensors |= {f"caption_encoder.base.{name}": value for name, value in masks.items()}
     model, extractor, aside = supclap_from_msclap({**tensors, "logit_scale": torch.tensor(2.0)}, "golden")
-    assert aside == {"tagging head": 4, "masks, which are computed": 3, "front end, which agrees": 2}
+    assert aside == {"tagging head": 4, "attention masks (recomputed)": 3, "front end (same as ours)": 2}
     assert (extractor.filter_rate_hz, extractor.max_length_s) == (32_000, 7)
     assert model.logit_scale.item() == 2
 
@@ -125,11 +125,11 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch, year):
         ),
         (2022, put("audio_encoder.base.logmel_extractor.melW", None), "melW has shape None"),
         (2023, put("logit_scale", None), "must have a 'logit_scale' of one number, has None"),
-        (2023, put("caption_encoder.base.ln_f.bias", None), r"it lacks 1 \(text_model.ln_f.bias\)"),
-        (2023, put("caption_encoder.projection.linear1.bias", torch.ones(16)), r"no place for 1 \(text_projection.lin"),
-        (2022, put("audio_encoder.base.conv_block3.bn1.running_var", None), r"it lacks 1 \(audio_model.conv_blocks.2"),
-        (2022, put("audio_encoder.projection.layer_norm.bias", None), r"it lacks 1 \(audio_projection.layer_norm"),
-        (2022, put("caption_encoder.base.embeddings.word_embeddings.weight", torch.ones(9, 60)), "is 60 wide"),
+        (2023, put("caption_encoder.base.ln_f.bias", None), r"1 missing \(text_model.ln_f.bias\)"),
+        (2023, put("caption_encoder.projection.linear1.bias", torch.ones(16)), r"1 unexpected \(text_projection.lin"),
+        (2022, put("audio_encoder.base.conv_block3.bn1.running_var", None), r"1 missing \(audio_model.conv_blocks.2"),
+        (2022, put("audio_encoder.projection.layer_norm.bias", None), r"1 missing \(audio_projection.layer_norm"),
+        (2022, put("caption_encoder.base.embeddings.word_embeddings.weight", torch.ones(9, 60)), r"\b60\b"),
     ],
 )
 def test_what_does_not_fit_is_refused(year, change, message):
@@ -151,5 +151,5 @@ def test_texts_end_and_are_padded_as_they_were_in_training():
 
     cut = prepared(texts[0], truncation=True, max_length=4)["input_ids"]
     assert cut[-2:] == reference(" <|endoftext|>")["input_ids"], "a long text keeps its end"
-    with pytest.raises(ValueError, match="a BertTokenizer is not the tokenizer of GPT-2"):
+    with pytest.raises(ValueError, match="BertTokenizer"):
         prepare_gpt2_tokenizer(builders.bert_tokenizer())

@@ -102,7 +102,7 @@ def test_a_used_folder_is_left_alone(tmp_path, conversion, used):
     else:
         out.write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match=r"out is in use; give a folder that is empty or does not exist"):
+    with pytest.raises(ValueError, match=r"\bout\b"):
         save_conversion(conversion, out)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -125,7 +125,7 @@ def test_a_changed_weight_is_found(tmp_path, conversion):
     save_conversion(conversion, tmp_path / "out")
     with torch.no_grad():
         conversion.model.text_projection.linear2.bias[3] += 1e-6
-    with pytest.raises(ValueError, match="the SupCLAPModel in the written folder has other weights"):
+    with pytest.raises(ValueError, match=r"SupCLAPModel .*text_projection\.linear2\.bias"):
         verify_saved(conversion, tmp_path / "out")
 
 
@@ -134,7 +134,7 @@ def test_a_lost_weight_is_found(tmp_path, conversion):
     tensors = conversion.model.state_dict()
     del tensors["logit_scale"]
     conversion.model.save_pretrained(tmp_path / "out", state_dict=tensors)
-    with pytest.raises(ValueError, match=r"does not load from the written folder: missing_keys \['logit_scale'\]"):
+    with pytest.raises(ValueError, match=r"missing_keys \['logit_scale'\]"):
         verify_saved(conversion, tmp_path / "out")
 
 
@@ -155,7 +155,7 @@ def test_another_configuration_is_found(tmp_path, conversion):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     config["projection_hidden_act"] = "gelu"
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="in the written folder has another audio embedding"):
+    with pytest.raises(ValueError, match="audio embedding"):
         verify_saved(conversion, tmp_path / "out")
 
 
@@ -166,8 +166,8 @@ def test_another_configuration_is_found(tmp_path, conversion):
     ("config", "message"),
     [
         ({"vocab_size": 100}, r"the tokenizer has \d+ tokens and the text tower 100"),
-        ({"pad_token_id": 3}, "the tokenizer pads with 1 and the text tower with 3"),
-        ({"vocab_size": 256_206}, r"the tokenizer has eng_Latn at \d+, SONAR at 256047; give cointegrated/SONAR_200"),
+        ({"pad_token_id": 3}, "pad_token_id 1 .*3"),
+        ({"vocab_size": 256_206}, "eng_Latn .*256047; give cointegrated/SONAR_200"),
     ],
 )
 def test_another_tokenizer_is_refused(tmp_path, conversion, config, message):
@@ -179,7 +179,7 @@ def test_another_tokenizer_is_refused(tmp_path, conversion, config, message):
 
 def test_an_audio_tower_takes_no_tokenizer(tmp_path):
     audio = convert_checkpoint(checkpoint(published.small_ml_clap()), part="audio")
-    with pytest.raises(ValueError, match="a CEDModel reads no text; give no tokenizer"):
+    with pytest.raises(ValueError, match="CEDModel"):
         save_conversion(audio, tmp_path / "out", builders.nllb_tokenizer())
 
 

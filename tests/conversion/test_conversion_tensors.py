@@ -9,10 +9,10 @@ from modeling_supclap.conversion.tensors import Tensors, fill_exactly
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("bias"), r"the file does not fit Linear: it lacks 1 \(bias\)$"),
-        (lambda tensors: tensors.update(gain=torch.ones(1)), r"it has no place for 1 \(gain\)$"),
-        (lambda t: t.update(weight=torch.ones(3, 2)), r"it has other shapes of 1 \(weight \(3, 2\) for \(2, 3\)\)$"),
-        (lambda t: t.update(b=t.pop("bias")), r"it lacks 1 \(bias\), it has no place for 1 \(b\)$"),
+        (lambda tensors: tensors.pop("bias"), r"the file does not fit Linear: 1 missing \(bias\)$"),
+        (lambda tensors: tensors.update(gain=torch.ones(1)), r"1 unexpected \(gain\)$"),
+        (lambda t: t.update(weight=torch.ones(3, 2)), r"\(weight \(3, 2\) for \(2, 3\)\)$"),
+        (lambda t: t.update(b=t.pop("bias")), r"1 missing \(bias\), 1 unexpected \(b\)$"),
     ],
 )
 def test_a_gap_is_an_error_and_fills_nothing(change, message):
@@ -48,7 +48,7 @@ def test_a_shape_to_read_is_there_and_has_the_right_axes():
     assert tensors.get_shape("weight", 2) == (2, 3)
     with pytest.raises(ValueError, match="the file lacks bias"):
         tensors.get_shape("bias", 1)
-    with pytest.raises(ValueError, match=r"weight has shape \(2, 3\), which should have 4 axes"):
+    with pytest.raises(ValueError, match=r"weight has shape \(2, 3\), expected 4 axes"):
         tensors.get_shape("weight", 4)
 
 
