@@ -22,6 +22,13 @@ logger = logging.getLogger(__name__)
 AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
 """Where rows of a prepared set hold their audio: a file's bytes in `audio`, or int16 samples and their rate."""
 
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "development"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+"""Our names of splits by the names that others give them, in lower case."""
+
 FILE_SOURCE = "file:"
 """What a `source` begins with that is no more than the name of a file: another dataset may have a file of that name."""
 
@@ -204,7 +211,10 @@ def require_captions(
 
     nowhere = [language for language in languages if language not in present]
     if nowhere:
-        raise ValueError(f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}")
+        raise ValueError(
+            f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}: name these, "
+            "or, if a table's captions are in another language, set it with --caption_language"
+        )
 
     if lacking:
         clip_id, absent = next(iter(lacking.items()))

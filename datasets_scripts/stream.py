@@ -38,7 +38,7 @@ import torch
 from datasets.fingerprint import Hasher
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
-from .builders.hf import SPLITS, Columns, HubDatasetConfig
+from .builders.hf import Columns, HubDatasetConfig, name_splits
 from .builders.recordings import SUFFIXES
 from .prepared import STORAGES, PreparedSet, with_absolute_paths
 from .schema import FILE_SOURCE, features
@@ -260,8 +260,9 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
 
     groups: dict[str, list[RowGroup]] = {}
     origins: dict[str, str] = {}  # what the ids of each split's rows begin with
+    names = name_splits(map(str, files))
     for name, paths in files.items():
-        split = SPLITS.get(str(name), str(name))
+        split = names[str(name)]
         origins[split] = str(name)
         if not all(path.endswith(".parquet") for path in paths):
             raise FileNotFoundError(f"{place} is to be of Parquet files to be streamed; it has {paths[0]}")

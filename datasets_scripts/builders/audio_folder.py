@@ -44,7 +44,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..schema import FILE_SOURCE, LANGUAGES, Event
+from ..schema import FILE_SOURCE, LANGUAGES, SPLIT_NAMES, Event
+from .captions import check_merged_languages, read_caption_columns
 from .folder import SPLITS, Clip, Collection, FolderConfig, RowBuilder, draw_sources, written
 from .metadata import TABLE_SUFFIXES, Line, read_table
 from .recordings import some
@@ -52,13 +53,6 @@ from .recordings import some
 TABLE_NAMES = ("metadata", "captions")
 FIELDS = ("file_name", "caption", "captions", "split", "label", "labels", "source", "license", "clip_id", "events")
 """What `columns` can give another name."""
-
-SPLIT_NAMES = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev", "development"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}
-"""The names that a split or its folder may have, in any case."""
 
 _CAPTION_COLUMN = re.compile(r"captions?(?:_(?P<key>[a-z]{2,3}|\d+))?")
 
@@ -72,6 +66,8 @@ class AudioFolderConfig(FolderConfig):
         caption_language: The language of captions whose column names none.
         audio_column: What the table calls the column of file names; by default `file_name`.
         caption_column: What it calls the column of captions; by default `caption`.
+        caption_columns: All columns of captions with their languages, such as `deu=Beschreibung eng=English`, in place
+            of `caption_column` and `caption_language`; no other columns of captions are read then.
         columns: What it calls any other of `FIELDS`, where it is another name: `{"split": "part"}`.
         validation_fraction: The part of the recordings that is drawn for validation where the folder has no splits, at
             least one; 0 draws none.
@@ -86,6 +82,7 @@ class AudioFolderConfig(FolderConfig):
     caption_language: str = LANGUAGES[0]
     audio_column: str | None = None
     caption_column: str | None = None
+    caption_columns: Sequence[str] | Mapping[str, str] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
@@ -98,6 +95,7 @@ class AudioFolderConfig(FolderConfig):
             if column is not None:
                 self.columns = {**self.columns, name: column}
 
+        self.languages_of_columns = read_caption_columns(self.caption_columns)
         unknown = self.columns.keys() - set(FIELDS)
         if unknown:
             raise ValueError(f"columns names {sorted(unknown)}; it can name {', '.join(FIELDS)}")
@@ -138,7 +136,7 @@ class AudioFolderConfig(FolderConfig):
 
         # Whoever names its columns has a table, whatever it is called.
         on_top = [file for file in self.files if "/" not in file and file.endswith(TABLE_SUFFIXES)]
-        if not tables and len(on_top) == 1 and (self.audio_column or self.caption_column):
+        if not tables and len(on_top) == 1 and (self.audio_column or self.caption_column or self.caption_columns):
             tables[on_top[0]] = self.folder / on_top[0]
         return tables
 
@@ -324,7 +322,7 @@ def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig)
     labels = labels if isinstance(labels, list) else [labels]
     return Record(
         where=line.where,
-        captions=_read_captions(line, values, config),
+        captions=_read_captions(line, config),
         split=SPLIT_NAMES[split.casefold()] if split else "",
         labels=list(filter(None, map(_text, labels))),
         source=_text(values["source"]),
@@ -334,33 +332,44 @@ def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig)
     )
 
 
-def _read_captions(line: Line, values: Mapping[str, Any], config: AudioFolderConfig) -> dict[str, dict[str, None]]:
+def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, dict[str, None]]:
     """The captions of a line by language, from all columns that hold some."""
-    cells: dict[str, tuple[Any, str]] = {}  # by column, with the language that a plain text in it has
-    for name in ("caption", "captions"):
-        if config.columns.get(name, name) in line.values:
-            cells[name] = values[name], config.caption_language
-    for column, cell in line.values.items():
-        match = _CAPTION_COLUMN.fullmatch(str(column))
-        if match and match["key"]:
-            cells[column] = cell, config.caption_language if match["key"].isdigit() else match["key"]
-    if not cells:
+    languages = dict(config.languages_of_columns)  # by column, the one that a plain text in it has
+    missing = [column for column in languages if column not in line.values]
+    if not languages:
+        unmarked, marked = [], {}
+        named = [config.columns.get(name, name) for name in ("caption", "captions")]
+        for column, cell in line.values.items():
+            match = _CAPTION_COLUMN.fullmatch(str(column))
+            key = match["key"] if match and column not in named else None
+            if key and not key.isdigit():
+                marked[column] = key
+            elif key or column in named:
+                languages[column] = config.caption_language
+                parsed = _parse(cell)
+                if not isinstance(parsed, Mapping):
+                    unmarked.append(column)
+                elif config.caption_language in parsed:
+                    marked[column] = config.caption_language
+        check_merged_languages(unmarked, config.caption_language, marked)
+        languages = {**marked, **languages}
+    if not languages or missing:
         raise ValueError(
-            f"{line.where}: no column of captions among {list(line.values)}; call it caption, captions or "
-            "caption_<language>, or give caption_column"
+            f"{line.where}: no column {missing or 'of captions'} among {list(line.values)}; call it caption, captions "
+            "or caption_<language>, or give caption_column"
         )
 
     captions: dict[str, dict[str, None]] = {}
-    for column, (cell, plain) in cells.items():
+    for column, plain in languages.items():
         where = f"{line.where}, {column}"
-        for language, texts in _read_texts_by_language(_parse(cell), plain, where):
+        for language, texts in _read_texts_by_language(_parse(line.values[column]), plain, where):
             _check_language(language, config, where)
             captions.setdefault(language, {}).update(dict.fromkeys(written(texts)))
     return captions
 
 
 def _check_language(language: str, config: AudioFolderConfig, where: str) -> None:
-    known = (*config.languages, *LANGUAGES, config.caption_language)
+    known = (*config.languages, *LANGUAGES, config.caption_language, *config.languages_of_columns.values())
     if language not in known:
         close = difflib.get_close_matches(language, known, n=1, cutoff=0.5)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
@@ -423,5 +432,6 @@ def _check_records(config: AudioFolderConfig, records: Mapping[str, Record]) -> 
     if present and not present & set(config.languages):
         raise ValueError(
             f"{config.folder} has captions in {sorted(present)}, and languages is {list(config.languages)}: name one "
-            f"that is there, or say with caption_language (now {config.caption_language!r}) what the captions are in"
+            f"that is there, or set the language of the captions with --caption_language (now "
+            f"{config.caption_language!r}) or --caption_columns"
         )

@@ -8,6 +8,7 @@ phrase in the nominative, with its article.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -90,6 +91,45 @@ def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
     if not languages or len(set(languages)) < len(languages):
         raise ValueError(f"languages is {list(languages)}; name at least one, each once")
     return tuple(languages)
+
+
+def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return the language of each column from `["deu=Beschreibung", ...]` or `{"deu": "Beschreibung", ...}`.
+
+    Raises:
+        ValueError: An entry is not `LANGUAGE=COLUMN`, with a language as ISO 639-3 code.
+
+    >>> read_caption_columns(["deu=Beschreibung", "eng=English"])
+    {'Beschreibung': 'deu', 'English': 'eng'}
+    """
+    texts = [given] if isinstance(given, str) else given
+    pairs = texts.items() if isinstance(texts, Mapping) else [text.partition("=")[::2] for text in texts]
+    columns = {}
+    for language, column in pairs:
+        if not re.fullmatch("[a-z]{3}", language) or not column:
+            raise ValueError(
+                f"caption_columns is {given!r}; give LANGUAGE=COLUMN with languages as ISO 639-3 codes, such as "
+                "deu=Beschreibung"
+            )
+        columns[column] = language
+    return columns
+
+
+def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mapping[str, str]) -> None:
+    """Raise if captions whose column names no language would join those of a column that names `language`.
+
+    Args:
+        unmarked: The columns without a language in their names.
+        language: The language that these are taken for.
+        marked: The language of each other column.
+    """
+    merged = [column for column, of_column in marked.items() if of_column == language]
+    if unmarked and merged:
+        raise ValueError(
+            f"columns {[*unmarked, *merged]} would all be captions in {language!r}; if {unmarked[0]!r} is in another "
+            f"language, name it with --caption_language, else list the columns: --caption_columns "
+            f"{language}={unmarked[0]} {language}={merged[0]}"
+        )
 
 
 @cache

@@ -74,7 +74,6 @@ def test_a_table_of_pairs_becomes_three_splits(folder, load):
             ["A", "B", '["C", "D"]'],
             {"eng": ["A"], "fra": ["B"], "deu": ["C", "D"]},
         ),
-        (["caption", "caption_eng"], ["A", "A"], {"eng": ["A"]}),
     ],
 )
 def test_captions_come_in_many_forms(folder, load, columns, values, captions):
@@ -153,7 +152,7 @@ def test_paths_may_be_absolute(folder, load, tmp_path):
 
 def test_captions_in_other_languages_than_asked_for_are_named(folder, load):
     write_csv(folder / "metadata.csv", [["file_name", "caption_fra"], *([name, "Un son"] for name in NAMES)])
-    with pytest.raises(ValueError, match=r"has captions in \['fra'\], and languages is \['eng'\]: name one"):
+    with pytest.raises(ValueError, match=r"has captions in \['fra'\], and languages is \['eng'\].*--caption_language"):
         load(languages="eng")
 
 
@@ -176,6 +175,27 @@ def test_columns_may_have_other_names(folder, load, names):
     builder = load(**names, caption_language="deu", languages=["deu"])
     assert sizes_of(builder) == {"test": 10}
     assert rows_of(builder)["1.wav"]["captions"] == {"deu": ["Ein Ton"]}
+
+
+def test_captions_without_a_language_do_not_join_those_of_a_named_one(folder, load):
+    lines = [["file_name", "Text", "caption_eng"], *([name, "Ein Ton", "A tone"] for name in NAMES)]
+    write_csv(folder / "sounds.csv", lines)
+    with pytest.raises(ValueError, match=r"\['Text', 'caption_eng'\] .*'eng'.*--caption_language"):
+        load(caption_column="Text")
+    options = {"languages": ["deu", "eng"], "validation_fraction": 0, "test_fraction": 0}
+    for named in (
+        {"caption_column": "Text", "caption_language": "deu"},
+        {"caption_columns": ["deu=Text", "eng=caption_eng"]},
+    ):
+        captions = rows_of(load(**named, **options))["1.wav"]["captions"]
+        assert captions == {"deu": ["Ein Ton"], "eng": ["A tone"]}
+    with pytest.raises(ValueError, match=r"no column \['Titel'\] among"):
+        load(caption_columns=["deu=Titel"], **options)
+
+    records = [{"file_name": name, "caption": "Ein Ton", "captions": {"eng": "A tone"}} for name in NAMES]
+    write_jsonl(folder / "metadata.jsonl", records)
+    with pytest.raises(ValueError, match=r"\['caption', 'captions'\] .*'eng'"):
+        load()
 
 
 def test_the_only_table_may_have_any_name_where_its_columns_are_named(folder, load):

@@ -20,9 +20,10 @@ def sound(number):
     return {"bytes": file.getvalue(), "path": f"{number}.wav"}
 
 
-def table(count, **columns):
+def table(count, first=0, **columns):
     """Rows with a column `clip` of recordings, as a dataset of the Hub stores them."""
-    rows = datasets.Dataset.from_dict({"clip": [sound(number) for number in range(count)], **columns})
+    sounds = [sound(number) for number in range(first, first + count)]
+    rows = datasets.Dataset.from_dict({"clip": sounds, **columns})
     return rows.cast_column("clip", datasets.Audio(decode=False))
 
 
@@ -75,7 +76,9 @@ def hub(tmp_path):
     for number in range(2):
         texts = [[f"a tone {number}{clip}", "a sound"] for clip in range(10)]
         kinds = datasets.ClassLabel(names=["low", "high"])
-        rows = table(10, captions=texts, caption_fra=["un son"] * 10, kind=[0, 1] * 5).cast_column("kind", kinds)
+        rows = table(10, 10 * number, captions=texts, caption_fra=["un son"] * 10, kind=[0, 1] * 5).cast_column(
+            "kind", kinds
+        )
         rows = rows.cast_column("clip", datasets.Audio())  # what decodes where one does not ask it not to
         rows.to_parquet(str(tmp_path / "hub" / f"train-{number:05d}-of-00002.parquet"), batch_size=3)
     return tmp_path / "hub"
@@ -129,6 +132,99 @@ def test_a_column_that_is_not_there_is_named(tmp_path, options, told):
     table(4, what=["a"] * 4).save_to_disk(str(tmp_path))
     with pytest.raises(ValueError, match=told):
         load_splits("hf", data_dir=str(tmp_path), **options)
+
+
+def test_classes_as_captions_are_their_names():
+    kinds = datasets.ClassLabel(names=["dog", "cat"])
+    rows = table(3, label=[1, 0, -1]).cast_column("label", kinds)
+    assert as_rows(rows, caption_column="label")["captions"] == [{"eng": ["cat"]}, {"eng": ["dog"]}]
+
+
+@pytest.mark.parametrize("values", [[4, 2], [[4.0], [2.0]], [{"eng": "a"}, {"eng": "b"}], [[["a"]], [["b"]]]])
+def test_captions_that_are_no_text_are_refused(values):
+    with pytest.raises(ValueError, match=r"'what' holds .*'name'"):
+        as_rows(table(2, what=values, name=["a", "b"]), caption_column="what")
+
+
+def per_caption(number, texts):
+    """A row for each caption of each recording, those of one recording apart from each other."""
+    sounds = [sound(index) for _ in range(texts) for index in range(number)]
+    captions = [f"text {text} of {index}" for text in range(texts) for index in range(number)]
+    kinds = [f"kind {text}" for text in range(texts) for _ in range(number)]
+    rows = datasets.Dataset.from_dict({"audio": sounds, "caption": captions, "kind": kinds})
+    return rows.cast_column("audio", datasets.Audio(decode=False))
+
+
+def test_rows_of_one_recording_become_one_row_and_stay_in_one_split(tmp_path):
+    per_caption(15, 5).save_to_disk(str(tmp_path / "saved"))
+    splits = load_splits("hf", data_dir=str(tmp_path / "saved"), test_fraction=0.3, validation_fraction=0.2)
+    seen = {}
+    for rows in splits.values():
+        for row in rows:
+            number = int(row["audio_path"].partition(".")[0])
+            assert number not in seen
+            seen[number] = row
+            assert row["captions"]["eng"] == [f"text {text} of {number}" for text in range(5)]
+            assert row["audio"]["bytes"] == sound(number)["bytes"]
+    assert sorted(seen) == list(range(15))
+
+
+def test_recordings_are_told_apart_by_their_sound_not_their_name():
+    sounds = [{**sound(number), "path": "audio.wav"} for number in (0, 1, 0)]
+    sounds += [{"bytes": None, "path": path} for path in ("x/a.wav", "y/a.wav", "x/a.wav")]
+    rows = datasets.Dataset.from_dict({"audio": sounds, "caption": list("abcdef"), "kind": list("uvwxyz")})
+    rows = rows.cast_column("audio", datasets.Audio(decode=False))
+    merged = as_rows(rows, label_column="kind")
+    assert [row["captions"]["eng"] for row in merged] == [["a", "c"], ["b"], ["d", "f"], ["e"]]
+    assert merged["labels"] == [["u", "w"], ["v"], ["x", "z"], ["y"]]
+
+
+def test_numbered_captions_are_one_language():
+    rows = table(2, caption_2=["b", None], caption_1=["a", "c"], caption_fra=["un", "deux"], text=["x", "y"])
+    rows = rows.add_column("caption_3", [1, 2])
+    captions = as_rows(rows, caption_language="deu")["captions"]
+    assert captions == [{"deu": ["b", "a"], "fra": ["un"]}, {"deu": ["c"], "fra": ["deux"]}]
+    assert as_rows(rows, caption_column="caption_1")["captions"][0] == {"eng": ["a"], "fra": ["un"]}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["development", "evaluation"], ["train", "test"]),
+        (["development", "validation", "evaluation"], ["train", "validation", "test"]),
+        (["Train", "development", "Test"], ["train", "validation", "test"]),
+        (["val", "dev"], ["validation", "dev"]),
+        (["eval", "test", "other"], ["eval", "test", "other"]),
+    ],
+)
+def test_splits_get_the_names_of_the_schema_and_none_is_lost(tmp_path, names, expected):
+    splits = {name: table(number + 1, what=["a"] * (number + 1)) for number, name in enumerate(names)}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path))
+    options = {"caption_column": "what", "validation_fraction": 0, "test_fraction": 0}
+    found = load_splits("hf", data_dir=str(tmp_path), **options)
+    assert {name: len(rows) for name, rows in found.items()} == dict(zip(expected, range(1, 9), strict=False))
+
+
+def test_columns_of_captions_may_be_named_with_their_languages():
+    rows = table(2, Beschreibung=["Regen", "Wind"], English=["rain", "wind"], caption_eng=["no", "no"])
+    given = ["deu=Beschreibung", "eng=English"]
+    expected = [{"deu": ["Regen"], "eng": ["rain"]}, {"deu": ["Wind"], "eng": ["wind"]}]
+    assert as_rows(rows, caption_columns=given)["captions"] == expected
+    assert as_rows(rows, caption_columns={"deu": "Beschreibung", "eng": "English"})["captions"] == expected
+    with pytest.raises(ValueError, match=r"no column Titel.*'Beschreibung'"):
+        as_rows(rows, caption_columns=["deu=Titel"])
+    with pytest.raises(ValueError, match=r"'de=English'.*LANGUAGE=COLUMN"):
+        as_rows(rows, caption_columns=["de=English"])
+
+
+def test_captions_without_a_language_do_not_join_those_of_a_named_one():
+    rows = table(2, Beschreibung=["Regen", "Wind"], caption_eng=["rain", "wind"])
+    with pytest.raises(ValueError, match=r"\['Beschreibung', 'caption_eng'\] .*'eng'.*--caption_language"):
+        as_rows(rows, caption_column="Beschreibung")
+    found = as_rows(rows, caption_column="Beschreibung", caption_language="deu")["captions"][0]
+    assert found == {"deu": ["Regen"], "eng": ["rain"]}
+    both = as_rows(rows, caption_columns=["eng=Beschreibung", "eng=caption_eng"])["captions"][0]
+    assert both == {"eng": ["Regen", "rain"]}
 
 
 def test_it_needs_a_place():

@@ -3,7 +3,7 @@
 import datasets
 import pytest
 
-from modeling_supclap.datasets_scripts.schema import LANGUAGES, Row, features, validate_row
+from modeling_supclap.datasets_scripts.schema import LANGUAGES, Row, features, require_captions, validate_row
 
 ROW: Row = {
     "clip_id": "1-100032-A-0",
@@ -70,3 +70,8 @@ def test_every_fault_is_named_at_once():
 def test_missing_fields_are_named():
     with pytest.raises(ValueError, match=r"the fields \['license', 'source'\] are missing"):
         validate_row({key: value for key, value in ROW.items() if key not in ("source", "license")})
+
+
+def test_a_language_that_no_clip_has_may_be_another_name_for_what_is_there():
+    with pytest.raises(ValueError, match=r"no train clip has a caption in \['deu'\].*\['eng'\].*--caption_language"):
+        require_captions([ROW], ["deu", "eng"], split="train")
