@@ -1,4 +1,4 @@
-"""Captions into other languages: translators, a job that survives a kill, and a report on how good the result is."""
+"""Translate captions: translators, a resumable translation job, and a quality report."""
 
 from .chat import ChatTranslator, RateLimiter
 from .jobs import Item, complete_translations, sample

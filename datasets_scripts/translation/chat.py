@@ -1,4 +1,4 @@
-"""Machine translation by any OpenAI-compatible endpoint, a few texts a request, no faster than it allows."""
+"""Machine translation by any OpenAI-compatible endpoint, with several texts per request and a rate limit."""
 
 from __future__ import annotations
 
@@ -25,22 +25,28 @@ _SCRIPTS = {"zho": "simplified Chinese characters"}
 
 
 class ChatTranslator:
-    """A language model behind an OpenAI-compatible endpoint, asked by the `openai` client.
+    """Translation with a language model behind an OpenAI-compatible endpoint.
 
-    A batch goes as one request, its texts numbered in a JSON object; an answer that has other numbers, or is no such
-    object, is asked for once more, then the batch is asked for in halves. A text that fails alone is given up.
-    A server that is busy or broken is tried again, later each time, or after as long as it asks for up to two minutes.
-    Redirects are not followed: the key goes to the host of the endpoint and to nobody else.
+    A batch is one request, with its texts numbered in a JSON object. If the numbers of the answer differ, or it is not
+    such an object, the request is repeated once. Then the batch is split into halves. A single text that fails is
+    skipped.
+
+    Requests to a busy or failing server are retried with increasing delays, or after the delay that the server requests
+    (up to two minutes). Redirects are not followed, so that the key is sent to the host of the endpoint only.
 
     Args:
-        name: The model, as the endpoint calls it.
-        endpoint: Its address, such as `https://api.deepseek.com/v1` or `http://localhost:8000`.
-        api_key: The key to send as a bearer token; None sends none, whatever the environment holds.
-        options: Further fields of the request.
-        requests_per_minute: At most so many requests, evenly spaced; None sets no limit.
-        workers: The number of requests at a time.
-        retries: How often a request is tried again.
-        timeout_seconds: How long to wait for an answer.
+        name: Model name at the endpoint.
+        endpoint: URL, such as `https://api.deepseek.com/v1` or `http://localhost:8000`.
+        api_key: Bearer token; None sends none and ignores the environment.
+        options: Further fields of the request; the default is a temperature of 0.
+        requests_per_minute: Maximum rate of requests, evenly spaced; None is unlimited.
+        workers: Number of parallel requests.
+        retries: Maximum number of retries per request.
+        timeout_seconds: Time limit of one request.
+
+    Raises:
+        ImportError: The `openai` client is not installed.
+        ValueError: `endpoint` is not an http(s) URL, or `requests_per_minute` is not positive.
     """
 
     def __init__(
@@ -57,7 +63,7 @@ class ChatTranslator:
         try:
             import openai
         except ImportError as error:
-            raise ImportError('an endpoint needs the openai client: pip install "supclap[translate]"') from error
+            raise ImportError('endpoints require the openai client: pip install "supclap[translate]"') from error
 
         self.name = name
         self.options = {"temperature": 0} if options is None else dict(options)
@@ -65,14 +71,14 @@ class ChatTranslator:
         self.limiter = RateLimiter(requests_per_minute)
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("the endpoint is no address of the web; give one such as https://api.deepseek.com/v1")
+            raise ValueError("the endpoint is not an http(s) URL; give one such as https://api.deepseek.com/v1")
         self.host = public_name(endpoint)
         path = parts.path.rstrip("/").removesuffix("/chat/completions") or "/v1"
 
         withheld = () if api_key or parts.username else ("Authorization",)
 
         def before_sending(request: Any) -> None:
-            """Retries too wait for their turn, and nothing of this machine's environment goes along."""
+            """Remove headers taken from the environment, and apply the rate limit, also to retries."""
             for header in ("OpenAI-Organization", "OpenAI-Project", *withheld):
                 request.headers.pop(header, None)
             self.limiter.wait()
@@ -89,15 +95,15 @@ class ChatTranslator:
         )
 
     def check(self, source: str, target: str) -> None:
-        """A language model may be asked for any language."""
+        """Accept all languages."""
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translates texts as `Translator.translate`, "" where the model gave no usable answer.
+        """Translate texts as `Translator.translate`; "" for a text without a usable answer.
 
         Raises:
-            ConnectionError: The endpoint could not be reached or was busy for all retries.
-            PermissionError: It refuses the key.
-            ValueError: It refuses the request.
+            ConnectionError: The endpoint could not be reached, or was busy or failing for all retries.
+            PermissionError: The endpoint rejected the key.
+            ValueError: The endpoint rejected or redirected the request.
         """
         for _ in range(2):
             try:
@@ -106,13 +112,13 @@ class ChatTranslator:
                 reason = error
 
         if len(texts) == 1:
-            logger.warning("%s gave no translation into %s of %r: %s", self.name, target, texts[0], reason)
+            logger.warning("%s returned no translation into %s of %r: %s", self.name, target, texts[0], reason)
             return [""]
         middle = len(texts) // 2
         return [*self.translate(texts[:middle], source, target), *self.translate(texts[middle:], source, target)]
 
     def _ask(self, texts: Sequence[str], source: str, target: str) -> bytes:
-        """The body of the answer, which need not be one that the client understands."""
+        """Send a request and return the raw body of the answer, which may be invalid."""
         import openai
 
         instructions = INSTRUCTIONS.format(
@@ -132,19 +138,19 @@ class ChatTranslator:
             raise ConnectionError(f"{self.host} cannot be reached: {error.__cause__ or error}") from error
         except openai.APIStatusError as error:
             status = error.status_code
-            said = f"{status} {error.response.text[:300]}"
+            detail = f"{status} {error.response.text[:300]}"
             if status in (401, 403):
-                raise PermissionError(f"{self.host} refuses the key: {said}") from error
+                raise PermissionError(f"{self.host} rejected the API key: {detail}") from error
             if 300 <= status < 400:
-                raise ValueError(f"{self.host} sends requests elsewhere ({said}); give the final address") from error
+                raise ValueError(f"{self.host} redirects requests ({detail}); give the final URL") from error
             if status in (408, 409, 429) or status >= 500:
-                raise ConnectionError(f"{self.host} stayed busy or broken: {said}") from error
-            raise ValueError(f"{self.host} refuses the request: {said}") from error
+                raise ConnectionError(f"{self.host} failed or was busy on every attempt: {detail}") from error
+            raise ValueError(f"{self.host} rejected the request: {detail}") from error
         return answer.content
 
 
 class RateLimiter:
-    """Lets so many requests a minute through evenly, whichever thread they come from; None sets no limit."""
+    """Thread-safe limit on requests per minute, evenly spaced; None is unlimited."""
 
     def __init__(
         self,
@@ -153,14 +159,14 @@ class RateLimiter:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if per_minute is not None and per_minute <= 0:
-            raise ValueError(f"requests_per_minute is {per_minute}; it must be positive, or left out")
+            raise ValueError(f"requests_per_minute is {per_minute}; it must be positive, or None for no limit")
         self.interval_seconds = 60 / per_minute if per_minute else 0.0
         self._clock, self._sleep = clock, sleep
         self._free_at = clock()
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Waits for this request's turn."""
+        """Block until the next request may be sent."""
         with self._lock:
             now = self._clock()
             turn = max(now, self._free_at)
@@ -170,29 +176,29 @@ class RateLimiter:
 
 
 class UnusableAnswer(Exception):
-    """An answer that is not what was asked for; asking again may help."""
+    """An answer that does not have the requested form; a second request may succeed."""
 
 
 def read_answer(body: bytes, count: int) -> list[str]:
-    """The translations in the body of an answer of `/chat/completions`, in the order of their numbers.
+    """Parse the translations in an answer of `/chat/completions`, in the order of their numbers.
 
     Raises:
-        UnusableAnswer: It is cut off or no JSON, or has not just the numbers 1 to `count`, each with a text.
+        UnusableAnswer: The answer is truncated or not JSON, or its keys are not exactly 1 to `count` with text values.
     """
     try:
         choice = json.loads(body)["choices"][0]
-        content = str(choice["message"]["content"]).rpartition("</think>")[2]  # some models think aloud first
+        content = str(choice["message"]["content"]).rpartition("</think>")[2]  # skip a reasoning trace
         answer = json.loads(content[content.index("{") : content.rindex("}") + 1])
     except (ValueError, LookupError, TypeError) as error:
         raise UnusableAnswer(f"{type(error).__name__} in {body[:200]!r}") from error
 
     if choice.get("finish_reason") == "length":
-        raise UnusableAnswer(f"the answer was cut off after {len(content)} characters")
+        raise UnusableAnswer(f"the answer was truncated after {len(content)} characters")
 
     numbers = [str(number) for number in range(1, count + 1)]
     if sorted(answer) != sorted(numbers):
         raise UnusableAnswer(f"{count} texts were sent, the answer has the numbers {sorted(answer)}")
     texts = [answer[number] for number in numbers]
     if not all(isinstance(text, str) and text.strip() for text in texts):
-        raise UnusableAnswer(f"the answer has values that are no text: {texts}")
+        raise UnusableAnswer(f"the answer has blank values or values that are not text: {texts}")
     return texts

@@ -1,4 +1,4 @@
-"""Work through many translations: each text once, in batches, so that a kill costs little and a change even less."""
+"""Translate many texts: each distinct text once, in batches, resumable after an interruption."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Key = tuple[str, int, str]  # clip, caption, language
 
 
 class Item(NamedTuple):
-    """A text to translate, from the language `source` to `target`, ISO 639-3 codes.
+    """A text to translate from the language `source` to `target` (ISO 639-3 codes).
 
     Attributes:
-        caption_index: The caption's place among those of the clip.
-        language: What the line in the file is filed under: the target language, or of a translation back the source.
+        caption_index: Index of the caption within its clip.
+        language: Language in the key of the row: the target, or for a back-translation the source.
     """
 
     clip_id: str
@@ -38,12 +38,12 @@ class Item(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What it is found by in a file."""
+        """Key of the row in a translations file."""
         return self.clip_id, self.caption_index, self.language
 
 
 def clean(text: str) -> str:
-    """A text on one line in Unicode's normal form C; "" where nothing of use is left.
+    """Normalise a text to one line in Unicode normal form C; "" if it is damaged or has no letters or digits.
 
     >>> clean("  Un chien aboie "), clean("..."), clean("\N{REPLACEMENT CHARACTER} barks")
     ('Un chien aboie', '', '')
@@ -54,11 +54,14 @@ def clean(text: str) -> str:
 
 
 class FinishedBatches:
-    """The batches that are done, appended to a file one line each, so that a kill costs the batches under way only.
+    """Finished batches in a JSON Lines file, so that an interruption loses only the batches in progress.
 
     Args:
-        path: The file. A line that a kill cut off is removed.
-        settings: What the translations depend on; a file made with others is refused.
+        path: The file; an incomplete last line is removed.
+        settings: Settings that affect the translations.
+
+    Raises:
+        ValueError: The file is damaged, or was made with other settings.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -78,15 +81,15 @@ class FinishedBatches:
         try:
             before, *batches = map(json.loads, lines)
         except ValueError as error:
-            raise ValueError(f"{path} is damaged ({error}); remove it to begin again") from error
+            raise ValueError(f"{path} is damaged ({error}); remove it to start again") from error
 
         if before != {"settings": settings}:
-            raise ValueError(f"{path} was begun with {before}, not {settings}; remove it or choose another output")
+            raise ValueError(f"{path} was made with {before}, not {settings}; remove it or choose another output")
         for batch in batches:
             self._remember(batch)
 
     def append(self, pair: Pair, texts: Sequence[str], translations: Sequence[str]) -> None:
-        """Keeps a batch; on disk when this returns."""
+        """Add a batch; it is on disk when this returns."""
         batch = {"pair": pair, "translations": dict(zip(texts, map(clean, translations), strict=True))}
         self._write(batch)
         self._remember(batch)
@@ -106,19 +109,19 @@ class FinishedBatches:
 def translate_texts(
     items: Sequence[Item], translator: Translator, finished: FinishedBatches, batch_size: int
 ) -> Answers:
-    """Translates every distinct text once.
+    """Translate every distinct text once.
 
-    The longest come first, so that what does not fit fails at once. The batches are the same however often the work is
-    interrupted, and with them what the model gives. An error ends it when the batches under way are done and kept.
+    The longest texts come first, so that a lack of memory shows at once. The batches do not depend on interruptions, so
+    the translations do not either. After an error, the batches in progress are finished and saved before it is raised.
 
     Args:
-        items: What to translate.
-        translator: Translates as many batches at a time as it has workers.
-        finished: What is done, and where to keep what follows.
-        batch_size: Texts a batch.
+        items: Texts to translate.
+        translator: Translator; `translator.workers` batches run in parallel.
+        finished: Batches that are done; new ones are appended.
+        batch_size: Texts per batch.
 
     Returns:
-        Translations by the pair of languages and the text, "" where there is none.
+        Translations by pair of languages and text; "" if there is none.
     """
     pool = ThreadPoolExecutor(translator.workers)
     futures = {}
@@ -137,7 +140,7 @@ def translate_texts(
 
 
 def make_batches(items: Sequence[Item], done: Answers, batch_size: int) -> list[tuple[Pair, list[str]]]:
-    """Distinct texts by pair of languages and length; the batches of all, less what is done."""
+    """Split the distinct texts of each pair of languages into batches, longest first, without finished texts."""
     texts_of: dict[Pair, set[str]] = {}
     for item in items:
         texts_of.setdefault((item.source, item.target), set()).add(item.text)
@@ -160,25 +163,25 @@ def complete_translations(
     settings: Mapping[str, Any] | None = None,
     fill_gaps: bool = False,
 ) -> dict[Key, str]:
-    """Brings a file of translations up to date.
+    """Translate the items that are missing in a file or stale, because their captions have changed; keep other rows.
 
-    Translated is what the file lacks or has from another wording; all else in it stays. What comes back blank is left
-    out, so that the next run asks for it again. Until all is there, finished batches are kept in a file beside it.
+    Blank translations are not saved, so the next run tries them again. Finished batches are saved in
+    `<path>.part.jsonl` until the file is complete.
 
     Args:
-        path: The Parquet file, which need not exist yet.
-        items: What it should hold.
-        translator: Makes what it lacks.
-        batch_size: Texts a batch.
-        settings: What the translations depend on besides the translator's name.
-        fill_gaps: Keeps what other models have made; otherwise their presence is an error.
+        path: Parquet file; it need not exist.
+        items: Items that the file must contain.
+        translator: Translator of the missing items.
+        batch_size: Texts per batch.
+        settings: Settings that affect the translations, besides the translator's name.
+        fill_gaps: Whether to keep translations by other models; if False, they raise an error.
 
     Returns:
-        The translations of the items by key, without those that came back blank.
+        Translations of the items by key, without blank ones.
 
     Raises:
-        RuntimeError: Another run is at the same file.
-        ValueError: The file is not valid, holds translations by other models, or was begun with other settings.
+        RuntimeError: Another run is writing the file.
+        ValueError: The file is invalid, has translations by other models, or was made with other settings.
     """
     with folder_lock(path):
         lines: dict[Key, dict[str, Any]] = {}
@@ -190,11 +193,11 @@ def complete_translations(
         others = sorted(filter(None, models - {translator.name}))
         if others and not fill_gaps:
             raise ValueError(
-                f"{path} holds translations by {listing(others)}, not {translator.name}: choose another output, or "
-                "fill_gaps to keep them and translate what is missing"
+                f"{path} has translations by {listing(others)}, not {translator.name}: choose another output, or set "
+                "fill_gaps to keep them and translate only the missing captions"
             )
 
-        # A line without a hash was made by hand: it is taken to translate the caption as it is now.
+        # A row without a hash was made by hand and is assumed to match the current caption.
         todo = []
         for item in items:
             line = lines.get(item.key)
@@ -224,7 +227,7 @@ def complete_translations(
 
 
 def sample(items: Sequence[Item], count: int | None) -> list[Item]:
-    """As many items of each language, the same ones each time; all when None."""
+    """Select up to `count` items of each language, always the same ones; None selects all."""
     by_language: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda item: source_hash(str(item.key))):
         by_language.setdefault(item.language, []).append(item)

@@ -1,6 +1,6 @@
-"""Captions in further languages: a text-only Parquet file of translations, joined to a dataset without its audio.
+"""Join captions in further languages, from a Parquet file of translations, to a dataset.
 
-`table.py` says what the file holds, `recipes/translate_captions.py` makes it.
+`table.py` documents the file; `recipes/translate_captions.py` creates it.
 
 >>> rows = join_translations(rows, "translations.parquet")  # doctest: +SKIP
 >>> rows["test"][0]["captions"]["fra"]  # doctest: +SKIP
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Caption(NamedTuple):
-    """A caption: its clip, its place among the clip's captions in one language, its text."""
+    """A caption: its clip, its index among the clip's captions in one language, its text."""
 
     clip_id: str
     caption_index: int
@@ -37,30 +37,29 @@ class Caption(NamedTuple):
 def join_translations(
     rows: Rows, path: Paths, languages: Sequence[str] | None = None, strict: bool = True, source_language: str = "eng"
 ) -> Rows:
-    """Adds the captions of a translations file to the rows of a dataset.
+    """Add the captions of a translations file to the rows of a dataset.
 
-    Only the columns `clip_id` and `captions` are read, and only `captions` is made anew, so embedded audio is neither
-    decoded nor copied. KCL and CACL take the captions with the same place in two languages for translations of each
-    other; so a clip gets a language when all of its captions are translated, in their order, and else none of it.
+    Embedded audio is neither decoded nor copied. KCL and CACL treat captions with the same index in two languages as
+    translations of each other. Therefore a clip gets a language only if all of its captions are translated.
 
     Args:
-        rows: A dataset, a `RowStream`, or splits of such, with rows as in `schema.py`; each clip id is there once.
+        rows: A dataset, a `RowStream`, or splits of either, with rows as in `schema.py` and unique clip ids.
         path: One or several Parquet files, see `table.SCHEMA`.
-        languages: ISO 639-3 codes to join; all that the file has when None.
-        strict: Every clip must have all its captions in every language, made from the captions as they are now, and
-            the file must hold no clip that the dataset lacks. Otherwise these are counted in a warning, what is
-            missing or stale leaves its clip without that language, and what is unknown is left out.
-        source_language: The language that the translations were made from.
+        languages: ISO 639-3 codes to join; None joins all languages of the file.
+        strict: Whether to raise if translations are missing or stale (made from other captions), or if the file has
+            clips that are not in the dataset. If False, a warning counts them; clips with missing or stale translations
+            do not get that language, and unknown clips are ignored.
+        source_language: Language that the translations were made from.
 
     Returns:
-        The same kind of dataset. A stream is joined as it is read, so what is wrong with a clip shows when
-        its row comes, there are no warnings, and clips of the file that never come go unnoticed.
+        The same kind of dataset. A stream is joined row by row: an error is raised when its row is read, there are no
+        warnings, and unknown clips in the file are not detected.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: What `read_translations` refuses; a language that the file lacks; a caption index that the clip
-            does not have; captions in a language that the clip already has; and if `strict`, translations that are
-            missing, stale or of unknown clips. The message counts them and names the first few.
+        FileNotFoundError: A translations file does not exist.
+        ValueError: The file is invalid (see `read_translations`) or lacks a language; a clip lacks a caption index of
+            the file, or already has captions in a language; and with `strict`, translations are missing, stale or of
+            unknown clips. The message counts them and names the first few.
     """
     table = read_translations(path, languages)
     join = _Join(table, list(languages or languages_of(table)), strict, source_language)
@@ -74,17 +73,14 @@ def join_translations(
 
 
 def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Caption]:
-    """The captions of a dataset in one language, without reading its audio.
+    """Return the captions of a dataset in one language, in the order of its rows, without reading audio.
 
     Args:
         rows: A dataset or its splits.
-        language: The ISO 639-3 code.
-
-    Returns:
-        The captions in the order of the rows.
+        language: ISO 639-3 code.
 
     Raises:
-        ValueError: The rows have no captions in that language, or a clip id is there twice.
+        ValueError: The rows have no captions in that language, or a clip id is duplicated.
     """
     found = []
     for split in rows.values() if isinstance(rows, DatasetDict) else [rows]:
@@ -96,7 +92,7 @@ def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Ca
 
 
 def _read_rows(rows: Dataset) -> list[tuple[str, Captions]]:
-    """Clip id and captions of every row."""
+    """Return the clip id and captions of every row; raise if a clip id is duplicated."""
     columns = rows.with_format("arrow").select_columns(["clip_id", "captions"])[:]
     clip_ids = columns["clip_id"].to_pylist()
 
@@ -112,47 +108,44 @@ def _require_language(captions: Mapping[str, Any], language: str) -> None:
 
 
 class _Problems:
-    """What a file and a dataset disagree about, gathered so that one message tells it all."""
+    """Mismatches between a translations file and a dataset, collected for one message."""
 
     def __init__(self) -> None:
         self.errors: dict[str, list[str]] = {}
         self.gaps: dict[str, list[str]] = {}
 
     def report(self, strict: bool) -> None:
-        """Raises or warns, if there is anything to tell."""
+        """Raise or warn, if there are problems."""
         if self.errors:
-            raise ValueError(self._told(self.errors))
+            raise ValueError(self._format(self.errors))
         if self.gaps and strict:
             raise ValueError(
-                f"{self._told(self.gaps)}. Complete the file, join every split that it is for, or pass strict=False, "
-                "which leaves such clips without the language"
+                f"{self._format(self.gaps)}. Complete the file, join all splits that it was made for, or pass "
+                "strict=False to leave out the language for such clips"
             )
         if self.gaps:
-            logger.warning("%s. Such clips stay without the language", self._told(self.gaps))
+            logger.warning("%s. Such clips do not get the language", self._format(self.gaps))
 
-    def _told(self, found: Mapping[str, list[str]]) -> str:
-        told = []
-        for what, names in found.items():
-            told.append(f"{len(names)} {what}: {listing(names)}")
-        return "; ".join(told)
+    def _format(self, problems: Mapping[str, list[str]]) -> str:
+        return "; ".join(f"{len(names)} {problem}: {listing(names)}" for problem, names in problems.items())
 
 
 class _Join:
-    """Translations, ready to be put beside captions; the arguments are those of `join_translations`."""
+    """Joins the translations of a table to captions; the arguments are those of `join_translations`."""
 
     def __init__(self, table: pa.Table, languages: list[str], strict: bool, source_language: str) -> None:
         if source_language in languages:
-            raise ValueError(f"the file translates into {source_language!r}, the language it is made from")
+            raise ValueError(f"the file has translations into {source_language!r}, its source language")
         self.languages, self.strict, self.source_language = languages, strict, source_language
 
-        # Text and hash of its caption, by clip, language and place.
+        # Text and source hash by clip id, language and caption index.
         self.lines: dict[str, dict[str, dict[int, tuple[str, str | None]]]] = {}
         names = ("clip_id", "language", "caption_index", "text", "source_hash")
-        for clip_id, language, place, text, digest in zip(*(table[name].to_pylist() for name in names), strict=True):
-            self.lines.setdefault(clip_id, {}).setdefault(language, {})[place] = text, digest
+        for clip_id, language, index, text, digest in zip(*(table[name].to_pylist() for name in names), strict=True):
+            self.lines.setdefault(clip_id, {}).setdefault(language, {})[index] = text, digest
 
     def captions(self, clip_id: str, captions: Captions, problems: _Problems) -> dict[str, list[str]]:
-        """The captions of a clip: its own, and where the file translates all of them, those of the file."""
+        """Return the captions of a clip with those of the file added, for each language in which it has all of them."""
         joined = {language: texts or [] for language, texts in captions.items()}
         sources = joined[self.source_language]
         for language in self.languages:
@@ -160,32 +153,32 @@ class _Join:
             own = joined.get(language)
 
             texts = []
-            for place, source in enumerate(sources):
-                text, digest = lines.get(place, (None, None))
+            for index, source in enumerate(sources):
+                text, digest = lines.get(index, (None, None))
                 if text is not None and digest in (None, source_hash(source)):
                     texts.append(text)
                 elif not own:
-                    what = "are missing" if text is None else "are of captions that have changed since"
-                    gaps = problems.gaps.setdefault(f"translations into {language} {what}", [])
-                    gaps.append(f"{clip_id!r} caption {place}")
+                    gap = "are missing" if text is None else "are stale, because their captions have changed"
+                    gaps = problems.gaps.setdefault(f"translations into {language} {gap}", [])
+                    gaps.append(f"{clip_id!r} caption {index}")
 
-            for place in lines:
-                if place >= len(sources):
-                    what = f"translations into {language} are of captions that the clip does not have (from 0)"
-                    problems.errors.setdefault(what, []).append(f"{clip_id!r} caption {place} of {len(sources)}")
+            for index in lines:
+                if index >= len(sources):
+                    error = f"translations into {language} have a caption index that the clip lacks (counted from 0)"
+                    problems.errors.setdefault(error, []).append(f"{clip_id!r} caption {index} of {len(sources)}")
             if own and texts:
-                what = (
-                    f"clips have captions in {language} of their own beside those of the file; load the dataset "
-                    "without that language, or name the languages to join"
+                error = (
+                    f"clips already have captions in {language}; load the dataset without that language, or set the "
+                    "languages to join"
                 )
-                problems.errors.setdefault(what, []).append(repr(clip_id))
+                problems.errors.setdefault(error, []).append(repr(clip_id))
 
             if not own:
                 joined[language] = texts if len(texts) == len(sources) else []
         return joined
 
     def splits(self, splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
-        """Joins map-style datasets, for which the file is made as a whole."""
+        """Join all splits of a map-style dataset."""
         problems = _Problems()
         rows_of = {}
         for name, split in splits.items():
@@ -207,16 +200,16 @@ class _Join:
         return joined
 
     def _with_captions(self, rows: Dataset, captions: list[Any]) -> Dataset:
-        """The same rows with other captions, without touching any other column."""
+        """Replace the captions of a dataset, without changing any other column."""
         feature = self._features(rows.features)["captions"]
         chosen = None
         if rows._indices is not None:
-            # To add a column to a selection, datasets would write the selection anew, audio and all. So the column is
-            # added to what was selected from, empty where nothing was, and selected again.
+            # datasets would copy a selection, including its audio, to add a column. So add the column to the whole
+            # table, with None in the other rows, and select again.
             chosen = rows._indices.column(0).to_pylist()
             selected, captions = captions, [None] * len(rows.data)
-            for place, of_clip in zip(chosen, selected, strict=True):
-                captions[place] = of_clip
+            for index, of_clip in zip(chosen, selected, strict=True):
+                captions[index] = of_clip
 
         column = pa.array(captions, Features({"captions": feature}).arrow_schema.field("captions").type)
         whole = Dataset(rows.data, info=rows.info.copy(), split=rows.split, fingerprint=rows._fingerprint)
@@ -228,7 +221,7 @@ class _Join:
         return joined.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
 
     def stream(self, rows: RowStream) -> RowStream:
-        """Joins a stream, row by row as it is read."""
+        """Join a stream, row by row as it is read."""
         return rows.map(partial(_join_row, join=self), self._features(rows.features))
 
     def _features(self, features: Features) -> Features:
@@ -246,10 +239,10 @@ def _join_row(row: dict[str, Any], join: _Join) -> dict[str, Any]:
 
 
 def _unknown(clip_ids: list[str], known: Iterable[str]) -> list[str]:
-    """Names of clips that are not known, with a word on those that only look alike."""
+    """Format unknown clip ids, with a note on those that differ only in their Unicode normal form."""
     names = []
     normal = set(map(_nfc, known)) if clip_ids else set()
     for clip_id in clip_ids:
-        alike = " (there in another Unicode normal form)" if _nfc(clip_id) in normal else ""
+        alike = " (exists in another Unicode normal form)" if _nfc(clip_id) in normal else ""
         names.append(f"{clip_id!r}{alike}")
     return names

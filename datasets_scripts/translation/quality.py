@@ -1,4 +1,4 @@
-"""How good translations are: what can be counted, and how much of the meaning survives the way there and back."""
+"""Report the quality of translations: counts, and similarity after translating back."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any
 
 import numpy as np
 
-Place = tuple[str, int]  # clip and caption index
+Place = tuple[str, int]  # clip id and caption index
 Encoder = Callable[[Sequence[str]], np.ndarray]
 
 
 def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
-    """A function from N texts to their embeddings `(N, d)`, float32, unit norm.
+    """Load a function that maps N texts to embeddings `(N, d)`, float32, unit norm.
 
     Args:
-        name: The Hub id or folder of a model for sentence-transformers, such as
-            `sentence-transformers/all-roberta-large-v1`. An encoder that was not trained for this, such as
-            `roberta-large`, loads too, but finds any two texts similar.
-        device: Where to run; a GPU where there is one.
+        name: Hub id or folder of a sentence-transformers model, such as `sentence-transformers/all-roberta-large-v1`.
+            An encoder without such training, for example `roberta-large`, loads too, but its cosines are always high.
+        device: Torch device; the default is a GPU if available.
+
+    Raises:
+        ImportError: sentence-transformers is not installed.
     """
     try:
         from sentence_transformers import SentenceTransformer
@@ -43,24 +45,28 @@ def report_translations(
     threshold: float = 0.7,
     num_worst: int = 10,
 ) -> dict[str, Any]:
-    """What can be said about the translations into one language.
+    """Report on the translations into one language.
+
+    The back-translation check [S E.9] uses the cosine between the embeddings of a caption and of its back-translation.
+    It is 1 for identical texts and around 0.1 for unrelated captions.
 
     Args:
-        sources: The captions, by clip and place.
-        translations: Their translations, for as many as there are.
-        back_translations: The translations translated back, for as many as are to be compared.
-        encoder: Gives the embeddings of N texts, as `load_sentence_encoder` does; not needed where nothing was
-            translated back.
-        threshold: Cosines below it are counted.
-        num_worst: How many of the worst to list.
+        sources: Captions by clip id and caption index.
+        translations: Translations of some or all captions.
+        back_translations: Back-translations of some or all translations.
+        encoder: Function from N texts to embeddings, as from `load_sentence_encoder`; None without back-translations.
+        threshold: Threshold of `below_threshold`.
+        num_worst: Maximum number of entries in `worst`.
 
     Returns:
-        `captions`, how many; `missing`, without a translation; `identical`, the same as their caption;
-        `length_ratio`, the mean of characters over the caption's characters (well below 1 in Chinese and Japanese).
-        Of the back-translation check [S E.9], with the cosine of the embeddings of a caption and of what came back
-        (1 when all of the meaning did, around 0.1 for captions that have nothing in common): `back_translated`, how
-        many; `cosine`, the mean; `below_threshold`, the share. And `worst`, those of the lowest cosine with all their
-        texts. A mean or share of nothing is None.
+        A dictionary. Means and shares of no items are None.
+
+        - `captions`: number of captions; `missing`: number without a translation.
+        - `identical`: number of translations that equal their caption.
+        - `length_ratio`: mean ratio of characters, translation to caption (well below 1 in Chinese and Japanese).
+        - `back_translated`: number of back-translations; `cosine`: their mean cosine.
+        - `below_threshold`: share of cosines below the threshold.
+        - `worst`: the texts with the lowest cosines.
     """
     keys = sorted(back_translations)
     cosines = np.zeros(0)
@@ -101,7 +107,7 @@ def report_translations(
 
 
 def format_translation_report(languages: Mapping[str, Mapping[str, Any]], threshold: float) -> str:
-    """A table of what `report_translations` gives, one line a language; cosines in percent as in [S table 10]."""
+    """Format the results of `report_translations` as a table with a line per language, in percent as [S table 10]."""
     below = f"below {100 * threshold:g}"
     lines = [f"language  captions  missing  identical  length  translated back  cosine  {below}"]
     for language, scores in languages.items():

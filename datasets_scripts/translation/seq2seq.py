@@ -1,7 +1,6 @@
-"""Machine translation by any seq2seq model of transformers, and what every translator of ours can do.
+"""The interface of translators, and machine translation by any seq2seq model of transformers.
 
-Both translators take a batch of texts and two ISO 639-3 codes, and give as many texts; "" stands for a text that could
-not be translated.
+A translator takes a batch of texts and two ISO 639-3 codes and returns one translation per text; "" marks a failure.
 """
 
 from __future__ import annotations
@@ -21,38 +20,40 @@ logger = logging.getLogger(__name__)
 
 
 class Translator(Protocol):
-    """What translates.
+    """Interface of translators.
 
     Attributes:
-        name: The model, as it is written down beside its translations.
-        workers: How many batches it translates at a time.
+        name: Name of the model, saved with its translations.
+        workers: Number of batches to translate in parallel.
     """
 
     name: str
     workers: int
 
     def check(self, source: str, target: str) -> None:
-        """Raises a ValueError if it is known beforehand that it cannot translate between these languages."""
+        """Raise a ValueError if these languages are known to be unsupported."""
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translates texts between two languages given by ISO 639-3 codes; "" where it could not."""
+        """Translate texts between two languages (ISO 639-3 codes); "" for texts that could not be translated."""
 
 
 class Seq2SeqTranslator:
-    """A translation model of transformers.
+    """Translation with a seq2seq model of transformers.
 
-    How a model is told the languages is found out from its tokenizer: a language token that the decoder starts from
-    (NLLB, M2M100, mBART-50), a token before the text (MADLAD-400 `<2fr>`, multilingual OPUS-MT `>>fra<<`), or nothing
-    at all where a model knows one pair (OPUS-MT). Others, such as T5, want a prompt.
+    The tokenizer determines how languages are set: by the first token of the decoder (NLLB, M2M100, mBART-50), by a
+    token before the text (MADLAD-400 `<2fr>`, multilingual OPUS-MT `>>fra<<`), or not at all for a model of one pair
+    (OPUS-MT). Other models, such as T5, need a prompt.
 
     Args:
-        name: Hub id or folder. `{source}` and `{target}` in it become ISO 639-1 codes, for models that know one pair:
+        name: Hub id or folder. For models of one pair, `{source}` and `{target}` are replaced by ISO 639-1 codes:
             `Helsinki-NLP/opus-mt-{source}-{target}`.
-        prompt: What the text is put into, such as `translate {source} to {target}: {text}`, with the languages'
-            English names.
-        num_beams: Hypotheses of the beam search; 1 is greedy.
-        device: Where to run; a GPU where there is one.
-        dtype: Of the weights, such as `bfloat16`; `auto` takes them as they are stored.
+        prompt: Template such as `translate {source} to {target}: {text}`, filled with English language names.
+        num_beams: Beams of the beam search; 1 is greedy.
+        device: Torch device; the default is a GPU if available.
+        dtype: Data type of the weights, such as `bfloat16`; `auto` keeps the stored type.
+
+    Raises:
+        ValueError: `prompt` does not contain `{text}`.
     """
 
     workers = 1
@@ -61,7 +62,7 @@ class Seq2SeqTranslator:
         self, name: str, prompt: str | None = None, num_beams: int = 4, device: str | None = None, dtype: str = "auto"
     ) -> None:
         if prompt is not None and "{text}" not in prompt:
-            raise ValueError(f"prompt is {prompt!r}; it must hold {{text}}, and may hold {{source}} and {{target}}")
+            raise ValueError(f"prompt is {prompt!r}; it must contain {{text}}; {{source}} and {{target}} are optional")
         self.name, self._origin = public_name(name), name
         self.prompt = prompt
         self.num_beams = num_beams
@@ -71,17 +72,17 @@ class Seq2SeqTranslator:
         self._pair: tuple[tuple[str, str], str, dict[str, int]] | None = None
 
     def check(self, source: str, target: str) -> None:
-        """Refuses languages that the model does not know, as far as that shows without loading one for each pair."""
+        """Raise if the model does not support a language; does not load the models of `{source}-{target}` names."""
         if "{" in self.name:
             self._model_name(source, target)
         else:
             self._languages(source, target)
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translates texts as `Translator.translate`, without randomness; "" for one that is too long for the model.
+        """Translate texts as `Translator.translate`, without sampling; "" for a text that is too long for the model.
 
         Raises:
-            ValueError: The model does not know a language, or nothing tells how to tell it the languages.
+            ValueError: The model does not support a language, or it needs a prompt.
         """
         template, options = self._languages(source, target)
         _, tokenizer, model = self._load(source, target)
@@ -89,16 +90,16 @@ class Seq2SeqTranslator:
 
         readable: dict[int, list[int]] = {}
         for place, text in enumerate(texts):
-            # Not str.format: captions may hold braces.
+            # str.format would fail on captions with braces.
             tokens = tokenizer(template.replace("{text}", text))["input_ids"]
             if len(tokens) > limit:
-                logger.warning("%s reads %d tokens, not the %d of %r", self.name, limit, len(tokens), text)
+                logger.warning("%s takes %d tokens, skipping %r with %d", self.name, limit, text, len(tokens))
             else:
                 readable[place] = tokens
 
         translations = [""] * len(texts)
         if readable:
-            # A model that repeats itself would go on to its own limit, for the whole batch.
+            # Without this limit, one text with endless repetition would slow down the whole batch.
             most = min(2 * max(map(len, readable.values())) + 16, limit - 1)
             search: dict[str, Any] = {"num_beams": self.num_beams, "do_sample": False, "max_new_tokens": most}
             generated = self._generate(list(readable.values()), {**options, **search}, tokenizer, model)
@@ -110,7 +111,7 @@ class Seq2SeqTranslator:
         inputs = tokenizer.pad({"input_ids": tokens}, return_tensors="pt").to(self.device)
         with torch.inference_mode():
             output = model.generate(**inputs, **options)
-        # The decoder's start and the language code, which not every tokenizer takes for special.
+        # Remove the start token and the language code, which some tokenizers do not treat as special.
         output = output[:, 2 if "forced_bos_token_id" in options else 1 :]
         return tokenizer.batch_decode(output, skip_special_tokens=True)
 
@@ -122,27 +123,27 @@ class Seq2SeqTranslator:
     def _load(self, source: str, target: str) -> tuple[str, Any, Any]:
         name = self._model_name(source, target)
         if self._loaded is None or self._loaded[0] != name:
-            self._loaded = None  # frees the memory of the pair before
+            self._loaded = None  # frees the memory of the previous model
             model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=self.dtype).to(self.device).eval()
-            model.generation_config.max_length = None  # max_new_tokens is given with each batch
+            model.generation_config.max_length = None  # each batch sets max_new_tokens
             self._loaded = name, AutoTokenizer.from_pretrained(name), model
         return self._loaded
 
     def _languages(self, source: str, target: str) -> tuple[str, dict[str, int]]:
-        """What the texts are put into, and how generation starts; the tokenizer is set to the source language."""
+        """Set the tokenizer's source language; return the template of the texts and the options of `generate`."""
         if self._pair is None or self._pair[0] != (source, target):
             _, tokenizer, model = self._load(source, target)
-            self._pair = (source, target), *self._tell(tokenizer, model, source, target)
+            self._pair = (source, target), *self._set_languages(tokenizer, model, source, target)
         return self._pair[1:]
 
-    def _tell(self, tokenizer: Any, model: Any, source: str, target: str) -> tuple[str, dict[str, int]]:
+    def _set_languages(self, tokenizer: Any, model: Any, source: str, target: str) -> tuple[str, dict[str, int]]:
         if self.prompt is not None:
             names = {"source": get_language_name(source), "target": get_language_name(target)}
             return re.sub(r"\{(source|target)\}", lambda field: names[field[1]], self.prompt), {}
 
         vocabulary = tokenizer.get_vocab()
         if hasattr(tokenizer, "src_lang"):
-            # NLLB's codes are tokens; a piece such as "en" is none.
+            # NLLB's language codes are tokens with "_"; a word piece such as "en" is not one.
             tokens = {token: number for token, number in vocabulary.items() if "_" in token}
             codes = getattr(tokenizer, "lang_code_to_id", None) or tokens
             tokenizer.src_lang = self._code(codes, source)
@@ -156,18 +157,18 @@ class Seq2SeqTranslator:
             return "{text}", {}
 
         raise ValueError(
-            f"nothing tells how {self.name} is told to translate into {target!r}; give a prompt such as "
+            f"{self.name} has no known way to select the target language {target!r}; give a prompt such as "
             "'translate {source} to {target}: {text}'"
         )
 
     def _code(self, codes: Mapping[str, int], language: str) -> str:
-        """What the tokenizer calls a language: `fra_Latn` in NLLB, `fr` in M2M100, `fr_XX` in mBART-50."""
+        """Return the tokenizer's code of a language: `fra_Latn` in NLLB, `fr` in M2M100, `fr_XX` in mBART-50."""
         short = get_iso_639_1(language) if language in LANGUAGE_TABLE else language
         pattern = re.compile(rf"{language}_[A-Z][a-z]{{3}}|{short}(_[A-Z]{{2}})?")
         if get_flores_code(language) in codes:
             return get_flores_code(language)
-        found = sorted(code for code in codes if pattern.fullmatch(code))
-        if len(found) != 1:
-            what = f"several: {', '.join(found)}" if found else "none"
-            raise ValueError(f"{self.name} should have one language code for {language!r}; it has {what}")
-        return found[0]
+        matching = sorted(code for code in codes if pattern.fullmatch(code))
+        if len(matching) != 1:
+            number = f"several: {', '.join(matching)}" if matching else "none"
+            raise ValueError(f"{self.name} must have one language code for {language!r}; it has {number}")
+        return matching[0]

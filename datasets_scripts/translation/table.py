@@ -1,8 +1,7 @@
-"""The file of translated captions: its columns, what makes it valid, reading and writing it.
+"""Read, write and check Parquet files of translated captions.
 
-A line is one translation of one caption, named by its clip and by the caption's place among those of the clip:
-`clip_id`, `caption_index`, `language`, `text`, and where it comes from: `model`, and `source_hash`, by which a
-translation of a caption that has changed since is found out.
+A row is one translation of one caption. Its columns are `clip_id`, `caption_index` (index of the caption within its
+clip), `language`, `text`, `model` (the translator) and `source_hash` (hash of the caption, to detect later changes).
 """
 
 import functools
@@ -28,18 +27,18 @@ SCHEMA = pa.schema(
         "source_hash": pa.string(),
     }
 )
-"""The columns of a translations file. The last two may be absent or null, as where a person made the translations."""
+"""The columns of a translations file. `model` and `source_hash` may be absent or null, e.g. for human translations."""
 
 KEY = ("clip_id", "language", "caption_index")
-"""What a translation is found by, and the order of a file."""
+"""The key of a translation, and the sort order of a file."""
 
 Paths = str | Path | Sequence[str | Path]
 
-_SHOWN = 5  # names in a message
+_SHOWN = 5  # maximum number of names in an error message
 
 
 def source_hash(text: str) -> str:
-    """The first 16 hex digits of the SHA-256 of a caption.
+    """Return the first 16 hex digits of the SHA-256 of a caption.
 
     >>> source_hash("a dog barking")
     '9f4baeaf42ac8e3f'
@@ -48,24 +47,24 @@ def source_hash(text: str) -> str:
 
 
 def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa.Table:
-    """Reads translations files and checks them.
+    """Read and check translations files.
 
     Args:
         path: One or several Parquet files with the columns of `SCHEMA`.
-        languages: ISO 639-3 codes to keep; all when None.
+        languages: ISO 639-3 codes to keep; None keeps all.
 
     Returns:
-        A table of `SCHEMA`, its text in Unicode's normal form C.
+        A table with `SCHEMA`; texts are in Unicode normal form C.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A column is missing or of another type; a value is missing; a text is blank or damaged; a language
-            is no ISO 639-3 code; a key is there twice; one of `languages` is not there. The message counts what is
-            wrong and names the first few.
+        FileNotFoundError: A file does not exist.
+        ValueError: A column is missing or has another type; a value is missing; a text is blank or damaged; a language
+            is not an ISO 639-3 code; a key is duplicated; or one of `languages` is absent. The message counts the
+            faulty rows and names the first few.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
-        raise ValueError("there is no path; give at least one Parquet file of translations")
+        raise ValueError("path is empty; give at least one Parquet file of translations")
 
     table = pa.concat_tables(map(_read_file, map(Path, paths))).combine_chunks()
     named = ", ".join(map(str, paths))
@@ -81,10 +80,10 @@ def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa
 
 
 def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a Parquet file of `SCHEMA` from its lines, whole or not at all; in any order they give the same bytes.
+    """Write a Parquet file with `SCHEMA` atomically. Rows are sorted, so their order does not change the bytes.
 
     Raises:
-        ValueError: As `read_translations`.
+        ValueError: As for `read_translations`.
     """
     target = Path(path)
     table = pa.Table.from_pylist(list(lines), schema=SCHEMA)
@@ -97,7 +96,7 @@ def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> 
 
 def _read_file(path: Path) -> pa.Table:
     if not path.is_file():
-        raise FileNotFoundError(f"there is no translations file {path}")
+        raise FileNotFoundError(f"translations file {path} does not exist")
     try:
         table = pq.read_table(path)
         table.validate(full=True)
@@ -120,36 +119,36 @@ def _read_file(path: Path) -> pa.Table:
 
 
 def _check(table: pa.Table, named: str) -> None:
-    """Refuses lines that cannot be right whatever the dataset."""
+    """Raise if rows are invalid for every dataset."""
     text, language = table["text"], table["language"]
-    gone = map(pc.is_null, table.select([*KEY, "text"]).columns)
-    matches, no_code = pc.match_substring_regex, f"is no ISO 639-3 code such as {', '.join(LANGUAGES[:3])}"
-    wrong = {
-        "have no clip id, caption index, language or text": functools.reduce(pc.or_, gone),
+    is_null = map(pc.is_null, table.select([*KEY, "text"]).columns)
+    matches, no_code = pc.match_substring_regex, f"is not an ISO 639-3 code such as {', '.join(LANGUAGES[:3])}"
+    masks = {
+        "have no clip id, caption index, language or text": functools.reduce(pc.or_, is_null),
         "are blank": pc.invert(matches(text, r"[\pL\pN]")),
-        "hold U+FFFD or a control character, so that some text is lost": matches(text, r"[\x{FFFD}\p{Cc}]"),
+        "contain U+FFFD or a control character, so some text is lost": matches(text, r"[\x{FFFD}\p{Cc}]"),
         "have a negative caption index": pc.less(table["caption_index"], 0),
         f"have a language that {no_code}": pc.invert(matches(language, "^[a-z]{3}$")),
     }
-    found = {}
-    for what, mask in wrong.items():
-        found[what] = table.filter(pc.fill_null(mask, False))
+    faulty = {}
+    for fault, mask in masks.items():
+        faulty[fault] = table.filter(pc.fill_null(mask, False))
     counts = table.group_by(list(KEY)).aggregate([([], "count_all")])
-    found["are there more than once"] = counts.filter(pc.greater(counts["count_all"], 1))
+    faulty["are duplicated"] = counts.filter(pc.greater(counts["count_all"], 1))
 
     problems = []
-    for what, lines in found.items():
+    for fault, rows in faulty.items():
         names = []
-        for line in lines.slice(0, _SHOWN).to_pylist():
-            names.append(f"{line['clip_id']!r} caption {line['caption_index']} in {line['language']!r}")
+        for row in rows.slice(0, _SHOWN).to_pylist():
+            names.append(f"{row['clip_id']!r} caption {row['caption_index']} in {row['language']!r}")
         if names:
-            problems.append(f"{len(lines)} translations {what}: {listing(names, len(lines))}")
+            problems.append(f"{len(rows)} translations {fault}: {listing(names, len(rows))}")
     if problems:
         raise ValueError(f"{named}: {'; '.join(problems)}")
 
 
 def listing(names: Iterable[str], count: int | None = None) -> str:
-    """The first few names for a message, and how many more there are.
+    """Format the first few names for a message, and the number of the others.
 
     >>> listing("abcdefg")
     'a, b, c, d, e and 2 more'
@@ -160,6 +159,6 @@ def listing(names: Iterable[str], count: int | None = None) -> str:
 
 
 def languages_of(table: pa.Table) -> list[str]:
-    """The languages of a table, the papers' in their order and then any others."""
+    """Return the languages of a table: those of `LANGUAGES` in that order, then the others sorted."""
     present = set(pc.unique(table["language"]).to_pylist())
     return [language for language in LANGUAGES if language in present] + sorted(present - set(LANGUAGES))

@@ -72,7 +72,7 @@ def test_a_redirect_is_not_followed(status, slept):
         headers = {"Location": elsewhere.url + "/v1/chat/completions"}
         with (
             fake_endpoint((status, headers, b"")) as server,
-            pytest.raises(ValueError, match="sends requests elsewhere"),
+            pytest.raises(ValueError, match=r"\b30\d\b"),
         ):
             chat(server, api_key="secret").translate(["Rain"], "eng", "fra")
     assert elsewhere.seen == []
@@ -108,7 +108,7 @@ def test_an_endpoint_that_stays_busy_is_an_error_with_its_words(slept):
 
 @pytest.mark.parametrize(
     ("status", "error", "message"),
-    [(401, PermissionError, "refuses the key: 401 no such"), (400, ValueError, "refuses the request: 400 no such")],
+    [(401, PermissionError, "401 no such"), (400, ValueError, "400 no such")],
 )
 def test_what_will_not_get_better_is_not_tried_again(status, error, message):
     with fake_endpoint((status, {}, b"no such")) as server, pytest.raises(error, match=message):
@@ -157,7 +157,7 @@ def test_a_text_that_fails_alone_is_given_up(caplog):
     with fake_endpoint(*[answer] * 20) as server:
         translations = chat(server).translate(["Rain", "Wind", "A dog", "Hail"], "eng", "fra")
     assert translations == ["(Rain)", "", "(A dog)", "(Hail)"]
-    assert "gave no translation into fra of 'Wind'" in caplog.text
+    assert "translation into fra of 'Wind'" in caplog.text
 
 
 @pytest.mark.parametrize(

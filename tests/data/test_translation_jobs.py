@@ -103,7 +103,7 @@ def test_translations_by_hand_are_kept(path):
 
 def test_another_model_does_not_mix_in_unasked(path):
     complete_translations(path, items_of(CAPTIONS[:2]), FakeTranslator())
-    with pytest.raises(ValueError, match="holds translations by fake, not other: choose another output, or fill_gaps"):
+    with pytest.raises(ValueError, match=r"fake, not other: .*fill_gaps"):
         complete_translations(path, items_of(CAPTIONS), FakeTranslator("other"))
     complete_translations(path, items_of(CAPTIONS), FakeTranslator("other"), fill_gaps=True)
     assert {line["model"] for key, line in table_of(path).items() if key[0] == "a"} == {"fake"}
@@ -223,7 +223,7 @@ def test_a_file_that_was_hardly_begun_is_begun_again(tmp_path, content):
 def test_a_file_of_other_settings_or_a_damaged_one_is_refused(tmp_path):
     part = tmp_path / "part.jsonl"
     FinishedBatches(part, {"model": "m"})
-    with pytest.raises(ValueError, match=r"was begun with .*'m'.*, not .*'n'.*; remove it or choose another output"):
+    with pytest.raises(ValueError, match=r"part\.jsonl .*'m'.*'n'"):
         FinishedBatches(part, {"model": "n"})
     part.write_text('{"settings": {"model": "m"}}\nnonsense\n')
     with pytest.raises(ValueError, match=r"part.jsonl is damaged .*; remove it"):

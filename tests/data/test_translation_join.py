@@ -170,7 +170,7 @@ def test_the_captions_may_be_in_another_language_than_english(path):
     write_translations(path, lines_of({"a": ["En hund"]}, ["eng"]))
     joined = join_translations(rows, path, source_language="swe")
     assert joined[0]["captions"] == {"eng": ["eng En hund"], "swe": ["En hund"]}
-    with pytest.raises(ValueError, match="the file translates into 'eng', the language it is made from"):
+    with pytest.raises(ValueError, match="'eng'"):
         join_translations(rows, path)
     with pytest.raises(ValueError, match=r"no captions in 'nor'; they have \['eng', 'swe'\]"):
         join_translations(rows, path, source_language="nor")
@@ -185,7 +185,7 @@ def test_clips_that_speak_the_language_already_keep_their_captions(path):
         assert [row["captions"]["fra"] for row in joined] == [["fra A dog"], ["Un chat"]]
     write_translations(path, lines_of({"a": ["A dog"], "b": ["A cat"]}, ["fra"]))
     for strict in (True, False):
-        with pytest.raises(ValueError, match=r"1 clips have captions in fra of their own .* load the dataset .*: 'b'"):
+        with pytest.raises(ValueError, match=r"1 clips .*\bfra\b.*: 'b'"):
             join_translations(rows, path, strict=strict)
 
 
@@ -207,7 +207,7 @@ DOGS, RAIN = ["fra A dog", "fra A barking dog"], ["fra Rain"]
     [
         (without(("a", 1)), "1 translations into fra are missing: 'a' caption 1", [[], RAIN]),
         (without(("a", 0), ("a", 1)), "2 translations into fra are missing: 'a' caption 0, 'a' caption 1", [[], RAIN]),
-        (STALE, "1 translations into fra are of captions that have changed since: 'b' caption 0", [DOGS, []]),
+        (STALE, "1 translations into fra are stale, because their captions have changed: 'b' caption 0", [DOGS, []]),
         (UNKNOWN, "1 clips of the file are not in the dataset: 'c'", [DOGS, RAIN]),
     ],
     ids=["part", "clip", "stale", "unknown"],
@@ -238,7 +238,7 @@ def test_all_that_does_not_fit_is_in_one_message(path):
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_translation_of_a_caption_that_the_clip_lacks_is_an_error(path, strict):
     write_translations(path, [*lines_of(CAPTIONS), {**lines_of(CAPTIONS)[0], "clip_id": "b", "caption_index": 1}])
-    message = r"1 translations into fra are of captions that the clip does not have .*: 'b' caption 1 of 1"
+    message = r"1 translations into fra have a caption index .*: 'b' caption 1 of 1"
     for rows in (dataset(CAPTIONS), stream_of(dataset(CAPTIONS))):
         with pytest.raises(ValueError, match=message):
             list(join_translations(rows, path, strict=strict))
@@ -247,7 +247,7 @@ def test_a_translation_of_a_caption_that_the_clip_lacks_is_an_error(path, strict
 def test_a_clip_id_in_another_normal_form_is_pointed_at(path):
     composed, decomposed = (unicodedata.normalize(form, "pluie en été") for form in ("NFC", "NFD"))
     write_translations(path, lines_of({composed: ["Rain"]}))
-    with pytest.raises(ValueError, match=f"'{composed}' \\(there in another Unicode normal form\\)"):
+    with pytest.raises(ValueError, match=f"'{composed}' \\(exists in another Unicode normal form\\)"):
         join_translations(dataset({decomposed: ["Rain"]}), path)
 
 

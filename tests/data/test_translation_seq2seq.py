@@ -133,7 +133,7 @@ def test_a_caption_that_the_model_cannot_read_is_given_up(nllb, caplog):
     short = translator.translate(["rain", "a dog"], "eng", "fra")
     assert translator.translate([long, "rain", long, "a dog"], "eng", "fra") == ["", short[0], "", short[1]]
     assert translator.translate([long], "eng", "fra") == [""]
-    assert re.search(r"nllb\d* reads 128 tokens, not the \d+ of 'dog dog", caplog.text)
+    assert re.search(r"nllb\d* takes 128 tokens, skipping 'dog dog", caplog.text)
 
 
 def test_m2m100_is_told_by_its_short_codes(pieces, tmp_path):
@@ -174,10 +174,10 @@ def test_models_that_know_one_pair_are_named_by_pattern(pieces, tmp_path):
 
 def test_a_token_before_the_text_or_a_prompt_tells_the_language(t5):
     assert Seq2SeqTranslator(t5)._languages("eng", "fra") == ("<2fr> {text}", {})
-    with pytest.raises(ValueError, match=r"told to translate into 'deu'; give a prompt such as 'translate \{source\}"):
+    with pytest.raises(ValueError, match=r"'deu'; .*'translate \{source\}"):
         Seq2SeqTranslator(t5).check("eng", "deu")
     prompted = Seq2SeqTranslator(t5, prompt="translate {source} to {target}: {text}")
     assert prompted._languages("eng", "deu") == ("translate English to German: {text}", {})
     assert prompted.translate(["a {dog} {source}"], "eng", "deu") != prompted.translate(["a {dog}"], "eng", "deu")
-    with pytest.raises(ValueError, match=r"prompt is 'translate'; it must hold \{text\}"):
+    with pytest.raises(ValueError, match=r"'translate'.* \{text\}"):
         Seq2SeqTranslator(t5, prompt="translate")

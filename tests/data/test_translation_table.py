@@ -94,9 +94,7 @@ def test_languages_are_chosen_and_in_the_papers_order(tmp_path):
 def test_several_files_are_one_table(tmp_path):
     one, two = save(tmp_path / "1.parquet", LINES[:2], SCHEMA), save(tmp_path / "2.parquet", LINES[2:], SCHEMA)
     assert read_translations([one, str(two)]).to_pylist() == LINES
-    with pytest.raises(
-        ValueError, match=r"2 translations are there more than once: 'a' caption 0 in 'fra', 'a' caption 1"
-    ):
+    with pytest.raises(ValueError, match=r"2 translations are duplicated: 'a' caption 0 in 'fra', 'a' caption 1"):
         read_translations([one, two, one])
     with pytest.raises(ValueError, match="at least one Parquet file"):
         read_translations([])
@@ -105,18 +103,18 @@ def test_several_files_are_one_table(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([*LINES, LINES[0]], "1 translations are there more than once: 'a' caption 0 in 'fra'"),
+        ([*LINES, LINES[0]], "1 translations are duplicated: 'a' caption 0 in 'fra'"),
         (changed(text=""), "1 translations are blank: 'a' caption 0 in 'fra'"),
         (changed(text=" \u00a0\u3000\u200b"), "are blank"),
         (changed(text="... !"), "are blank"),
-        (changed(text="Un chi\ufffdn"), r"hold U\+FFFD or a control character"),
+        (changed(text="Un chi\ufffdn"), r"U\+FFFD"),
         (changed(text="Un chien\x00"), "control character"),
         (changed(text=None), "have no clip id, caption index, language or text: 'a' caption 0"),
         (changed(clip_id=None), "have no clip id"),
         (changed(caption_index=None), "have no clip id, caption index"),
         (changed(caption_index=-1), "have a negative caption index"),
-        (changed(language="fr"), "have a language that is no ISO 639-3 code such as eng, fra, deu: .* in 'fr'"),
-        (changed(language="fra_Latn"), "no ISO 639-3 code"),
+        (changed(language="fr"), "not an ISO 639-3 code such as eng, fra, deu: .* in 'fr'"),
+        (changed(language="fra_Latn"), "not an ISO 639-3 code"),
         (
             [{**LINES[0], "clip_id": f"c{i}", "text": " "} for i in range(8)],
             "8 translations are blank: .*'c4'.* and 3 more",
@@ -167,7 +165,7 @@ def test_other_tables_are_refused(tmp_path, table, message):
 
 
 def test_files_that_are_not_there_or_no_parquet_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no translations file .*absent"):
+    with pytest.raises(FileNotFoundError, match="absent"):
         read_translations(tmp_path / "absent.parquet")
     (tmp_path / "t.parquet").write_text("clip_id,text\n")
     with pytest.raises(ValueError, match="is not a Parquet file"):
