@@ -13,22 +13,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .fused import symmetric_contrast
-from .similarity import positive_mask, positive_mean, similarity_matrix
+from .similarity import check_negatives, positive_mask, positive_mean, similarity_matrix
 from .tiles import tiled_sigmoid_contrast, tiled_symmetric_contrast
 
 
-def softmax_contrast(logits: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """One direction of InfoNCE: mean over rows of -log softmax of the row's positives among all columns.
+def softmax_contrast(logits: Tensor, group_ids: Tensor | None = None, decoupled: bool = False) -> Tensor:
+    """Compute one direction of InfoNCE: mean over rows of -log softmax of the row's positives among all columns.
+
+    Args:
+        logits: (..., N, N), the positives on the diagonal.
+        group_ids: (N,) integers; clips with the same id are positives of each other.
+        decoupled: Leave the positives out of the denominator.
+
+    Raises:
+        ValueError: A decoupled row has no negative.
 
     >>> round(softmax_contrast(torch.eye(2)).item(), 4)  # log(1 + exp(-1))
     0.3133
     """
-    return -positive_mean(logits.log_softmax(-1), group_ids).mean()
+    if not decoupled:
+        return -positive_mean(logits.log_softmax(-1), group_ids).mean()
+    check_negatives(group_ids)
+    positives = positive_mask(logits.shape[-1], group_ids, logits.device)
+    denominators = logits.masked_fill(positives, -torch.inf).logsumexp(-1)
+    return (denominators - positive_mean(logits, group_ids)).mean()
 
 
 def sigmoid_contrast(logits: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """Sum over all pairs of -log sigmoid(z logit), z = +1 on positives and -1 elsewhere, divided by N.
+    """Compute 1/N times the sum over all pairs of -log sigmoid(z logit), z = +1 on positives and -1 elsewhere.
 
     >>> round(sigmoid_contrast(torch.zeros(2, 2)).item(), 4)  # 2 log 2
     1.3863
@@ -73,7 +85,8 @@ def info_nce(
     """
     if chunk_size is not None:
         return tiled_symmetric_contrast(audio_embeds, text_embeds, logit_scale, group_ids, chunk_size)
-    return symmetric_contrast(similarity_matrix(audio_embeds, text_embeds), logit_scale, group_ids)
+    logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
+    return softmax_contrast(logits, group_ids) + softmax_contrast(logits.mT, group_ids)
 
 
 def sigmoid_loss(

@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The rows of a symmetric product that are made at a time, from the diagonal on.
-_GRAM_ROWS = 256
-
 
 def at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Both tensors in the widest of their dtypes and float32."""
@@ -77,20 +74,6 @@ def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
     first, second = at_least_float32(first, second)
     with without_autocast(first.device):
         return first @ second.mT  # (..., N, d), (..., N, d) -> (..., N, N)
-
-
-def gram_products(embeds: Tensor) -> Tensor:
-    """Cosine of every row with every row, (..., N, d) to (..., N, N); half of those of many rows are made."""
-    size = embeds.shape[-2]
-    if embeds.is_cuda or size <= _GRAM_ROWS:  # one call costs less than a half
-        return embeds @ embeds.mT
-
-    products = embeds.new_empty(*embeds.shape[:-1], size)
-    for start in range(0, size, _GRAM_ROWS):
-        own, rest = slice(start, start + _GRAM_ROWS), slice(start + _GRAM_ROWS, None)
-        torch.matmul(embeds[..., own, :], embeds[..., start:, :].mT, out=products[..., own, start:])
-        products[..., rest, own] = products[..., own, rest].mT
-    return products
 
 
 def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> Tensor:

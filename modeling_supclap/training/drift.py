@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..losses.contrastive import sigmoid_contrast
+from ..losses.contrastive import sigmoid_contrast, softmax_contrast
 from ..losses.similarity import at_least_float32, positive_mask, similarity_matrix
-from ..losses.support_vector import DynamicRadius, Similarity, displacement_ratio, positive_distance
+from ..losses.support_vector import DynamicRadius, Similarity, displacement_ratio, positive_distance, support_vectors
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,18 +154,15 @@ def drift_statistics(
             texts = text_embeds.detach().requires_grad_()
             return -torch.autograd.grad(len(texts) * loss(texts), texts)[0]
 
-    def contrast(anchors: Tensor, leave_out_positive: bool = False) -> Tensor:
+    def contrast(anchors: Tensor, decoupled: bool = False) -> Tensor:
         logits = logit_scale * anchors @ audio_embeds.T
         if logit_bias is not None:
             return sigmoid_contrast(logits + logit_bias)
-        others = logits - torch.diag(torch.full_like(distance, torch.inf)) if leave_out_positive else logits
-        return (others.logsumexp(-1) - logits.diagonal()).mean()
+        return softmax_contrast(logits, decoupled=decoupled)
 
     def support(texts: Tensor) -> Tensor:
         assert radius is not None
-        ratio = displacement_ratio(positive_distance(texts, audio_embeds), radius)
-        supports = texts + ratio.unsqueeze(-1) * (audio_embeds - texts)
-        return contrast(F.normalize(supports, dim=-1) if similarity == "cosine" else supports, decoupled)
+        return contrast(support_vectors(texts, audio_embeds, radius, similarity), decoupled)
 
     updates = {"drift_cosine": -(pull + push) if logit_bias is None else update(contrast)}
     if radius is not None:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..losses.contrastive import info_nce, reweighted_info_nce, sigmoid_loss
-from ..losses.fused import symmetric_contrast
-from ..losses.multilingual import DIRECTION_SCALE, by_language, cacl_loss
+from ..losses.multilingual import DIRECTION_SCALE, by_language, cacl_loss, kcl_loss
 from ..losses.similarity import similarity_matrix
 from ..losses.support_vector import (
     DynamicRadius,
@@ -22,7 +21,6 @@ from ..losses.support_vector import (
     StaticRadius,
     positive_distance,
     radius_constraint,
-    support_vector_contrast,
     support_vector_loss,
     support_vector_sigmoid_loss,
 )
@@ -85,10 +83,9 @@ class SupportVectorRegularizer(nn.Module):
         logit_scale: Tensor,
         logit_bias: Tensor | None,
         group_ids: Tensor | None,
-        cross: Tensor | None = None,
         chunk_size: int | None = None,
     ) -> tuple[Tensor, Logs]:
-        """Computes the regularisation of one batch.
+        """Compute the regularization of one batch.
 
         Args:
             audio_embeds: `(N, d)`, unit norm.
@@ -96,43 +93,39 @@ class SupportVectorRegularizer(nn.Module):
             logit_scale: 1 / temperature, `()`.
             logit_bias: SigLIP's bias, `()`.
             group_ids: `(N,)`.
-            cross: audio . text, `(N, N)` or `(K, N, N)`, where the base loss has it: but for A A^T and T T^T, support
-                vectors then need no product of their own.
-            chunk_size: How many rows of similarities are made at a time where there is no `cross`; by default all.
+            chunk_size: Rows of the similarity matrix computed at a time; None: all.
 
         Returns:
-            What to add to the base loss, `()`, and its parts by name.
+            The term to add to the base loss, `()`, and its parts by name.
         """
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
 
         total = audio_embeds.new_zeros(())
         logs: Logs = {}
-        distance = None if cross is None else positive_distance(text_embeds, audio_embeds)  # of both directions
         for direction, radius_module in self.radii.items():
             assert isinstance(radius_module, StaticRadius | DynamicRadius)
-            anchors, targets, products = audio_embeds, text_embeds, cross
+            anchors, targets = audio_embeds, text_embeds
             if direction == "t2a":
-                anchors, targets, products = text_embeds, audio_embeds, None if cross is None else cross.mT
+                anchors, targets = text_embeds, audio_embeds
 
-            if products is None and chunk_size is not None:
+            if chunk_size is None:
+                scaled_similarities = logit_scale * similarity_matrix(anchors, targets)
+                radius = radius_module(scaled_similarities, group_ids)
+            else:
                 radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size)
-            else:
-                seen = similarity_matrix(anchors, targets) if products is None else products
-                if isinstance(radius_module, DynamicRadius):  # of the others only the shape matters
-                    seen = logit_scale * seen
-                radius = radius_module(seen, group_ids)
 
-            shared: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids}
+            options: dict[str, Any] = {
+                "similarity": self.similarity,
+                "group_ids": group_ids,
+                "chunk_size": chunk_size,
+            }
             if self.base == "siglip":
-                shared |= {"logit_bias": _required_bias(logit_bias), "chunk_size": chunk_size}
-                term = support_vector_sigmoid_loss(anchors, targets, radius, logit_scale, **shared)
-            elif products is None or distance is None:
-                shared |= {"decoupled": self.decoupled, "chunk_size": chunk_size}
-                term = support_vector_loss(anchors, targets, radius, logit_scale, **shared)
+                bias = _required_bias(logit_bias)
+                term = support_vector_sigmoid_loss(anchors, targets, radius, logit_scale, bias, **options)
             else:
-                shared["decoupled"] = self.decoupled
-                term = support_vector_contrast(products, distance, targets, radius, logit_scale, **shared)
+                options["decoupled"] = self.decoupled
+                term = support_vector_loss(anchors, targets, radius, logit_scale, **options)
 
             scale = DIRECTION_SCALE.get(self.base, 1.0)
             total = total.add(term, alpha=scale * self.alpha)
@@ -208,28 +201,24 @@ class ContrastiveObjective(nn.Module):
 
         # (N, K, d) -> (K, N, d), or (N, d) where there is one caption a clip
         texts = by_language(text_embeds) if self.loss in MULTILINGUAL_LOSSES else text_embeds.squeeze(1)
-        shared: dict[str, Any] = {"group_ids": group_ids, "chunk_size": self.chunk_size}
-        cross = None
+        options: dict[str, Any] = {"group_ids": group_ids, "chunk_size": self.chunk_size}
 
         if self.loss == "siglip":
-            base = sigmoid_loss(audio_embeds, texts, logit_scale, _required_bias(logit_bias), **shared)
+            base = sigmoid_loss(audio_embeds, texts, logit_scale, _required_bias(logit_bias), **options)
         elif self.loss == "reweighted":
             weight = self.log_positive_weight.exp().squeeze()
             base = reweighted_info_nce(audio_embeds, texts, logit_scale, weight, group_ids)
-        elif self.loss == "cacl" and self.chunk_size is not None:
-            base = cacl_loss(audio_embeds, texts[0], texts[1], logit_scale, **shared)
-        elif self.chunk_size is not None:
-            base = DIRECTION_SCALE.get(self.loss, 1.0) * info_nce(audio_embeds, texts, logit_scale, **shared)
+        elif self.loss == "kcl":
+            base = kcl_loss(audio_embeds, text_embeds, logit_scale, **options)
+        elif self.loss == "cacl":
+            base = cacl_loss(audio_embeds, texts[0], texts[1], logit_scale, **options)
         else:
-            cross = similarity_matrix(audio_embeds, texts)
-            base = DIRECTION_SCALE.get(self.loss, 1.0) * symmetric_contrast(cross, logit_scale, group_ids)
-            if self.loss == "cacl":  # the mean over the two languages so far, 2/6, and the pair of languages
-                base = base + info_nce(texts[0], texts[1], logit_scale, group_ids) / 6
+            base = info_nce(audio_embeds, texts, logit_scale, **options)
 
         total, logs = base, {f"loss_{self.loss}": base}
         if self.regularizer is not None:
             extra, extra_logs = self.regularizer(
-                audio_embeds, texts, logit_scale, logit_bias, group_ids, cross, self.chunk_size
+                audio_embeds, texts, logit_scale, logit_bias, group_ids, self.chunk_size
             )
             total, logs = base + extra, logs | extra_logs
         return total, {part: value.detach() for part, value in logs.items()}

@@ -16,21 +16,15 @@ from modeling_supclap.losses import (
     radius_constraint,
     similarity_matrix,
     support_similarity,
-    support_vector,
     support_vector_loss,
     support_vector_sigmoid_loss,
 )
-from modeling_supclap.losses.support_vector import Similarity
+from modeling_supclap.losses.support_vector import Similarity, positive_distance
 
 SCALE = 1 / 0.07
 GROUPS = [0, 1, 0, 2, 1]
 RADII = [0.1, 0.4, -0.2, 0.0, 1.3]
 both_similarities = pytest.mark.parametrize("similarity", ["cosine", "dot"])
-
-
-@pytest.fixture(autouse=True, params=[0, 256], ids=["fused", "few rows"])
-def both_forms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support_vector, "FEW_ROWS", request.param)
 
 
 def related_pair(n: int = 5, d: int = 7, spread: float = 0.6) -> tuple[Tensor, Tensor]:
@@ -50,11 +44,10 @@ def naive_support_vectors(texts: Tensor, audios: Tensor, radius: Tensor) -> Tens
 
 
 @both_similarities
-def test_linear_form_equals_the_support_vectors(similarity: Similarity) -> None:
+def test_similarity_equals_the_loops(similarity: Similarity) -> None:
     texts, audios = related_pair()
     expected = torch.tensor(reference.support_similarity(texts, audios, RADII, similarity), dtype=torch.float64)
-    linear = support_similarity(texts, audios, radii(), similarity)
-    torch.testing.assert_close(linear, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(support_similarity(texts, audios, radii(), similarity), expected, rtol=0, atol=1e-12)
 
 
 @both_similarities
@@ -117,22 +110,15 @@ def test_sigmoid_gradcheck(similarity: Similarity) -> None:
 
 
 @both_similarities
-def test_gradient_on_the_sphere_equals_that_of_the_naive_form(similarity: Similarity) -> None:
-    """The linear form uses that the norms are 1: the two may differ along the embeddings, where training cannot go."""
-    texts, audios = (x.requires_grad_() for x in related_pair())
-    radius = radii().requires_grad_()
-    supports = naive_support_vectors(texts, audios, radius)
+def test_gradient_equals_that_of_the_naive_form(similarity: Similarity) -> None:
+    inputs = [x.requires_grad_() for x in (*related_pair(), radii())]
+    supports = naive_support_vectors(*inputs)
     if similarity == "cosine":
         supports = F.normalize(supports, dim=-1)
-    naive = F.cross_entropy(SCALE * supports @ audios.T, torch.arange(5))
-    loss = support_vector_loss(texts, audios, radius, SCALE, similarity)
-    expected = torch.autograd.grad(naive, (texts, audios, radius))
-    got = torch.autograd.grad(loss, (texts, audios, radius))
-    for x, e, g in zip((texts, audios), expected[:2], got[:2], strict=True):
-        difference = e - g
-        tangent = difference - (difference * x).sum(1, keepdim=True) * x
-        torch.testing.assert_close(tangent, torch.zeros_like(tangent), rtol=0, atol=1e-12)
-    torch.testing.assert_close(got[2], expected[2], rtol=0, atol=1e-12)
+    naive = F.cross_entropy(SCALE * supports @ inputs[1].T, torch.arange(5))
+    loss = support_vector_loss(*inputs, SCALE, similarity)
+    expected = torch.autograd.grad(naive, inputs)
+    torch.testing.assert_close(torch.autograd.grad(loss, inputs), expected, rtol=0, atol=1e-12)
 
 
 def test_push_across_the_pull_is_scaled_and_along_it_untouched() -> None:
@@ -257,6 +243,27 @@ def test_opposite_pairs_are_finite(radius: float) -> None:
     (gradient,) = torch.autograd.grad(loss, texts)
     assert loss.isfinite()
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("angle", [0.1, 0.01, 0.003])
+def test_float32_is_exact_half_way_between_nearly_opposite_pairs(angle: float) -> None:
+    """The support vector is then of norm sin(angle / 2), and 1 - R (d - R), its square, is lost to rounding."""
+    generator = torch.Generator().manual_seed(0)
+    frame = torch.linalg.qr(torch.randn(16, 16, dtype=torch.float64, generator=generator)).Q
+    texts = frame[:4].float().requires_grad_()
+    audios = (math.sin(angle) * frame[4:8] - math.cos(angle) * frame[:4]).float().requires_grad_()
+    radius = positive_distance(texts.detach().double(), audios.detach().double()) / 2
+    wide = [x.detach().double().requires_grad_() for x in (texts, audios)]
+
+    narrow_similarity = support_similarity(texts, audios, radius)
+    wide_similarity = support_similarity(*wide, radius)
+    tolerance = 2e-7 / math.sin(angle / 2)  # the rounding of the embeddings
+    torch.testing.assert_close(narrow_similarity.double(), wide_similarity, rtol=0, atol=tolerance)
+    weights = torch.randn(4, 4, generator=generator)
+    found = torch.autograd.grad((weights * narrow_similarity).sum(), (texts, audios))
+    expected = torch.autograd.grad((weights * wide_similarity).sum(), wide)
+    for own, other in zip(found, expected, strict=True):
+        assert (own - other).norm() < 10 * tolerance * other.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -41,7 +41,6 @@ TILES = [{}, {"loss_chunk_size": 3}]
 @pytest.mark.parametrize("loss", LOSSES, ids=str)
 @pytest.mark.parametrize("tiles", TILES, ids=str)
 def test_objectives_agree_with_the_cpu(tmp_path, loss, tiles):
-    """As many clips as take the fused losses, 300, and few enough to be written as the formula reads, 12."""
     args = SupCLAPTrainingArguments(output_dir=str(tmp_path), languages=["eng", "fra"], **loss, **tiles)
     texts = 2 if args.loss in ("kcl", "cacl") else 1
     for count in (12, 300):

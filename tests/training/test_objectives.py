@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from modeling_supclap.losses import (
     cacl_loss,
@@ -11,7 +10,6 @@ from modeling_supclap.losses import (
     radius_constraint,
     reweighted_info_nce,
     sigmoid_loss,
-    support_vector,
     support_vector_loss,
     support_vector_sigmoid_loss,
     teminal_a_weights,
@@ -205,25 +203,3 @@ def test_logs_hold_no_graph(tmp_path):
 def test_what_does_not_go_together(tmp_path, call, message):
     with pytest.raises(ValueError, match=message):
         call(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("loss", "svr", "texts", "count"),
-    [
-        ("infonce", "none", 1, 1),
-        ("infonce", "uni-static", 1, 2),
-        ("infonce", "bi-static", 1, 3),
-        ("infonce", "bi-dynamic", 1, 3),
-        ("kcl", "bi-static", 3, 3 + 1 + 3),  # between the sides, among the clips, among the texts
-        ("cacl", "bi-static", 2, 2 + 1 + 2 + 1),  # and the anchor's texts with the other's
-    ],
-)
-def test_support_vectors_need_no_product_but_those_within_a_side(tmp_path, monkeypatch, loss, svr, texts, count):
-    monkeypatch.setattr(support_vector, "FEW_ROWS", 0)
-    module = objective(tmp_path, loss=loss, svr=svr, languages=["eng", "fra"])
-    with FlopCounterMode(display=False) as counter:
-        module(AUDIO, TEXTS[:, :texts], SCALE)
-    products = [flops for name, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(name)]
-    whole = 2 * 6 * 6 * 5  # N N d multiplications and additions
-    perceptrons = 0 if svr != "bi-dynamic" else 2 * 2 * 6 * (16 * 64 + 64 * 64 + 64)
-    assert sum(products) == count * whole + perceptrons
