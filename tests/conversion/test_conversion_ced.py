@@ -87,20 +87,20 @@ def other_filters(**kwargs) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (put(FILTERS, other_filters(f_min=50.0)), "mel_scale.fb differs by"),
-        (put(FILTERS, other_filters(f_max=7999.0)), "differs by"),
-        (put(FILTERS, other_filters(mel_scale="slaney")), "differs by"),
-        (put(FILTERS, torch.full((257, 64), torch.nan)), "mel_scale.fb differs by nan"),
-        (put(FILTERS, torch.zeros(201, 64)), r"mel_scale.fb has shape \(201, 64\)"),
-        (put(WINDOW, torch.hann_window(512, periodic=False)), "spectrogram.window differs"),
-        (put(WINDOW, None), "spectrogram.window has shape None"),
-        (put("front_end.1.gain", torch.ones(1)), r"front_end\.1\.gain"),
-        (put("blocks.1.norm1.bias", None), r"CEDModel: 1 missing \(blocks.1.norm1.bias\)"),
-        (put("blocks.7.norm1.bias", torch.ones(64)), r"\d+ missing \(blocks.2"),
-        (put("init_bn.weight", torch.ones(64)), "mixes two layouts: it has init_bn.weight under two names"),
-        (put("patch_embed.proj.weight", torch.ones(64, 1, 64, 4)), r"63 .*\b4 "),
-        (put("patch_embed.proj.weight", torch.ones(60, 1, 16, 16)), r"\b60.*\b64"),
-        (put("time_pos_embed", torch.ones(1, 64, 1, 62)), r"\b62 "),
+        (put(FILTERS, other_filters(f_min=50.0)), "mel_scale.fb"),
+        (put(FILTERS, other_filters(f_max=7999.0)), "mel_scale.fb"),
+        (put(FILTERS, other_filters(mel_scale="slaney")), "mel_scale.fb"),
+        (put(FILTERS, torch.full((257, 64), torch.nan)), "mel_scale.fb.*nan"),
+        (put(FILTERS, torch.zeros(201, 64)), r"mel_scale.fb.*\(201, 64\)"),
+        (put(WINDOW, torch.hann_window(512, periodic=False)), "spectrogram.window"),
+        (put(WINDOW, None), "spectrogram.window.*None"),
+        (put("front_end.1.gain", torch.ones(1)), "1.gain"),
+        (put("blocks.1.norm1.bias", None), "CEDModel.*blocks.1.norm1.bias"),
+        (put("blocks.7.norm1.bias", torch.ones(64)), "blocks.2"),
+        (put("init_bn.weight", torch.ones(64)), "init_bn.weight"),
+        (put("patch_embed.proj.weight", torch.ones(64, 1, 64, 4)), "63.*4"),
+        (put("patch_embed.proj.weight", torch.ones(60, 1, 16, 16)), r"\b60\b.*\b64\b"),
+        (put("time_pos_embed", torch.ones(1, 64, 1, 62)), r"\b62\b"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
@@ -115,9 +115,9 @@ def test_the_hub_configuration_counts_and_is_checked():
     fields = {**builders.PUBLISHED_CED_CONFIG, "embed_dim": 64, "depth": 2, "num_heads": 2, "target_length": 1010}
     model, _ = ced_from_tensors(tensors, "file", fields)
     assert (model.config.num_heads, model.config.target_length) == (2, 1010)
-    with pytest.raises(ValueError, match="12 unexpected"):
+    with pytest.raises(ValueError, match=r"\b12\b"):
         ced_from_tensors(tensors, "file", {**fields, "depth": 1})
-    with pytest.raises(ValueError, match=r"config\.json .*'bert'"):
+    with pytest.raises(ValueError, match="'bert'"):
         ced_from_tensors(tensors, "file", {"model_type": "bert"})
 
 
@@ -127,7 +127,7 @@ def test_a_file_in_half_precision_has_the_front_end_that_it_had(dtype):
     model, _ = ced_from_tensors(tensors, "half")
     assert model.dtype == torch.float32
     other = {**tensors, WINDOW: torch.hann_window(512, periodic=False).to(dtype)}
-    with pytest.raises(ValueError, match="differs by"):
+    with pytest.raises(ValueError, match=r"spectrogram.window"):
         ced_from_tensors(other, "half")
 
 

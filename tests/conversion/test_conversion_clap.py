@@ -92,11 +92,11 @@ def test_the_copies_share_nothing(clap):
     [
         (
             builders.supclap_model,
-            r"are \('ced', 'bert', 'mean', None\); a ClapModel has \('clap_audio_model', 'clap_text",
+            "'ced', 'bert'.*'clap_audio_model'",
         ),
         (
             lambda: add_lora(supclap_from_clap(builders.clap_model())),
-            r"ClapModel: \d+ missing \(audio_model",
+            "ClapModel.*audio_model",
         ),
     ],
 )
@@ -149,8 +149,8 @@ def test_constants_need_not_be_written(tmp_path, clap):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("audio_projection.linear1.weight"), r"1 missing \(audio_projection\.linear1\.weight\)"),
-        (lambda t: t.update(extra=torch.ones(1)), r"1 unexpected \(extra\)"),
+        (lambda t: t.pop("audio_projection.linear1.weight"), r"audio_projection\.linear1\.weight"),
+        (lambda t: t.update(extra=torch.ones(1)), "extra"),
     ],
 )
 def test_a_clap_with_a_gap_is_refused(tmp_path, clap, change, message):
@@ -162,7 +162,7 @@ def test_a_clap_with_a_gap_is_refused(tmp_path, clap, change, message):
 
 def test_another_model_is_no_clap(tmp_path, clap):
     clap.audio_model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is a 'clap_audio_model' model; give a whole CLAP, of model_type 'clap'"):
+    with pytest.raises(ValueError, match="'clap_audio_model'"):
         load_clap(tmp_path)
 
 
@@ -198,7 +198,7 @@ def test_a_clip_is_the_same_every_time_and_beside_anybody(truncation):
 
 
 def test_another_rate_is_refused(processor):
-    with pytest.raises(ValueError, match="trained using a sampling rate of 16000"):
+    with pytest.raises(ValueError, match="16000"):
         processor(audio=CLIPS[0], sampling_rate=44100, return_tensors="pt")
 
 

@@ -57,17 +57,17 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (put("audio_branch.logmel_extractor.melW", published.slaney_filters(48_000, 0.0)), "melW differs by .*LAION's"),
-        (put("audio_branch.logmel_extractor.melW", published.slaney_filters(48_000, 49.0)), "melW differs by"),
-        (put("audio_branch.logmel_extractor.melW", torch.zeros(513, 128)), r"melW has shape \(513, 128\)"),
-        (put("audio_branch.logmel_extractor.melW", None), "melW has shape None"),
-        (put("audio_branch.extra", torch.ones(1)), r"1 unexpected \(audio_model.audio_encoder.extra\)"),
-        (put("logit_scale_t", None), r"1 missing \(logit_scale_t\)"),
-        (put("audio_branch.conv_block1.conv1.weight", torch.ones(1)), r"has the audio tower PANN \(Cnn14\)"),
+        (put("audio_branch.logmel_extractor.melW", published.slaney_filters(48_000, 0.0)), "melW.*LAION"),
+        (put("audio_branch.logmel_extractor.melW", published.slaney_filters(48_000, 49.0)), "melW"),
+        (put("audio_branch.logmel_extractor.melW", torch.zeros(513, 128)), r"melW.*\(513, 128\)"),
+        (put("audio_branch.logmel_extractor.melW", None), "melW.*None"),
+        (put("audio_branch.extra", torch.ones(1)), "audio_model.audio_encoder.extra"),
+        (put("logit_scale_t", None), "logit_scale_t"),
+        (put("audio_branch.conv_block1.conv1.weight", torch.ones(1)), "PANN"),
         (put("text_branch.embeddings.word_embeddings.weight", torch.ones(9, 60)), r"\b60\b"),
         (
             put("audio_branch.layers.1.blocks.0.attn.relative_position_bias_table", None),
-            "lacks layers.1.blocks.0.attent",
+            "layers.1.blocks.0.attent",
         ),
     ],
 )

@@ -76,9 +76,9 @@ def test_it_is_recognised(name, tensors):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (lambda: builders.supclap_model().state_dict(), "unknown layout"),
-        (lambda: translation().state_dict(), "unknown layout"),
-        (lambda: translation().model.state_dict(), "unexpected"),
+        (lambda: builders.supclap_model().state_dict(), "layout"),
+        (lambda: translation().state_dict(), "layout"),
+        (lambda: translation().model.state_dict(), r"decoder\.embed_tokens"),
     ],
 )
 def test_a_model_of_another_kind_is_never_half_converted(tensors, message):
@@ -88,7 +88,7 @@ def test_a_model_of_another_kind_is_never_half_converted(tensors, message):
 
 def test_an_unknown_layout_is_told_what_is_known():
     tensors = dict.fromkeys(["roberta.encoder.layer.0.x", "zebra", "conv1.weight"], torch.ones(1))
-    with pytest.raises(ValueError, match="the origin has an unknown layout") as caught:
+    with pytest.raises(ValueError, match="the origin") as caught:
         convert_checkpoint(checkpoint(tensors))
     told = str(caught.value)
     assert "its 3 tensors are conv1.weight, roberta.encoder.layer.0.x, zebra" in told
@@ -98,9 +98,9 @@ def test_an_unknown_layout_is_told_what_is_known():
 def test_a_kind_is_kept_to():
     given = checkpoint(published.ced_original(ENCODER, HEAD))
     assert convert_checkpoint(given, "ced").layout.name == "CED"
-    with pytest.raises(ValueError, match="'ced', not 'sonar'"):
+    with pytest.raises(ValueError, match=r"'ced'.*'sonar'"):
         convert_checkpoint(given, "sonar")
-    with pytest.raises(ValueError, match="'clap'; give auto or one of ml-clap, glap"):
+    with pytest.raises(ValueError, match="'clap'"):
         convert_checkpoint(given, "clap")
 
 
@@ -153,7 +153,7 @@ def test_the_towers_are_those_of_the_whole():
 
 @pytest.mark.parametrize(("name", "part"), [("CED", "text"), ("SONAR", "audio")])
 def test_a_tower_has_no_other_tower(name, part):
-    with pytest.raises(ValueError, match=f"{name} has no {part} tower; it is a single"):
+    with pytest.raises(ValueError, match=f"{name}.*{part}"):
         convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part=part)
     with pytest.raises(ValueError, match="'half'"):
         convert_checkpoint(checkpoint(CHECKPOINTS[name]()), part="half")
@@ -213,9 +213,9 @@ def test_a_ced_folder(tmp_path, extractor):
 @pytest.mark.parametrize(
     ("extractor", "fields", "message"),
     [
-        ({}, {"hop_size": 320}, r"feature extractor and config.json differ in \{'hop_size': \(160, 320\)\}"),
-        ({**PREPROCESSOR, "f_min": 50}, {}, r"differ in \{'f_min': \(50, 0\)\}"),
-        (PREPROCESSOR, {"f_max": 7000}, r"differ in \{'f_max': \(8000.0, 7000\)\}"),
+        ({}, {"hop_size": 320}, r"config.json.*\{'hop_size'.*\(160, 320\)\}"),
+        ({**PREPROCESSOR, "f_min": 50}, {}, r"\{'f_min'.*\(50, 0\)\}"),
+        (PREPROCESSOR, {"f_max": 7000}, r"\{'f_max'.*\(8000.0, 7000\)\}"),
     ],
 )
 def test_a_ced_folder_that_contradicts_itself(tmp_path, extractor, fields, message):

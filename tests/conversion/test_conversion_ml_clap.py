@@ -93,19 +93,16 @@ def test_temperature_becomes_a_logarithm(temperature):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (put("temperature", None), "must have a 'temperature' of one positive number, has None"),
-        (put("temperature", torch.tensor(-0.1)), "'temperature' of one positive number"),
-        (put("temperature", torch.tensor(torch.nan)), "'temperature' of one positive number"),
-        (put("temperature", torch.ones(2)), "'temperature' of one positive number"),
-        (put("audio_proj.0.weight", None), "lacks audio_proj.0.weight"),
-        (put("text_proj.3.bias", torch.ones(16)), r"1 unexpected \(text_proj.3.bias\)"),
-        (put("text_proj.0.weight", torch.ones(16, 60)), r"text_projection.linear1.weight \(16, 60\) for \(16, 64\)"),
-        (put("audio_encoder.model.norm.bias", None), "audio encoder of the file does not fit CEDModel: 1 missing"),
-        (put("audio_encoder.model.front_end.0.spectrogram.window", None), r"front_end\.0\.spectr"),
-        (
-            put("text_encoder.model.layer_norm.bias", None),
-            "text encoder of the file.* SonarTextModel: 1 missing",
-        ),
+        (put("temperature", None), "'temperature'.*None"),
+        (put("temperature", torch.tensor(-0.1)), "'temperature'"),
+        (put("temperature", torch.tensor(torch.nan)), "'temperature'"),
+        (put("temperature", torch.ones(2)), "'temperature'"),
+        (put("audio_proj.0.weight", None), "audio_proj.0.weight"),
+        (put("text_proj.3.bias", torch.ones(16)), "text_proj.3.bias"),
+        (put("text_proj.0.weight", torch.ones(16, 60)), r"text_projection.linear1.weight \(16, 60\).*\(16, 64\)"),
+        (put("audio_encoder.model.norm.bias", None), "CEDModel.*1"),
+        (put("audio_encoder.model.front_end.0.spectrogram.window", None), "front_end.0.spectr"),
+        (put("text_encoder.model.layer_norm.bias", None), "SonarTextModel.*1"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):

@@ -116,19 +116,19 @@ def test_the_published_size_fits_to_the_last_tensor(monkeypatch, year):
         (
             2023,
             put("audio_encoder.base.htsat.logmel_extractor.melW", published.slaney_filters(44_100)),
-            "melW differs by",
+            "melW",
         ),
         (
             2022,
             put("audio_encoder.base.logmel_extractor.melW", published.slaney_filters(32_000)),
-            "melW differs by .*44.1 kHz",
+            r"melW.*44\.1",
         ),
-        (2022, put("audio_encoder.base.logmel_extractor.melW", None), "melW has shape None"),
-        (2023, put("logit_scale", None), "must have a 'logit_scale' of one number, has None"),
-        (2023, put("caption_encoder.base.ln_f.bias", None), r"1 missing \(text_model.ln_f.bias\)"),
-        (2023, put("caption_encoder.projection.linear1.bias", torch.ones(16)), r"1 unexpected \(text_projection.lin"),
-        (2022, put("audio_encoder.base.conv_block3.bn1.running_var", None), r"1 missing \(audio_model.conv_blocks.2"),
-        (2022, put("audio_encoder.projection.layer_norm.bias", None), r"1 missing \(audio_projection.layer_norm"),
+        (2022, put("audio_encoder.base.logmel_extractor.melW", None), "melW.*None"),
+        (2023, put("logit_scale", None), "'logit_scale'.*None"),
+        (2023, put("caption_encoder.base.ln_f.bias", None), "text_model.ln_f.bias"),
+        (2023, put("caption_encoder.projection.linear1.bias", torch.ones(16)), "text_projection.lin"),
+        (2022, put("audio_encoder.base.conv_block3.bn1.running_var", None), "audio_model.conv_blocks.2"),
+        (2022, put("audio_encoder.projection.layer_norm.bias", None), "audio_projection.layer_norm"),
         (2022, put("caption_encoder.base.embeddings.word_embeddings.weight", torch.ones(9, 60)), r"\b60\b"),
     ],
 )
@@ -151,5 +151,5 @@ def test_texts_end_and_are_padded_as_they_were_in_training():
 
     cut = prepared(texts[0], truncation=True, max_length=4)["input_ids"]
     assert cut[-2:] == reference(" <|endoftext|>")["input_ids"], "a long text keeps its end"
-    with pytest.raises(ValueError, match="BertTokenizer"):
+    with pytest.raises(ValueError, match=r"BertTokenizer.*GPT-2"):
         prepare_gpt2_tokenizer(builders.bert_tokenizer())

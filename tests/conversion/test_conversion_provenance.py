@@ -35,7 +35,7 @@ def test_what_is_written_is_read(tmp_path):
 @pytest.mark.parametrize("content", ["{}", '[{"part": "text"}]', "[1]", "1"])
 def test_another_record_is_refused(tmp_path, content):
     (tmp_path / "provenance.json").write_text(content)
-    with pytest.raises(ValueError, match=r"provenance\.json "):
+    with pytest.raises(ValueError, match=r"provenance\.json"):
         read_provenance(tmp_path)
 
 

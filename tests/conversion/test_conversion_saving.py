@@ -125,7 +125,7 @@ def test_a_changed_weight_is_found(tmp_path, conversion):
     save_conversion(conversion, tmp_path / "out")
     with torch.no_grad():
         conversion.model.text_projection.linear2.bias[3] += 1e-6
-    with pytest.raises(ValueError, match=r"SupCLAPModel .*text_projection\.linear2\.bias"):
+    with pytest.raises(ValueError, match=r"SupCLAPModel.*text_projection\.linear2\.bias"):
         verify_saved(conversion, tmp_path / "out")
 
 
@@ -134,7 +134,7 @@ def test_a_lost_weight_is_found(tmp_path, conversion):
     tensors = conversion.model.state_dict()
     del tensors["logit_scale"]
     conversion.model.save_pretrained(tmp_path / "out", state_dict=tensors)
-    with pytest.raises(ValueError, match=r"missing_keys \['logit_scale'\]"):
+    with pytest.raises(ValueError, match="logit_scale"):
         verify_saved(conversion, tmp_path / "out")
 
 
@@ -142,9 +142,7 @@ def test_a_lost_weight_is_found(tmp_path, conversion):
 def test_damaged_weights_are_found(tmp_path, conversion, value):
     with torch.no_grad():
         conversion.model.audio_model.norm.bias[0] = value
-    with pytest.raises(
-        ValueError, match="the audio embedding is not finite; the weights of the checkpoint are damaged"
-    ):
+    with pytest.raises(ValueError, match=r"audio embedding.*finite"):
         save_conversion(conversion, tmp_path / "out", verify=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -165,9 +163,9 @@ def test_another_configuration_is_found(tmp_path, conversion):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"vocab_size": 100}, r"the tokenizer has \d+ tokens and the text tower 100"),
-        ({"pad_token_id": 3}, "pad_token_id 1 .*3"),
-        ({"vocab_size": 256_206}, "eng_Latn .*256047; give cointegrated/SONAR_200"),
+        ({"vocab_size": 100}, r"\b100\b"),
+        ({"pad_token_id": 3}, r"\b1\b.*\b3\b"),
+        ({"vocab_size": 256_206}, "256047"),
     ],
 )
 def test_another_tokenizer_is_refused(tmp_path, conversion, config, message):

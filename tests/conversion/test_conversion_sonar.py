@@ -67,10 +67,10 @@ def test_published_sizes_fit_to_the_last_tensor(monkeypatch, layout, arch, vocab
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.update(version=torch.ones(1)), r"1 unexpected \(version\)"),
-        (lambda t: t.update({"layers.0.fc1.bias": torch.ones(128)}), "mixes two layouts: it has layers.0.fc1.bias"),
-        (lambda t: t.pop("encoder_frontend.embed.weight"), "lacks embed_tokens.weight"),
-        (lambda t: t.update({"encoder.layers.3.ffn_layer_norm.bias": torch.ones(64)}), r"\d+ missing \(layers.1"),
+        (lambda t: t.update(version=torch.ones(1)), "version"),
+        (lambda t: t.update({"layers.0.fc1.bias": torch.ones(128)}), "layers.0.fc1.bias"),
+        (lambda t: t.pop("encoder_frontend.embed.weight"), "embed_tokens.weight"),
+        (lambda t: t.update({"encoder.layers.3.ffn_layer_norm.bias": torch.ones(64)}), "layers.1"),
         (lambda t: t.update({"encoder_frontend.embed.weight": torch.ones(9, 60)}), r"\b60\b"),
     ],
 )
@@ -82,8 +82,8 @@ def test_what_does_not_fit_is_refused(change, message):
 
 
 def test_a_configuration_of_something_else_is_refused():
-    with pytest.raises(ValueError, match=r"config\.json .*'bert'"):
+    with pytest.raises(ValueError, match="'bert'"):
         sonar_from_tensors(hub(), "file", {"model_type": "bert"})
     sizes = {"vocab_size": 400, "d_model": 64, "encoder_ffn_dim": 128, "encoder_attention_heads": 1}
-    with pytest.raises(ValueError, match=r"16 missing \(layers.1"):
+    with pytest.raises(ValueError, match=r"layers.1"):
         sonar_from_tensors(hub(), "file", M2M100Config(encoder_layers=2, **sizes).to_dict())

@@ -9,10 +9,10 @@ from modeling_supclap.conversion.tensors import Tensors, fill_exactly
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("bias"), r"the file does not fit Linear: 1 missing \(bias\)$"),
-        (lambda tensors: tensors.update(gain=torch.ones(1)), r"1 unexpected \(gain\)$"),
-        (lambda t: t.update(weight=torch.ones(3, 2)), r"\(weight \(3, 2\) for \(2, 3\)\)$"),
-        (lambda t: t.update(b=t.pop("bias")), r"1 missing \(bias\), 1 unexpected \(b\)$"),
+        (lambda tensors: tensors.pop("bias"), r"Linear.*missing \(bias\)$"),
+        (lambda tensors: tensors.update(gain=torch.ones(1)), r"unexpected \(gain\)$"),
+        (lambda t: t.update(weight=torch.ones(3, 2)), r"weight \(3, 2\).*\(2, 3\)"),
+        (lambda t: t.update(b=t.pop("bias")), r"missing \(bias\).*unexpected \(b\)$"),
     ],
 )
 def test_a_gap_is_an_error_and_fills_nothing(change, message):
@@ -31,7 +31,7 @@ def test_the_first_rule_that_fits_renames_and_hides_no_tensor():
     assert {new: value.data_ptr() for new, value in renamed.items()} == {
         "b.1.w": tensors["a.1.w"].data_ptr(), "c.w": tensors["a.w"].data_ptr(), "d.w": tensors["d.w"].data_ptr(),
     }  # fmt: skip
-    with pytest.raises(ValueError, match=r"mixes two layouts: it has x\.w under two names, one of them d\.w"):
+    with pytest.raises(ValueError, match=r"x\.w.*d\.w"):
         tensors.rename(((r"^[ad]\.", "x."),))
 
 
@@ -46,9 +46,9 @@ def test_layers_are_counted_by_their_highest_number(names, count):
 def test_a_shape_to_read_is_there_and_has_the_right_axes():
     tensors = Tensors({"weight": torch.zeros(2, 3)}, "the file")
     assert tensors.get_shape("weight", 2) == (2, 3)
-    with pytest.raises(ValueError, match="the file lacks bias"):
+    with pytest.raises(ValueError, match="bias"):
         tensors.get_shape("bias", 1)
-    with pytest.raises(ValueError, match=r"weight has shape \(2, 3\), expected 4 axes"):
+    with pytest.raises(ValueError, match=r"weight.*\(2, 3\)"):
         tensors.get_shape("weight", 4)
 
 

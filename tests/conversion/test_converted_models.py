@@ -102,6 +102,6 @@ def test_adapters_of_gpt2_merge_into_it():
 
 def test_a_tower_without_attention_cannot_be_adapted():
     model = convert_checkpoint(checkpoint(published.small_msclap(2022))).model
-    with pytest.raises(ValueError, match="the blocks of audio_model have no attention"):
+    with pytest.raises(ValueError, match="audio_model"):
         add_lora(model)
     assert add_lora(model, audio_layers=0) is model

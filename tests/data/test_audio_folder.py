@@ -152,14 +152,14 @@ def test_paths_may_be_absolute(folder, load, tmp_path):
 
 def test_captions_in_other_languages_than_asked_for_are_named(folder, load):
     write_csv(folder / "metadata.csv", [["file_name", "caption_fra"], *([name, "Un son"] for name in NAMES)])
-    with pytest.raises(ValueError, match=r"has captions in \['fra'\], and languages is \['eng'\].*--caption_language"):
+    with pytest.raises(ValueError, match=r"'fra'.*'eng'"):
         load(languages="eng")
 
 
 def test_a_folder_may_be_all_for_testing(folder, load):
     write_csv(folder / "metadata.csv", [["file_name", "caption"], *([name, "A"] for name in NAMES[:2])])
     assert sizes_of(load(test_fraction=1.0, validation_fraction=0.0)) == {"test": 2}
-    with pytest.raises(ValueError, match=r"2 recordings are too few .* test_fraction=1 to test"):
+    with pytest.raises(ValueError, match=r"\b2\b.*test_fraction"):
         load()
 
 
@@ -213,9 +213,9 @@ def test_any_language_may_be_asked_for(folder, load):
         folder / "metadata.csv", [["file_name", "caption_ita", "caption_fra"], *([name, "A", "B"] for name in NAMES)]
     )
     assert rows_of(load(languages=["ita"]))["1.wav"]["captions"] == {"ita": ["A"]}
-    with pytest.raises(ValueError, match=r"line 2, caption_ita: unknown language 'ita'.* takes any"):
+    with pytest.raises(ValueError, match=r"line 2.*caption_ita.*'ita'"):
         load()
-    with pytest.raises(ValueError, match=r"caption_ita: unknown language 'ita'"):
+    with pytest.raises(ValueError, match=r"caption_ita.*'ita'"):
         load(languages=["fra"])
 
 
@@ -283,29 +283,29 @@ def test_recordings_that_no_line_names_are_reported(folder, load):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([["name", "caption"], ["1.wav", "A"]], r"line 2: file_name is None; give a path.*audio_column says"),
-        ([["file_name", "text"], ["1.wav", "A"]], r"no column of captions among \['file_name', 'text'\]"),
-        ([["file_name", "caption_fr"], ["1.wav", "A"]], r"unknown language 'fr' \(did you mean 'fra'\?\)"),
-        ([["file_name", "captions"], ["1.wav", "[1]"]], r"line 2, captions: \[1\] is no caption; give a text, a list"),
-        ([["file_name", "caption", "split"], ["1.wav", "A", "tset"]], "line 2: the split is 'tset'; give one of train"),
+        ([["name", "caption"], ["1.wav", "A"]], "line 2.*file_name"),
+        ([["file_name", "text"], ["1.wav", "A"]], r"\['file_name', 'text'\]"),
+        ([["file_name", "caption_fr"], ["1.wav", "A"]], "'fr'.*'fra'"),
+        ([["file_name", "captions"], ["1.wav", "[1]"]], r"line 2.*captions.*\[1\]"),
+        ([["file_name", "caption", "split"], ["1.wav", "A", "tset"]], "line 2.*'tset'"),
         (
             [["file_name", "caption", "split"], ["1.wav", "A", "test"], ["2.wav", "B", ""]],
-            r"1 of 2 recordings have no split: 2\.wav; but 1\.wav is of test, by its line.*Give all or none",
+            r"2\.wav.*1\.wav",
         ),
         (
             [["file_name", "caption", "source"], ["1.wav", "A", "x"], ["1.wav", "B", "y"]],
-            r"line 3: source of '1\.wav' is 'y', and 'x' at .*line 2",
+            r"line 3.*source.*'1\.wav'.*'y'.*'x'",
         ),
         (
             [["file_name", "caption", "clip_id", "split"], ["1.wav", "A", "x", "test"], ["2.wav", "B", "x", "test"]],
-            r"line 3: '1\.wav' and '2\.wav' have the same clip_id 'x'",
+            r"line 3.*'1\.wav'.*'2\.wav'.*clip_id.*'x'",
         ),
         (
             [["file_name", "caption", "events"], ["1.wav", "A", '[{"label": "x"}]']],
-            r"line 2: events is \[.*give a list",
+            "line 2.*events",
         ),
-        ([["file_name", "caption"], ["1.wav", "A"]], "1 recordings are too few to draw validation and test from"),
-        ([["file_name", "caption"], ["1.wav", "A", "B"]], "line 2 has 3 cells for 2 columns"),
+        ([["file_name", "caption"], ["1.wav", "A"]], r"\b1\b.*validation.*test"),
+        ([["file_name", "caption"], ["1.wav", "A", "B"]], r"line 2.*\b3\b.*\b2\b"),
     ],
 )
 def test_a_bad_table_is_refused(folder, load, lines, message):
@@ -317,9 +317,9 @@ def test_a_bad_table_is_refused(folder, load, lines, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"columns": {"text": "caption"}}, r"columns names \['text'\]; it can name file_name, caption"),
-        ({"test_fraction": 1.0}, "test_fraction 1.0; give two numbers"),
-        ({"caption_language": "en"}, "caption_language 'en'; give codes of ISO 639-3"),
+        ({"columns": {"text": "caption"}}, r"\['text'\]"),
+        ({"test_fraction": 1.0}, r"test_fraction.*1\.0"),
+        ({"caption_language": "en"}, "caption_language.*'en'"),
     ],
 )
 def test_bad_settings_are_refused(folder, load, config, message):
@@ -328,13 +328,13 @@ def test_bad_settings_are_refused(folder, load, config, message):
 
 
 def test_a_folder_without_captions_or_with_too_many_tables_is_refused(folder, load):
-    with pytest.raises(FileNotFoundError, match=r"holds neither metadata nor captions as \.csv, .* beside the audio$"):
+    with pytest.raises(FileNotFoundError, match=r"\.csv"):
         load()
     touch(folder, ["data/train-00000-of-00001.parquet"])
-    with pytest.raises(FileNotFoundError, match=r"there is data/train-00000-of-00001\.parquet: rename"):
+    with pytest.raises(FileNotFoundError, match=r"data/train-00000-of-00001\.parquet"):
         load()
     touch(folder, ["metadata.csv", "metadata.jsonl"])
-    with pytest.raises(ValueError, match=r"several tables in one place: metadata\.csv, metadata\.jsonl"):
+    with pytest.raises(ValueError, match=r"metadata\.csv, metadata\.jsonl"):
         load()
 
 

@@ -70,7 +70,7 @@ def test_one_split_alone_will_do_and_two_releases_at_once_will_not(tmp_path):
     assert list(load(tmp_path / "data").as_dataset()) == ["test"]
     for release in ("dataset", "dataset2.0"):
         audiocaps(tmp_path / "clone" / release)
-    with pytest.raises(ValueError, match=r"several train\.csv: dataset/train\.csv, dataset2\.0/train\.csv"):
+    with pytest.raises(ValueError, match=r"dataset/train\.csv, dataset2\.0/train\.csv"):
         load(tmp_path / "clone")
     clone = load(tmp_path / "clone" / "dataset2.0", audio_dir=str(tmp_path / "clone" / "dataset"))
     assert len(clone.as_dataset()["train"]) == 6
@@ -78,7 +78,7 @@ def test_one_split_alone_will_do_and_two_releases_at_once_will_not(tmp_path):
 
 def test_a_start_that_is_no_whole_number_is_named(tmp_path):
     write_csv(tmp_path / "data" / "train.csv", [HEADER, [1, youtube_id(1), "0:30", "A"]])
-    with pytest.raises(ValueError, match=r"train\.csv, line 2: start_time is '0:30'; give whole seconds"):
+    with pytest.raises(ValueError, match=r"train\.csv.*line 2.*start_time.*'0:30'"):
         load(tmp_path / "data")
 
 

@@ -104,11 +104,11 @@ def test_captions_by_eye():
 
 
 def test_a_language_without_phrase_is_named():
-    with pytest.raises(ValueError, match=r"no phrase in 'fra'; there are phrases in \['eng'\]"):
+    with pytest.raises(ValueError, match=r"'fra'.*'eng'"):
         render_captions({"eng": "a dog barking"}, ["eng", "fra"])
 
 
 @pytest.mark.parametrize("name", ["vggsound", "templates", "../schema"])
 def test_a_dataset_without_phrases_is_refused(name):
-    with pytest.raises(ValueError, match=r"there are phrases for \['esc50', 'synthetic', 'urbansound8k'\]"):
+    with pytest.raises(ValueError, match=r"\['esc50', 'synthetic', 'urbansound8k'\]"):
         label_phrases(name)

@@ -84,7 +84,7 @@ def test_languages_are_chosen_and_ordered(name, make, load):
 
 @EACH
 def test_an_unknown_setting_is_refused(name, make, load):
-    with pytest.raises(ValueError, match=rf"unknown config key of '{name}': 'language' \(did you mean 'languages'\?\)"):
+    with pytest.raises(ValueError, match=rf"'{name}'.*'language'.*'languages'"):
         load(name, make(name), language="eng")
 
 
@@ -96,7 +96,7 @@ def test_one_language_needs_no_list(name, make, load):
 @EACH
 def test_bad_languages_are_refused(name, make, load):
     for languages in ("en", [], ["en"], ["eng", "eng"]):
-        with pytest.raises(ValueError, match=r"languages is|no captions in"):
+        with pytest.raises(ValueError, match=r"languages|\['en'\]"):
             load(name, make(name), languages=languages)
 
 
@@ -141,11 +141,11 @@ def test_no_audio_at_all_is_an_error_that_says_what_was_tried(name, make, load):
     total = sum(made.counts.values())
     with pytest.raises(
         FileNotFoundError,
-        match=rf"none of the {total} recordings, such as .+, is in .*, which holds no audio. Tried .*wav",
+        match=rf"\b{total}\b.*\.wav",
     ):
         load(name, made)
     dataset_folders.touch(made.table.parent, ["unrelated.mp3"])
-    with pytest.raises(FileNotFoundError, match=r"which holds .*unrelated\.mp3"):
+    with pytest.raises(FileNotFoundError, match=r"unrelated\.mp3"):
         load(name, made)
 
 
@@ -174,7 +174,7 @@ def test_a_limit_takes_the_first_clips(name, make, load):
     made = make(name)
     full, some = rows_of(load(name, made)), rows_of(load(name, made, limit=2))
     assert some == {split: rows[:2] for split, rows in full.items()}
-    with pytest.raises(ValueError, match="limit is 0"):
+    with pytest.raises(ValueError, match=r"limit.*0"):
         load(name, made, limit=0)
 
 
@@ -224,14 +224,14 @@ def test_other_scripts_and_a_byte_order_mark_survive(name, make, load):
 @EACH_FOLDER
 def test_a_missing_folder_or_table_is_named(name, make, load, tmp_path):
     made = make(name)
-    with pytest.raises(ValueError, match="needs data_dir: the folder that holds"):
+    with pytest.raises(ValueError, match="data_dir"):
         load(name, made, data_dir=None)
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder; give the folder that holds"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         load(name, made, data_dir=str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="empty"):
         load(name, made, data_dir=str(tmp_path / "empty"))
-    with pytest.raises(FileNotFoundError, match="nowhere is not a folder; give the one that holds the audio"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         load(name, made, audio_dir=str(tmp_path / "nowhere"))
 
 
@@ -253,5 +253,5 @@ def test_a_dataset_of_the_hub_is_downloaded(name, make, load, monkeypatch):
 
 
 def test_a_dataset_that_is_neither_here_nor_on_the_hub_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="user/set is not a folder, and the Hub's dataset user/set could not"):
+    with pytest.raises(FileNotFoundError, match="user/set"):
         load_splits("clotho", str(tmp_path), data_dir="user/set")

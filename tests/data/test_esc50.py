@@ -77,9 +77,9 @@ def test_a_recording_that_nothing_reads_keeps_its_row_for_on_bad_audio_to_judge(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("src_file", "freesound_id", r"lacks the columns \['src_file'\]; it has \['filename', 'fold'"),
-        ("1-1000-A-0.wav,1,", "1-1000-A-0.wav,one,", r"esc50\.csv, line 2: fold is 'one'"),
-        (",engine,", ",motor,", r"the classes \['motor'\] are none of ESC-50's: airplane, "),
+        ("src_file", "freesound_id", "'src_file'"),
+        ("1-1000-A-0.wav,1,", "1-1000-A-0.wav,one,", r"esc50\.csv.*line 2.*fold.*'one'"),
+        (",engine,", ",motor,", "'motor'"),
     ],
 )
 def test_a_bad_csv_is_refused(tmp_path, old, new, message):
@@ -91,7 +91,7 @@ def test_a_bad_csv_is_refused(tmp_path, old, new, message):
 
 
 def test_a_fraction_is_less_than_all(folder):
-    with pytest.raises(ValueError, match=r"validation_fraction is 1\.0; give at least 0 and less than 1"):
+    with pytest.raises(ValueError, match=r"validation_fraction.*1\.0"):
         load(folder, validation_fraction=1.0)
 
 

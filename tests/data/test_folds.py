@@ -33,5 +33,5 @@ def test_a_source_in_two_folds_or_two_classes_never_leaks():
 def test_a_fold_alone_is_tested_on_and_another_is_named():
     clips = [FoldClip(f"{i}.wav", 3, "dog", str(i), "") for i in range(4)]
     assert split_by_fold(clips, 3, 0.15, 0) == {"train": [], "validation": [], "test": clips}
-    with pytest.raises(ValueError, match=r"fold 1 has no clips; .* \[3\]: test_fold=3 chooses"):
+    with pytest.raises(ValueError, match="test_fold=3"):
         split_by_fold(clips, 1, 0.15, 0)

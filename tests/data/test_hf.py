@@ -116,16 +116,16 @@ def test_what_is_missing_is_held_out_by_row_groups(hub):
 
     again = load_splits("hf", data_dir=str(hub), streaming=True, test_fraction=0.25)
     assert [row["clip_id"] for row in again["test"].to_dataset(str(hub.parent / "cache"))] == ids["test"]
-    with pytest.raises(ValueError, match="row groups are too few to hold any out"):
+    with pytest.raises(ValueError, match=r"row.?groups"):
         load_splits("hf", data_dir=str(hub), streaming=True, validation_fraction=0.99)
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"caption_column": "txet"}, "no column txet; caption_column can name .*'what'"),
-        ({}, "no column of captions; caption_column can name"),
-        ({"caption_column": "what", "audio_column": "sound"}, "no column 'sound' of recordings; audio_column can name"),
+        ({"caption_column": "txet"}, "txet.*caption_column"),
+        ({}, "caption_column"),
+        ({"caption_column": "what", "audio_column": "sound"}, "'sound'"),
     ],
 )
 def test_a_column_that_is_not_there_is_named(tmp_path, options, told):
@@ -228,5 +228,5 @@ def test_captions_without_a_language_do_not_join_those_of_a_named_one():
 
 
 def test_it_needs_a_place():
-    with pytest.raises(ValueError, match="hf needs data_dir"):
+    with pytest.raises(ValueError, match="data_dir"):
         load_splits("hf")

@@ -118,7 +118,7 @@ def test_a_killed_run_reads_little_twice(whole, folder, cache, tmp_path, monkeyp
 def test_a_second_run_on_the_folder_is_refused_and_harms_nothing(whole, folder, cache, tmp_path, monkeypatch):
     def packing(*arguments):
         second = ThreadPoolExecutor().submit(run, request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
-        with pytest.raises(RuntimeError, match=r"out is being written by another run"):
+        with pytest.raises(RuntimeError, match=r"\bout\b"):
             second.result()
         return pack(*arguments)
 
@@ -152,7 +152,7 @@ def test_the_same_set_is_left_alone_when_bad_recordings_are_to_be_named_too(whol
 def test_another_set_is_replaced_only_when_asked(folder, cache, tmp_path):
     out = tmp_path / "out"
     run(request_for(folder), out, cache_dir=cache, quiet=True)
-    with pytest.raises(FileExistsError, match="holds another prepared set"):
+    with pytest.raises(FileExistsError, match=r"\bout\b"):
         run(request_for(folder, "reference"), out, cache_dir=cache, quiet=True)
     manifest = run(request_for(folder, "reference"), out, overwrite=True, cache_dir=cache, quiet=True)
     assert manifest["storage"] == "reference"
@@ -162,7 +162,7 @@ def test_another_set_is_replaced_only_when_asked(folder, cache, tmp_path):
 def test_a_folder_of_something_else_is_not_touched(folder, cache, tmp_path):
     (tmp_path / "thesis.tex").write_text("chapter 1")
     for overwrite in (False, True):
-        with pytest.raises(FileExistsError, match="is not empty and holds no prepared set"):
+        with pytest.raises(FileExistsError, match=re.escape(str(tmp_path))):
             run(request_for(folder), tmp_path, overwrite=overwrite, cache_dir=cache, quiet=True)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -171,13 +171,13 @@ def test_a_changed_recording_makes_another_set(cache, tmp_path):
     folder = make_folder(tmp_path / "ESC", clips=12)
     run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
     soundfile.write(folder / "audio" / "1-0.wav", np.full(4000, 0.1), 22_050)
-    with pytest.raises(FileExistsError, match="holds another prepared set"):
+    with pytest.raises(FileExistsError, match=r"\bout\b"):
         run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
 
 
 def test_error_stops_at_the_first(folder, cache, tmp_path):
     request = Request("esc50", request_for(folder).options, "int16", on_bad_audio="error")
-    with pytest.raises(BadAudioError, match=r"clip '2-5': audio/2-5\.wav is truncated"):
+    with pytest.raises(BadAudioError, match=r"'2-5'.*audio/2-5\.wav"):
         run(request, tmp_path / "out", cache_dir=cache, quiet=True)
 
 
@@ -235,7 +235,7 @@ def test_a_missing_decoder_stops_the_run_whatever_the_policy(tmp_path, monkeypat
     (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x20ftypM4A " + bytes(100))
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
     row = {"clip_id": "a", "audio_path": str(tmp_path / "a.m4a")}
-    with pytest.raises(MissingDecoderError, match="install FFmpeg"):
+    with pytest.raises(MissingDecoderError, match="FFmpeg"):
         prepare._entry(row, None, "original")
 
 
@@ -253,7 +253,7 @@ def test_a_split_of_bad_recordings_is_refused(cache, tmp_path):
     folder = make_folder(tmp_path / "ESC", clips=12)
     for path in (folder / "audio").glob("4-*"):
         soundfile.write(path, np.zeros(1000), 22_050)
-    with pytest.raises(ValueError, match=r"none of the 3 recordings of 'test' can be used; the first: audio/4-"):
+    with pytest.raises(ValueError, match=r"'test'.*audio/4-"):
         run(request_for(folder), tmp_path / "out", cache_dir=cache, quiet=True)
 
 
@@ -462,5 +462,5 @@ def test_the_script_pushes_and_the_hub_gives_it_back(folder, cache, tmp_path):
 
 def test_a_set_without_audio_is_not_pushed(folder, cache, tmp_path):
     run(request_for(folder, "reference"), tmp_path / "out", cache_dir=cache, quiet=True)
-    with pytest.raises(ValueError, match="holds no audio to push"):
+    with pytest.raises(ValueError, match="'reference'"):
         prepare.push(tmp_path / "out", "somebody/sounds")

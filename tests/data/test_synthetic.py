@@ -296,10 +296,10 @@ def test_longer_clips_at_another_rate_and_in_two_languages(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"num_train": -1}, "num_train is -1; give at least 0"),
-        ({"seed": -1}, "seed is -1"),
-        ({"duration_seconds": 0.5}, "duration_seconds is 0.5; give at least 1"),
-        ({"sampling_rate_hz": 8000}, "sampling_rate_hz is 8000; give at least 16000"),
+        ({"num_train": -1}, "num_train.*-1"),
+        ({"seed": -1}, "seed.*-1"),
+        ({"duration_seconds": 0.5}, r"duration_seconds.*0\.5"),
+        ({"sampling_rate_hz": 8000}, "sampling_rate_hz.*8000"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, config, message):
@@ -308,7 +308,5 @@ def test_bad_settings_are_refused(tmp_path, config, message):
 
 
 def test_an_unknown_dataset_is_refused_with_the_known_ones():
-    with pytest.raises(
-        ValueError, match=r"unknown dataset: 'synthetics' \(did you mean 'synthetic'\?\); valid: audio_folder, "
-    ):
+    with pytest.raises(ValueError, match=r"'synthetics'.*'synthetic'"):
         load_splits("synthetics")

@@ -91,20 +91,20 @@ def test_no_spanish_phrase_turns_the_y_before_it_into_e(name):
 def test_labels_serve_as_english_phrases_and_missing_phrases_are_named():
     assert label_phrase("crying_baby") == "crying baby"
     assert label_phrase("dog", "fra", PHRASES) == "un chien qui aboie"
-    with pytest.raises(ValueError, match=r"label 'dog' has no phrase in 'fra'; give phrases\['dog'\]\['fra'\]"):
+    with pytest.raises(ValueError, match=r"'dog'.*'fra'"):
         label_phrase("dog", "fra")
-    with pytest.raises(ValueError, match="label 'fox' has no phrase in 'eng'"):
+    with pytest.raises(ValueError, match=r"'fox'.*'eng'"):
         label_phrase("fox", "eng", PHRASES)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("during", {"eng": "a"}, {"eng": "b"}), "unknown relation 'during'; the relations are before, after"),
-        (("single", {"eng": "a"}, {"eng": "b"}), "2 sounds for 'single'"),
-        (("before", {"eng": "a"}, None), "1 sounds for 'before'"),
-        (("before", {"eng": "a"}, {"eng": "b"}, ["eng", "fra"]), r"no phrase in 'fra'"),
-        (("before", {"swe": "a"}, {"swe": "b"}, ["swe"]), r"no captions in \['swe'\]"),
+        (("during", {"eng": "a"}, {"eng": "b"}), "'during'"),
+        (("single", {"eng": "a"}, {"eng": "b"}), r"\b2\b.*'single'"),
+        (("before", {"eng": "a"}, None), r"\b1\b.*'before'"),
+        (("before", {"eng": "a"}, {"eng": "b"}, ["eng", "fra"]), "'fra'"),
+        (("before", {"swe": "a"}, {"swe": "b"}, ["swe"]), r"\['swe'\]"),
     ],
 )
 def test_what_cannot_be_described_is_refused(arguments, message):
@@ -242,27 +242,27 @@ def test_a_pair_is_never_of_one_source():
         assert first["source"] != second["source"]
     for row in rows:
         row["source"] = "freesound:1"
-    with pytest.raises(ValueError, match=r"are from 'freesound:1', and so is clip"):
+    with pytest.raises(ValueError, match="'freesound:1'"):
         TemporalItems(rows, seed=0).triple(0, 0)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rows": [*make_rows(), {"clip_id": "x", "labels": [], "source": "s"}]}, r"clip 'x' has the labels \[\]"),
+        ({"rows": [*make_rows(), {"clip_id": "x", "labels": [], "source": "s"}]}, r"'x'.*\[\]"),
         (
             {"rows": [{"clip_id": "x", "labels": ["a", "b"], "source": "s"}]},
-            r"clip 'x' .* \['a', 'b'\]; give it exactly",
+            r"'x'.*\['a', 'b'\]",
         ),
-        ({"rows": make_rows() + make_rows(["dog"])}, "two rows have the clip_id 'dog-0A'"),
-        ({"rows": make_rows(["dog"])}, r"labels is \['dog'\]; pairs need at least two classes"),
-        ({"rows": []}, "at least two classes"),
-        ({"labels": ["dog", "fox"]}, r"classes \['fox'\] have no recordings; there are recordings of \['cat', 'cow'"),
-        ({"labels": ["dog", "cat", "dog"]}, "name each class once, as no class is paired with itself"),
-        ({"languages": ["eng", "fra"]}, "label 'cat' has no phrase in 'fra'"),
-        ({"languages": ["en"]}, r"no captions in \['en'\]"),
-        ({"pairs_per_epoch": 0}, "pairs_per_epoch is 0"),
-        ({"num_phrasings": 0}, "num_phrasings is 0"),
+        ({"rows": make_rows() + make_rows(["dog"])}, "'dog-0A'"),
+        ({"rows": make_rows(["dog"])}, r"labels.*\['dog'\]"),
+        ({"rows": []}, r"\[\]"),
+        ({"labels": ["dog", "fox"]}, r"\['fox'\]"),
+        ({"labels": ["dog", "cat", "dog"]}, "'dog', 'cat', 'dog'"),
+        ({"languages": ["eng", "fra"]}, "'cat'.*'fra'"),
+        ({"languages": ["en"]}, r"\['en'\]"),
+        ({"pairs_per_epoch": 0}, "pairs_per_epoch.*0"),
+        ({"num_phrasings": 0}, "num_phrasings.*0"),
     ],
 )
 def test_rows_that_make_no_items_are_refused(change, message):
@@ -272,14 +272,14 @@ def test_rows_that_make_no_items_are_refused(change, message):
 
 def test_a_class_with_itself_a_bad_index_and_bad_audio_are_named():
     rows = tuple(make_rows(["dog"])[:2])
-    with pytest.raises(ValueError, match=r"forward:a\+b pairs 'dog' with itself; a pair needs two different classes"):
+    with pytest.raises(ValueError, match=r"forward.*'dog'"):
         TemporalItem("forward", rows, ("dog", "dog"), {}, "forward:a+b")
     items = TemporalItems(make_rows(), seed=0)
     for index in (12, -1):
-        with pytest.raises(IndexError, match=f"pair {index} of an epoch with 12 pairs"):
+        with pytest.raises(IndexError, match=f"{index}.*12"):
             items.triple(0, index)
     overlaid = items.triple(0, 0)[2]
-    with pytest.raises(ValueError, match=rf"cannot render {re.escape(overlaid.clip_id)}: .* silence cannot"):
+    with pytest.raises(ValueError, match=re.escape(overlaid.clip_id)):
         render(overlaid, lambda row: np.zeros(10), RATE_HZ)
 
 
@@ -306,5 +306,5 @@ def test_split_leaves_every_class_something_and_never_halves_a_source():
     assert len(test) > 0
     assert not {shared[i]["source"] for i in train} & {shared[i]["source"] for i in test}
     for fraction in (0, 1, math.nan):
-        with pytest.raises(ValueError, match=f"train_fraction is {fraction}; give more than 0 and less than 1"):
+        with pytest.raises(ValueError, match=f"train_fraction.*{fraction}"):
             split_by_source(shared, fraction)

@@ -61,7 +61,7 @@ def test_more_items_than_there_are_go_on_with_other_recordings():
     assert len({record["id"] for record in records}) == len(records)  # nothing is asked twice
     few = Counter(record["family"] for record in zste_set(make_rows(("dog", "rain"))[::6], seed=0, num_items=20))
     assert few == {"single": 2, "concatenated": 2, "overlaid": 2}
-    with pytest.raises(ValueError, match="num_items is 0; give at least 1"):
+    with pytest.raises(ValueError, match=r"num_items.*0"):
         zste_set(make_rows(), seed=0, num_items=0)
 
 
@@ -134,7 +134,7 @@ def test_the_others_name_an_absent_class_and_a_present_one_while_there_are_such(
         assert present[2] == fixed
         assert present[1] == min(num_candidates - fixed, one_sounds)
     for num_candidates in (fixed - 1, most + 1):
-        with pytest.raises(ValueError, match=f"num_candidates is {num_candidates}; give {fixed} to {most}, which"):
+        with pytest.raises(ValueError, match=rf"num_candidates.*{num_candidates}.*\b{fixed}\b.*\b{most}\b"):
             zste_prompts(task, record, labels, num_candidates=num_candidates)
 
 
@@ -166,13 +166,13 @@ def test_the_right_answer_has_no_place_of_its_own(records):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task": "6A"}, "unknown task '6A'; the tasks are 1A, 2A, "),
-        ({"task": "3B"}, "task 3B asks about 'overlaid' clips; record 'r' is another"),
-        ({"labels": ["dog", "rain", "dog"]}, "name each class once"),
-        ({"labels": ["dog", "wind"]}, r"record 'r' has the classes \['rain'\], which are not among the labels"),
-        ({"language": "fra"}, "label '(dog|rain)' has no phrase in 'fra'"),
-        ({"language": "en"}, r"no captions in \['en'\]"),
-        ({"task": "2A", "phrases": {label: {"eng": "a noise"} for label in PHRASES}}, "read the same in 'eng'"),
+        ({"task": "6A"}, "'6A'"),
+        ({"task": "3B"}, "3B.*'overlaid'.*'r'"),
+        ({"labels": ["dog", "rain", "dog"]}, "'dog', 'rain', 'dog'"),
+        ({"labels": ["dog", "wind"]}, r"'r'.*\['rain'\]"),
+        ({"language": "fra"}, "'(dog|rain)'.*'fra'"),
+        ({"language": "en"}, r"\['en'\]"),
+        ({"task": "2A", "phrases": {label: {"eng": "a noise"} for label in PHRASES}}, "'eng'"),
     ],
 )
 def test_questions_that_make_no_sense_are_refused(change, message):

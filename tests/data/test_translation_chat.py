@@ -1,5 +1,6 @@
 """Translation by an endpoint: what is asked, how often, and what becomes of answers that are of no use."""
 
+import re
 import threading
 import time
 
@@ -72,7 +73,7 @@ def test_a_redirect_is_not_followed(status, slept):
         headers = {"Location": elsewhere.url + "/v1/chat/completions"}
         with (
             fake_endpoint((status, headers, b"")) as server,
-            pytest.raises(ValueError, match=r"\b30\d\b"),
+            pytest.raises(ValueError, match=re.escape(server.url)),
         ):
             chat(server, api_key="secret").translate(["Rain"], "eng", "fra")
     assert elsewhere.seen == []
@@ -119,7 +120,7 @@ def test_what_will_not_get_better_is_not_tried_again(status, error, message):
 def test_an_endpoint_that_is_not_there_is_tried_again_and_then_named(slept):
     with fake_endpoint() as server:
         translator = chat(server, retries=2)
-    with pytest.raises(ConnectionError, match=rf"{server.url} cannot be reached"):
+    with pytest.raises(ConnectionError, match=server.url):
         translator.translate(["Rain"], "eng", "fra")
     assert len(slept) == 2
 
@@ -171,7 +172,7 @@ def test_what_stands_around_the_answer_is_ignored(content):
 def test_the_order_of_the_answer_does_not_matter():
     numbers = {str(number): f"t{number}" for number in range(12, 0, -1)}
     assert read_answer(completion(numbers), 12) == [f"t{number}" for number in range(1, 13)]
-    with pytest.raises(UnusableAnswer, match=r"11 texts were sent, the answer has the numbers"):
+    with pytest.raises(UnusableAnswer, match=r"\b11\b"):
         read_answer(completion(numbers), 11)
 
 
@@ -204,7 +205,7 @@ def test_threads_share_the_limit():
 
 @pytest.mark.parametrize("per_minute", [0, -1])
 def test_a_limit_that_lets_nothing_through_is_refused(per_minute):
-    with pytest.raises(ValueError, match=r"requests_per_minute is .*; it must be positive"):
+    with pytest.raises(ValueError, match="requests_per_minute"):
         RateLimiter(per_minute)
 
 
@@ -228,5 +229,5 @@ def test_the_endpoint_may_be_given_in_several_ways(path, asked):
 
 @pytest.mark.parametrize("endpoint", ["localhost:8000", "ftp://host/v1", "http://", "file:///etc/passwd"])
 def test_what_is_no_address_is_refused(endpoint):
-    with pytest.raises(ValueError, match=r"give one such as https://api\.deepseek\.com/v1"):
+    with pytest.raises(ValueError, match="endpoint"):
         ChatTranslator("m", endpoint)

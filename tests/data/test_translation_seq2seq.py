@@ -117,9 +117,7 @@ def test_weights_may_be_of_another_type(nllb):
     assert next(translator._load("eng", "fra")[2].parameters()).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("language", "message"), [("swe", "one language code for 'swe'; it has none"), ("zzz", "it has none")]
-)
+@pytest.mark.parametrize(("language", "message"), [("swe", "'swe'"), ("zzz", "'zzz'")])
 def test_a_language_that_the_model_lacks_is_refused_before_it_is_needed(nllb, language, message):
     for pair in (("eng", language), (language, "eng")):
         with pytest.raises(ValueError, match=message):
@@ -152,7 +150,7 @@ def test_a_tokenizer_of_mbarts_kind_is_told_by_codes_with_a_country():
     codes = {"en_XX": 5, "fr_XX": 6, "de_DE": 7, "zh_CN": 8}
     for language, code in (("eng", "en_XX"), ("deu", "de_DE"), ("zho", "zh_CN")):
         assert Seq2SeqTranslator("m")._code(codes, language) == code
-    with pytest.raises(ValueError, match="it has several: fr_CA, fr_XX"):
+    with pytest.raises(ValueError, match="fr_CA, fr_XX"):
         Seq2SeqTranslator("m")._code({"fr_XX": 1, "fr_CA": 2}, "fra")
 
 
@@ -168,16 +166,16 @@ def test_models_that_know_one_pair_are_named_by_pattern(pieces, tmp_path):
     assert Seq2SeqTranslator(str(tmp_path / "opus-en-fr")).translate(TEXTS, "eng", "fra") == french
     assert translator._loaded[0].endswith("opus-en-de")
     translator.check("eng", "jpn")  # whether there is such a model shows when it is loaded
-    with pytest.raises(ValueError, match=r"no ISO 639-1 code of 'swe' is known here; those of \['eng', 'fra'"):
+    with pytest.raises(ValueError, match=r"'swe'.*'eng', 'fra'"):
         translator.check("eng", "swe")
 
 
 def test_a_token_before_the_text_or_a_prompt_tells_the_language(t5):
     assert Seq2SeqTranslator(t5)._languages("eng", "fra") == ("<2fr> {text}", {})
-    with pytest.raises(ValueError, match=r"'deu'; .*'translate \{source\}"):
+    with pytest.raises(ValueError, match=r"'deu'.*\{source\}"):
         Seq2SeqTranslator(t5).check("eng", "deu")
     prompted = Seq2SeqTranslator(t5, prompt="translate {source} to {target}: {text}")
     assert prompted._languages("eng", "deu") == ("translate English to German: {text}", {})
     assert prompted.translate(["a {dog} {source}"], "eng", "deu") != prompted.translate(["a {dog}"], "eng", "deu")
-    with pytest.raises(ValueError, match=r"'translate'.* \{text\}"):
+    with pytest.raises(ValueError, match=r"prompt.*'translate'.*\{text\}"):
         Seq2SeqTranslator(t5, prompt="translate")

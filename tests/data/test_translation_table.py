@@ -54,7 +54,7 @@ def test_what_is_refused_leaves_the_file_as_it_was(tmp_path):
     path = tmp_path / "t.parquet"
     write_translations(path, LINES)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="are blank"):
+    with pytest.raises(ValueError, match="blank"):
         write_translations(path, changed(text=" "))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -87,37 +87,37 @@ def test_languages_are_chosen_and_in_the_papers_order(tmp_path):
     )
     assert languages_of(read_translations(path)) == ["fra", "cat", "jpn", "afr"]
     assert languages_of(read_translations(path, ["jpn", "fra"])) == ["fra", "jpn"]
-    with pytest.raises(ValueError, match=r"no translations into \['swe'\]; it has \['fra', 'cat', 'jpn', 'afr'\]"):
+    with pytest.raises(ValueError, match="'swe'"):
         read_translations(path, ["fra", "swe"])
 
 
 def test_several_files_are_one_table(tmp_path):
     one, two = save(tmp_path / "1.parquet", LINES[:2], SCHEMA), save(tmp_path / "2.parquet", LINES[2:], SCHEMA)
     assert read_translations([one, str(two)]).to_pylist() == LINES
-    with pytest.raises(ValueError, match=r"2 translations are duplicated: 'a' caption 0 in 'fra', 'a' caption 1"):
+    with pytest.raises(ValueError, match=r"'a' caption 0.*'a' caption 1"):
         read_translations([one, two, one])
-    with pytest.raises(ValueError, match="at least one Parquet file"):
+    with pytest.raises(ValueError, match="Parquet"):
         read_translations([])
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([*LINES, LINES[0]], "1 translations are duplicated: 'a' caption 0 in 'fra'"),
-        (changed(text=""), "1 translations are blank: 'a' caption 0 in 'fra'"),
-        (changed(text=" \u00a0\u3000\u200b"), "are blank"),
-        (changed(text="... !"), "are blank"),
+        ([*LINES, LINES[0]], "'a' caption 0.*'fra'"),
+        (changed(text=""), "blank.*'a' caption 0.*'fra'"),
+        (changed(text=" \u00a0\u3000\u200b"), "blank"),
+        (changed(text="... !"), "blank"),
         (changed(text="Un chi\ufffdn"), r"U\+FFFD"),
-        (changed(text="Un chien\x00"), "control character"),
-        (changed(text=None), "have no clip id, caption index, language or text: 'a' caption 0"),
-        (changed(clip_id=None), "have no clip id"),
-        (changed(caption_index=None), "have no clip id, caption index"),
-        (changed(caption_index=-1), "have a negative caption index"),
-        (changed(language="fr"), "not an ISO 639-3 code such as eng, fra, deu: .* in 'fr'"),
-        (changed(language="fra_Latn"), "not an ISO 639-3 code"),
+        (changed(text="Un chien\x00"), "control"),
+        (changed(text=None), "text.*'a' caption 0"),
+        (changed(clip_id=None), "clip.id.*None"),
+        (changed(caption_index=None), "caption.index.*'a'"),
+        (changed(caption_index=-1), "negative"),
+        (changed(language="fr"), "'fr'"),
+        (changed(language="fra_Latn"), "'fra_Latn'"),
         (
             [{**LINES[0], "clip_id": f"c{i}", "text": " "} for i in range(8)],
-            "8 translations are blank: .*'c4'.* and 3 more",
+            "blank.*'c4'",
         ),
     ],
 )
@@ -138,7 +138,7 @@ def test_punctuation_marks_and_single_letters_are_text(tmp_path):
 
 def test_everything_that_is_wrong_is_in_one_message(tmp_path):
     path = save(tmp_path / "t.parquet", changed(text="", language="French"), SCHEMA)
-    with pytest.raises(ValueError, match=r"are blank: .*; 1 translations have a language"):
+    with pytest.raises(ValueError, match=r"blank.*'French'"):
         read_translations(path)
 
 
@@ -152,10 +152,10 @@ def broken_utf8():
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (pa.table({"clip_id": ["a"], "text": ["b"]}), r"lacks the columns \['caption_index', 'language'\]; it has"),
-        (pa.table({"clip_id": ["a"], "caption_index": ["x"], "language": ["fra"], "text": ["b"]}), "another type"),
-        (pa.table({"clip_id": ["a"], "caption_index": [0.5], "language": ["fra"], "text": ["b"]}), "another type"),
-        (broken_utf8(), "is not a Parquet file of text: .*UTF8"),
+        (pa.table({"clip_id": ["a"], "text": ["b"]}), "'caption_index', 'language'"),
+        (pa.table({"clip_id": ["a"], "caption_index": ["x"], "language": ["fra"], "text": ["b"]}), "caption_index"),
+        (pa.table({"clip_id": ["a"], "caption_index": [0.5], "language": ["fra"], "text": ["b"]}), "caption_index"),
+        (broken_utf8(), r"t\.parquet.*UTF8"),
     ],
 )
 def test_other_tables_are_refused(tmp_path, table, message):
@@ -168,5 +168,5 @@ def test_files_that_are_not_there_or_no_parquet_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="absent"):
         read_translations(tmp_path / "absent.parquet")
     (tmp_path / "t.parquet").write_text("clip_id,text\n")
-    with pytest.raises(ValueError, match="is not a Parquet file"):
+    with pytest.raises(ValueError, match=r"t\.parquet"):
         read_translations(tmp_path / "t.parquet")

@@ -55,5 +55,5 @@ def test_background_sounds_may_be_left_out(tmp_path):
 def test_a_start_that_is_no_number_is_refused(tmp_path):
     made = urbansound8k(tmp_path / "data")
     made.table.write_text(made.table.read_text().replace("0.5,1.75", "half,1.75"))
-    with pytest.raises(ValueError, match=r"UrbanSound8K\.csv, line 3: could not convert.*start, end and salience are"):
+    with pytest.raises(ValueError, match=r"UrbanSound8K\.csv.*line 3"):
         load(tmp_path / "data")

@@ -34,7 +34,7 @@ def test_a_header_that_somebody_added_is_passed_over(tmp_path):
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
-    [(",test", ",val", r"vggsound\.csv, line 9: the split is 'val'"), (",20,", ",x,", "line 3: start_seconds is 'x'")],
+    [(",test", ",val", r"vggsound\.csv.*line 9.*'val'"), (",20,", ",x,", "line 3.*start_seconds.*'x'")],
 )
 def test_a_bad_line_is_named(tmp_path, old, new, message):
     made = vggsound(tmp_path / "data")

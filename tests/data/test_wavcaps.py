@@ -52,9 +52,7 @@ def test_what_others_test_on_is_left_out_unless_that_is_wanted(tmp_path):
 
 def test_without_the_blacklists_nothing_is_trained_on_by_accident(tmp_path):
     wavcaps(tmp_path / "data", blacklisted=False)
-    with pytest.raises(
-        FileNotFoundError, match=r"lacks blacklist_exclude_all_ac\.json, .*blacklists=\[\] if that is no"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"blacklist_exclude_all_ac\.json"):
         load(tmp_path / "data")
     assert len(clip_ids(load(tmp_path / "data", blacklists=[]))) == 24
     assert len(clip_ids(load(tmp_path / "data", parts=["SoundBible", "BBC_Sound_Effects"]))) == 8
@@ -79,8 +77,7 @@ def test_five_thousand_are_held_out_unless_that_is_too_many(tmp_path):
     wavcaps(tmp_path / "data")
     with pytest.raises(
         ValueError,
-        match=r"num_test=5000 and num_validation=0 are more than the 22 recordings of .*SoundBible; "
-        r"give smaller ones, such as num_test=2, ",
+        match=r"num_test=5000.*22.*num_test=2",
     ):
         load_builder("wavcaps", str(tmp_path), data_dir=str(tmp_path / "data"))
     for num_test, splits in ((0, {"train"}), (22, {"test"})):
@@ -90,11 +87,11 @@ def test_five_thousand_are_held_out_unless_that_is_too_many(tmp_path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"parts": ["Freesound"]}, r"\['Freesound'\] is not a list of some of \['AudioSet_SL', "),
-        ({"parts": "FreeSound"}, "'FreeSound' is not a list"),
-        ({"blacklists": ["all"]}, r"\['all'\] is not a list of some of \['blacklist_exclude_all_ac"),
-        ({"num_validation": -1}, "num_validation is -1"),
-        ({"languages": ["fra"]}, r"WavCaps has English captions, so name 'eng'"),
+        ({"parts": ["Freesound"]}, "'Freesound'.*'AudioSet_SL'"),
+        ({"parts": "FreeSound"}, "'FreeSound'"),
+        ({"blacklists": ["all"]}, "'all'.*'blacklist_exclude_all_ac"),
+        ({"num_validation": -1}, "num_validation.*-1"),
+        ({"languages": ["fra"]}, "WavCaps.*'eng'"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, config, message):
@@ -107,7 +104,7 @@ def test_bad_settings_are_refused(tmp_path, config, message):
 def test_a_table_of_another_form_is_refused(tmp_path, content):
     made = wavcaps(tmp_path / "data")
     made.table.write_text(content)
-    with pytest.raises(ValueError, match=r'sb_final\.json.*(no list "data"|entry 0 lacks "id" or "caption")'):
+    with pytest.raises(ValueError, match=r'sb_final\.json.*("data"|"id" or "caption")'):
         load(tmp_path / "data")
 
 
@@ -115,7 +112,7 @@ def test_a_part_that_was_asked_for_must_be_there(tmp_path):
     made = wavcaps(tmp_path / "data")
     made.table.unlink()
     assert len(clip_ids(load(tmp_path / "data"))) == 18
-    with pytest.raises(FileNotFoundError, match=r"lacks sb_final\.json"):
+    with pytest.raises(FileNotFoundError, match=r"sb_final\.json"):
         load(tmp_path / "data", parts=["SoundBible", "FreeSound"])
 
 

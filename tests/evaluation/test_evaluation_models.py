@@ -52,7 +52,7 @@ def test_a_copy_has_the_same_fingerprint_and_another_model_has_not(tmp_path):
 
 def test_a_clap_object_needs_its_processor():
     clap = builders.clap_model()
-    with pytest.raises(ValueError, match="needs its processor"):
+    with pytest.raises(ValueError, match=r"ClapModel.*processor"):
         load_embedding_model(clap)
     ours = load_embedding_model(supclap_from_clap(clap), processor_from_clap(builders.clap_processor()))
     theirs = load_embedding_model(clap, builders.clap_processor())
@@ -66,7 +66,7 @@ def test_a_function_by_name(tmp_path, monkeypatch):
     adapted = load_embedding_model("my_models:load")
     assert (adapted.kind, adapted.name, adapted.fingerprint) == ("custom", "my_models:load", "tone")
     assert adapted.sampling_rate_hz == 16000
-    with pytest.raises(ValueError, match="module my_models has no function 'lode'"):
+    with pytest.raises(ValueError, match=r"my_models.*'lode'"):
         load_embedding_model("my_models:lode")
 
 
@@ -82,9 +82,9 @@ class Plain:
 
 
 def test_strangers_get_only_what_they_take():
-    with pytest.warns(UserWarning, match="it gets 48000 Hz"):
+    with pytest.warns(UserWarning, match="48000"):
         adapted = load_embedding_model(Plain())
-    with pytest.warns(UserWarning, match=r"Plain: audio embeddings have norms up to 1\.414"):
+    with pytest.warns(UserWarning, match=r"Plain.*1\.414"):
         assert adapted.encode_audio(CLIPS).tolist() == pytest.approx(np.full((3, 2), 0.5**0.5))
     assert adapted.encode_text(["pluie"], "fra", batch_size=7).shape == (1, 2)
     assert adapted.fingerprint is None
@@ -108,23 +108,19 @@ def test_weights_alone_do_not_name_what_a_stranger_embeds():
 
 
 def test_a_folder_that_holds_no_model_is_told_by_what_it_holds(tmp_path):
-    with pytest.raises(ValueError, match=r"has no config\.json, it holds nothing; give one that save_pretrained"):
+    with pytest.raises(ValueError, match=r"config\.json"):
         load_embedding_model(tmp_path)
     builders.supclap_model().save_pretrained(tmp_path / "checkpoint-3")
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ValueError, match=r"holds checkpoint-3, notes\.txt; .* did you mean .*checkpoint-3\?"):
+    with pytest.raises(ValueError, match=r"checkpoint-3, notes\.txt"):
         load_embedding_model(tmp_path)
-    with pytest.raises(FileNotFoundError, match=f"there is no model folder {tmp_path}/typo"):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/typo"):
         load_embedding_model(tmp_path / "typo")
-    with pytest.raises(
-        FileNotFoundError, match="there is no folder outputs/nothing here"
-    ):  # it may be an id of the Hub
+    with pytest.raises(FileNotFoundError, match="outputs/nothing"):  # it may be an id of the Hub
         load_embedding_model("outputs/nothing")
 
 
-@pytest.mark.parametrize(
-    ("thing", "message"), [(3, "give a SupCLAP or CLAP model"), (torch.nn.Linear(1, 1), "an object with encode_audio")]
-)
+@pytest.mark.parametrize(("thing", "message"), [(3, "SupCLAP"), (torch.nn.Linear(1, 1), "encode_audio")])
 def test_what_is_no_model_is_refused(thing, message):
     with pytest.raises(ValueError, match=message):
         load_embedding_model(thing)
@@ -132,18 +128,18 @@ def test_what_is_no_model_is_refused(thing, message):
 
 def test_another_kind_of_checkpoint_is_refused(tmp_path):
     builders.supclap_model().audio_model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="is a 'ced' model"):
+    with pytest.raises(ValueError, match="'ced'"):
         load_embedding_model(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("embeds", "message"),
     [
-        ([[1.0, 0.0]], r"have shape \(1, 2\); 2 inputs should give"),
-        ([1.0, 0.0], r"have shape \(2,\)"),
-        ([[1.0, 0.0], [np.nan, 0.0]], r"number 1 is not \(1 of 2\)"),
-        ([[1.0, 0.0], [0.0, 0.0]], "must be finite and not zero"),
-        ([[1.0, 0.0], [np.inf, 0.0]], "must be finite and not zero"),
+        ([[1.0, 0.0]], r"\(1, 2\)"),
+        ([1.0, 0.0], r"\(2,\)"),
+        ([[1.0, 0.0], [np.nan, 0.0]], r"\b1\b"),
+        ([[1.0, 0.0], [0.0, 0.0]], r"\b1\b"),
+        ([[1.0, 0.0], [np.inf, 0.0]], r"\b1\b"),
     ],
 )
 def test_bad_embeddings_are_named(embeds, message):

@@ -88,7 +88,7 @@ def test_a_pair_is_cut_to_what_is_heard_at_once_and_from_its_first_sound_on(rows
 
 def test_recordings_that_cannot_be_joined_are_named(rows):
     options = ZSTEOptions(num_items=2, tasks=("3A",), join=RenderOptions(crossfade_seconds=60.0))
-    with pytest.raises(BadAudioError, match=r"cannot put clip\d and clip\d together: the crossfade"):
+    with pytest.raises(BadAudioError, match=r"clip\d.*clip\d.*crossfade"):
         evaluate_zste(split_of(rows), options)
 
 
@@ -146,14 +146,14 @@ def test_other_joins_and_other_seeds_are_other_sets(tmp_path, rows):
 
 @pytest.mark.parametrize("tasks", [(), ("9Z",)])
 def test_unknown_tasks_are_refused(tasks):
-    with pytest.raises(ValueError, match="give some of 1A"):
+    with pytest.raises(ValueError, match="1A"):
         ZSTEOptions(tasks=tasks)
 
 
 def test_too_few_classes_for_the_candidates_are_an_error(rows):
-    with pytest.raises(ValueError, match="num_candidates is 500"):
+    with pytest.raises(ValueError, match=r"num_candidates.*500"):
         evaluate_zste(split_of(rows), ZSTEOptions(8, 500))
-    with pytest.raises(ValueError, match="has no phrase in 'fra'"):
+    with pytest.raises(ValueError, match="'fra'"):
         evaluate_zste(split_of(rows), OPTIONS, ["eng", "fra"])
 
 

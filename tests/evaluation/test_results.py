@@ -98,21 +98,21 @@ def test_queries_of_one_recording_are_drawn_together():
     ],
 )
 def test_other_data_or_another_protocol_is_refused(change):
-    with pytest.raises(ValueError, match=f"not measured alike; {next(iter(change))}"):
+    with pytest.raises(ValueError, match=next(iter(change))):
         compare(results(A), results(B, **change))
-    with pytest.warns(UserWarning, match="not measured alike"):
+    with pytest.warns(UserWarning, match=next(iter(change))):
         assert compare(results(A), results(B, **change), allow_different=True)
 
 
 def test_what_models_differ_in_by_nature_is_only_warned_of():
     other = {"audio": {"chunk_seconds": 10.0}, "zste": {"set_hash": "s", "clip_seconds": {"pair": 5.0}}}
-    with pytest.warns(UserWarning, match="the results differ in audio"):
+    with pytest.warns(UserWarning, match=r"\baudio\b"):
         assert compare(results(A), results(B, **other))
 
 
 def test_other_queries_are_refused_or_left_out():
     fewer = results(B[:30])
-    with pytest.raises(ValueError, match="asked 40 and 30 queries, 30 alike"):
+    with pytest.raises(ValueError, match=r"\b40\b.*\b30\b"):
         compare(results(A), fewer)
     found = by_name(compare(results(A), fewer, allow_different=True))["retrieval eng t2a R@1"]
     assert found["queries"] == 30
@@ -122,7 +122,7 @@ def test_other_queries_are_refused_or_left_out():
 def test_results_without_a_common_score():
     other = results(B)
     other.arrays = {name.replace("eng", "fra"): values for name, values in other.arrays.items()}
-    with pytest.raises(ValueError, match="no score in common"):
+    with pytest.raises(ValueError, match="score"):
         compare(results(A), other)
 
 
@@ -140,7 +140,7 @@ def test_results_come_back_and_are_the_same_bytes_each_time(tmp_path):
 
 
 def test_what_is_not_results_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there are no results"):
+    with pytest.raises(FileNotFoundError, match=r"results\.json"):
         Results.load(tmp_path)
     for content, message in (('{"test": {}}', "its schema is None"), ("[]", "is 'list'"), ("<html>", "is no JSON")):
         (tmp_path / "results.json").write_text(content)
@@ -148,7 +148,7 @@ def test_what_is_not_results_is_refused(tmp_path):
             Results.load(tmp_path)
     results(A).save(tmp_path)
     (tmp_path / "outcomes.npz").unlink()
-    with pytest.raises(FileNotFoundError, match="belongs beside"):
+    with pytest.raises(FileNotFoundError, match=r"outcomes\.npz"):
         Results.load(tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_outcomes_of_another_run_are_not_believed(tmp_path):
     results(A).save(tmp_path / "one")
     results(B).save(tmp_path / "two")
     (tmp_path / "two" / "outcomes.npz").replace(tmp_path / "one" / "outcomes.npz")  # as a kill between both leaves it
-    with pytest.raises(ValueError, match=r"outcomes\.npz and results\.json are of two runs"):
+    with pytest.raises(ValueError, match=r"outcomes\.npz.*results\.json"):
         Results.load(tmp_path / "one")
 
 
@@ -287,5 +287,5 @@ def test_every_entry_of_the_papers_is_one_score():
         if entry["task"] in ("overhead", "parameters"):
             largest = 1e7
         assert 0 <= entry["value"] <= largest, entry
-    with pytest.raises(ValueError, match=r"unknown keys \['modle'\]"):
+    with pytest.raises(ValueError, match=r"\['modle'\]"):
         paper_results(modle="KCL")

@@ -165,9 +165,7 @@ def test_languages_with_other_numbers_of_captions_are_refused_or_cut(rows):
     uneven = [{**rows[0], "captions": {"eng": rows[0]["captions"]["eng"], "fra": rows[0]["captions"]["fra"][:1]}}]
     uneven += [{**rows[1], "captions": {**rows[1]["captions"], "fra": []}}, *rows[2:]]
     split = embed_split(listener(rows), uneven)
-    with pytest.raises(
-        ValueError, match=r"clip clip0 has \{'eng': 2, 'fra': 1\} captions.*caption_handling='parallel'"
-    ):
+    with pytest.raises(ValueError, match=r"clip0.*'eng': 2, 'fra': 1.*caption_handling"):
         evaluate_retrieval(split, LANGUAGES)
     scores, arrays, _ = evaluate_retrieval(split, LANGUAGES, caption_handling="parallel")
     assert scores["multilingual"]["num_parallel"] == 13
@@ -179,9 +177,9 @@ def test_languages_with_other_numbers_of_captions_are_refused_or_cut(rows):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda rows: caption_table(rows, "jpn"), "no clip of this split has a caption in 'jpn'"),
-        (lambda rows: count_captions(rows, ["eng", "jpn"], "all"), "no clip of this split has a caption in 'jpn'"),
-        (lambda rows: count_captions(rows, ["eng"], "some"), "caption_handling is 'some'"),
+        (lambda rows: caption_table(rows, "jpn"), "'jpn'"),
+        (lambda rows: count_captions(rows, ["eng", "jpn"], "all"), "'jpn'"),
+        (lambda rows: count_captions(rows, ["eng"], "some"), "caption_handling.*'some'"),
     ],
 )
 def test_what_cannot_be_asked_is_an_error(rows, call, message):
@@ -295,7 +293,7 @@ def test_scores_of_wrong_captions(nearest, expected):
 def test_a_missing_or_repeated_clip_is_an_error(indices):
     prediction = predicted(OWN)
     prediction.label_ids = np.array(indices)
-    with pytest.raises(ValueError, match="expected each of 3 clips once"):
+    with pytest.raises(ValueError, match=r"\b3\b"):
         in_row_order(prediction)
 
 
@@ -303,7 +301,7 @@ def test_a_missing_or_repeated_clip_is_an_error(indices):
 def test_embeddings_that_are_no_numbers_are_no_wrong_answers(place, name):
     prediction = predicted(OWN)
     prediction.predictions[place][1] = np.nan
-    with pytest.raises(ValueError, match=f"the {name} embeddings of 1 of 3 clips are not finite, such as clip 1"):
+    with pytest.raises(ValueError, match=rf"{name}.*\bclip 1\b"):
         in_row_order(prediction)
 
 

@@ -76,11 +76,11 @@ def test_class_texts():
 @pytest.mark.parametrize(
     ("classes", "templates", "language", "message"),
     [
-        (["x"], [], "eng", r"every template needs a \{\} for the label"),
-        (["x"], ["a sound"], "eng", r"every template needs a \{\} for the label"),
-        (["x", "x"], ["{}"], "eng", r"the label set repeats \['x'\]"),
-        (["a b", "a_b"], ["{}"], "eng", r"the label set repeats \['a b'\]"),
-        (["x", "y"], ["{}"], "fra", r"the classes \['x', 'y'\] have no phrase in 'fra'"),
+        (["x"], [], "eng", r"\{\}"),
+        (["x"], ["a sound"], "eng", r"\{\}"),
+        (["x", "x"], ["{}"], "eng", r"\['x'\]"),
+        (["a b", "a_b"], ["{}"], "eng", r"\['a b'\]"),
+        (["x", "y"], ["{}"], "fra", r"\['x', 'y'\].*'fra'"),
     ],
 )
 def test_class_texts_that_mean_nothing_are_refused(classes, templates, language, message):
@@ -98,12 +98,12 @@ def test_each_clip_needs_exactly_one_label(tmp_path, labels):
     rows = tone_rows(tmp_path)
     rows[3]["labels"] = labels
     split = embed_split(load_embedding_model(ToneModel()), rows)
-    with pytest.raises(ValueError, match=r"one label of each clip; clip3 has \["):
+    with pytest.raises(ValueError, match="clip3"):
         evaluate_zero_shot(split)
 
 
 def test_a_label_outside_the_classes_is_an_error(split):
-    with pytest.raises(ValueError, match=r"the labels \['tone_2', 'tone_3'\] are none of the 2 classes"):
+    with pytest.raises(ValueError, match="'tone_2', 'tone_3'"):
         evaluate_zero_shot(split, classes=["tone_0", "tone_1"])
 
 

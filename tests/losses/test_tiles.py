@@ -117,9 +117,9 @@ def test_no_matrix_of_all_clips_is_made(loss: Loss, monkeypatch: pytest.MonkeyPa
 def test_a_chunk_holds_a_row() -> None:
     with pytest.raises(ValueError, match="chunk_size=0"):
         info_nce(*related_pair(), 9.0, chunk_size=0)
-    with pytest.raises(ValueError, match="group_ids of shape"):
+    with pytest.raises(ValueError, match="group_ids"):
         info_nce(*related_pair(), 9.0, torch.tensor([0, 1]), chunk_size=2)
-    with pytest.raises(ValueError, match="needs a negative in every row"):
+    with pytest.raises(ValueError, match="negative"):
         support_vector_loss(
             *related_pair(), 0.1, 9.0, decoupled=True, group_ids=torch.zeros(5, dtype=torch.long), chunk_size=2
         )

@@ -137,16 +137,16 @@ def test_ten_thousand_queries_take_no_time():
 @pytest.mark.parametrize(
     ("outcomes", "options", "message"),
     [
-        ({}, {}, "give one outcome at least"),
-        ({"x": []}, {}, "there are 0 clusters"),
-        ({"x": [1.0]}, {}, "there are 1 clusters"),
-        ({"x": [1, 2]}, {"clusters": ["a", "a"]}, "there are 1 clusters"),
-        ({"x": [1, 2]}, {"clusters": ["a"]}, "got 1 clusters for 2 queries"),
-        ({"x": [1, 2], "y": [1]}, {}, "shapes"),
-        ({"x": [[1, 2]]}, {}, "shapes"),
-        ({"x": [1, float("nan")]}, {}, r"x\[1\] is nan"),
-        ({"x": [1, 2]}, {"num_resamples": 0}, "num_resamples is 0"),
-        ({"x": [1, 2]}, {"confidence": 95}, "confidence is 95"),
+        ({}, {}, "outcome"),
+        ({"x": []}, {}, r"\b0 clusters"),
+        ({"x": [1.0]}, {}, r"\b1 clusters"),
+        ({"x": [1, 2]}, {"clusters": ["a", "a"]}, r"\b1 clusters"),
+        ({"x": [1, 2]}, {"clusters": ["a"]}, r"\b1 clusters.*\b2\b"),
+        ({"x": [1, 2], "y": [1]}, {}, "shape"),
+        ({"x": [[1, 2]]}, {}, "shape"),
+        ({"x": [1, float("nan")]}, {}, r"x\[1\].*nan"),
+        ({"x": [1, 2]}, {"num_resamples": 0}, "num_resamples.*0"),
+        ({"x": [1, 2]}, {"confidence": 95}, "confidence.*95"),
     ],
 )
 def test_bad_input_says_what_is_wrong(outcomes, options, message):
@@ -157,7 +157,7 @@ def test_bad_input_says_what_is_wrong(outcomes, options, message):
 
 
 def test_systems_must_answer_the_same_queries():
-    with pytest.raises(ValueError, match=r"a has the outcomes \['x'\], b has \['y'\]"):
+    with pytest.raises(ValueError, match=r"'x'.*'y'"):
         paired_test({"x": [1, 2]}, {"y": [1, 2]})
-    with pytest.raises(ValueError, match="a has 2 queries and b 3"):
+    with pytest.raises(ValueError, match=r"\b2 queries.*\b3\b"):
         paired_test({"x": [1, 2]}, {"x": [1, 2, 3]})

@@ -39,10 +39,10 @@ def test_gap_does_not_see_mixed_up_sentences_and_dis_does():
 def test_other_norms_are_normalised_with_a_warning():
     other, english = directions(0, 9, 4), directions(1, 9, 4)
     lengths = np.linspace(0.5, 3, 9)[:, None]
-    with pytest.warns(UserWarning, match="other_embeds has rows of norm 3 where 1 is expected"):
+    with pytest.warns(UserWarning, match=r"other_embeds.*\b3\b"):
         scores = gap_and_distance(other * lengths, english)
     assert scores == pytest.approx(gap_and_distance(other, english), abs=1e-12)
-    with pytest.warns(UserWarning, match="english_embeds has rows of norm 0.5"):
+    with pytest.warns(UserWarning, match=r"english_embeds.*0\.5"):
         gap_and_distance(other, english * 0.5)
 
 
@@ -73,13 +73,13 @@ def test_memory_is_that_of_a_block():
 @pytest.mark.parametrize(
     ("other", "english", "message"),
     [
-        (np.eye(2), np.eye(3), r"other_embeds has shape \(2, 2\), english_embeds \(3, 3\)"),
-        (np.eye(2), np.array([[1.0, 0.0], [np.nan, 0.0]]), r"english_embeds\[1\] has norm nan"),
-        (np.array([[np.inf, 0.0], [1.0, 0.0]]), np.eye(2), r"other_embeds\[0\] has norm inf"),
-        (np.zeros((2, 2)), np.eye(2), r"other_embeds\[0\] has norm 0.0"),
-        ([[1.0, 0.0], [1.0]], np.eye(2), "rows of other_embeds differ in length"),
-        (np.ones(2), np.ones(2), r"must be \(N, d\)"),
-        (np.ones((0, 2)), np.ones((0, 2)), r"shape \(0, 2\)"),
+        (np.eye(2), np.eye(3), r"other_embeds.*\(2, 2\).*english_embeds.*\(3, 3\)"),
+        (np.eye(2), np.array([[1.0, 0.0], [np.nan, 0.0]]), r"english_embeds\[1\].*nan"),
+        (np.array([[np.inf, 0.0], [1.0, 0.0]]), np.eye(2), r"other_embeds\[0\].*inf"),
+        (np.zeros((2, 2)), np.eye(2), r"other_embeds\[0\].*0\.0"),
+        ([[1.0, 0.0], [1.0]], np.eye(2), "other_embeds"),
+        (np.ones(2), np.ones(2), r"\(N, d\)"),
+        (np.ones((0, 2)), np.ones((0, 2)), r"\(0, 2\)"),
     ],
 )
 def test_bad_embeddings_say_what_and_where(other, english, message):
@@ -103,11 +103,11 @@ def test_evaluate_takes_whole_matrices_as_keywords(metric):
     ("inputs", "message"),
     [
         ({"predictions": np.eye(2), "references": np.eye(3)}, "Mismatch in the number"),
-        ({"predictions": [], "references": []}, "at least one sentence"),
-        ({"predictions": [0], "references": [0], "other_embeds": np.eye(2)}, "english_embeds is missing"),
+        ({"predictions": [], "references": []}, "sentence"),
+        ({"predictions": [0], "references": [0], "other_embeds": np.eye(2)}, "english_embeds"),
         (
             {"predictions": [0], "references": [2], "other_embeds": np.eye(2), "english_embeds": np.eye(2)},
-            "row numbers, from 0 to 1; got 2",
+            r"\b1; got 2",
         ),
         (
             {"predictions": np.eye(2), "references": np.eye(2), "other_embeds": np.eye(2), "english_embeds": np.eye(2)},

@@ -171,15 +171,15 @@ def test_the_chance_level_of_the_variance_is_the_mean_over_all_ranks(task, n, nu
 @pytest.mark.parametrize(
     ("scores", "relevant", "tasks", "message"),
     [
-        ([], [], [], "one question at least"),
-        ([[0.1, 0.2]], [[0], [1]], ["1A"], "got 1 rows of scores, 2 lists of right candidates and 1 tasks"),
-        ([[0.1, 0.2]], [[0]], ["6A"], "unknown task '6A'; the tasks are 1A"),
-        ([[0.1, float("nan")]], [[0]], ["1A"], "question 0 has the scores"),
-        ([[0.1, 0.2], [0.1, float("inf")]], [[0], [0]], ["1A", "1A"], "question 1 has the scores"),
-        ([[0.1, 0.2]], [[]], ["1A"], r"right candidates \[\]; task 1A has 1"),
-        ([[0.1, 0.2]], [[0, 1]], ["3A"], "task 3A has 1 of them"),
-        ([[0.1, 0.2]], [[0]], ["5A"], "task 5A has 2 of them"),
-        ([[0.1, 0.2]], [[1, 1]], ["5A"], "must differ"),
+        ([], [], [], "question"),
+        ([[0.1, 0.2]], [[0], [1]], ["1A"], r"\b1\b.*\b2\b.*\b1\b"),
+        ([[0.1, 0.2]], [[0]], ["6A"], "'6A'"),
+        ([[0.1, float("nan")]], [[0]], ["1A"], "question 0"),
+        ([[0.1, 0.2], [0.1, float("inf")]], [[0], [0]], ["1A", "1A"], "question 1"),
+        ([[0.1, 0.2]], [[]], ["1A"], r"\[\].*1A"),
+        ([[0.1, 0.2]], [[0, 1]], ["3A"], "3A"),
+        ([[0.1, 0.2]], [[0]], ["5A"], "5A"),
+        ([[0.1, 0.2]], [[1, 1]], ["5A"], "1, 1"),
         ([[0.1, 0.2]], [[2]], ["1A"], r"lie in 0\.\.1"),
         ([[0.1, 0.2]], [[-1]], ["1A"], r"lie in 0\.\.1"),
     ],
@@ -193,11 +193,11 @@ def test_bad_questions_say_what_and_where(scores, relevant, tasks, message):
 @pytest.mark.parametrize(
     ("languages", "questions", "sizes", "message"),
     [
-        (["eng", "fra"], None, (3, 3, 3), "got 2 languages for 3 questions"),
-        (["eng", "fra", "deu"], ["x"], (3, 3, 3), "got 1 questions for 3 questions"),
-        (["eng", "fra", "fra"], None, (3, 3, 3), "name them in `questions`"),
-        (["eng", "fra", "fra"], ["x", "x", "x"], (3, 3, 3), "task 4A asks question 'x' twice in 'fra'"),
-        (["eng", "fra", "deu"], None, (3, 4, 3), r"question 0 of task 4A has \[3, 4, 3\] candidates"),
+        (["eng", "fra"], None, (3, 3, 3), r"\b2 languages\b.*\b3\b"),
+        (["eng", "fra", "deu"], ["x"], (3, 3, 3), r"\b1 questions\b.*\b3\b"),
+        (["eng", "fra", "fra"], None, (3, 3, 3), "`questions`"),
+        (["eng", "fra", "fra"], ["x", "x", "x"], (3, 3, 3), "4A.*'x'.*'fra'"),
+        (["eng", "fra", "deu"], None, (3, 4, 3), r"question 0.*4A.*\[3, 4, 3\]"),
     ],
 )
 def test_languages_must_fit(languages, questions, sizes, message):
@@ -208,7 +208,7 @@ def test_languages_must_fit(languages, questions, sizes, message):
 
 @pytest.mark.parametrize(("n", "task"), [(0, "1A"), (1, "2A")])
 def test_chance_needs_candidates(n, task):
-    with pytest.raises(ValueError, match=f"num_candidates is {n}; task {task}"):
+    with pytest.raises(ValueError, match=rf"num_candidates.*\b{n}\b.*{task}"):
         zste_chance(n, task)
 
 
@@ -239,12 +239,12 @@ def test_evaluate_takes_the_rows_as_a_keyword(metric):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"predictions": [[0.1, 0.2]], "references": [[0]], "tasks": ["6A"]}, "unknown task '6A'"),
-        ({"predictions": [], "references": [], "tasks": []}, "hold at least one question"),
-        ({"predictions": [[0.1]], "references": [[0]]}, "inputs are missing: .*tasks"),
+        ({"predictions": [[0.1, 0.2]], "references": [[0]], "tasks": ["6A"]}, "'6A'"),
+        ({"predictions": [], "references": [], "tasks": []}, "question"),
+        ({"predictions": [[0.1]], "references": [[0]]}, "tasks"),
         ({"predictions": [[0.1]], "references": [[0]], "tasks": ["1A", "1A"]}, "Mismatch in the number"),
-        ({"predictions": [3], "references": [[0]], "tasks": ["1A"], "similarity": [[0.1]]}, "from 0 to 0; got 3"),
-        ({"predictions": [3], "references": [[0]], "tasks": ["1A"]}, "give finite numbers, one for each candidate"),
+        ({"predictions": [3], "references": [[0]], "tasks": ["1A"], "similarity": [[0.1]]}, "got 3"),
+        ({"predictions": [3], "references": [[0]], "tasks": ["1A"]}, "question 0"),
     ],
 )
 def test_evaluate_errors_are_clear(metric, inputs, message):

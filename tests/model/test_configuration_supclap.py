@@ -44,7 +44,7 @@ def test_sizes(size, width, heads):
 
 
 def test_unknown_size_names_the_valid_ones():
-    with pytest.raises(ValueError, match=r"no size 'large'; give one of tiny, mini, small, base"):
+    with pytest.raises(ValueError, match="'large'"):
         CEDConfig.from_size("large")
 
 
@@ -62,16 +62,16 @@ def test_standard_names_are_the_same_fields():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"embed_dim": 100, "num_heads": 3}, "embed_dim=100 must be a multiple of num_heads=3"),
-        ({"depth": 0}, "at least 1, got {'depth': 0}"),
-        ({"patch_stride": 10}, "patch_stride=10 must be 16"),
+        ({"embed_dim": 100, "num_heads": 3}, "embed_dim=100.*num_heads=3"),
+        ({"depth": 0}, "'depth': 0"),
+        ({"patch_stride": 10}, "patch_stride=10"),
         ({"patch_size": [64, 4], "patch_stride": 4}, "must be .64, 4."),
-        ({"patch_size": [48, 4]}, "n_mels=64 must be a multiple of patch_size=48"),
-        ({"patch_size": [64, 4], "target_length": 3}, "target_length=3 is shorter than one patch of 4"),
-        ({"n_mels": 60}, "n_mels=60 must be a multiple of patch_size=16"),
-        ({"target_length": 15}, "target_length=15 is shorter than one patch"),
-        ({"drop_rate": 1.0, "drop_path_rate": -0.1}, "got {'drop_rate': 1.0, 'drop_path_rate': -0.1}"),
-        ({"embed_dim": "wide"}, "'embed_dim' expected int, got str"),
+        ({"patch_size": [48, 4]}, "n_mels=64.*patch_size=48"),
+        ({"patch_size": [64, 4], "target_length": 3}, "target_length=3"),
+        ({"n_mels": 60}, "n_mels=60.*patch_size=16"),
+        ({"target_length": 15}, "target_length=15"),
+        ({"drop_rate": 1.0, "drop_path_rate": -0.1}, "'drop_rate': 1.0, 'drop_path_rate': -0.1"),
+        ({"embed_dim": "wide"}, "'embed_dim'"),
     ],
 )
 def test_impossible_encoders_are_refused(fields, message):
@@ -82,10 +82,10 @@ def test_impossible_encoders_are_refused(fields, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"temperature": 0}, "temperature must be positive"),
-        ({"projection_dim": 0}, "projection_dim must be at least 1"),
-        ({"text_pooling": "max"}, "text_pooling must be 'mean', 'cls', 'last' or 'pooler', got 'max'"),
-        ({"projection_type": "linear"}, "projection_type must be 'mlp' or 'residual', got 'linear'"),
+        ({"temperature": 0}, "temperature"),
+        ({"projection_dim": 0}, "projection_dim"),
+        ({"text_pooling": "max"}, "text_pooling.*'max'"),
+        ({"projection_type": "linear"}, "projection_type.*'linear'"),
     ],
 )
 def test_impossible_models_are_refused(fields, message):
@@ -120,7 +120,7 @@ def test_model_config_survives_saving(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [({"hidden_size": 8}, "needs its 'model_type'"), ({"model_type": "nothing"}, "nothing")]
+    ("text", "message"), [({"hidden_size": 8}, "'model_type'"), ({"model_type": "nothing"}, "nothing")]
 )
 def test_unusable_towers_are_named(text, message):
     with pytest.raises(ValueError, match=message):

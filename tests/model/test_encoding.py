@@ -196,10 +196,10 @@ def test_a_bad_recording_in_a_list_can_be_skipped(model, processor, tmp_path, nu
 def test_a_direction_is_never_missing_silently(model, processor):
     torch.nn.init.zeros_(model.audio_projection.linear2.weight)
     torch.nn.init.zeros_(model.audio_projection.linear2.bias)
-    with pytest.raises(ValueError, match=r"clip 0 has an embedding of norm 0"):
+    with pytest.raises(ValueError, match=r"clip 0.*norm 0"):
         model.encode_audio([CLIPS[0]], processor, sampling_rate=16000)
     torch.nn.init.constant_(model.text_projection.linear2.bias, torch.nan)
-    with pytest.raises(ValueError, match=r"'rain' has an embedding of norm nan"):
+    with pytest.raises(ValueError, match=r"'rain'.*nan"):
         model.encode_text(["rain"], processor)
 
 
@@ -247,7 +247,7 @@ def test_every_module_is_left_in_its_own_mode(model, processor):
     before = {name: module.training for name, module in model.named_modules()}
     assert len(set(before.values())) == 2
     quiet = model.encode_text("rain", processor)
-    with pytest.raises(ValueError, match="too short"):
+    with pytest.raises(ValueError, match="clip 1"):
         model.encode_audio([CLIPS[0], builders.noise(100)], processor, sampling_rate=16000)
     assert {name: module.training for name, module in model.named_modules()} == before
     assert np.array_equal(quiet, model.eval().encode_text("rain", processor))
@@ -288,7 +288,7 @@ def test_the_progress_bar_counts_recordings(model, processor, monkeypatch):
 def test_the_processor_comes_from_where_the_model_is_from(tmp_path, model, processor):
     model.save_pretrained(tmp_path)
     loaded = SupCLAPModel.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"(?s)no processor can be loaded from .*model\.processor = "):
+    with pytest.raises(ValueError, match=r"(?s)model\.processor = "):
         loaded.encode_text("rain")
     processor.save_pretrained(tmp_path)
     np.testing.assert_allclose(loaded.encode_text("rain"), model.encode_text("rain", processor), atol=1e-6)
@@ -298,7 +298,7 @@ def test_the_processor_comes_from_where_the_model_is_from(tmp_path, model, proce
 
 
 def test_a_model_from_nowhere_says_so(model):
-    with pytest.raises(ValueError, match="was not loaded from a folder or the Hub"):
+    with pytest.raises(ValueError, match="processor"):
         model.encode_text("rain")
 
 
@@ -310,22 +310,22 @@ SILENT = np.full(16000, np.nan, dtype=np.float32)
 @pytest.mark.parametrize(
     ("audio", "options", "message"),
     [
-        ([CLIPS[0]], {}, "clip 0 is an array whose rate is not known; pass sampling_rate="),
-        ([CLIPS[0], SILENT], {"sampling_rate": 16000}, "clip 1 holds NaN"),
-        ([CLIPS[0], np.zeros(0)], {"sampling_rate": 16000}, "clip 1 is empty"),
-        ([CLIPS[0], CLIPS[1], CLIPS[2][:2000]], {"sampling_rate": 16000}, r"clip 2 lasts 0\.1250 s, too short"),
-        ([CLIPS[0]] * 2, {"sampling_rate": [16000]}, "got 1 values of sampling_rate for 2 inputs"),
-        ([CLIPS[0]], {"sampling_rate": ["fast"]}, r"sampling_rate\[0\] is 'fast'"),
-        ([CLIPS[0]], {"sampling_rate": 16000, "batch_size": 0}, "batch_size is 0"),
+        ([CLIPS[0]], {}, "clip 0.*sampling_rate"),
+        ([CLIPS[0], SILENT], {"sampling_rate": 16000}, "clip 1.*NaN"),
+        ([CLIPS[0], np.zeros(0)], {"sampling_rate": 16000}, "clip 1.*empty"),
+        ([CLIPS[0], CLIPS[1], CLIPS[2][:2000]], {"sampling_rate": 16000}, r"clip 2.*0\.1250"),
+        ([CLIPS[0]] * 2, {"sampling_rate": [16000]}, r"\b1\b.*sampling_rate.*\b2\b"),
+        ([CLIPS[0]], {"sampling_rate": ["fast"]}, r"sampling_rate\[0\].*'fast'"),
+        ([CLIPS[0]], {"sampling_rate": 16000, "batch_size": 0}, "batch_size.*0"),
         (
             [CLIPS[0]],
             {"sampling_rate": 16000, "chunk_seconds": 0.1},
-            r"chunk_seconds is 0\.1; .* 0\.15 s or more",
+            r"chunk_seconds.*0\.1\b.*0\.15",
         ),
-        ([{"array": CLIPS[0]}], {}, 'give "array" and "sampling_rate"'),
-        ([{"bytes": None, "path": None}], {}, r"clip 0 has the keys \['bytes', 'path'\]"),
-        ([CLIPS[0], b"no sound"], {"sampling_rate": 16000}, r"clip 1 \(8 bytes\) is not audio"),
-        (np.zeros((1, 2, 16000)), {"sampling_rate": 16000}, r"got an array of shape \(1, 2, 16000\)"),
+        ([{"array": CLIPS[0]}], {}, '"array".*"sampling_rate"'),
+        ([{"bytes": None, "path": None}], {}, "'bytes', 'path'"),
+        ([CLIPS[0], b"no sound"], {"sampling_rate": 16000}, r"clip 1 \(8 bytes\)"),
+        (np.zeros((1, 2, 16000)), {"sampling_rate": 16000}, r"\(1, 2, 16000\)"),
     ],
 )
 def test_bad_audio_is_named(model, processor, audio, options, message):
@@ -336,13 +336,13 @@ def test_bad_audio_is_named(model, processor, audio, options, message):
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
-        (["rain", " "], {}, "text 1 is ' '"),
-        (["rain", 3], {}, "text 1 is 3"),
+        (["rain", " "], {}, "text 1.*' '"),
+        (["rain", 3], {}, "text 1.*3"),
         # A row's captions by language; its keys are no texts.
-        ({"eng": ["rain"], "fra": ["pluie"]}, {}, r"got a dict with the keys \['eng', 'fra'\]"),
-        (["rain"], {"language": ["eng", "fra"]}, "got 2 values of language for 1 inputs"),
-        (["rain", "dog"], {"language": ["eng", None]}, r"language\[1\] is None"),
-        (["rain"], {"batch_size": 0}, "batch_size is 0"),
+        ({"eng": ["rain"], "fra": ["pluie"]}, {}, "'eng', 'fra'"),
+        (["rain"], {"language": ["eng", "fra"]}, r"\b2\b.*language.*\b1\b"),
+        (["rain", "dog"], {"language": ["eng", None]}, r"language\[1\].*None"),
+        (["rain"], {"batch_size": 0}, "batch_size.*0"),
     ],
 )
 def test_bad_text_is_named(model, processor, texts, options, message):
@@ -352,7 +352,7 @@ def test_bad_text_is_named(model, processor, texts, options, message):
 
 def test_clap_takes_no_chunk_longer_than_its_own():
     model, processor = clap("rand_trunc")
-    with pytest.raises(ValueError, match=r"chunk_seconds is 2\.0; .* to 1 s at once"):
+    with pytest.raises(ValueError, match=r"chunk_seconds.*2\.0"):
         encoding.encode_audio(model, CLIPS, processor, sampling_rate=16000, chunk_seconds=2.0)
 
 

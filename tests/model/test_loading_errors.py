@@ -59,21 +59,21 @@ def broken(saved: Path, name: str, target: Path, *missing: str) -> Path:
 @pytest.mark.parametrize(
     ("kind", "folder", "message"),
     [
-        (SupCLAPModel, "empty", "empty is no checkpoint: it holds no config.json; give a 'supclap' checkpoint"),
-        (SupCLAPConfig, "empty", "empty is no checkpoint: it holds no config.json"),
-        (CEDModel, "empty", "empty is no checkpoint: it holds no config.json; give a 'ced' checkpoint"),
-        (SupCLAPModel, "bert", "bert is of a model of type 'bert'; give a 'supclap' checkpoint, or join two encoders"),
-        (SupCLAPModel, "ced", "ced is of a model of type 'ced'; give a 'supclap' checkpoint"),
-        (SupCLAPConfig, "bert", "with SupCLAPModel.from_encoders"),
-        (CEDModel, "bert", "bert is of a model of type 'bert'; give a 'ced' checkpoint"),
-        (CEDConfig, "htsat", "htsat is of a model of type 'clap_audio_model'; give a 'ced' checkpoint"),
-        (CEDModel, "supclap", r"lacks 35 weights of CEDModel, among them ['blocks.0"),
-        (SonarTextModel, "supclap-sonar", "lacks 35 weights of SonarTextModel, among them ['embed_tokens"),
-        (SonarTextModel, "bert", "weights of SonarTextModel, among them ['embed_tokens.weight'"),
+        (SupCLAPModel, "empty", r"empty.*config\.json.*'supclap'"),
+        (SupCLAPConfig, "empty", r"empty.*config\.json"),
+        (CEDModel, "empty", r"empty.*config\.json.*'ced'"),
+        (SupCLAPModel, "bert", "bert.*'bert'.*'supclap'"),
+        (SupCLAPModel, "ced", "ced.*'ced'.*'supclap'"),
+        (SupCLAPConfig, "bert", r"SupCLAPModel\.from_encoders"),
+        (CEDModel, "bert", "bert.*'bert'.*'ced'"),
+        (CEDConfig, "htsat", "htsat.*'clap_audio_model'.*'ced'"),
+        (CEDModel, "supclap", r"CEDModel.*blocks\.0"),
+        (SonarTextModel, "supclap-sonar", "SonarTextModel.*embed_tokens"),
+        (SonarTextModel, "bert", r"SonarTextModel.*embed_tokens\.weight"),
     ],
 )
 def test_a_folder_of_something_else(saved, kind, folder, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         kind.from_pretrained(saved / folder)
 
 
@@ -84,27 +84,27 @@ def test_the_audio_configuration_within_a_whole_model_still_loads(saved):
 def test_nothing_of_the_default_size_is_built_for_a_wrong_folder(saved, monkeypatch):
     """SONAR's 1.2 GB would be; transformers warns of a wrong type and goes on with the defaults."""
     monkeypatch.setattr(SupCLAPModel, "__init__", lambda *args, **kwargs: pytest.fail("a model was built"))
-    with pytest.raises(ValueError, match="of type 'bert'"):
+    with pytest.raises(ValueError, match="'bert'"):
         SupCLAPModel.from_pretrained(saved / "bert")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("/no/such/folder", "there is no folder /no/such/folder; give a model's folder or a Hub id"),
-        ("./no-such-folder", "there is no folder ./no-such-folder"),
-        ("mispeech/supclap-bse", "no configuration can be read from 'mispeech/supclap-bse', as folder or Hub id: "),
+        ("/no/such/folder", "/no/such/folder"),
+        ("./no-such-folder", r"\./no-such-folder"),
+        ("mispeech/supclap-bse", "'mispeech/supclap-bse'"),
     ],
 )
 def test_a_name_that_is_nowhere(name, message):
-    with pytest.raises(OSError, match=re.escape(message)):
+    with pytest.raises(OSError, match=message):
         SupCLAPModel.from_pretrained(name)
 
 
 def test_a_configuration_that_is_no_json(saved, tmp_path):
     folder = broken(saved, "supclap", tmp_path / "model")
     (folder / "config.json").write_text('{"model_type": "supcl')
-    with pytest.raises(OSError, match=r"read from '.*model', as folder or Hub id: .*not a valid JSON file"):
+    with pytest.raises(OSError, match=r"model.*JSON"):
         SupCLAPModel.from_pretrained(folder)
 
 
@@ -116,7 +116,6 @@ DAMAGES = {
     "page": lambda content: b"<html>404</html>" * 30,
     "note": lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9000\n",
 }
-DAMAGED = r" is damaged or holds no weights \(an incomplete download\?\); get it again: "
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -129,7 +128,7 @@ def test_damaged_weights(saved, tmp_path, file, damage):
         assert isinstance(SupCLAPModel.from_pretrained(folder), SupCLAPModel)
         (folder / "training_args.bin").write_bytes(b"not looked at")
     (folder / file).write_bytes(DAMAGES[damage]((folder / file).read_bytes()))
-    with pytest.raises(OSError, match=re.escape(str(folder / file)) + DAMAGED + r"\w+") as caught:
+    with pytest.raises(OSError, match=re.escape(str(folder / file))) as caught:
         SupCLAPModel.from_pretrained(folder)
     assert "weights_only" not in str(caught.value), "torch's advice to run what is in the file"
 
@@ -139,7 +138,7 @@ def test_one_of_several_files_is_damaged(saved, tmp_path, pattern):
     SupCLAPModel.from_pretrained(saved / "supclap").save_pretrained(tmp_path, max_shard_size="50KB")
     (path,) = tmp_path.glob(pattern)
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(OSError, match=re.escape(str(path)) + DAMAGED):
+    with pytest.raises(OSError, match=re.escape(str(path))):
         SupCLAPModel.from_pretrained(tmp_path)
 
 
@@ -148,7 +147,7 @@ def test_an_encoder_with_damaged_weights(saved, tmp_path, name):
     folder = broken(saved, name, tmp_path / name)
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
     audio, text = (folder, saved / "bert") if name in ("ced", "htsat") else (saved / "ced", folder)
-    with pytest.raises(OSError, match=re.escape(str(folder / "model.safetensors")) + DAMAGED) as caught:
+    with pytest.raises(OSError, match=re.escape(str(folder / "model.safetensors"))) as caught:
         SupCLAPModel.from_encoders(str(audio), str(text))
     assert not isinstance(caught.value.__cause__, OSError), "told once"
 
@@ -161,7 +160,7 @@ def test_an_adapter_without_its_base_model(saved, tmp_path, base):
     folder = broken(saved, "adapter", tmp_path / "adapter")
     settings = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": base}))
-    message = f"adapter holds a LoRA adapter and no model, and names {base!r} as its base model, which is not there"
+    message = f"adapter.*{base!r}"
     with pytest.raises(ValueError, match=message):
         SupCLAPModel.from_pretrained(folder)
     # What the message advises.
@@ -185,7 +184,7 @@ def test_an_adapter_that_an_old_transformers_would_load_in_part(saved, tmp_path,
     lora = LoraConfig(r=2, target_modules=["query"], modules_to_save=["audio_projection"])
     get_peft_model(SupCLAPModel.from_pretrained(saved / "supclap"), lora).save_pretrained(tmp_path / "adapter")
     monkeypatch.setattr("transformers.__version__", "5.17.4")
-    message = r"transformers 5.17.4 does not load \['audio_projection'\] of the adapter .*adapter. Load the base model"
+    message = r"5\.17\.4.*'audio_projection'"
     with pytest.raises(ValueError, match=message):
         SupCLAPModel.from_pretrained(tmp_path / "adapter")
 
@@ -196,15 +195,15 @@ def test_an_adapter_that_an_old_transformers_would_load_in_part(saved, tmp_path,
 @pytest.mark.parametrize(
     ("audio", "text", "error", "message"),
     [
-        ("empty", "bert", ValueError, "empty is no checkpoint: it holds no config.json with a model_type"),
-        ("ced", "empty", ValueError, "empty is no checkpoint"),
-        ("ced", "ced", ValueError, "'ced' cannot be a tower for text"),
-        ("bert", "bert", ValueError, "'bert' cannot be a tower for audio"),
-        ("supclap", "bert", ValueError, "'supclap' cannot be a tower for audio"),
-        ("ced", "supclap", ValueError, "'supclap' cannot be a tower"),
-        ("ced", "adapter", ValueError, "adapter holds a LoRA adapter and no encoder; merge it into its base model"),
-        ("nowhere", "bert", OSError, "the audio tower '.*nowhere' cannot be loaded; .* such as mispeech/ced-base"),
-        ("ced", "nowhere", OSError, "the text tower '.*nowhere' cannot be loaded; .* sentence-transformers/LaBSE"),
+        ("empty", "bert", ValueError, r"empty.*config\.json"),
+        ("ced", "empty", ValueError, "empty"),
+        ("ced", "ced", ValueError, "'ced'.*text"),
+        ("bert", "bert", ValueError, "'bert'.*audio"),
+        ("supclap", "bert", ValueError, "'supclap'.*audio"),
+        ("ced", "supclap", ValueError, "'supclap'"),
+        ("ced", "adapter", ValueError, "adapter.*LoRA"),
+        ("nowhere", "bert", OSError, "audio.*nowhere"),
+        ("ced", "nowhere", OSError, "text.*nowhere"),
     ],
 )
 def test_joining_what_is_no_encoder(saved, audio, text, error, message):
@@ -213,27 +212,25 @@ def test_joining_what_is_no_encoder(saved, audio, text, error, message):
 
 
 def test_joining_a_misspelt_hub_id(saved):
-    with pytest.raises(OSError, match="the audio tower 'mispeech/ced-bse' cannot be loaded; give a folder"):
+    with pytest.raises(OSError, match="'mispeech/ced-bse'"):
         SupCLAPModel.from_encoders("mispeech/ced-bse", str(saved / "bert"))
-    with pytest.raises(OSError, match="no tokenizer can be loaded from 'bert-bse', as folder or Hub id: "):
+    with pytest.raises(OSError, match="'bert-bse'"):
         SupCLAPProcessor.from_encoders(str(saved / "ced"), "bert-bse")
-    with pytest.raises(OSError, match="no feature extractor can be loaded from 'mispeech/ced-bse', as folder or"):
+    with pytest.raises(OSError, match="'mispeech/ced-bse'"):
         SupCLAPProcessor.from_encoders("mispeech/ced-bse", str(saved / "bert"))
 
 
 def test_joining_an_encoder_without_a_feature_extractor(saved):
-    with pytest.raises(OSError, match=r"no feature extractor can be loaded from '.*htsat'"):
+    with pytest.raises(OSError, match="htsat"):
         SupCLAPProcessor.from_encoders(str(saved / "htsat"), str(saved / "bert"))
 
 
 # ---- processors ----
 
-ADVICE = r".*processor_config.json and the tokenizer's files; SupCLAPProcessor.from_encoders\(audio, text\)"
-
 
 @pytest.mark.parametrize("folder", ["empty", "bert", "ced", "nowhere"])
 def test_a_folder_without_a_processor(saved, folder):
-    with pytest.raises((OSError, ValueError), match=rf"(?s)no processor can be loaded from .*{folder}: {ADVICE}"):
+    with pytest.raises((OSError, ValueError), match=rf"(?s){folder}.*SupCLAPProcessor.from_encoders"):
         SupCLAPProcessor.from_pretrained(saved / folder)
 
 
@@ -241,7 +238,7 @@ def test_a_folder_without_a_processor(saved, folder):
 def test_a_missing_vocabulary(saved, tmp_path, name):
     """Transformers would build a tokenizer of special tokens, to which every word is unknown."""
     folder = broken(saved, name, tmp_path / "model", "tokenizer.json")
-    message = r"the tokenizer of .*model knows no words, only \d+ special tokens: its vocabulary .tokenizer.json"
+    message = r"model.*tokenizer\.json"
     with pytest.raises(ValueError, match=message):
         SupCLAPProcessor.from_pretrained(folder)
 
@@ -249,7 +246,7 @@ def test_a_missing_vocabulary(saved, tmp_path, name):
 def test_a_tokenizer_that_forgot_its_class(saved, tmp_path):
     """Every caption would be taken for one of the tokenizer's default language."""
     folder = broken(saved, "supclap-sonar", tmp_path / "model", "tokenizer_config.json")
-    with pytest.raises(ValueError, match=r"has language tokens but is a \w+, .* its tokenizer_config.json is"):
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
         SupCLAPProcessor.from_pretrained(folder)
 
 
@@ -268,7 +265,7 @@ def sentencepiece_folder(folder: Path, tokenizer_class: str, model_type: str) ->
 
 def test_language_tokens_that_are_missing(saved, tmp_path):
     folder = sentencepiece_folder(tmp_path / "sonar", "NllbTokenizer", "m2m_100")
-    with pytest.raises(ValueError, match=r"sonar does not know its own language eng_Latn: .* added_tokens_decoder of"):
+    with pytest.raises(ValueError, match=r"sonar.*eng_Latn"):
         SupCLAPProcessor.from_encoders(str(saved / "ced"), str(folder))
 
 
@@ -297,5 +294,5 @@ def test_protobuf_is_missing(saved, tmp_path):
 
 
 def test_a_misspelt_option_of_from_encoders(saved):
-    with pytest.raises(TypeError, match=r"from_encoders has no option 'projecton_dim'; it has .*projection_dim"):
+    with pytest.raises(TypeError, match=r"'projecton_dim'.*projection_dim"):
         SupCLAPModel.from_encoders(str(saved / "ced"), str(saved / "bert"), projecton_dim=3)

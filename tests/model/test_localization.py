@@ -81,10 +81,10 @@ def test_every_moment_is_scored_once_whatever_the_length(seconds):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"hop_seconds": 0}, "hop_seconds is 0"),
-        ({"window_seconds": float("nan")}, "window_seconds is nan"),
-        ({"chunk_seconds": 60}, "chunk_seconds is 60"),
-        ({"audio": [np.zeros(16000), np.zeros(16000)]}, "got 2"),
+        ({"hop_seconds": 0}, "hop_seconds"),
+        ({"window_seconds": float("nan")}, "window_seconds.*nan"),
+        ({"chunk_seconds": 60}, "chunk_seconds.*60"),
+        ({"audio": [np.zeros(16000), np.zeros(16000)]}, r"\b2\b"),
         ({"texts": [" "]}, "text 0"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import builders
 import published_layouts as published
@@ -131,7 +130,7 @@ def test_dasheng_is_the_same_encoder_with_other_patches(frames):
     expected = slow_embedding(model, features[0, :, :frames]).float()
     torch.testing.assert_close(alone, expected, atol=1e-5, rtol=1e-5)
     if frames == 4:
-        with pytest.raises(ValueError, match="fewer than the 4 of one patch"):
+        with pytest.raises(ValueError, match=r"\b4\b"):
             model(features[:1, :, :3])
         extractor = CEDFeatureExtractor.from_config(model.config)
         clip = builders.noise(extractor.min_samples)
@@ -307,14 +306,14 @@ def test_drop_path_grows_linearly():
 @pytest.mark.parametrize(
     ("features", "mask", "message"),
     [
-        (torch.zeros(1, 64, 15), None, "clip 0 has 15 frames, fewer than the 16 of one patch"),
-        (torch.zeros(2, 64, 40), torch.tensor([[1] * 40, [1] * 9 + [0] * 31]), "clip 1 has 9 frames"),
-        (torch.zeros(1, 60, 40), None, "must be (batch, 64 mel bands, frames), got (1, 60, 40)"),
-        (torch.zeros(64, 40), None, "got (64, 40)"),
-        (torch.zeros(1, 64, 40), torch.ones(1, 39), "must have one number a frame, (1, 40), got (1, 39)"),
-        (torch.zeros(1, 64, 40), torch.tensor([[0] * 10 + [1] * 30]), "pad clips on the right"),
+        (torch.zeros(1, 64, 15), None, r"clip 0.*\b15\b"),
+        (torch.zeros(2, 64, 40), torch.tensor([[1] * 40, [1] * 9 + [0] * 31]), r"clip 1.*\b9\b"),
+        (torch.zeros(1, 60, 40), None, r"\(1, 60, 40\)"),
+        (torch.zeros(64, 40), None, r"\(64, 40\)"),
+        (torch.zeros(1, 64, 40), torch.ones(1, 39), r"\(1, 39\)"),
+        (torch.zeros(1, 64, 40), torch.tensor([[0] * 10 + [1] * 30]), "audio_attention_mask"),
     ],
 )
 def test_bad_input_is_refused(features, mask, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         ced()(features, mask)

@@ -92,9 +92,9 @@ def test_both_directions_of_the_loss_train(model):
 
 
 def test_loss_needs_pairs(model):
-    with pytest.raises(ValueError, match="got 2 clips and 3 texts"):
+    with pytest.raises(ValueError, match=r"\b2 clips\b.*\b3 texts\b"):
         model(audio_inputs(2), input_ids=text_inputs(3), return_loss=True)
-    with pytest.raises(ValueError, match="call get_audio_features"):
+    with pytest.raises(ValueError, match="get_audio_features"):
         model(audio_inputs(2))
     assert model.accepts_loss_kwargs is False
 

@@ -36,7 +36,7 @@ def test_audio_or_text_alone(processor):
     assert isinstance(audio["input_features"], np.ndarray)
     assert "input_ids" not in audio
     assert set(processor(text="a dog")) == {"input_ids", "attention_mask", "token_type_ids"}
-    with pytest.raises(ValueError, match="give audio, text or both"):
+    with pytest.raises(ValueError, match=r"audio.*text"):
         processor()
 
 
@@ -100,7 +100,7 @@ def test_plain_captions_are_those_of_ml_clap(sonar_processor, given, plain, tmp_
     for each in (lowering, SupCLAPProcessor.from_pretrained(tmp_path), AutoProcessor.from_pretrained(tmp_path)):
         assert each(text=given)["input_ids"] == sonar_processor(text=plain)["input_ids"]
     assert sonar_processor(text=given)["input_ids"] != sonar_processor(text=plain)["input_ids"]
-    with pytest.raises(ValueError, match="caption 0 is blank"):
+    with pytest.raises(ValueError, match="caption 0"):
         lowering(text="?!")
 
 
@@ -112,26 +112,26 @@ def test_a_prefix_stands_before_every_caption(processor, tmp_path):
 
 @pytest.mark.parametrize("language", ["xyz", "rus_Cyrl", "fr"])
 def test_missing_language_names_those_that_exist(sonar_processor, language):
-    with pytest.raises(ValueError, match=f"no language '{language}'; it has eng, fra, .*, zho and 1 more"):
+    with pytest.raises(ValueError, match=f"'{language}'.*zho"):
         sonar_processor(text=TEXTS[:2], language=["eng", language])
 
 
 def test_language_tokens_of_another_kind_are_not_ignored():
     tokenizer = builders.nllb_tokenizer()
     bare = NllbTokenizer(vocab=tokenizer.get_vocab(), merges=[], extra_special_tokens=["__en__"], src_lang="__en__")
-    with pytest.raises(ValueError, match="no language 'eng'; it has none of ours and"):
+    with pytest.raises(ValueError, match="'eng'"):
         SupCLAPProcessor(CEDFeatureExtractor(), bare)(text="a dog", language="eng")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ([], "there is no caption"),
-        ("", "caption 0 is blank: ''"),
-        (["a dog", " \n"], r"caption 1 is blank: ' \\n'"),
-        ({"eng": ["a dog"], "fra": ["un chien"]}, r"got a dict with the keys \['eng', 'fra'\]"),
-        (["a dog", None], "caption 1 must be a string, got NoneType"),
-        (["a dog", ["a", "cat"]], "caption 1 must be a string, got list"),
+        ([], "caption"),
+        ("", "caption 0.*''"),
+        (["a dog", " \n"], r"caption 1.*' \\n'"),
+        ({"eng": ["a dog"], "fra": ["un chien"]}, "'eng', 'fra'"),
+        (["a dog", None], "caption 1.*NoneType"),
+        (["a dog", ["a", "cat"]], "caption 1.*list"),
     ],
 )
 def test_unusable_captions_are_named(processor, text, message):
@@ -140,14 +140,14 @@ def test_unusable_captions_are_named(processor, text, message):
 
 
 def test_one_language_or_one_for_each(processor):
-    with pytest.raises(ValueError, match="got 2 values of language for 3 inputs"):
+    with pytest.raises(ValueError, match=r"\b2\b.*language.*\b3\b"):
         processor(text=TEXTS[:3], language=["eng", "fra"])
 
 
 def test_unusable_clips_are_named(processor):
-    with pytest.raises(ValueError, match="sampling_rate is missing"):
+    with pytest.raises(ValueError, match="sampling_rate"):
         processor(audio=builders.noise(4000), text="a dog")
-    with pytest.raises(ValueError, match="clip 1 lasts"):
+    with pytest.raises(ValueError, match="clip 1"):
         processor(audio=[builders.noise(4000), builders.noise(10)], sampling_rate=16000)
 
 

@@ -1,6 +1,5 @@
 """Every audio tower with every text tower: joined from folders, padded, saved, trained, in all languages."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +238,7 @@ def test_the_language_counts_where_the_tower_knows_it(encoders, text):
 
 @pytest.mark.parametrize("text", ["distilbert", "modernbert"])
 def test_a_tower_without_a_pooler_cannot_pool_with_it(encoders, text):
-    message = r"(Distil|Modern)BertModel has no pooler; text_pooling must be 'mean' or 'cls', got 'pooler'"
+    message = "(Distil|Modern)BertModel.*text_pooling"
     with pytest.raises(ValueError, match=message):
         SupCLAPModel.from_encoders(encoders["ced"], encoders[text], text_pooling="pooler")
     config = builders.supclap_config(text_encoder(text)[0].config, text_pooling="pooler")
@@ -250,10 +249,10 @@ def test_a_tower_without_a_pooler_cannot_pool_with_it(encoders, text):
 def test_a_tower_whose_pooler_was_left_out_cannot_pool_with_it(encoders, tmp_path):
     bert = BertModel(BertConfig(**BERT_LIKE), add_pooling_layer=False)
     config = builders.supclap_config(bert.config, text_pooling="pooler")
-    with pytest.raises(ValueError, match="BertModel has no pooler; text_pooling must be 'mean' or 'cls'"):
+    with pytest.raises(ValueError, match=r"BertModel.*text_pooling"):
         SupCLAPModel(config, text_model=bert)
     bert.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"lacks 2 weights .*'pooler\.dense.*; text_pooling must be 'mean' or 'cls'"):
+    with pytest.raises(ValueError, match=r"pooler\.dense.*text_pooling"):
         SupCLAPModel.from_encoders(encoders["ced"], str(tmp_path), text_pooling="pooler")
 
 
@@ -289,23 +288,23 @@ TINY: dict[str, Any] = {"num_layers": 1, "num_heads": 2, "d_model": 8, "d_kv": 4
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (builders.supclap_config(), "'supclap' cannot be a tower; give"),
-        (builders.clap_config(), "'clap' cannot be a tower; give"),
-        (T5Config(**TINY), "'t5' is an encoder with a decoder and cannot be a tower"),
-        (GPT2Config(), "'gpt2' is a decoder, whose tokens do not see those after them; give an encoder"),
-        (BertConfig(is_decoder=True), "'bert' is a decoder"),
-        (builders.ced_config(), "'ced' cannot be a tower for text: CEDModel takes no input_ids"),
-        (builders.clap_config().audio_config, "'clap_audio_model' cannot be a tower for text"),
+        (builders.supclap_config(), "'supclap'"),
+        (builders.clap_config(), "'clap'"),
+        (T5Config(**TINY), "'t5'"),
+        (GPT2Config(), "'gpt2'"),
+        (BertConfig(is_decoder=True), "'bert'"),
+        (builders.ced_config(), "'ced'.*input_ids"),
+        (builders.clap_config().audio_config, "'clap_audio_model'"),
     ],
 )
 def test_no_text_tower(config, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         check_text_config(config)
 
 
 @pytest.mark.parametrize("config", [BertConfig(), builders.clap_config(), builders.supclap_config(), WhisperConfig()])
 def test_no_audio_tower(config):
-    message = f"'{config.model_type}' cannot be a tower for audio; give .* ced, .* the HTSAT of CLAP"
+    message = f"'{config.model_type}'.*audio"
     with pytest.raises(ValueError, match=message):
         check_audio_config(config)
 
@@ -341,12 +340,12 @@ def test_a_loaded_tower_of_another_width(name):
     config = builders.supclap_config(builders.bert_config(hidden_size=32))
     towers = {"audio_model": tower} if name == "audio_config" else {"text_model": tower}
     width = tower.config.hidden_size
-    with pytest.raises(ValueError, match=f"is {width} wide and {name} says 32; .*SupCLAPConfig.{name}=tower.config"):
+    with pytest.raises(ValueError, match=rf"\b{width}\b.*{name}.*32"):
         SupCLAPModel(config, **towers)
 
 
 def test_weights_that_are_missing_are_named(encoders, tmp_path):
     BertModel(BertConfig(**{**BERT_LIKE, "num_hidden_layers": 1})).save_pretrained(tmp_path)
     BertConfig(**BERT_LIKE).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"lacks 16 weights of BertModel, among them \['encoder.layer.1"):
+    with pytest.raises(ValueError, match=r"BertModel.*encoder\.layer\.1"):
         load_tower("text", str(tmp_path))

@@ -50,7 +50,7 @@ NOT_OURS = {
 
 def test_without_the_fetched_files_it_says_how_to_fetch_them(tmp_path, monkeypatch):
     monkeypatch.setattr("fetch_transformers_tests.CACHE", tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"`make setup`, or `python tests/fetch_transformers"):
+    with pytest.raises(FileNotFoundError, match=r"fetch_transformers_tests.py"):
         transformers_suite.load("test_modeling_common")
 
 

@@ -100,35 +100,35 @@ def test_a_value_of_the_file_has_the_type_of_its_key(write, line, name, value):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("learning_rate: fast", "learning_rate is 'fast'; it should be of type float"),
-        ("num_train_epochs: [3]", r"num_train_epochs is \[3\]; it should be of type float"),
-        ("per_device_train_batch_size: 2.5", "per_device_train_batch_size is 2.5; it should be of type int"),
-        ("languages: {eng: 1}", "languages is .*; it should be of type list"),
-        ("languages:", "languages is None"),
-        ("options: [1, two]", r"options is \[1, 'two'\]; it should be of type list\[int\]"),
-        ("track_drift: maybe", "track_drift is 'maybe'; it should be of type bool"),
-        ("svr: {kind: static}", "svr is .*; it should be of type str"),
+        ("learning_rate: fast", "learning_rate.*'fast'.*float"),
+        ("num_train_epochs: [3]", r"num_train_epochs.*\[3\].*float"),
+        ("per_device_train_batch_size: 2.5", r"per_device_train_batch_size.*2\.5.*int"),
+        ("languages: {eng: 1}", "languages.*list"),
+        ("languages:", "languages.*None"),
+        ("options: [1, two]", "options.*'two'"),
+        ("track_drift: maybe", "track_drift.*'maybe'.*bool"),
+        ("svr: {kind: static}", "svr.*str"),
     ],
 )
 def test_a_value_of_another_type_is_named_with_its_file(write, line, told):
-    with pytest.raises(ValueError, match=rf"run\.yaml: {told}"):
+    with pytest.raises(ValueError, match=rf"run\.yaml.*{told}"):
         parse(write(line))
 
 
 def test_a_mapping_comes_from_the_file_or_as_json():
     assert as_mapping({"depth": 4}) == as_mapping(json.dumps({"depth": 4})) == {"depth": 4}
     assert as_mapping(None) == {}
-    with pytest.raises(ValueError, match="expected a mapping"):
+    with pytest.raises(ValueError, match="mapping"):
         as_mapping("[4]")
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--lerning_rate", "1"], r"unknown key 'lerning_rate': did you mean learning_rate"),
-        (["--learning-rat=1"], "unknown key 'learning-rat'"),
-        (["--xyzzyq", "1"], "unknown key 'xyzzyq': --help and --help_all list"),
-        (["--tset_fold", "1"], "unknown key 'tset_fold': did you mean test_fold"),
+        (["--lerning_rate", "1"], "'lerning_rate'.*learning_rate"),
+        (["--learning-rat=1"], "'learning-rat'"),
+        (["--xyzzyq", "1"], "'xyzzyq'.*--help"),
+        (["--tset_fold", "1"], "'tset_fold'.*test_fold"),
         (["--test_fold", "one"], "test_fold"),
         (["--learning_rate", "fast"], "learning_rate"),
         (["--svr"], "svr"),
@@ -149,9 +149,9 @@ def test_a_base_lies_beside_the_file_or_is_of_the_package(write, tmp_path):
 @pytest.mark.parametrize(
     ("name", "error", "told"),
     [
-        ("nowhere.yaml", FileNotFoundError, r"nowhere\.yaml; the package has .*esc10\.yaml"),
-        ("esc1.yaml", FileNotFoundError, r"esc1\.yaml; did you mean esc10\.yaml\?"),
-        ("esc10", ValueError, r"'esc10': did you mean esc10\.yaml\?"),
+        ("nowhere.yaml", FileNotFoundError, r"nowhere\.yaml.*esc10\.yaml"),
+        ("esc1.yaml", FileNotFoundError, r"esc1\.yaml.*esc10\.yaml"),
+        ("esc10", ValueError, r"'esc10'.*esc10\.yaml"),
     ],
 )
 def test_a_missing_file_is_named_and_what_it_may_be(name, error, told):
@@ -162,8 +162,8 @@ def test_a_missing_file_is_named_and_what_it_may_be(name, error, told):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"svr_alfa: 2", "unknown key 'svr_alfa': did you mean svr_alpha"),
-        (b"- 1\n- 2", "holds a list"),
+        (b"svr_alfa: 2", "'svr_alfa'.*svr_alpha"),
+        (b"- 1\n- 2", "list"),
         (b"seed: [1", r"broken\.yaml"),
         (b"seed: 1\n  loss: x", r"broken\.yaml"),
         (b"seed: \xff", r"broken\.yaml"),

@@ -136,10 +136,10 @@ def test_refusals_write_nothing(tmp_path):
         published.ced_original(published.random(published.ced_encoder()), published.random(published.ced_head())),
         tmp_path / "x.pt",
     )
-    with pytest.raises(ValueError, match="'ced', not 'laion'"):
+    with pytest.raises(ValueError, match=r"'ced'.*'laion'"):
         convert(tmp_path / "x.pt", tmp_path / "out", "--kind", "laion")
     torch.save({"a": torch.ones(1)}, tmp_path / "y.pt")
-    with pytest.raises(ValueError, match="unknown layout"):
+    with pytest.raises(ValueError, match="layout"):
         convert(tmp_path / "y.pt", tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"x.pt", "y.pt"}
 

@@ -100,16 +100,16 @@ def test_a_second_run_writes_nothing_and_another_plan_is_refused(folder, whole, 
     monkeypatch.setattr(embed_corpus, "write_file", None)
     run_recipe(embed_corpus, *words(folder, whole))
     assert bytes_of(whole) == before
-    with pytest.raises(FileExistsError, match="was begun with another chunk_samples"):
+    with pytest.raises(FileExistsError, match="chunk_samples"):
         run_recipe(embed_corpus, *words(folder, whole), "--chunk_seconds", 2)
-    with pytest.raises(ValueError, match=r"chunk_seconds is 0\.01; the model takes .* s or more"):
+    with pytest.raises(ValueError, match=r"chunk_seconds.*0\.01"):
         run_recipe(embed_corpus, *words(folder, whole), "--chunk_seconds", 0.01)
-    with pytest.raises(FileExistsError, match="is not empty and holds no embeddings"):
+    with pytest.raises(FileExistsError, match="sounds"):
         run_recipe(embed_corpus, *words(folder, folder / "sounds"))
 
 
 def test_a_second_run_on_the_same_output_is_refused(folder, whole):
-    with folder_lock(whole), ThreadPoolExecutor() as another, pytest.raises(InUseError, match="by another run"):
+    with folder_lock(whole), ThreadPoolExecutor() as another, pytest.raises(InUseError, match=whole.name):
         another.submit(run_recipe, embed_corpus, *words(folder, whole)).result()
 
 
@@ -161,10 +161,10 @@ def test_a_dataset_and_a_clap_will_do(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ([], ValueError, "give either dataset or folder"),
-        (["--folder", "nowhere"], FileNotFoundError, "nowhere is not a folder"),
-        (["--folder", ROOT / "docs"], FileNotFoundError, "holds no recording"),
-        (["--folder", "x", "--batch_size", 0], ValueError, "batch_size is 0"),
+        ([], ValueError, "dataset.*folder"),
+        (["--folder", "nowhere"], FileNotFoundError, "nowhere"),
+        (["--folder", ROOT / "docs"], FileNotFoundError, "docs"),
+        (["--folder", "x", "--batch_size", 0], ValueError, "batch_size.*0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, error, message):

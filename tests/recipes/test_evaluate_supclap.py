@@ -71,12 +71,12 @@ def test_results_are_compared(folder, capsys):
     assert f"second: {folder / 'out_model1'}, model model1" in table
     for name in ("retrieval eng t2a R@1", "zero_shot eng supclap top1", "zste jpn 3A"):
         assert name in table
-    with pytest.warns(UserWarning, match="differ in audio"):
+    with pytest.warns(UserWarning, match=r"\baudio\b"):
         run_recipe(evaluate_supclap, "--compare", folder / "out_model0", folder / "out_clap")
     run_recipe(evaluate_supclap, *command(folder, "model1", "--positives", "clip"))
-    with pytest.raises(ValueError, match='positives: "captions" and "clip"'):
+    with pytest.raises(ValueError, match="positives"):
         run_recipe(evaluate_supclap, "--compare", folder / "out_model0", folder / "out_model1")
-    with pytest.raises(ValueError, match="--compare takes two folders"):
+    with pytest.raises(ValueError, match="--compare"):
         run_recipe(evaluate_supclap, "--compare", folder / "out_model0")
 
 
@@ -115,7 +115,7 @@ def test_every_split_is_built_once(esc, monkeypatch, folds):
 def test_a_split_that_shares_recordings_with_the_training_split_is_told(folder, esc):
     esc50 = ["--dataset", "esc50", "--data_dir", esc, "--dataset_config", '{"validation_fraction": 0}']
     options = [*esc50, "--tasks", "zero_shot", "--split", "train+test", "--train_split", "train"]
-    with pytest.warns(UserWarning, match="8 of the 12 recordings of 'train\\+test' are in 'train' too"):
+    with pytest.warns(UserWarning, match=r"8 .*12.*'train'"):
         run_recipe(evaluate_supclap, *command(folder, "model0"), *options, "--output_dir", esc / "out")
     assert Results.load(esc / "out").protocol["shared_sources"]["count"] == 8
 
@@ -148,13 +148,13 @@ def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "m", "--split", "tset"], "there is no split 'tset'; the splits are train, validation, test"),
-        (["--model", "m", "--template_sets", "clip"], r"unknown template sets \['clip'\]"),
-        (["--model", "m", "--zste_taks", "3A"], "unknown key 'zste_taks': did you mean zste_tasks"),
-        (["--model", "m", "--phrases", "esc10"], "no label phrases for 'esc10'"),
-        (["--model", "m", "--device", "gpu"], "the device gpu cannot be used here: Expected one of cpu"),
-        (["--model", "m", "--folds", "1"], "give train_split without folds"),
-        ([], "there is no model; give --model"),
+        (["--model", "m", "--split", "tset"], "'tset'"),
+        (["--model", "m", "--template_sets", "clip"], r"\['clip'\]"),
+        (["--model", "m", "--zste_taks", "3A"], "'zste_taks'.*zste_tasks"),
+        (["--model", "m", "--phrases", "esc10"], "'esc10'"),
+        (["--model", "m", "--device", "gpu"], "gpu"),
+        (["--model", "m", "--folds", "1"], "train_split.*folds"),
+        ([], "--model"),
     ],
 )
 def test_wrong_arguments_are_named(folder, arguments, message):

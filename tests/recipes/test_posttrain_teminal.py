@@ -53,7 +53,7 @@ def test_the_labels_of_a_folder_of_ones_own_serve_in_english(tmp_path):
     overlaid = [train.triple(0, number)[2] for number in range(len(train))]
     assert "Door bell while saw" in {item.captions["eng"][0] for item in overlaid}
     assert held_out.labels == ("door_bell", "hen", "saw")
-    with pytest.raises(ValueError, match=r"no label phrases for 'audio_folder'.*the labels.*--languages eng"):
+    with pytest.raises(ValueError, match="'audio_folder'"):
         posttrain_teminal.load_items(args, TemporalTrainingArguments(use_cpu=True, languages=["eng", "fra"]))
 
 
@@ -86,7 +86,7 @@ def test_other_recordings_are_scored_than_those_that_choose_the_best_epoch(esc_f
     assert {row["source"] for row in scored.rows} == {row["source"] for row in choosing.rows} == sources[1] | sources[2]
 
     args.train_fraction = 0.7
-    with pytest.raises(ValueError, match=r"of \['dog', .*\] too few recordings are held out.*--load_best_model_at_end"):
+    with pytest.raises(ValueError, match=r"'dog'.*--load_best_model_at_end"):
         posttrain_teminal.load_items(args, chosen)
 
 
@@ -102,7 +102,7 @@ def test_sounds_are_called_as_asked(esc_folder, prompts, languages, said):
     items = posttrain_teminal.load_items(args, training)[0]
     captions = [items.triple(0, number)[0].captions["eng"] for number in range(len(items))]
     assert any(said in texts for texts in captions)
-    with pytest.raises(ValueError, match=r"prompts is 'labels', languages .*; labels are for English alone"):
+    with pytest.raises(ValueError, match=r"prompts.*'labels'"):
         posttrain_teminal.choose_prompts(posttrain_teminal.PostTrainingArguments(prompts="labels"), ["eng", "fra"])
 
 
@@ -207,12 +207,12 @@ def test_a_clap_model_stays_one(esc_folder, tmp_path):
 
 
 def test_a_used_folder_is_not_written_over(run):
-    with pytest.raises(ValueError, match="is there already: continue that run with --resume_from_checkpoint last"):
+    with pytest.raises(ValueError, match="--resume_from_checkpoint"):
         run_recipe(posttrain_teminal, *run[2])
 
 
 def test_a_model_is_needed(esc_folder, tmp_path):
-    with pytest.raises(ValueError, match="there is no model to post-train; give --model"):
+    with pytest.raises(ValueError, match="--model"):
         run_recipe(posttrain_teminal, "--data_dir", esc_folder, "--output_dir", tmp_path)
 
 

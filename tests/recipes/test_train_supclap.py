@@ -83,7 +83,7 @@ def test_a_run_leaves_what_an_evaluation_leaves(run):
     evaluated = evaluate(run, rows, cache=EmbeddingCache(None), **options)
     assert evaluated.protocol["dataset_hash"] == trained.protocol["dataset_hash"]
     assert evaluated.content["model"]["fingerprint"] == trained.content["model"]["fingerprint"]
-    with pytest.warns(UserWarning, match="the results differ in audio"):
+    with pytest.warns(UserWarning, match=r"\baudio\b"):
         table = compare(trained, evaluated)
     assert len(table) == 2 * 2 * 5
     assert max(abs(row["difference"]) for row in table if not row["score"].endswith("rank")) <= 1 / 64
@@ -106,7 +106,7 @@ def test_the_folder_is_a_model_with_its_processor(run):
 
 
 def test_a_used_folder_is_not_written_over(run):
-    with pytest.raises(ValueError, match=r"checkpoint-8 is there already: .* --resume_from_checkpoint last"):
+    with pytest.raises(ValueError, match=r"checkpoint-8.*--resume_from_checkpoint"):
         run_recipe(train_supclap, ROOT / SMOKE, "--output_dir", run)
 
 
@@ -116,7 +116,7 @@ def test_a_bad_recording_of_an_evaluation_ends_a_run_before_its_training(tmp_pat
     (tmp_path / "tone_1.wav").write_bytes(b"junk")
     args = SupCLAPTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     require_usable_audio({"train": rows, split: rows[::2]}, args)  # the trainer looks after its own recordings
-    with pytest.raises(BadAudioError, match=rf"1 of the 3 {split} recordings .* 'clip1': .*--on_bad_audio skip"):
+    with pytest.raises(BadAudioError, match=rf"{split}.*'clip1'"):
         require_usable_audio({split: rows}, args)
 
 
@@ -127,7 +127,7 @@ def test_a_run_has_its_folder_for_itself_to_the_end(recipe, tmp_path, monkeypatc
             with folder_lock(tmp_path / "run"):
                 pytest.fail("a second run writes to the folder")
 
-        with ThreadPoolExecutor() as another, pytest.raises(InUseError, match="run is being written by another run"):
+        with ThreadPoolExecutor() as another, pytest.raises(InUseError, match=r"\brun\b"):
             another.submit(write).result()
         seen.append(recipe)
 
@@ -164,7 +164,7 @@ def test_several_processes_are_one_run(tmp_path):
 
 
 def test_an_unknown_key_names_the_valid_one():
-    with pytest.raises(ValueError, match="unknown key 'svr_alhpa': did you mean svr_alpha"):
+    with pytest.raises(ValueError, match=r"'svr_alhpa'.*svr_alpha"):
         run_recipe(train_supclap, ROOT / SMOKE, "--svr_alhpa", "2")
 
 
@@ -202,7 +202,7 @@ def test_a_folder_needs_nothing_but_its_name(sounds, tmp_path, capsys):
 def test_without_validation_and_test_splits_the_last_checkpoint_is_kept(sounds, tmp_path, capsys):
     whole = ["--validation_fraction", "0", "--test_fraction", "0"]
     words = ["--dataset", "audio_folder", "--data_dir", sounds, *whole, *WORDS, "--output_dir", tmp_path / "run"]
-    with pytest.raises(ValueError, match="no validation split to choose the best checkpoint by, only train: hold some"):
+    with pytest.raises(ValueError, match="validation"):
         run_recipe(train_supclap, *words)
     run_recipe(train_supclap, *words, "--eval_strategy", "no", "--load_best_model_at_end", "false")
     assert "audio_folder has no test split" in capsys.readouterr().out
@@ -217,14 +217,14 @@ def test_the_recipe_reads_the_test_recordings_before_it_trains(sounds, tmp_path,
     Path(splits["test"][0]["audio_path"]).write_bytes(b"junk")
     monkeypatch.setattr(train_supclap, "make_model", lambda *_: pytest.fail("there is a model to train already"))
     words = ["--dataset", "audio_folder", "--data_dir", sounds, "--languages", "eng", *WORDS]
-    with pytest.raises(BadAudioError, match="1 of the 1 test recordings"):
+    with pytest.raises(BadAudioError, match=r"\btest\b"):
         run_recipe(train_supclap, *words, "--output_dir", tmp_path / "run")
 
 
 def test_templates_without_labels_are_refused_before_the_run(sounds):
     splits = load_splits("audio_folder", data_dir=str(sounds), languages=["eng"])
     data_args = train_supclap.DataArguments("audio_folder", zero_shot_templates=["{}"])
-    with pytest.raises(ValueError, match="zero_shot_templates need one label a clip"):
+    with pytest.raises(ValueError, match="zero_shot_templates"):
         train_supclap.check_splits(splits, data_args, SupCLAPTrainingArguments())
     train_supclap.check_splits(splits, train_supclap.DataArguments("audio_folder"), SupCLAPTrainingArguments())
 
@@ -232,9 +232,9 @@ def test_templates_without_labels_are_refused_before_the_run(sounds):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"languages": ["fra"]}, r"no train clip has a caption in \['fra'\]"),
-        ({"languages": ["eng", "fra"], "eval_languages": ["eng"], "loss": "kcl"}, r"no train clip.*\['fra'\]"),
-        ({"languages": ["eng"], "eval_languages": ["eng", "fra"]}, r"no validation clip has a caption in \['fra'\]"),
+        ({"languages": ["fra"]}, "train.*'fra'"),
+        ({"languages": ["eng", "fra"], "eval_languages": ["eng"], "loss": "kcl"}, "train.*'fra'"),
+        ({"languages": ["eng"], "eval_languages": ["eng", "fra"]}, "validation.*'fra'"),
     ],
 )
 def test_languages_without_captions_are_refused_before_the_run(sounds, options, message):

@@ -137,9 +137,9 @@ def test_captions_are_read_from_files_of_three_kinds(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("captions", "message"),
     [
-        ([Caption("a", 0, "Rain"), Caption("a", 0, "Wind")], "1 captions are there more than once: 'a' caption 0"),
-        ([Caption("a", 0, "Rain"), Caption("b", 1, " ")], "1 captions are blank or damaged: 'b' caption 1"),
-        ([Caption("a", 0, "\ufffd")], "are blank or damaged"),
+        ([Caption("a", 0, "Rain"), Caption("a", 0, "Wind")], "'a' caption 0"),
+        ([Caption("a", 0, "Rain"), Caption("b", 1, " ")], "'b' caption 1"),
+        ([Caption("a", 0, "\ufffd")], "blank|damaged"),
     ],
 )
 def test_captions_that_cannot_be_right_are_named(tmp_path, captions, message):
@@ -151,20 +151,20 @@ def test_captions_that_cannot_be_right_are_named(tmp_path, captions, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("c.jsonl", '{"clip_id": "a", "text": "b"}', r"c.jsonl, line 1 needs clip_id, caption_index and text"),
-        ("c.jsonl", '{"clip_id": "a", "caption_index": 0, "text": null}', r"line 1 .* neither may be null"),
-        ("c.jsonl", '{"clip_id": null, "caption_index": 0, "text": "b"}', r"line 1 .* neither may be null"),
-        ("c.jsonl", '{"clip_id": "a", "caption_index": -1, "text": "b"}', r"line 1 has the caption_index -1; it must"),
-        ("c.jsonl", '{"clip_id": "a", "caption_index": 1.5, "text": "b"}', r"the caption_index 1.5; it must"),
-        ("c.jsonl", '{"clip_id": "a", "caption_index": 9999999999, "text": "b"}', r"the caption_index 9999999999"),
-        ("c.csv", "clip_id,caption_index,text\na,0,b\na,x,c", r"c.csv, line 3 has the caption_index x"),
+        ("c.jsonl", '{"clip_id": "a", "text": "b"}', r"c\.jsonl.*line 1.*caption_index"),
+        ("c.jsonl", '{"clip_id": "a", "caption_index": 0, "text": null}', "line 1.*null"),
+        ("c.jsonl", '{"clip_id": null, "caption_index": 0, "text": "b"}', "line 1.*null"),
+        ("c.jsonl", '{"clip_id": "a", "caption_index": -1, "text": "b"}', "line 1.*caption_index -1"),
+        ("c.jsonl", '{"clip_id": "a", "caption_index": 1.5, "text": "b"}', r"caption_index 1\.5"),
+        ("c.jsonl", '{"clip_id": "a", "caption_index": 9999999999, "text": "b"}', "caption_index 9999999999"),
+        ("c.csv", "clip_id,caption_index,text\na,0,b\na,x,c", r"c\.csv.*line 3.*caption_index x"),
         (
             "c.csv",
             "clip_id,caption_index,text\na,0,A dog, then rain",
-            r"4 cells for 3 columns; quote cells that hold ','",
+            r"\b4\b.*\b3\b",
         ),
-        ("c.csv", "clip_id,caption_index,text\na,0", r"1 captions are blank or damaged: 'a' caption 0"),
-        ("c.txt", "", r"c.txt is no table that can be read; give one of .csv"),
+        ("c.csv", "clip_id,caption_index,text\na,0", "'a' caption 0"),
+        ("c.txt", "", r"c\.txt"),
     ],
 )
 def test_files_that_are_something_else_are_refused(tmp_path, name, content, message):
@@ -179,11 +179,11 @@ SMALL = '{"num_train": 32, "num_validation": 32, "num_test": 32}'
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "give either dataset or captions, got None and None"),
-        ({"dataset": "synthetic", "captions": "c.csv"}, "give either dataset or captions"),
-        ({"dataset": "synthetic", "dataset_config": SMALL}, r"has captions in 'fra' of its own; .* \[\"eng\"\]\}"),
-        ({"dataset": "synthetic", "dataset_config": SMALL, "splits": ["dev"]}, r"no splits \['dev'\]; there are"),
-        ({"dataset": "synthetic", "dataset_config": "[1]"}, "expected a mapping"),
+        ({}, "dataset.*captions.*None"),
+        ({"dataset": "synthetic", "captions": "c.csv"}, "dataset.*captions"),
+        ({"dataset": "synthetic", "dataset_config": SMALL}, "'fra'"),
+        ({"dataset": "synthetic", "dataset_config": SMALL, "splits": ["dev"]}, "'dev'"),
+        ({"dataset": "synthetic", "dataset_config": "[1]"}, "mapping"),
     ],
 )
 def test_what_to_translate_must_be_clear(arguments, message):
@@ -194,13 +194,13 @@ def test_what_to_translate_must_be_clear(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--languages", "eng", "fra"], r"languages is \['eng', 'fra'\]; give at least one, each once, not eng"),
-        (["--languages", "fra", "fra"], "each once"),
-        (["--languages", "fr"], r"languages holds \['fr'\]; give ISO 639-3 codes such as eng, fra"),
-        (["--output", "out.csv"], "output is out.csv; it must end with .parquet"),
-        (["--batch_size", "0"], "batch_size is 0; it must be 1 or more"),
-        (["--threshold", "70"], r"threshold is 70.0; a cosine lies between"),
-        (["--back_sampel", "1"], "unknown key 'back_sampel': did you mean back_sample"),
+        (["--languages", "eng", "fra"], "languages.*'eng'"),
+        (["--languages", "fra", "fra"], "languages.*'fra', 'fra'"),
+        (["--languages", "fr"], "languages.*'fr'"),
+        (["--output", "out.csv"], r"out\.csv"),
+        (["--batch_size", "0"], "batch_size.*0"),
+        (["--threshold", "70"], r"threshold.*70\.0"),
+        (["--back_sampel", "1"], "'back_sampel'.*back_sample"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused_at_once(arguments, message):
@@ -211,7 +211,7 @@ def test_arguments_that_make_no_sense_are_refused_at_once(arguments, message):
 def test_a_model_that_lacks_a_language_fails_before_the_work(tmp_path, encoder):
     what = ["--captions", write_captions(tmp_path / "captions.csv"), "--languages", "fra", "swe", "--device", "cpu"]
     what += ["--sentence_encoder", encoder, "--model", save_nllb(tmp_path / "nllb")]
-    with pytest.raises(ValueError, match="one language code for 'swe'"):
+    with pytest.raises(ValueError, match="'swe'"):
         run_recipe(translate_captions, *what, "--output", tmp_path / "o.parquet")
     assert not list(tmp_path.glob("o.*"))
 
@@ -226,7 +226,7 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(tmp_path, monk
     assert server.seen[0]["Authorization"] == "Bearer sesame"
     assert not any(b"sesame" in path.read_bytes() for path in tmp_path.iterdir())
     monkeypatch.delenv("SOME_KEY")
-    with pytest.raises(ValueError, match="api_key_env is SOME_KEY, but there is no such environment variable"):
+    with pytest.raises(ValueError, match=r"api_key_env.*SOME_KEY"):
         run_recipe(translate_captions, *what, *where)
 
 

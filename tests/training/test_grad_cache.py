@@ -332,10 +332,10 @@ def test_chunks_within_the_limit_keep_their_activations():
 @pytest.mark.parametrize(
     ("inputs", "chunk_size", "message"),
     [
-        ({"x": torch.ones(4, 2)}, 0, "chunk_size is 0; a chunk needs at least one row"),
-        ({"x": torch.ones(4, 2), "mask": torch.ones(3, 2)}, 2, r"got rows {'x': 4, 'mask': 3}; give tensors"),
-        ({"x": torch.ones(0, 2)}, 2, "at least one"),
-        ({}, 2, "at least one"),
+        ({"x": torch.ones(4, 2)}, 0, r"chunk_size.*\b0\b"),
+        ({"x": torch.ones(4, 2), "mask": torch.ones(3, 2)}, 2, "'x': 4, 'mask': 3"),
+        ({"x": torch.ones(0, 2)}, 2, "one"),
+        ({}, 2, "one"),
     ],
 )
 def test_what_cannot_be_chunked(inputs, chunk_size, message):

@@ -185,9 +185,9 @@ def test_only_the_chosen_parameters_move(tmp_path, rows, model, processor):
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ((3, 1), r"audio_model \(CEDModel\) has 2 blocks, so 3 of them cannot train"),
-        ((1, 5), r"text_model \(BertModel\) has 2 blocks, so 5 of them cannot train"),
-        ((-1, 1), r"audio_model \(CEDModel\) has 2 blocks, so -1"),
+        ((3, 1), r"audio_model.*\b3\b"),
+        ((1, 5), r"text_model.*\b5\b"),
+        ((-1, 1), "audio_model.*-1"),
     ],
 )
 @pytest.mark.parametrize("function", [train_last_layers, add_lora])
@@ -198,7 +198,7 @@ def test_layers_that_are_not_there(model, function, layers, message):
 
 
 def test_a_tower_without_blocks():
-    with pytest.raises(ValueError, match=r"Linear keeps no nn\.ModuleList"):
+    with pytest.raises(ValueError, match=r"Linear.*ModuleList"):
         block_names(torch.nn.Linear(2, 2))
 
 
@@ -296,12 +296,12 @@ def test_lora_trains_checkpoints_resumes_and_saves(tmp_path, rows):
 
 
 def test_adapters_are_neither_doubled_nor_merged_from_nothing(model):
-    with pytest.raises(ValueError, match="has no adapters to merge"):
+    with pytest.raises(ValueError, match="add_lora"):
         merge_lora(model)
-    with pytest.raises(ValueError, match="so nothing gets an adapter"):
+    with pytest.raises(ValueError, match=r"audio_layers.*text_layers"):
         add_lora(model, audio_layers=0, text_layers=0)
     add_lora(model)
-    with pytest.raises(ValueError, match="has adapters already"):
+    with pytest.raises(ValueError, match="merge_lora"):
         add_lora(model)
     merge_lora(model)
     assert adapted(add_lora(model))

@@ -126,7 +126,7 @@ def test_a_set_that_others_made_is_resumed_too(hub, tmp_path):
 def test_it_goes_on_with_as_many_workers_only(folder, tmp_path):
     build(tmp_path, str(folder / "int16"), max_steps=1).train()
     other = build(tmp_path, str(folder / "int16"), max_steps=2, dataloader_num_workers=2)
-    with pytest.raises(ValueError, match=r"stream.workers was 1 and is 2"):
+    with pytest.raises(ValueError, match=r"stream\.workers.*1.*2"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
@@ -134,7 +134,7 @@ def test_it_goes_on_with_as_many_workers_only(folder, tmp_path):
     "options", [{"on_bad_audio": "skip"}, {"every_caption": True}, {"track_language_errors": True}]
 )
 def test_what_wants_all_rows_beforehand_is_refused(folder, tmp_path, options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))} .*want all rows before"):
+    with pytest.raises(ValueError, match=next(iter(options))):
         build(tmp_path, str(folder / "int16"), **options)
 
 

@@ -163,11 +163,11 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, items, stage):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stage": "c"}, "stage is 'c'; it must be one of a, b"),
-        ({"loss": "kcl"}, "loss is 'kcl', but TeminAL has"),
-        ({"every_caption": True}, "every_caption is True, but TeminAL has"),
-        ({"loss_chunk_size": 8}, "loss_chunk_size is 8, but TeminAL has"),
-        ({"text_scheme": "cacl"}, "text_scheme is 'cacl'"),
+        ({"stage": "c"}, "stage.*'c'"),
+        ({"loss": "kcl"}, "loss.*'kcl'.*TeminAL"),
+        ({"every_caption": True}, "every_caption.*TeminAL"),
+        ({"loss_chunk_size": 8}, "loss_chunk_size.*8.*TeminAL"),
+        ({"text_scheme": "cacl"}, "text_scheme.*'cacl'"),
         ({"alpha_same_time": 1.5}, r"alpha_same_time=1\.5"),
     ],
 )

@@ -264,7 +264,7 @@ def test_nan_stops_the_run_and_names_the_clips(tmp_path, rows):
     model = builders.supclap_model()
     with torch.no_grad():
         model.audio_projection.linear2.weight[0, 0] = torch.nan
-    with pytest.raises(FloatingPointError, match=r"loss is nan at step 1, from \['loss_infonce'\], on clips \['clip"):
+    with pytest.raises(FloatingPointError, match=r"loss_infonce.*'clip"):
         build(tmp_path, rows, model=model).train()
 
 
@@ -283,17 +283,17 @@ def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda path, rows: build(path, rows[:3]), "training split has 3 clips, fewer than one batch of 4"),
-        (lambda path, rows: SupCLAPTrainer(builders.supclap_model(), arguments(path)), "processing_class is missing"),
+        (lambda path, rows: build(path, rows[:3]), r"\b3 clips\b.*\b4\b"),
+        (lambda path, rows: SupCLAPTrainer(builders.supclap_model(), arguments(path)), "processing_class"),
         (
             lambda path, rows: SupCLAPTrainer(
                 builders.supclap_model(),
                 arguments(path, features_on_device=True),
                 processing_class=processor_from_clap(builders.clap_processor()),
             ),
-            "features_on_device wants a CEDFeatureExtractor.* a ClapFeatureExtractor",
+            "features_on_device.*ClapFeatureExtractor",
         ),
-        (lambda path, rows: build(path, rows, loss="siglip"), "siglip needs a model with a bias.* --logit_bias -10"),
+        (lambda path, rows: build(path, rows, loss="siglip"), "siglip.*--logit_bias"),
         (
             lambda path, rows: SupCLAPTrainer(
                 builders.supclap_model(),
@@ -301,7 +301,7 @@ def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):
                 train_dataset=Dataset.from_list([{"clip_id": "a"}]).to_iterable_dataset(),
                 processing_class=processor(),
             ),
-            "got a stream of rows .IterableDataset., of which a resumed run would not see the same batches",
+            "IterableDataset",
         ),
     ],
 )

@@ -39,17 +39,17 @@ def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"svr": "bi"}, "svr is 'bi'; it must be one of none, uni-static"),
-        ({"loss": "nce"}, "loss is 'nce'; it must be one of infonce, siglip"),
-        ({"positives": "label"}, "positives is 'label'"),
-        ({"per_device_train_batch_size": 1}, "a batch of one clip"),
-        ({"num_train_epochs": 0}, "num_train_epochs is 0; it must be positive"),
-        ({"max_audio_seconds": 0.0}, "max_audio_seconds is 0.0; it must be positive"),
+        ({"svr": "bi"}, "svr.*'bi'"),
+        ({"loss": "nce"}, "loss.*'nce'"),
+        ({"positives": "label"}, "positives.*'label'"),
+        ({"per_device_train_batch_size": 1}, "per_device_train_batch_size"),
+        ({"num_train_epochs": 0}, "num_train_epochs.*0"),
+        ({"max_audio_seconds": 0.0}, "max_audio_seconds.*0.0"),
         (
             {"every_caption": True, "track_language_errors": True, "languages": ["eng", "fra"]},
-            "leave it or every_caption out",
+            "track_language_errors|every_caption",
         ),
-        ({"cached_chunk_size": 0}, "cached_chunk_size is 0; it must be 1 or more, or left out"),
+        ({"cached_chunk_size": 0}, "cached_chunk_size.*0"),
     ],
 )
 def test_wrong_arguments_are_explained(options, message):
@@ -59,5 +59,5 @@ def test_wrong_arguments_are_explained(options, message):
 
 def test_processes_that_would_each_train_alone_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun does; without a GPU the Trainer would not join them
-    with pytest.raises(ValueError, match=r"2 processes were started, .* with 1 in all; .*--use_cpu true"):
+    with pytest.raises(ValueError, match="--use_cpu"):
         SupCLAPTrainingArguments(output_dir=str(tmp_path))
