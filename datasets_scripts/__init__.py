@@ -44,9 +44,9 @@ def load_splits(
         cache_dir: Where `datasets` keeps prepared rows; its own default when None.
         translations: Parquet files of translated captions to join, one or several; or the arguments of
             `multilingual.join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
-        streaming: Gives a `stream.RowStream` of each split, whose rows are read as they are needed, also from the Hub
-            or an object storage: of "prepared", of "hf", where that is Parquet files (`stream.load_parquet`), and of
-            "webdataset", tar files (`stream.load_tars`).
+        streaming: Return a `stream.RowStream` of each split, which reads its rows when they are needed, also from the
+            Hub or an object storage. For "prepared", for "hf" if it consists of Parquet files
+            (`stream_sources.load_parquet`), and for the tar files of "webdataset" (`stream_sources.load_tars`).
         **config: Fields of the builder's config, such as `data_dir` (all but synthetic) or `num_train` (synthetic);
             each builder's module says what the folder has to hold.
 
@@ -62,17 +62,18 @@ def load_splits(
     if not streaming:
         return splits_of(load_builder(name, cache_dir, **config), translations)
     if name == "webdataset":
-        from .stream import load_tars
+        from .stream_sources import load_tars
 
         return _translated(load_tars(**config), translations)
     if name == "hf":
-        from .stream import load_parquet
+        from .stream_sources import load_parquet
 
         return _translated(load_parquet(**config), translations)
     if name != "prepared":
         raise ValueError(f"streaming reads prepared, hf and webdataset; {name} is to be prepared before")
     from .prepared import PreparedSet
-    from .stream import ParquetSplit, RowStream
+    from .stream import RowStream
+    from .stream_sources import ParquetSplit
 
     prepared = PreparedSet(**config)
     streams = {split: RowStream(ParquetSplit(prepared, split)) for split in prepared.manifest["splits"]}
@@ -115,7 +116,7 @@ def find_config(name: str) -> Any:
     """The class of the options of the dataset of that name."""
     if name != "webdataset":
         return find_builder(name).BUILDER_CONFIG_CLASS
-    from .stream import TarConfig
+    from .stream_sources import TarConfig
 
     return TarConfig
 

@@ -1,9 +1,12 @@
-"""Contrastive audio-text models for the Hugging Face ecosystem: SupCLAP, its towers, losses and trainer."""
+"""Contrastive audio-text models for the Hugging Face ecosystem: SupCLAP, its towers, losses and trainer.
+
+Importing the package loads neither torch nor transformers; importing one of its classes does. `AutoModel`,
+`AutoProcessor` and `pipeline` of transformers know a class once it is imported: `from modeling_supclap import
+SupCLAPModel`. Without the package, a saved folder loads with `trust_remote_code=True`.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
-
-from .integrations.auto_classes import watch_imports
 
 if TYPE_CHECKING:
     from .configuration_supclap import CEDConfig, CNN14Config, SupCLAPConfig
@@ -56,12 +59,32 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a class when it is first asked for: torch and transformers take seconds that `--help` need not spend."""
+    """Import a public class when it is first used, because torch and transformers take seconds to import.
+
+    Raises:
+        AttributeError: The package has no such name.
+        ImportError: torchaudio does not import.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_torchaudio()
     value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value
     return value
 
 
-watch_imports(_MODULES)
+def require_torchaudio() -> None:
+    """Import torchaudio before transformers does, to explain a failure.
+
+    Raises:
+        ImportError: It does not import; the message says how to install it.
+    """
+    try:
+        importlib.import_module("torchaudio")
+    except Exception as error:  # OSError or RuntimeError from a torchaudio that does not fit torch
+        raise ImportError(
+            f"torchaudio does not import: {error}\n"
+            "Most often the CPU build of torch is installed with the CUDA build of torchaudio, or their CUDA versions "
+            "differ. Install a matching pair from one source, for example: "
+            "pip install torch==2.13.0 torchaudio==2.11.0"
+        ) from error

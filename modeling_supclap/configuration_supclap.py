@@ -4,13 +4,24 @@ Declared fields only: constructing a configuration reads no file and needs no ne
 """
 
 import os
+import shutil
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.dynamic_module_utils import get_relative_import_files
 
 # (embed_dim, num_heads) of the published checkpoints, table 1 of CED (Dinkel et al., 2023, arXiv 2308.11957).
 CED_SIZES = {"tiny": (192, 3), "mini": (256, 4), "small": (384, 6), "base": (768, 12)}
+
+# File and class of the towers that transformers lacks, by model type. Each file is imported when it is first needed.
+# A saved model holds the files of its own towers only.
+OWN_TOWERS = {
+    "ced": ("modeling_ced", "CEDModel"),
+    "cnn14": ("modeling_cnn14", "CNN14Model"),
+    "m2m_100": ("modeling_sonar", "SonarTextModel"),
+}
 
 # The text encoder of SONAR (Duquenne et al., 2023, arXiv 2308.11466) in the vocabulary of M2M100.
 SONAR_TEXT_CONFIG: dict[str, Any] = {
@@ -277,6 +288,13 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
                 part["_name_or_path"] = os.path.basename(os.path.normpath(part["_name_or_path"]))
         return content
 
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; adds the code of the towers to a folder that holds the code of the model."""
+        saved = super().save_pretrained(save_directory, *args, **kwargs)
+        for tower in (self.audio_config, self.text_config):
+            _save_tower_code(Path(save_directory), cast(PreTrainedConfig, tower).model_type)
+        return saved
+
     def validate_architecture(self) -> None:
         """Refuse values that cannot be built; called by the constructor."""
         if self.projection_dim < 1:
@@ -287,6 +305,25 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
             raise ValueError(f"projection_type must be 'mlp' or 'residual', got {self.projection_type!r}")
         if self.text_pooling not in ("mean", "cls", "last", "pooler"):
             raise ValueError(f"text_pooling must be 'mean', 'cls', 'last' or 'pooler', got {self.text_pooling!r}")
+
+
+def _save_tower_code(folder: Path, model_type: str) -> None:
+    """Copy the code of a tower next to the code of the model, and import it there.
+
+    transformers copies and later fetches the files that are imported by `from .name import`.
+    """
+    towers = folder / "towers.py"
+    if model_type not in OWN_TOWERS or not towers.is_file():
+        return
+
+    module, name = OWN_TOWERS[model_type]
+    line = f"from .{module} import {name}  # noqa: E402, F401\n"
+    if line not in towers.read_text(encoding="utf-8"):
+        source = Path(__file__).with_name(f"{module}.py")
+        for path in (source, *map(Path, get_relative_import_files(source))):
+            shutil.copyfile(path, folder / path.name)
+        with towers.open("a", encoding="utf-8") as code:
+            code.write(line)
 
 
 def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedConfig:
@@ -315,3 +352,18 @@ def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedCon
             return own(**fields)
 
     return AutoConfig.for_model(model_type, **fields)
+
+
+for _config in (CEDConfig, CNN14Config, SupCLAPConfig):
+    _config.register_for_auto_class()
+
+if __name__.startswith("transformers_modules."):
+    # Code of a saved folder, which is not registered (see `auto_classes.register`). Its pipeline is found by this.
+    SupCLAPConfig.custom_pipelines = {  # type: ignore[attr-defined]
+        "zero-shot-audio-classification": {"impl": "pipeline_supclap.ClipPipeline", "pt": ["AutoModel"]}
+    }
+else:
+    # Not "ced": `AutoConfig` would prefer our class to the code of the published CED folders, even with
+    # trust_remote_code=True, and their tagger could not be loaded.
+    AutoConfig.register(CNN14Config.model_type, CNN14Config)
+    AutoConfig.register(SupCLAPConfig.model_type, SupCLAPConfig)

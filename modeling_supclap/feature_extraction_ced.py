@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 import torchaudio
-from transformers import BatchFeature, SequenceFeatureExtractor
+from transformers import AutoFeatureExtractor, BatchFeature, SequenceFeatureExtractor
+
+from .auto_classes import register
+from .configuration_supclap import CEDConfig, SupCLAPConfig
 
 # A spectrogram's smallest power: digital silence is 10 log10(1e-10) = -100 dB.
 POWER_FLOOR = 1e-10
@@ -380,3 +383,7 @@ def _mono(clip: np.ndarray, name: str) -> np.ndarray:
     if clip.ndim != 2 or min(clip.shape) > MAX_CHANNELS:
         raise ValueError(f"{name} has shape {clip.shape}; give (samples,), or one of at most {MAX_CHANNELS} channels")
     return clip.mean(axis=0 if clip.shape[0] <= MAX_CHANNELS else 1)
+
+
+register(AutoFeatureExtractor, CEDConfig, CEDFeatureExtractor)
+register(AutoFeatureExtractor, SupCLAPConfig, CEDFeatureExtractor)

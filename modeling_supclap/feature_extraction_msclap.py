@@ -2,8 +2,11 @@
 
 from typing import Any
 
-from transformers import ClapFeatureExtractor
+from transformers import AutoFeatureExtractor, ClapFeatureExtractor
 from transformers.audio_utils import mel_filter_bank
+
+from .auto_classes import register
+from .configuration_supclap import CNN14Config
 
 
 class MSCLAPFeatureExtractor(ClapFeatureExtractor):
@@ -41,3 +44,6 @@ class MSCLAPFeatureExtractor(ClapFeatureExtractor):
                 norm="slaney",
                 mel_scale="slaney",
             )
+
+
+register(AutoFeatureExtractor, CNN14Config, MSCLAPFeatureExtractor)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -20,6 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .auto_classes import register
 from .configuration_supclap import CEDConfig
 from .strict_loading import StrictLoadingMixin
 
@@ -385,3 +386,6 @@ def _put_back(tokens: torch.Tensor, live: torch.Tensor | None, shape: torch.Size
     grid = tokens.new_zeros(*shape, *tokens.shape[1:])
     grid[live] = tokens
     return grid
+
+
+register(AutoModel, CEDConfig, CEDModel)

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils.generic import can_return_tuple
 
+from .auto_classes import register
 from .configuration_supclap import CNN14Config
 from .modeling_ced import CEDBatchNorm
 from .strict_loading import StrictLoadingMixin
@@ -128,3 +129,6 @@ class CNN14Model(CNN14PreTrainedModel):
         pooled = self.dropout(self.fc1(self.dropout(pooled)).relu())
 
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
+
+
+register(AutoModel, CNN14Config, CNN14Model)

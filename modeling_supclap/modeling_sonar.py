@@ -9,51 +9,10 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
+from .pooling import mean_pool
 from .strict_loading import StrictLoadingMixin
 
 logger = logging.get_logger(__name__)
-
-
-def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """The mean of each sequence's real tokens.
-
-    Args:
-        last_hidden_state: (B, N, D).
-        attention_mask: (B, N), 1 for real tokens, 0 for padding; None means that all are real.
-
-    Returns:
-        (B, D); zero for a sequence without any real token.
-
-    Example:
-        >>> mean_pool(torch.tensor([[[1.0], [3.0], [100.0]]]), torch.tensor([[1, 1, 0]]))
-        tensor([[2.]])
-    """
-    if attention_mask is None:
-        return last_hidden_state.mean(dim=1)
-    real = attention_mask.bool().unsqueeze(-1)
-    total = last_hidden_state.masked_fill(~real, 0).sum(dim=1)
-    return total / real.sum(dim=1).clamp(min=1).to(total.dtype)
-
-
-def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Each sequence's last real token, which in a decoder is the only one that has seen all others.
-
-    Args:
-        last_hidden_state: (B, N, D).
-        attention_mask: (B, N), 1 for real tokens, 0 for padding on either side; None means that all are real.
-
-    Returns:
-        (B, D); the first token of a sequence without any real one.
-
-    Example:
-        >>> last_pool(torch.tensor([[[1.0], [3.0], [100.0]]]), torch.tensor([[1, 1, 0]]))
-        tensor([[3.]])
-    """
-    if attention_mask is None:
-        return last_hidden_state[:, -1]
-    places = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-    last = (places * attention_mask.bool()).argmax(dim=1)
-    return last_hidden_state[torch.arange(len(last), device=last.device), last]
 
 
 class SonarTextModel(StrictLoadingMixin, M2M100Encoder):

@@ -7,17 +7,18 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from transformers import PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
+from .auto_classes import register
 from .configuration_supclap import SupCLAPConfig
 from .encoding import EncodingMixin
-from .localization import localize
-from .modeling_sonar import last_pool, mean_pool
+from .pipeline_supclap import ClipPipeline  # noqa: F401, registers itself
+from .pooling import last_pool, mean_pool
 from .sentence_modules import SentenceDense, read_sentence_modules
 from .strict_loading import StrictLoadingMixin
 from .towers import build_tower, check_pooling, check_width, load_tower, takes
@@ -126,7 +127,6 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
 
     # The loss is a mean over the batch; the Trainer must not divide or multiply it further.
     accepts_loss_kwargs = False
-    localize = localize
 
     def __init__(
         self,
@@ -202,6 +202,18 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             if isinstance(module, _BatchNorm):
                 module.eval()
         return self
+
+    def localize(self, *args: Any, **kwargs: Any) -> Any:
+        """Score texts at each moment of a recording, by `modeling_supclap.localization.localize`.
+
+        Raises:
+            ImportError: The package is not installed.
+        """
+        try:
+            from modeling_supclap.localization import localize
+        except ImportError as error:
+            raise ImportError("localize needs the package modeling_supclap; install supclap") from error
+        return localize(self, *args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
         """The text tower's token embeddings, which `resize_token_embeddings` acts on."""
@@ -379,3 +391,6 @@ def unit_norm(projected: torch.Tensor) -> torch.Tensor:
     """Embeddings (B, d) of projections, in float32 at least: half precision has no room for eps."""
     projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
     return nn.functional.normalize(projected, dim=-1)
+
+
+register(AutoModel, SupCLAPConfig, SupCLAPModel)

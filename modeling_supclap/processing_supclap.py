@@ -1,5 +1,7 @@
 """Recordings and captions, in any of the tokenizer's languages, to the inputs of `SupCLAPModel`."""
 
+import importlib
+import importlib.util
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -9,6 +11,7 @@ import numpy as np
 from tokenizers import Regex, models, normalizers
 from transformers import (
     AutoFeatureExtractor,
+    AutoProcessor,
     AutoTokenizer,
     BatchFeature,
     NllbTokenizer,
@@ -23,7 +26,8 @@ from transformers.processing_utils import ProcessingKwargs
 from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file, is_protobuf_available
 
 from .audio_input import one_for_each
-from .configuration_supclap import CEDConfig
+from .auto_classes import register
+from .configuration_supclap import CEDConfig, SupCLAPConfig
 from .feature_extraction_ced import CEDFeatureExtractor, as_waveform
 from .languages import LANGUAGES, get_flores_code
 from .sentence_modules import read_text_settings
@@ -106,6 +110,7 @@ class SupCLAPProcessor(ProcessorMixin):
             OSError: There is no such folder or id, or it holds no processor.
             ValueError: Files of the tokenizer are missing.
         """
+        _register_feature_extractors()
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         except (OSError, ValueError) as error:
@@ -225,8 +230,15 @@ class SupCLAPProcessor(ProcessorMixin):
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS
 
 
+def _register_feature_extractors() -> None:
+    """Import the extractors that `AutoFeatureExtractor` must find by name; a saved folder names its own as its code."""
+    if importlib.util.find_spec(".feature_extraction_msclap", __package__):
+        importlib.import_module(".feature_extraction_msclap", __package__)
+
+
 def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
     """The feature extractor of an audio encoder."""
+    _register_feature_extractors()
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
         if fields.get("model_type") != CEDConfig.model_type:
@@ -357,3 +369,6 @@ def _language_id(language: str, codes: dict[str, int]) -> int:
         )
 
     return codes[code]
+
+
+register(AutoProcessor, SupCLAPConfig, SupCLAPProcessor)

@@ -1,5 +1,6 @@
 """The encoders that can be a tower of the model: which class a configuration builds, and what no tower can be."""
 
+import importlib
 import inspect
 import os
 from typing import Any, get_args
@@ -17,22 +18,23 @@ from transformers import (
     PreTrainedModel,
 )
 
-from .configuration_supclap import config_from_dict
-from .modeling_ced import CEDModel
-from .modeling_cnn14 import CNN14Model
-from .modeling_sonar import SonarTextModel
+from .configuration_supclap import OWN_TOWERS, config_from_dict
 from .strict_loading import naming_damaged_files
 
-AUDIO_TOWERS: dict[str, type[PreTrainedModel]] = {
-    "ced": CEDModel,
-    "clap_audio_model": ClapAudioModel,
-    "cnn14": CNN14Model,
-}
-# Text towers that AutoModel does not know, or of which it would build more than the encoder.
-TEXT_TOWERS: dict[str, type[PreTrainedModel]] = {"m2m_100": SonarTextModel, "clap_text_model": ClapTextModel}
+AUDIO_TOWERS = ("ced", "clap_audio_model", "cnn14")
+# Towers of transformers that AutoModel does not know.
+_PARTS: dict[str, type[PreTrainedModel]] = {"clap_audio_model": ClapAudioModel, "clap_text_model": ClapTextModel}
 # What to say of a tower without a pooler.
 POOLINGS_OF_ALL = "text_pooling must be 'mean' or 'cls'"
 EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
+
+
+def get_tower_class(model_type: str) -> type[PreTrainedModel] | None:
+    """Return the class of a tower that `AutoModel` cannot build; None for all others."""
+    if model_type in OWN_TOWERS:
+        module, name = OWN_TOWERS[model_type]
+        return getattr(importlib.import_module(f".{module}", __package__), name)
+    return _PARTS.get(model_type)
 
 
 def build_tower(kind: str, config: Any, pooling: str = "mean") -> PreTrainedModel:
@@ -100,7 +102,7 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
     kind = config.model_type
     if config.sub_configs or not hasattr(config, "hidden_size"):
         raise ValueError(f"{kind!r} cannot be a tower; give the checkpoint or configuration of one encoder")
-    if kind in TEXT_TOWERS:
+    if kind in ("m2m_100", "clap_text_model"):
         return
 
     advice = "give an encoder, for example BERT, XLM-R, LaBSE or SONAR"
@@ -112,7 +114,7 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
             "text_pooling='last'"
         )
 
-    model_class: Any = AUDIO_TOWERS.get(kind) or MODEL_MAPPING.get(type(config), None)
+    model_class: Any = get_tower_class(kind) or MODEL_MAPPING.get(type(config), None)
     if isinstance(model_class, type) and not takes(model_class, "input_ids"):
         raise ValueError(f"{kind!r} cannot be a tower for text: {model_class.__name__} takes no input_ids; {advice}")
 
@@ -160,15 +162,16 @@ def _get_class(kind: str, config: PreTrainedConfig, pooling: str) -> tuple[Any, 
     """The class of a tower and what it is built with, or an error that says why it can be none."""
     if kind == "audio":
         check_audio_config(config)
-        return AUDIO_TOWERS[config.model_type], {}
+        return get_tower_class(config.model_type), {}
 
     check_text_config(config, pooling)
-    model_class: Any = TEXT_TOWERS.get(config.model_type) or MODEL_MAPPING.get(type(config), None)
+    own_class = get_tower_class(config.model_type)
+    model_class: Any = own_class or MODEL_MAPPING.get(type(config), None)
     options = {}
     # A BERT-like tower's own pooler is left out where nothing would read it, so that no weight stays untrained.
     if isinstance(model_class, type) and "add_pooling_layer" in inspect.signature(model_class).parameters:
         options["add_pooling_layer"] = pooling == "pooler"
-    return TEXT_TOWERS.get(config.model_type, AutoModel), options
+    return own_class or AutoModel, options
 
 
 def _load_config(name: str, kind: str) -> PreTrainedConfig:

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from modeling_supclap import require_torchaudio
 from modeling_supclap.recipes.options import (
     AllStagesOptions,
     CaptionArguments,
@@ -104,6 +105,7 @@ def begin(name: str) -> None:
             say_stopped(command_name())
 
     sys.excepthook = stop
+    require_torchaudio()
 
 
 def start(main: Callable[[], int | None]) -> None:
@@ -115,6 +117,7 @@ def start(main: Callable[[], int | None]) -> None:
     if _asks_for_help(sys.argv[1:]):
         main()
 
+    require_torchaudio()
     from modeling_supclap.recipes.running import run_command  # takes seconds that a mistyped name need not wait for
 
     run_command(main)

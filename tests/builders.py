@@ -24,6 +24,8 @@ from transformers import (
 from modeling_supclap import (
     CEDConfig,
     CEDFeatureExtractor,
+    CNN14Config,
+    MSCLAPFeatureExtractor,
     SupCLAPConfig,
     SupCLAPModel,
     SupCLAPProcessor,
@@ -207,8 +209,8 @@ def supclap_model(config: SupCLAPConfig | None = None, seed: int = 0) -> SupCLAP
 def pair(kind: str = "supclap") -> tuple[Any, Any]:
     """A model and its processor.
 
-    CED with BERT ("supclap") or with SONAR ("sonar"), transformers' "clap" or a "fused" one, or CLAP under our model
-    ("converted").
+    CED with BERT ("supclap") or with SONAR ("sonar"), CNN14 with BERT ("cnn14"), transformers' "clap" or a "fused" one,
+    or CLAP under our model ("converted").
     """
     if kind == "converted":
         return supclap_from_clap(clap_model()), processor_from_clap(clap_processor())
@@ -217,6 +219,11 @@ def pair(kind: str = "supclap") -> tuple[Any, Any]:
         return model, clap_processor("fusion" if kind == "fused" else "rand_trunc")
     if kind == "sonar":
         return supclap_model(supclap_config(sonar_config())), nllb_processor()
+    if kind == "cnn14":
+        towers = {"hidden_size": 16, "channels": [4, 8], "dropout": 0.0, "embedding_dropout": 0.0}
+        model = SupCLAPModel(supclap_config(audio=CNN14Config(**towers))).eval()
+        front_end = {"filter_rate_hz": None, "sampling_rate": RATE_HZ, "frequency_max": 8000, "hop_length": 160}
+        return model, SupCLAPProcessor(MSCLAPFeatureExtractor(**front_end, max_length_s=1), bert_tokenizer())
     return supclap_model(), bert_processor()
 
 

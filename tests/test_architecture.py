@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -57,6 +58,53 @@ def foreign(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imports(path) if not _is_ours(name)}
 
 
+def loads(path: Path) -> set[Path]:
+    """The files of this project that importing a file loads: what it imports at module level, and the packages."""
+    package = module_name(path).split(".")
+    if path.stem != "__init__":
+        package.pop()
+
+    names = set()
+    for node in _at_module_level(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+            continue
+        base = package[: len(package) - node.level + 1] if node.level else []
+        module = ".".join([*base, *filter(None, [node.module])])
+        names.update([module, *(f"{module}.{alias.name}" for alias in node.names)])
+
+    found = {file for name in names if (file := file_of(name))}
+    return found | {file.parent / "__init__.py" for file in found}
+
+
+def _at_module_level(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports that run when a module is loaded: none of functions, none for type checkers."""
+    for statement in tree.body:
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            continue
+        within = ast.walk(statement) if isinstance(statement, (ast.If, ast.Try)) else [statement]
+        yield from (node for node in within if isinstance(node, (ast.Import, ast.ImportFrom)))
+
+
+def file_of(name: str) -> Path | None:
+    """The file of a module of this project, by its full name."""
+    first, *parts = name.split(".")
+    if first != "modeling_supclap":
+        return None
+    base = (ROOT if parts and parts[0] in SISTERS else PACKAGE).joinpath(*parts)
+    return next((file for file in (base.with_suffix(".py"), base / "__init__.py") if file.is_file()), None)
+
+
+def closure(*paths: Path) -> set[Path]:
+    """All files of this project that are loaded when these are."""
+    seen: set[Path] = set()
+    waiting = set(paths)
+    while waiting:
+        seen |= waiting
+        waiting = {file for path in waiting for file in loads(path)} - seen
+    return seen
+
+
 def _is_ours(name: str) -> bool:
     return name.split(".")[0] == "modeling_supclap"
 
@@ -102,6 +150,22 @@ def test_nobody_imports_recipes():
     for folder in ("modeling_supclap", "metrics", "datasets_scripts"):
         for path in files(folder):
             assert not within(ours(path), "recipes"), path
+
+
+EXTRAS = [f"modeling_supclap/{name}" for name in ("search", "conversion", "integrations", "model_card")] + ["recipes"]
+CORE = [f"modeling_supclap/{name}" for name in ("losses", "training", "evaluation")] + ["metrics", "datasets_scripts"]
+
+
+def test_the_core_loads_no_extra():
+    core = {*PACKAGE.glob("*.py"), *(path for folder in CORE for path in files(folder))}
+    extras = {path for folder in EXTRAS for path in files(folder)}
+    assert closure(*core) == core, sorted(map(str, closure(*core) & extras))
+
+
+def test_the_trainer_loads_little():
+    loaded = closure(PACKAGE / "training" / "trainer.py")
+    assert len(loaded) <= 65, sorted(map(str, loaded))
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in loaded) <= 13_500
 
 
 def test_rooms_point_one_way():

@@ -10,14 +10,18 @@ Embedding is in `embed`, each task in a file of its own, what results hold in `r
 During training `retrieval_metrics` and `temporal_metrics` are the Trainer's `compute_metrics`.
 """
 
-from .cache import EmbeddingCache
-from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings, split_from_predictions
-from .evaluate import EvaluationOptions, evaluate, make_results, score_split
-from .models import EmbeddingModel, load_embedding_model
-from .results import Intervals, Results, compare, format_comparison, package_versions, paper_results
-from .retrieval import evaluate_retrieval, retrieval_metrics
-from .zero_shot import TEMPLATE_SETS, evaluate_zero_shot
-from .zste import ZSTEOptions, evaluate_pairs, evaluate_zste, temporal_metrics
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cache import EmbeddingCache
+    from .embed import AudioPolicy, EmbeddedSplit, embed_split, hash_dataset, hash_recordings, split_from_predictions
+    from .models import EmbeddingModel, load_embedding_model
+    from .results import Intervals, Results, compare, format_comparison, package_versions, paper_results
+    from .retrieval import evaluate_retrieval, retrieval_metrics
+    from .run import EvaluationOptions, evaluate, make_results, score_split
+    from .zero_shot import TEMPLATE_SETS, evaluate_zero_shot
+    from .zste import ZSTEOptions, evaluate_pairs, evaluate_zste, temporal_metrics
 
 __all__ = [
     "TEMPLATE_SETS",
@@ -48,3 +52,40 @@ __all__ = [
     "split_from_predictions",
     "temporal_metrics",
 ]
+
+_MODULES = {
+    "AudioPolicy": "embed",
+    "EmbeddedSplit": "embed",
+    "EmbeddingCache": "cache",
+    "EmbeddingModel": "models",
+    "EvaluationOptions": "run",
+    "Intervals": "results",
+    "Results": "results",
+    "TEMPLATE_SETS": "zero_shot",
+    "ZSTEOptions": "zste",
+    "compare": "results",
+    "embed_split": "embed",
+    "evaluate": "run",
+    "evaluate_pairs": "zste",
+    "evaluate_retrieval": "retrieval",
+    "evaluate_zero_shot": "zero_shot",
+    "evaluate_zste": "zste",
+    "format_comparison": "results",
+    "hash_dataset": "embed",
+    "hash_recordings": "embed",
+    "load_embedding_model": "models",
+    "make_results": "run",
+    "package_versions": "results",
+    "paper_results": "results",
+    "retrieval_metrics": "retrieval",
+    "score_split": "run",
+    "split_from_predictions": "embed",
+    "temporal_metrics": "zste",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: training needs two of these modules, and searching three."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

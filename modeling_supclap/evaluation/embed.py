@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from modeling_supclap.metrics.recall.ranking import LazySimilarity
 
 from ..encoding import cut_chunks
 from .cache import EmbeddingCache, digest_of
-from .models import EmbeddingModel
+
+if TYPE_CHECKING:
+    from .models import EmbeddingModel
 
 Row = Mapping[str, Any]
 

@@ -31,7 +31,6 @@ import torch
 from transformers import ClapModel, ClapProcessor, PreTrainedConfig
 
 from .. import encoding
-from ..conversion import load_clap, processor_from_clap
 from ..hub_ids import is_hub_id
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
@@ -112,7 +111,11 @@ def load_embedding_model(
     if isinstance(model, ClapModel):
         if processor is None:
             raise ValueError("a ClapModel given as an object needs its processor: pass processor=ClapProcessor(...)")
-        adapted = processor_from_clap(processor) if isinstance(processor, ClapProcessor) else processor
+        adapted = processor
+        if isinstance(processor, ClapProcessor):
+            from ..conversion import processor_from_clap
+
+            adapted = processor_from_clap(processor)
         return _of_features(model, adapted, name, "clap")
     if isinstance(model, SupCLAPModel):
         return _of_features(model, processor or model.processor, name, "supclap")
@@ -210,6 +213,8 @@ def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     if kind == "clap":
+        from ..conversion import load_clap
+
         return load_clap(name).to(device), processor or ClapProcessor.from_pretrained(name)
     if kind == "supclap":
         return SupCLAPModel.from_pretrained(name).eval().to(device), processor

@@ -23,18 +23,16 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
-from modeling_supclap.datasets_scripts.builders.hf import as_rows
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import group_id, require_captions, warn_of_shared_captions, without_audio
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
 
 from ..encoding import max_window_seconds
-from ..evaluation import retrieval_metrics, temporal_metrics
 from ..evaluation.embed import in_row_order
+from ..evaluation.retrieval import retrieval_metrics
 from ..feature_extraction_ced import CEDFeatureExtractor
 from ..losses.support_vector import DynamicRadius
-from ..model_card import write_card_of_run
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 from .callbacks import (
@@ -204,6 +202,8 @@ class SupCLAPTrainer(Trainer):
             return rows
 
         if "clip_id" not in (getattr(rows, "column_names", None) or ("clip_id",)):
+            from modeling_supclap.datasets_scripts.builders.hf import as_rows
+
             rows = as_rows(rows, caption_language=args.languages[0])
         rows = filter_bad_audio(rows, args, self._min_seconds)
 
@@ -461,6 +461,8 @@ class SupCLAPTrainer(Trainer):
             named = {"languages": language, "tags": tags, "dataset": dataset_tags or dataset}
             facts: dict[str, Any] = {"name": model_name, "license": license, "base_model": finetuned_from}
             facts |= {name: [value] if isinstance(value, str) else value for name, value in named.items()}
+            from ..model_card import write_card_of_run
+
             write_card_of_run(self, **facts)
 
 
@@ -519,6 +521,8 @@ class TemporalTrainer(SupCLAPTrainer):
         return rows  # numbers of pairs, whose items hold the recordings
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
+        from ..evaluation.zste import temporal_metrics
+
         return temporal_metrics
 
 

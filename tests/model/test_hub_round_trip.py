@@ -6,6 +6,7 @@ from typing import Any
 
 import builders
 import pytest
+import soundfile
 import torch
 from fake_hub import FakeHub, fake_hub
 from processes import run_python
@@ -58,9 +59,10 @@ def test_auto_classes_know_us(tmp_path, text):
 def test_auto_classes_know_the_audio_tower(tmp_path):
     CEDModel(builders.ced_config()).save_pretrained(tmp_path)
     CEDFeatureExtractor().save_pretrained(tmp_path)
-    assert type(AutoConfig.from_pretrained(tmp_path)) is CEDConfig
-    assert type(AutoModel.from_pretrained(tmp_path)) is CEDModel
+    assert type(AutoModel.from_config(CEDConfig.from_pretrained(tmp_path))) is CEDModel
+    assert type(AutoModel.from_pretrained(tmp_path, config=CEDConfig.from_pretrained(tmp_path))) is CEDModel
     assert type(AutoFeatureExtractor.from_pretrained(tmp_path)) is CEDFeatureExtractor
+    assert type(AutoModel.from_pretrained(tmp_path, trust_remote_code=True)).__name__ == "CEDModel"
 
 
 TAGGER = """
@@ -93,8 +95,7 @@ def test_the_code_of_a_folder_wins_over_our_ced_where_it_is_trusted(tmp_path):
     tagger = AutoModelForAudioClassification.from_pretrained(tmp_path, trust_remote_code=True)
     assert type(tagger).__name__ == "CedForAudioClassification"
     assert type(AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)).__name__ == "CedConfig"
-    assert type(AutoConfig.from_pretrained(tmp_path, trust_remote_code=False)) is CEDConfig
-    assert type(AutoConfig.for_model("ced", depth=3)) is CEDConfig
+    assert type(CEDConfig.from_pretrained(tmp_path)) is CEDConfig
     with pytest.raises(ValueError, match="CEDModel"):
         CEDModel.from_pretrained(tmp_path)
 
@@ -110,7 +111,7 @@ READER = """
 import sys
 sys.modules["modeling_supclap"] = None  # as where the package is not installed
 import numpy as np, torch
-from transformers import AutoConfig, AutoModel, AutoProcessor
+from transformers import AutoConfig, AutoModel, AutoProcessor, pipeline
 
 batch = torch.load("call.pt", weights_only=False)
 for folder in sys.argv[1:]:
@@ -122,7 +123,14 @@ for folder in sys.argv[1:]:
     assert type(config).__name__ == "SupCLAPConfig"
     with torch.no_grad():
         outputs = model(**processor(**batch))
-    torch.save([outputs.audio_embeds, outputs.text_embeds], folder + ".pt")
+    file_embeds = model.encode_audio("noise.wav", convert_to_tensor=True)
+    torch.save([outputs.audio_embeds, outputs.text_embeds, file_embeds], folder + ".pt")
+    classify = pipeline("zero-shot-audio-classification", model=folder, trust_remote_code=True)
+    clips = [batch["audio"][0], batch["audio"][0][:9000]]
+    for clip, result in zip(clips, classify(clips, candidate_labels=["dog", "rain"], batch_size=2), strict=True):
+        (alone,) = classify([clip], candidate_labels=["dog", "rain"])
+        assert [each["label"] for each in result] == [each["label"] for each in alone]
+        assert max(abs(a["score"] - b["score"]) for a, b in zip(result, alone)) < 1e-5
     model.save_pretrained(folder + "-again")
     processor.save_pretrained(folder + "-again")
 """
@@ -130,18 +138,24 @@ for folder in sys.argv[1:]:
 
 def test_folder_loads_where_the_package_is_missing(tmp_path):
     torch.save(CALL, tmp_path / "call.pt")
-    saved = {text: builders.save_pair(text, tmp_path / text) for text in ("supclap", "sonar")}
-    run(READER, *(tmp_path / text for text in saved), isolated=True, cwd=tmp_path)
-    for text, (model, processor) in saved.items():
+    saved = {kind: builders.save_pair(kind, tmp_path / kind) for kind in ("supclap", "sonar", "cnn14")}
+    soundfile.write(tmp_path / "noise.wav", CLIPS[0], 16000, subtype="FLOAT")
+    run(READER, *(tmp_path / kind for kind in saved), isolated=True, cwd=tmp_path)
+    for kind, (model, processor) in saved.items():
         with torch.no_grad():
             expected = model(**processor(**CALL))
-        audio_embeds, text_embeds = torch.load(tmp_path / f"{text}.pt")
+            expected_file = model.encode_audio(CLIPS[0], processor, 16000, convert_to_tensor=True)
+        audio_embeds, text_embeds, file_embeds = torch.load(tmp_path / f"{kind}.pt")
+        torch.testing.assert_close(file_embeds, expected_file)
         assert torch.equal(audio_embeds, expected.audio_embeds)
         assert torch.equal(text_embeds, expected.text_embeds)
-        files = {path.name for path in (tmp_path / text).iterdir()}
-        assert {"modeling_supclap.py", "modeling_ced.py", "modeling_sonar.py", "processing_supclap.py"} <= files
-        assert {path.name for path in (tmp_path / f"{text}-again").iterdir()} == files
-        again = SupCLAPModel.from_pretrained(tmp_path / f"{text}-again")
+        files = {path.name for path in (tmp_path / kind).iterdir()}
+        assert {"modeling_supclap.py", "processing_supclap.py"} <= files
+        assert "localization.py" not in files
+        assert ("modeling_cnn14.py" in files, "feature_extraction_msclap.py" in files) == (kind == "cnn14",) * 2
+        assert ("modeling_sonar.py" in files) == (kind == "sonar")
+        assert {path.name for path in (tmp_path / f"{kind}-again").iterdir()} == files
+        again = SupCLAPModel.from_pretrained(tmp_path / f"{kind}-again")
         assert torch.equal(logits(again, processor), expected.logits_per_audio)
 
 

@@ -7,7 +7,6 @@ from transformers import M2M100Config
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
 from modeling_supclap import SonarTextModel
-from modeling_supclap.modeling_sonar import mean_pool
 
 IDS = torch.tensor([[46, 10, 20, 30, 40, 2, 1, 1], [56, 7, 8, 9, 11, 12, 13, 2]])
 
@@ -57,18 +56,3 @@ def test_encoder_folder_loads_completely(tmp_path):
     assert torch.equal(model.embed_positions.weights, published.embed_positions.weights)
     mask = (IDS != 1).long()
     assert torch.equal(model(IDS).last_hidden_state, published(IDS, attention_mask=mask).last_hidden_state)
-
-
-def test_mean_pool_is_the_mean_of_real_tokens():
-    hidden = torch.randn(3, 5, 4, dtype=torch.float64)
-    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 1, 1, 0, 0]])
-    pooled = mean_pool(hidden, mask)
-    for row, length in enumerate([5, 1, 3]):
-        torch.testing.assert_close(pooled[row], sum(hidden[row, :length]) / length)
-    assert torch.equal(mean_pool(hidden, None), mean_pool(hidden, torch.ones(3, 5)))
-
-
-def test_mean_pool_of_nothing_is_zero_and_padding_may_be_anything():
-    hidden = torch.full((2, 2, 3), torch.nan)
-    hidden[1, 0] = 1.0
-    assert mean_pool(hidden, torch.tensor([[0, 0], [1, 0]])).tolist() == [[0, 0, 0], [1, 1, 1]]

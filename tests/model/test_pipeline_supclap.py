@@ -9,7 +9,7 @@ import soundfile
 import torch
 from transformers import pipeline
 
-from modeling_supclap.integrations.pipeline import ClipPipeline, _exchange_axes
+from modeling_supclap.pipeline_supclap import ClipPipeline, _swap_axes
 
 TASK = "zero-shot-audio-classification"
 LABELS = ["dog", "rain", "pluie"]
@@ -64,7 +64,7 @@ def test_half_precision(tmp_path):
 
 def test_clap_keeps_its_own_batches(tmp_path):
     """Whose spectrograms are of one length and have no mask; a model of another kind may have none at all."""
-    assert _exchange_axes({"input_values": 0}) == {"input_values": 0}
+    assert _swap_axes({"input_values": 0}) == {"input_values": 0}
     builders.save_clap(tmp_path)
     classify = pipeline(TASK, model=str(tmp_path))
     assert type(classify) is ClipPipeline

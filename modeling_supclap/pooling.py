@@ -1,0 +1,45 @@
+"""From the vectors of a sequence to one vector."""
+
+import torch
+
+
+def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Return the mean over the real tokens of each sequence.
+
+    Args:
+        last_hidden_state: (B, N, D).
+        attention_mask: (B, N), 1 for real tokens, 0 for padding; None means that there is no padding.
+
+    Returns:
+        (B, D); zero for a sequence without real tokens.
+
+    Example:
+        >>> mean_pool(torch.tensor([[[1.0], [3.0], [100.0]]]), torch.tensor([[1, 1, 0]]))
+        tensor([[2.]])
+    """
+    if attention_mask is None:
+        return last_hidden_state.mean(dim=1)
+    real = attention_mask.bool().unsqueeze(-1)
+    total = last_hidden_state.masked_fill(~real, 0).sum(dim=1)
+    return total / real.sum(dim=1).clamp(min=1).to(total.dtype)
+
+
+def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Return the last real token of each sequence, the only one of a decoder that attends to all others.
+
+    Args:
+        last_hidden_state: (B, N, D).
+        attention_mask: (B, N), 1 for real tokens, 0 for padding on either side; None means that there is no padding.
+
+    Returns:
+        (B, D); the first token of a sequence without real tokens.
+
+    Example:
+        >>> last_pool(torch.tensor([[[1.0], [3.0], [100.0]]]), torch.tensor([[1, 1, 0]]))
+        tensor([[3.]])
+    """
+    if attention_mask is None:
+        return last_hidden_state[:, -1]
+    positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    last = (positions * attention_mask.bool()).argmax(dim=1)
+    return last_hidden_state[torch.arange(len(last), device=last.device), last]
