@@ -49,6 +49,11 @@ _FFMPEG_SECONDS = 120  # no recording of a dataset takes that long, a file that 
 _BLOCK_FRAMES = 2**22  # read at a time, since a header may announce more than any memory holds
 _MOST_FRAMES = 2**40  # what a FLAC "has" that was written to a pipe is more
 
+# As of the feature extractors, which know nothing of files: 40 dB over full scale are integers that nobody has scaled,
+# and rates outside are no rates of recordings, but kilohertz or damage.
+_MAX_AMPLITUDE = 100.0
+_LEAST_RATE_HZ, _MOST_RATE_HZ = 200, 10_000_000
+
 
 class BadAudioError(ValueError):
     """A recording that exists but holds no usable sound; the message names the file and what is wrong with it."""
@@ -74,8 +79,9 @@ def read_audio(
 
     Raises:
         FileNotFoundError: There is no such file.
-        BadAudioError: The file is no audio, is truncated or empty, or holds NaN or infinite samples; a
-            `MissingDecoderError` where FFmpeg would read it but is not installed.
+        BadAudioError: The file is no audio, is truncated or empty, holds NaN or infinite samples or floats in the scale
+            of integers, or has a sampling rate below 200 Hz or above 10 MHz; a `MissingDecoderError` where FFmpeg would
+            read it but is not installed.
     """
     if name is None:
         name = f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
@@ -178,11 +184,16 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
     Returns:
         float32, `(ceil(samples * to_hz / from_hz),)`; the very same array where the rates agree.
 
+    Raises:
+        BadAudioError: A rate is below 200 Hz or above 10 MHz.
+
     >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
     (16000,)
     """
     if from_hz == to_hz:
         return waveform
+    for rate_hz in (from_hz, to_hz):
+        _check_rate(rate_hz, "a waveform")
 
     import torch  # takes seconds, which a help and what only lists rows need not wait for
 
@@ -250,7 +261,7 @@ class _Samples:
     """A recording in memory: floats, or int16 that become floats when they are read."""
 
     def __init__(self, samples: np.ndarray, rate_hz: int, label: str) -> None:
-        self.samples, self.frames, self.rate_hz, self.label = samples, len(samples), rate_hz, label
+        self.samples, self.frames, self.rate_hz, self.label = samples, len(samples), _check_rate(rate_hz, label), label
 
     def read_mono(self, start: int, count: int | None) -> np.ndarray:
         part = self.samples[start : None if count is None else start + count]
@@ -270,7 +281,7 @@ class _File(soundfile.SoundFile):
 
     def __init__(self, file: Any, label: str) -> None:
         super().__init__(file)
-        self.label, self.rate_hz = label, self.samplerate
+        self.label, self.rate_hz = label, _check_rate(self.samplerate, label)
 
     def seekable(self) -> bool:
         """No, or soundfile seeks after each read: at the end of a FLAC without a length that fails."""
@@ -402,4 +413,16 @@ def _check_samples(waveform: np.ndarray, name: str, start: int = 0) -> np.ndarra
     if not np.isfinite(waveform).all():
         first = start + int(np.argmin(np.isfinite(waveform)))
         raise BadAudioError(f"{name} holds NaN or infinite samples, the first at {first}")
+    peak = max(waveform.max(), -waveform.min())
+    if peak > _MAX_AMPLITUDE:
+        raise BadAudioError(f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768")
     return waveform
+
+
+def _check_rate(rate_hz: int, name: str) -> int:
+    if not _LEAST_RATE_HZ <= rate_hz <= _MOST_RATE_HZ:
+        raise BadAudioError(
+            f"{name} has a sampling rate of {rate_hz} Hz; a recording has {_LEAST_RATE_HZ} to {_MOST_RATE_HZ}: correct "
+            "its header, or resample it"
+        )
+    return rate_hz

@@ -51,10 +51,11 @@ def walk(folder: str | Path) -> list[str]:
     """All files below a folder, as sorted paths relative to it, with slashes; links to folders are followed, each once.
 
     Hidden files are passed over, and so are pipes and devices, which would be waited for, and, with a warning, names
-    that are not UTF-8, which no row can hold.
+    that are not UTF-8, which no row can hold, and what cannot be read, such as a link to itself.
     """
     found: list[str] = []
     undecodable: list[str] = []
+    unreadable: list[str] = []
     seen: set[str] = set()
 
     # A stack whose top is always the first sub-folder by name, since of links to one folder the first one counts.
@@ -71,14 +72,22 @@ def walk(folder: str | Path) -> list[str]:
             entries = list(os.scandir(place))
         except PermissionError:  # such as lost+found
             continue
+        except OSError:
+            unreadable.append(start)
+            continue
 
         folders = []
         for entry in entries:
             if entry.name.startswith((".", "__MACOSX")):
                 continue
-            if entry.is_dir():
+            try:
+                is_folder, is_file = entry.is_dir(), entry.is_file()
+            except OSError:
+                unreadable.append(start + entry.name)
+                continue
+            if is_folder:
                 folders.append(f"{start}{entry.name}/")
-            elif entry.is_file():
+            elif is_file:
                 name = start + entry.name  # where the system's bytes are no UTF-8, Python puts surrogates
                 (undecodable if re.search("[\ud800-\udfff]", name) else found).append(name)
         waiting += sorted(folders, reverse=True)
@@ -88,6 +97,10 @@ def walk(folder: str | Path) -> list[str]:
             "%s: %d file names are not UTF-8 and are passed over, such as %r; rename them",
             folder, len(undecodable), min(undecodable),
         )  # fmt: skip
+    if unreadable:
+        logger.warning(
+            "%s: %d entries cannot be read and are passed over: %s", folder, len(unreadable), some(unreadable)
+        )
     return sorted(found)
 
 

@@ -149,6 +149,39 @@ def test_what_cannot_be_used_says_why(tmp_path, content, message):
     assert str(tmp_path) not in str(error.value)
 
 
+def of_rate(rate_hz):
+    """A second of noise whose header states another rate."""
+    file = io.BytesIO()
+    soundfile.write(file, 0.1 * np.random.default_rng(0).standard_normal(16_000), 16_000, format="WAV")
+    content = bytearray(file.getvalue())
+    content[24:28] = rate_hz.to_bytes(4, "little")
+    return bytes(content)
+
+
+@pytest.mark.parametrize("rate_hz", [1, 199, 2**31 - 1])
+def test_a_rate_that_no_recording_has_is_refused(rate_hz):
+    with pytest.raises(BadAudioError, match=rf"a\.wav has a sampling rate of {rate_hz} Hz"):
+        read_recording(of_rate(rate_hz), "a.wav", 16_000)
+    with pytest.raises(BadAudioError, match=f"{rate_hz} Hz"):
+        audio.resample(np.ones(100, dtype=np.float32), rate_hz, 16_000)
+    with pytest.raises(BadAudioError, match=rf"b\.wav \(clip 'b'\) .*{rate_hz} Hz"):
+        audio.read_row({"clip_id": "b", "audio_path": "b.wav", "samples": b"aa", "sampling_rate_hz": rate_hz}, 16_000)
+
+
+def test_floats_in_the_scale_of_integers_are_bad_audio(tmp_path):
+    path = tmp_path / "loud.wav"
+    soundfile.write(path, 32767 * np.sin(np.arange(800.0)), 8000, subtype="FLOAT")
+    rows = [{"clip_id": "loud", "audio_path": str(path)}]
+    (bad,) = find_bad_audio(rows)
+    assert "loud.wav reaches 3276" in bad.reason
+    with pytest.raises(BadAudioError, match=r"loud\.wav reaches"):
+        pack(str(path), "loud.wav", "int16")
+    with pytest.raises(BadAudioError, match=r"loud\.wav \(clip 'loud'\) reaches"):
+        audio.read_row(rows[0], 16_000)
+    soundfile.write(path, 2.0 * np.sin(np.arange(800.0)), 8000, subtype="FLOAT")  # too loud, in the right scale
+    assert find_bad_audio(rows) == []
+
+
 def test_a_long_recording_is_checked_in_parts(tmp_path):
     path = tmp_path / "long.wav"
     with soundfile.SoundFile(path, "w", 44_100, 1) as file:

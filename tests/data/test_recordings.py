@@ -168,3 +168,12 @@ def test_durations_come_from_the_header(tmp_path):
     (tmp_path / "broken.wav").write_bytes(b"RIFF no wave")
     assert duration_seconds(tmp_path / "a.wav") == 0.5
     assert duration_seconds(tmp_path / "broken.wav") is None
+
+
+def test_a_link_to_itself_is_passed_over_and_named(tmp_path, caplog):
+    touch(tmp_path, ["sub/a.wav"])
+    (tmp_path / "sub" / "loop").symlink_to("loop")
+    (tmp_path / "loop.wav").symlink_to(tmp_path / "loop.wav")
+    assert walk(tmp_path) == ["sub/a.wav"]
+    assert "2 entries cannot be read" in caplog.text
+    assert "loop.wav" in caplog.text
