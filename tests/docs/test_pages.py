@@ -37,15 +37,33 @@ def commands() -> list[tuple[str, str]]:
     return found
 
 
+def read_sounds() -> dict[Path, bytes]:
+    """The files of the reader's own folder."""
+    return {path: path.read_bytes() for path in Path("my_sounds").rglob("*") if path.is_file()}
+
+
 @pytest.mark.usefixtures("at_a_readers")
 @pytest.mark.parametrize("page", list(dict.fromkeys(page for page, _ in blocks("python"))))
-def test_python_blocks_run(page, capsys):
+def test_python_blocks_run_and_leave_the_readers_folder_alone(page, capsys):
+    sounds = read_sounds()
     names: dict = {"__name__": "__main__"}
     for where, block in blocks("python"):
         if where == page:
             exec(compile(block, page, "exec"), names)
+    assert read_sounds() == sounds
     if page == "docs/index.md":
         assert "torch.Size([4, 4])" in capsys.readouterr().out
+
+
+def test_the_page_on_tuning_opens_no_file_that_it_does_not_list():
+    page = "docs/guides/tune.md"
+    listed = {line.split()[0] for where, block in blocks("text") if where == page for line in block.splitlines()}
+    named = set()
+    for where, block in blocks("python"):
+        if where == page:
+            named.update(re.findall(r"my_sounds/[^\s\"']+", block))
+    assert listed
+    assert named <= listed
 
 
 class Understood(Exception):
