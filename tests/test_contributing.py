@@ -105,6 +105,23 @@ def test_there_is_one_version():
     assert re.fullmatch(r"\d+\.\d+\.\d+", modeling_supclap.__version__)
 
 
+@pytest.mark.parametrize(
+    ("name", "vulnerable"),
+    [
+        ("setuptools", "78.1.0"),
+        ("jinja2", "3.1.5"),
+        ("protobuf", "5.29.4"),
+        ("sentencepiece", "0.2.0"),
+        ("tqdm", "4.66.2"),
+    ],
+)
+def test_no_release_with_a_published_vulnerability_is_allowed(name, vulnerable):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    required = map(Requirement, project["build-system"]["requires"] + project["project"]["dependencies"])
+    (found,) = [requirement for requirement in required if requirement.name == name]
+    assert not found.specifier.contains(vulnerable)
+
+
 def test_the_oldest_python_that_is_promised_is_one_that_the_tested_packages_allow():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     oldest = project["requires-python"].removeprefix(">=")
