@@ -14,6 +14,7 @@ import soundfile
 
 from .atomic_files import write_text
 from .prepared import FORMAT, STORAGES
+from .public_names import inline_markdown
 
 _METADATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".txt")
 _PACKAGES = ("datasets", "numpy", "pyarrow", "soundfile", "supclap", "torch", "torchaudio", "torchcodec")
@@ -155,10 +156,10 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
     card = DatasetCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("prepared_card.md.j2")),
-        name=manifest["dataset"],
+        name=inline_markdown(manifest["dataset"]),
         meaning=STORAGES[manifest["storage"]].meaning,
         table=summary_table(manifest),
-        licenses=manifest["licenses"],
+        licenses={inline_markdown(name): count for name, count in manifest["licenses"].items()},
     )
     write_text(path, str(card), one_writer=True)
 

@@ -13,6 +13,7 @@ from unicodedata import normalize
 
 from ..atomic_files import folder_lock
 from ..progress import progress
+from ..public_names import redact
 from .seq2seq import Translator
 from .table import listing, read_translations, source_hash, write_translations
 
@@ -206,7 +207,7 @@ def complete_translations(
 
         part = path.with_name(path.name + ".part.jsonl")
         if todo:
-            finished = FinishedBatches(part, {"model": translator.name, **(settings or {})})
+            finished = FinishedBatches(part, {"model": translator.name, **redact(settings or {})})
             answers = translate_texts(todo, translator, finished, batch_size)
             for item in todo:
                 lines.pop(item.key, None)

@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from transformers.utils import logging
 
 from modeling_supclap.datasets_scripts.atomic_files import write_text
+from modeling_supclap.datasets_scripts.public_names import inline_markdown
 
 from ..conversion.provenance import SONAR_LICENSE, Origin, license_of, origins, write_provenance
 from ..languages import LANGUAGES, get_iso_639_1
@@ -72,6 +73,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["inline"] = inline_markdown
     text = environment.get_template("card.md.j2").render(
         facts=facts,
         documentation=DOCUMENTATION,

@@ -186,19 +186,10 @@ def public_command(arguments: Sequence[str]) -> str:
             name = option.lstrip("-").replace("-", "_")
             is_left_out = is_secret(name) or name == "resume_from_checkpoint"
             if not is_left_out:
-                words.append(f"{option}={_public_word(value)}" if sign else word)
+                words.append(f"{option}={redact(value)}" if sign else word)
         elif not is_left_out:
-            words.append(_public_word(word))
+            words.append(redact(word))
     return f"{launcher} {shlex.join(words)}".rstrip()
-
-
-def _public_word(word: str) -> str:
-    """A value of the command line as others may read it; where it is JSON, what it holds."""
-    try:
-        held = json.loads(word)
-    except ValueError:
-        return redact(word)
-    return json.dumps(redact(held)) if isinstance(held, (dict, list)) else word
 
 
 def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -81,6 +81,11 @@ def test_a_license_that_nobody_stated_is_no_blank(manifest, tmp_path):
     assert "- not stated: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
 
 
+def test_a_license_stays_on_its_line(manifest, tmp_path):
+    write_card(tmp_path / "README.md", {**manifest, "licenses": {"CC BY\n# <b>Free": 3}})
+    assert r"- CC BY \# \<b\>Free: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
+
+
 def test_versions_name_what_decodes_and_only_what_is_installed():
     assert {"libsndfile", "torchaudio", "pyarrow"} <= versions().keys()
     found = installed_versions(["torch", "no-such-package", "numpy"])

@@ -94,6 +94,19 @@ def test_only_what_changed_or_is_new_is_made(path):
     assert len(table) == 11
 
 
+def test_unfinished_work_holds_no_secret(path):
+    class Stopping(FakeTranslator):
+        def translate(self, texts, source, target):
+            raise ConnectionError("no more")
+
+    settings = {"request_options": '{"headers": {"api-key": "verysecret", "n": 1}}'}
+    with pytest.raises(ConnectionError):
+        complete_translations(path, items_of(CAPTIONS), Stopping(), settings=settings)
+    content = path.with_name(path.name + ".part.jsonl").read_text()
+    assert "headers" in content
+    assert "secret" not in content
+
+
 def test_translations_by_hand_are_kept(path):
     line = {"clip_id": "b", "caption_index": 0, "language": "fra", "text": "Il pleut"}
     write_translations(path, [line])

@@ -126,6 +126,15 @@ def test_a_card_of_a_model_alone(model, tmp_path):
     assert (data.license, data.eval_results, data.language) == ("apache-2.0", None, None)
 
 
+def test_a_license_of_the_data_stays_within_its_cell(model):
+    text = "CC BY |\n\n# Free\n<img src=x> [see](javascript:x)"
+    card = model_card(facts(model, licenses={text: 7}, dataset=["a\n# b"])).text
+    (line,) = [line for line in card.splitlines() if "CC BY" in line]
+    assert line == r"| CC BY \| \# Free \<img src=x\> \[see\](javascript:x) | 7 |"
+    assert "\n# Free" not in card
+    assert "\n# b" not in card
+
+
 def test_an_unknown_license_is_left_open(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     builders.supclap_model().text_model.save_pretrained("someone/text")

@@ -33,6 +33,17 @@ STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to"
         ({"inner": {"api_key": "x", "pad_token": "<pad>"}}, {"inner": {"pad_token": "<pad>"}}),
         (("/home/me/set", Path("~/data")), ["set", "data"]),
         ("my_module:load", "my_module:load"),
+        ("", ""),
+        ("~", "~"),
+        (str(Path.home()), "~"),
+        ("a/../../home/ann/set", "set"),
+        ("a/../b", "a/../b"),
+        ("file:///home/ann/set", "set"),
+        ('{"audio_dir": "/home/user/x", "k": ["~/y"]}', '{"audio_dir": "x", "k": ["y"]}'),
+        ('[{"hf_token": "hf_x"}, 1]', "[{}, 1]"),
+        ('{"depth":4}', '{"depth":4}'),
+        ("[a dog barks", "[a dog barks"),
+        ({"request_options": '{"headers": {"api-key": "x", "n": 1}}'}, {"request_options": '{"headers": {"n": 1}}'}),
         ("laion/clap-htsat-fused", "laion/clap-htsat-fused"),
         ("outputs/esc10", "outputs/esc10"),
         ("/home/ann/ESC-50/", "ESC-50"),
@@ -43,6 +54,27 @@ STEPS += ["--per_device_train_batch_size", 4, "--use_cpu", "true", "--report_to"
 )
 def test_a_path_keeps_its_last_name_only_and_secrets_are_left_out(given, kept):
     assert redact(given) == kept
+
+
+SECRETS = [
+    "api-key", "Ocp-Apim-Subscription-Key", "x-api-key", "Authorization", "Proxy-Authorization", "hf_token",
+    "sas_token", "account_key", "apikey", "token", "key", "Cookie", "password", "db_passwd", "client_secret",
+    "aws_secret_access_key", "connection_string", "use_auth_token", "hub_token",
+]  # fmt: skip
+PUBLIC = [
+    "pad_token",
+    "eos_token",
+    "additional_special_token",
+    "max_new_tokens",
+    "keyword",
+    "monkey",
+    "car_key",
+    "tokenizer",
+]
+
+
+def test_secrets_are_known_by_their_names():
+    assert redact(dict.fromkeys([*SECRETS, *PUBLIC], "x")) == dict.fromkeys(PUBLIC, "x")
 
 
 def test_a_file_is_called_the_same_from_wherever_it_is_named(tmp_path, monkeypatch):
