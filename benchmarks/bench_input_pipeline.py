@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupC
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
-from modeling_supclap.recipes.embed_corpus import ChunkCollator, Corpus, CorpusArguments, embed, write_files
+from modeling_supclap.encoding import inference
+from modeling_supclap.evaluation import load_embedding_model
+from modeling_supclap.recipes.embed_corpus import Corpus, CorpusArguments, write_files
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.objectives import build_objective
@@ -144,18 +146,23 @@ def compare_embedding(
     """Time embedding a corpus to a file, and the encoder alone, on a third of the clips."""
     model.eval()
     rows = rows.select(range(max(1, len(rows) // 3)))
-    corpus, collator = Corpus({"all": rows}), ChunkCollator(processor, 10.0)
     arguments = CorpusArguments(batch_size=options.batch, num_workers=options.workers)
-    files = {folder / "embeddings.parquet": range(len(corpus))}
-    inputs: Sequence[Any] = [batch.inputs for batch in DataLoader(corpus, options.batch, collate_fn=collator)]
+    files = {folder / "embeddings.parquet": range(len(rows))}
+    waveforms = [read_row(row, SAMPLING_RATE_HZ) for row in rows]
+    inputs: list[Any] = []
+    for start in range(0, len(waveforms), options.batch):
+        batch = waveforms[start : start + options.batch]
+        inputs.append(processor(audio=batch, sampling_rate=SAMPLING_RATE_HZ, return_tensors="pt"))
 
     def embed_in_memory() -> None:
-        for batch in inputs:
-            embed(model, batch, options.batch)
+        with inference(model):
+            for batch in inputs:
+                model.get_audio_features(**batch)
 
+    embedder = load_embedding_model(model, processor)
     ways: dict[str, Callable[[], Any]] = {
         "in memory": embed_in_memory,
-        "corpus": partial(write_files, model, corpus, files, collator, arguments),
+        "corpus": partial(write_files, embedder, Corpus({"all": rows}), files, 10.0, arguments, 256),
     }
     ratio = compare(take_turns(ways, 2, read_wall_clock), "in memory", "corpus")
     own = compare(take_turns(ways, 1), "in memory", "corpus")

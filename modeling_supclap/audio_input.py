@@ -24,8 +24,9 @@ class Recording(NamedTuple):
     """One recording of a call.
 
     Attributes:
-        source: A path, an address, the bytes of a file, an array, or a decoder of torchcodec.
-        rate_hz: The rate of an array; None for whatever knows its own.
+        source: A path, an address, the bytes of a file, an array, a decoder of torchcodec, or a function that returns
+            the whole waveform at a given sampling rate in hertz.
+        rate_hz: The rate of an array; None for any other source.
         name: What errors call it: its path, or its place in the list.
     """
 
@@ -66,6 +67,8 @@ class Recording(NamedTuple):
             ValueError: The recording is unusable, or the rate of an array is missing.
         """
         source, rate_hz, first = self.source, self.rate_hz, 0
+        if callable(source):
+            return source(target_hz)[start:stop]
         if self.is_file and stop is not None:
             # In whole seconds, where samples of either rate coincide.
             first = max(0, start // target_hz - _MARGIN_SECONDS)

@@ -7,11 +7,15 @@
 The functions work on any model with `get_audio_features` and `get_text_features`, transformers' `ClapModel` included;
 `EncodingMixin` makes them methods of ours.
 
-A recording of up to five minutes is embedded whole where the model takes any length (CED does). A longer one, and one
-that is longer than the model takes (CLAP: 10 s) or than `chunk_seconds`, is cut into chunks of that length, one after
-the other from its beginning; the last one is moved back so that it ends with the recording. The recording's embedding
-is the normalised mean of its chunks' embeddings. Nothing is drawn at random, and neither the batch size, nor the batch
-mates, nor their order matter. Of a long file no more than a few chunks are in memory at a time.
+Every embedding of a recording in this package comes from `chunk_embeddings`, with these rules:
+
+- A recording of up to five minutes is embedded whole where the model takes any length (CED does). A longer one, and one
+  that is longer than the model takes (CLAP: 10 s) or than `chunk_seconds`, is cut into chunks of that length. The last
+  chunk is moved back so that it ends with the recording.
+- The embedding of a recording is the normalised mean of its chunks.
+- A recording that cannot be read, is too short, or has no direction is an error, or skipped with its error kept.
+- Batches hold chunks of about one length. Neither the batch size, nor the batch mates, nor their order matter, and
+  nothing is random. Long files are read in parts: memory does not grow with them.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,30 +42,133 @@ logger = logging.get_logger(__name__)
 
 # A batch holds at most this much sound for each of its clips: longer recordings share a batch with fewer others.
 _SECONDS_PER_CLIP = 10.0
+# Batches that are read together, so that chunks of about one length can share one.
+_BATCHES_AT_ONCE = 8
 # Longer recordings are cut into chunks of this length, whatever the model takes: memory does not grow with them.
 LONGEST_SECONDS = 300.0
+_DAMAGED = "the weights are damaged, or the projection of this input is zero"
 
 
 class AudioChunks(NamedTuple):
-    """The parts of one recording.
+    """The chunks of one recording.
 
     Attributes:
         embeds: Unit norm, (chunks, d).
-        onset_seconds: Where each begins, (chunks,) float64.
-        offset_seconds: Where each ends.
+        onset_seconds: Where each chunk begins, (chunks,) float64.
+        offset_seconds: Where each chunk ends, (chunks,) float64.
+        error: Why there are none; None if there are.
     """
 
     embeds: Any
     onset_seconds: np.ndarray
     offset_seconds: np.ndarray
+    error: Exception | None = None
 
 
-class _Part(NamedTuple):
-    """A chunk of a recording, or all of it: which recording, its first sample, its samples."""
+class _Chunk(NamedTuple):
+    """A chunk on its way through the model: its recording, first sample and end, its waveform and later its embedding.
 
-    clip: int
+    In place of a chunk that could not be read, the error.
+    """
+
+    number: int
     start: int
-    waveform: np.ndarray
+    stop: int
+    content: Any
+    error: Exception | None = None
+
+
+def chunk_embeddings(
+    recordings: Iterable[Recording],
+    encode: Callable[[list[np.ndarray]], Any],
+    rate_hz: int,
+    chunk_samples: int,
+    hop_samples: int | None = None,
+    min_samples: int = 1,
+    batch_size: int = 32,
+    num_workers: int = 0,
+    on_bad_audio: str = "error",
+) -> Iterator[AudioChunks]:
+    """Embed recordings chunk by chunk: the one road from sound to embeddings.
+
+    Args:
+        recordings: N recordings, read one after the other. They may come from a generator.
+        encode: Computes embeddings (n, d) of n waveforms (samples,) at `rate_hz`.
+        rate_hz: Sampling rate of the model.
+        chunk_samples: Length of a chunk; shorter recordings are one chunk.
+        hop_samples: Distance of two chunks; None is `chunk_samples`.
+        min_samples: Shortest chunk that the model takes.
+        batch_size: Chunks of up to 10 s that go through the model at once; longer ones count for several.
+        num_workers: Threads that read ahead of the model; 0 reads in the calling thread.
+        on_bad_audio: "error" raises the error of the first bad recording; "skip" yields it without chunks.
+
+    Yields:
+        The chunks of each recording, in order; embeddings are tensors.
+
+    Raises:
+        OSError: A file is not there or cannot be read, with `on_bad_audio="error"`.
+        ValueError: A recording is unusable or too short, or its embedding is not finite, with `on_bad_audio="error"`.
+
+    Example:
+        >>> sound = Recording(np.ones, None, "clip")  # a function that returns 4 samples at 4 Hz
+        >>> (chunks,) = chunk_embeddings([sound], lambda waveforms: [[len(x)] for x in waveforms], 4, 3)
+        >>> chunks.embeds.tolist(), chunks.onset_seconds.tolist()
+        ([[3], [3]], [0.0, 0.25])
+    """
+    if on_bad_audio not in ("error", "skip"):
+        raise ValueError(f"on_bad_audio is {on_bad_audio!r}; give 'error' or 'skip'")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; give 1 or more")
+    hop_samples = hop_samples or chunk_samples
+    names: dict[int, str] = {}
+
+    def tasks() -> Iterator[Callable[[], list[_Chunk]]]:
+        """What threads read: a recording, or a part of a long file."""
+        for index, recording in enumerate(recordings):
+            names[index] = recording.name
+            for starts in _blocks(recording, rate_hz, chunk_samples, hop_samples):
+                yield partial(read, index, recording, starts)
+
+    def read(index: int, recording: Recording, starts: Sequence[int] | None) -> list[_Chunk]:
+        """The chunks that begin at these samples, or all."""
+        try:
+            if starts is None:
+                first, waveform = 0, recording.read(rate_hz)
+                starts = chunk_starts(len(waveform), chunk_samples, hop_samples)
+            else:
+                first = starts[0]
+                waveform = recording.read(rate_hz, first, starts[-1] + chunk_samples)
+
+            chunks = []
+            for start in starts:
+                content = waveform[start - first : start - first + chunk_samples]
+                chunks.append(_Chunk(index, start, start + len(content), content))
+            if len(chunks[-1].content) < min_samples:  # also where a file ends before its header says
+                seconds = (first + len(waveform)) / rate_hz
+                raise ValueError(
+                    f"{recording.name} ends after {seconds:.4f} s, which leaves a chunk too short to encode; "
+                    f"the minimum is {min_samples / rate_hz} s"
+                )
+            return chunks
+        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            if on_bad_audio == "error":
+                raise
+            return [_Chunk(index, 0, 0, None, error)]
+
+    parts = _embed_chunks(_read_ahead(tasks(), num_workers), encode, batch_size, rate_hz)
+    for index, group in groupby(parts, key=lambda chunk: chunk.number):
+        chunks, name = list(group), names.pop(index)
+        errors = [chunk.error for chunk in chunks if chunk.error is not None]
+        if not errors:
+            embeds = torch.stack([chunk.content for chunk in chunks])  # (chunks, d)
+            if embeds.isfinite().all():
+                seconds = np.array([(chunk.start, chunk.stop) for chunk in chunks]) / rate_hz
+                yield AudioChunks(embeds, seconds[:, 0], seconds[:, 1])
+                continue
+            errors = [ValueError(f"{name} has an embedding with NaN, inf or no direction; {_DAMAGED}")]
+            if on_bad_audio == "error":
+                raise errors[0]
+        yield AudioChunks(torch.empty(0, 0), np.empty(0), np.empty(0), errors[0])
 
 
 def encode_audio(
@@ -110,72 +218,39 @@ def encode_audio(
         ValueError: A clip is unusable (the message names it), a rate is missing, or the chunks are too long or short.
     """
     processor = processor or model.processor
-    if on_bad_audio not in ("error", "skip"):
-        raise ValueError(f"on_bad_audio is {on_bad_audio!r}; give 'error' or 'skip'")
     if device is not None:
         model.to(device)
 
     recordings, is_one = as_recordings(audio, sampling_rate)
-    extractor = processor.feature_extractor
-    target_hz = int(extractor.sampling_rate)
-    chunk_samples = get_chunk_samples(extractor, chunk_seconds, LONGEST_SECONDS)
-    seconds = list(map(Recording.get_seconds, recordings))
-    order = sorted(range(len(recordings)), key=lambda index: -seconds[index])
-    bad: dict[int, Exception] = {}
-
-    def blocks() -> Iterator[Callable[[], list[_Part]]]:
-        """What is to be read, longest first: a recording, or as much of a long file as fits into memory."""
-        for index in logging.tqdm(order, disable=not show_progress_bar, unit="recordings"):
-            for start, stop in _blocks(recordings[index], seconds[index], target_hz, chunk_samples):
-                yield partial(read, index, start, stop)
-
-    def read(index: int, start: int, stop: int | None) -> list[_Part]:
-        """The chunks of a block; none of a recording that is to be skipped."""
-        if index in bad:
-            return []
-
-        recording = recordings[index]
-        try:
-            waveform = recording.read(target_hz, start, stop)
-            _check_length(waveform, extractor, recording.name)
-        except (OSError, ValueError) as error:
-            if on_bad_audio == "error":
-                raise
-            bad[index] = error
-            return []
-
-        return [_Part(index, start + first, part) for first, part in cut_chunks(waveform, chunk_samples)]
-
+    extractor: Any = processor.feature_extractor
     if num_workers is None:
         num_workers = min(8, os.cpu_count() or 1) if any(recording.is_file for recording in recordings) else 0
+    found = chunk_embeddings(
+        logging.tqdm(recordings, disable=not show_progress_bar, unit="recordings"),
+        partial(encode_batch, model, processor),
+        int(extractor.sampling_rate),
+        get_chunk_samples(extractor, chunk_seconds, LONGEST_SECONDS),
+        min_samples=getattr(extractor, "min_samples", 1),
+        batch_size=batch_size,
+        num_workers=num_workers,
+        on_bad_audio=on_bad_audio,
+    )
 
-    places: list[tuple[int, int, int]] = []  # of each embedding: its recording, its first sample, and where it ends
-    embeds = []
-
-    with inference(model):
-        most_samples = round(batch_size * _SECONDS_PER_CLIP * target_hz)
-        for batch in _batches(_read_ahead(blocks(), num_workers), _positive(batch_size), most_samples):
-            waveforms = []
-            for part in batch:
-                waveforms.append(part.waveform)
-                places.append((part.clip, part.start, part.start + len(part.waveform)))
-            embeds.append(_float32(model.get_audio_features(**audio_inputs(model, processor, waveforms))))
-
-    for index, error in bad.items():
-        logger.warning("%s is skipped: %s", recordings[index].name, error)
-
+    nothing = torch.empty(0, model.config.projection_dim, device=model.device)
     to_numpy = convert_to_numpy and not convert_to_tensor
-    rows = _joined(embeds, model)
-    _check_embeds(rows, lambda row: recordings[places[row][0]].name)
+    results, means = [], []
+    for recording, chunks in zip(recordings, found, strict=True):
+        if chunks.error is not None:
+            logger.warning("%s is skipped: %s", recording.name, chunks.error)
+            chunks = chunks._replace(embeds=nothing)
+        results.append(chunks._replace(embeds=_converted(chunks.embeds, to_numpy)))
+        means.append(mean_embedding(chunks.embeds))
 
-    chunks = _sort_chunks(rows, places, len(recordings), target_hz, set(bad))
     if return_chunks:
-        converted = [chunk._replace(embeds=_converted(chunk.embeds, to_numpy)) for chunk in chunks]
-        return converted[0] if is_one else converted
-
-    means = torch.stack([_mean(chunk.embeds) for chunk in chunks]) if chunks else rows
-
-    return _converted(means[0] if is_one else means, to_numpy)
+        return results[0] if is_one else results
+    if is_one:
+        return _converted(means[0], to_numpy)
+    return _converted(torch.stack(means) if means else nothing, to_numpy)
 
 
 def encode_text(
@@ -212,8 +287,10 @@ def encode_text(
     if device is not None:
         model.to(device)
 
-    listed = as_list(texts)
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; give 1 or more")
 
+    listed = as_list(texts)
     for index, text in enumerate(listed):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"text {index} is {text!r}; give a string with words")
@@ -225,16 +302,17 @@ def encode_text(
     embeds = []
 
     with inference(model):
-        starts = range(0, len(wanted), _positive(batch_size))
-        for start in logging.tqdm(starts, disable=not show_progress_bar, unit="texts"):
+        for start in logging.tqdm(range(0, len(wanted), batch_size), disable=not show_progress_bar, unit="texts"):
             batch, languages = zip(*wanted[start : start + batch_size], strict=True)
             spoken = None if languages[0] is None else list(languages)
             inputs = processor(text=list(batch), language=spoken, return_tensors="pt")
-            embeds.append(_float32(model.get_text_features(**inputs.to(model.device))))
+            embeds.append(_unit_norm(model.get_text_features(**inputs.to(model.device))))
 
     place = dict(zip(wanted, range(len(wanted)), strict=True))
-    joined = _joined(embeds, model)
-    _check_embeds(joined, lambda row: repr(wanted[row][0]))
+    joined = torch.cat(embeds) if embeds else torch.empty(0, model.config.projection_dim, device=model.device)
+    bad = joined.isfinite().all(dim=-1).logical_not().nonzero()
+    if len(bad):
+        raise ValueError(f"{wanted[int(bad[0])][0]!r} has an embedding with NaN, inf or no direction; {_DAMAGED}")
     ordered = joined[torch.tensor([place[pair] for pair in pairs], dtype=torch.long, device=joined.device)]
 
     return _converted(ordered[0] if isinstance(texts, str) else ordered, convert_to_numpy and not convert_to_tensor)
@@ -286,24 +364,15 @@ class EncodingMixin:
         return _converted(left @ right.T, to_numpy)
 
 
-def cut_chunks(waveform: np.ndarray, chunk_samples: int | None) -> list[tuple[int, np.ndarray]]:
-    """Cuts a waveform into chunks of one length; the last one is moved back to end with the waveform.
+def chunk_starts(num_samples: int, chunk_samples: int, hop_samples: int) -> list[int]:
+    """Return where the chunks of a recording begin; the last one is moved back so that it ends with the recording.
 
-    Args:
-        waveform: (samples,).
-        chunk_samples: Their length; None leaves the waveform whole, as does one that it does not reach.
-
-    Returns:
-        The first sample of each chunk, and the chunk.
-
-    >>> [(start, chunk.tolist()) for start, chunk in cut_chunks(np.arange(5), 2)]
-    [(0, [0, 1]), (2, [2, 3]), (3, [3, 4])]
+    >>> chunk_starts(10, 4, 2), chunk_starts(11, 4, 2), chunk_starts(3, 4, 2)
+    ([0, 2, 4, 6], [0, 2, 4, 6, 7], [0])
     """
-    if chunk_samples is None or len(waveform) <= chunk_samples:
-        return [(0, waveform)]
-    last = len(waveform) - chunk_samples
-    starts = [*range(0, last, chunk_samples), last]
-    return [(start, waveform[start : start + chunk_samples]) for start in starts]
+    last = max(num_samples - chunk_samples, 0)
+    starts = list(range(0, last + 1, hop_samples))
+    return starts if starts[-1] == last else [*starts, last]
 
 
 def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -397,85 +466,28 @@ def get_chunk_samples(
     return round(seconds * extractor.sampling_rate)
 
 
-def _blocks(
-    recording: Recording, seconds: float, target_hz: int, chunk_samples: int
-) -> Iterator[tuple[int, int | None]]:
-    """The first and last sample of each part of a recording that is read at once; (0, None) is all of it."""
-    longest = round(LONGEST_SECONDS * target_hz)
-    if not recording.is_file or seconds * target_hz <= longest:
-        yield 0, None
-        return
-
-    # Whole chunks, as many as make a block; the last chunk, which is moved back, is a block of its own.
-    total = math.ceil(seconds * target_hz - 1e-3)  # but for rounding
-    block = max(longest // chunk_samples, 1) * chunk_samples
-    end = total // chunk_samples * chunk_samples
-
-    for start in range(0, end, block):
-        yield start, min(start + block, end)
-
-    if end < total:
-        yield total - chunk_samples, total
+def _blocks(recording: Recording, rate_hz: int, chunk_samples: int, hop_samples: int) -> list[list[int] | None]:
+    """The first samples of the chunks that are read together; None is the whole recording, which serves most."""
+    seconds = recording.get_seconds() if recording.is_file else 0.0
+    if seconds <= LONGEST_SECONDS:
+        return [None]
+    starts = chunk_starts(math.ceil(seconds * rate_hz - 1e-3), chunk_samples, hop_samples)  # but for rounding
+    count = 1 + max(round(LONGEST_SECONDS * rate_hz) - chunk_samples, 0) // hop_samples
+    return [starts[first : first + count] for first in range(0, len(starts), count)]
 
 
-def read_spans(recording: Recording, extractor: Any, chunk_samples: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Reads a recording bit by bit, however long it is.
-
-    Args:
-        recording: The recording.
-        extractor: The model's front end.
-        chunk_samples: The length of the chunks that it will be cut into: a bit holds whole ones.
-
-    Yields:
-        The first sample of a bit at the front end's rate, and its waveform, (samples,). The last is moved back to end
-        with the recording.
-    """
-    rate_hz = int(extractor.sampling_rate)
-    for start, stop in _blocks(recording, recording.get_seconds(), rate_hz, chunk_samples):
-        waveform = recording.read(rate_hz, start, stop)
-        _check_length(waveform, extractor, recording.name)
-        yield start, waveform
-
-
-def _check_length(waveform: np.ndarray, extractor: Any, name: str) -> None:
-    least = getattr(extractor, "min_samples", 1)
-    if len(waveform) < least:
-        raise ValueError(
-            f"{name} lasts {len(waveform) / extractor.sampling_rate:.4f} s, too short to encode; "
-            f"the minimum is {least / extractor.sampling_rate} s"
-        )
-
-
-def _check_embeds(embeds: torch.Tensor, get_name: Callable[[int], str]) -> None:
-    norms = embeds.norm(dim=-1)
-    is_unit = (norms - 1).abs() < 0.5  # not so for NaN
-    if not is_unit.all():
-        index = int(is_unit.logical_not().nonzero()[0])
-        raise ValueError(
-            f"{get_name(index)} has an embedding of norm {norms[index].item()}, which has no direction: the model's "
-            "weights are damaged, or its projection gives zero"
-        )
-
-
-def _positive(batch_size: int) -> int:
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; give 1 or more")
-    return batch_size
-
-
-def _read_ahead(blocks: Iterable[Callable[[], list[_Part]]], num_workers: int) -> Iterator[_Part]:
-    """Reads blocks in their order, in threads that stay a few ahead of the model."""
+def _read_ahead(tasks: Iterable[Callable[[], list[_Chunk]]], num_workers: int) -> Iterator[_Chunk]:
+    """Run tasks in their order, in threads that stay a few ahead of the model."""
     if not num_workers:
-        for block in blocks:
-            yield from block()
+        for task in tasks:
+            yield from task()
         return
 
-    waiting: deque[Future[list[_Part]]] = deque()
+    waiting: deque[Future[list[_Chunk]]] = deque()
     pool = ThreadPoolExecutor(num_workers)
-
     try:
-        for block in blocks:
-            waiting.append(pool.submit(block))
+        for task in tasks:
+            waiting.append(pool.submit(task))
             if len(waiting) > num_workers:
                 yield from waiting.popleft().result()
         while waiting:
@@ -484,18 +496,37 @@ def _read_ahead(blocks: Iterable[Callable[[], list[_Part]]], num_workers: int) -
         pool.shutdown(cancel_futures=True)
 
 
-def _batches(parts: Iterable[_Part], batch_size: int, most_samples: int) -> Iterator[list[_Part]]:
-    """Neighbours of about one length; their number falls where they are long."""
-    batch: list[_Part] = []
-    for part in parts:
-        longest = max(len(other.waveform) for other in (*batch, part))
-        if batch and (len(batch) == batch_size or (len(batch) + 1) * longest > most_samples):
-            yield batch
-            batch = []
-        batch.append(part)
+def _embed_chunks(
+    chunks: Iterator[_Chunk], encode: Callable[[list[np.ndarray]], Any], batch_size: int, rate_hz: int
+) -> Iterator[_Chunk]:
+    """Replace waveforms by embeddings; of some batches that are read together, the longest chunks come first."""
+    most_samples = round(batch_size * _SECONDS_PER_CLIP * rate_hz)
+    for window in _windows(chunks, _BATCHES_AT_ONCE * batch_size, _BATCHES_AT_ONCE * most_samples):
+        heard = [place for place, chunk in enumerate(window) if chunk.error is None]
+        heard.sort(key=lambda place: -len(window[place].content))
 
-    if batch:
-        yield batch
+        while heard:
+            longest = len(window[heard[0]].content)
+            count = max(min(batch_size, most_samples // longest), 1)
+            batch, heard = heard[:count], heard[count:]
+            embeds = torch.as_tensor(encode([window[place].content for place in batch]))
+            for place, embed in zip(batch, embeds, strict=True):
+                window[place] = window[place]._replace(content=embed)
+        yield from window
+
+
+def _windows(chunks: Iterator[_Chunk], most_chunks: int, most_samples: int) -> Iterator[list[_Chunk]]:
+    """Lists of neighbours, of so many chunks or samples."""
+    window: list[_Chunk] = []
+    samples = 0
+    for chunk in chunks:
+        window.append(chunk)
+        samples += chunk.stop - chunk.start
+        if len(window) >= most_chunks or samples >= most_samples:
+            yield window
+            window, samples = [], 0
+    if window:
+        yield window
 
 
 @contextmanager
@@ -525,38 +556,20 @@ def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
     return inputs.to(model.device, dtype=dtype)
 
 
-def _float32(outputs: Any) -> torch.Tensor:
-    return torch.nn.functional.normalize(outputs.pooler_output.float(), dim=-1)
+def encode_batch(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> torch.Tensor:
+    """Embed waveforms of the model's rate as one batch: float32 (n, d), unit norm; NaN where there is no direction."""
+    with inference(model):
+        return _unit_norm(model.get_audio_features(**audio_inputs(model, processor, waveforms)))
 
 
-def _joined(embeds: Sequence[torch.Tensor], model: Any) -> torch.Tensor:
-    """One tensor of all batches; of no row where there is no batch."""
-    if embeds:
-        return torch.cat(list(embeds))
-    return torch.empty(0, model.config.projection_dim, device=model.device)
-
-
-def _sort_chunks(
-    embeds: torch.Tensor, places: Sequence[tuple[int, int, int]], num_clips: int, rate_hz: int, bad: set[int]
-) -> list[AudioChunks]:
-    """The chunks of each recording, whose rows stand together; none of a bad one, part of which may have been read."""
-    rows: list[list[int]] = [[] for _ in range(num_clips)]
-    for row, (clip, _, _) in enumerate(places):
-        if clip not in bad:
-            rows[clip].append(row)
-
-    seconds = np.array(places, dtype=np.float64).reshape(-1, 3)[:, 1:] / rate_hz  # where each begins and ends
-    chunks = []
-
-    for own in rows:
-        span = slice(own[0], own[-1] + 1) if own else slice(0)
-        chunks.append(AudioChunks(embeds[span], seconds[span, 0], seconds[span, 1]))
-
-    return chunks
-
-
-def _mean(embeds: torch.Tensor) -> torch.Tensor:
+def mean_embedding(embeds: torch.Tensor) -> torch.Tensor:
+    """Return the normalised mean of chunks, (chunks, d) -> (d,); a lone chunk as it is, NaN of none."""
     return embeds[0] if len(embeds) == 1 else torch.nn.functional.normalize(embeds.mean(dim=0), dim=-1)
+
+
+def _unit_norm(outputs: Any) -> torch.Tensor:
+    embeds = outputs.pooler_output.float()
+    return embeds / embeds.norm(dim=-1, keepdim=True)
 
 
 def _converted(embeds: torch.Tensor, to_numpy: bool) -> Any:

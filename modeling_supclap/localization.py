@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from .audio_input import as_recordings
-from .encoding import audio_inputs, cut_chunks, encode_text, get_chunk_samples, inference, read_spans
+from .encoding import audio_inputs, chunk_embeddings, encode_text, get_chunk_samples, inference
 from .processing_supclap import SupCLAPProcessor, as_list
 
 # What a tower that takes any length hears at once.
@@ -104,29 +104,28 @@ def localize(
     chunk_samples = get_chunk_samples(extractor, chunk_seconds, _CHUNK_SECONDS, longest_seconds)
     text_embeds = encode_text(model, as_list(texts), processor, language, convert_to_tensor=True)
 
-    steps: list[torch.Tensor] = []
-    centres: list[np.ndarray] = []
-    heard = 0.0  # the samples whose steps are there
+    step_samples = 0.0
+
+    def encode(waveforms: list[np.ndarray]) -> torch.Tensor:  # (B, samples) -> (B, steps, D)
+        nonlocal step_samples
+        hidden = model.get_audio_features(**audio_inputs(model, processor, waveforms)).last_hidden_state
+        vectors, step_samples = _steps_of_time(model.audio_model.config, extractor, hidden)
+        return vectors
+
     with inference(model):
-        for first, waveform in read_spans(recordings[0], extractor, chunk_samples):
-            chunks = cut_chunks(waveform, chunk_samples)
+        least = getattr(extractor, "min_samples", 1)
+        (chunks,) = chunk_embeddings(
+            recordings, encode, rate_hz, chunk_samples, min_samples=least, batch_size=batch_size
+        )
+        # The last chunk overlaps the one before, and a front end may pad a short one: every moment counts once.
+        inside = (np.arange(chunks.embeds.shape[1]) + 0.5) * step_samples / rate_hz
+        times = chunks.onset_seconds[:, None] + inside  # (chunks, steps)
+        heard_seconds = np.concatenate([[0.0], chunks.offset_seconds[:-1]])
+        is_new = (times >= heard_seconds[:, None]) & (times < chunks.offset_seconds[:, None])
+        steps, centers = chunks.embeds[torch.from_numpy(is_new).to(chunks.embeds.device)], times[is_new]
 
-            for place in range(0, len(chunks), batch_size):
-                starts, batch = zip(*chunks[place : place + batch_size], strict=True)
-                outputs = model.get_audio_features(**audio_inputs(model, processor, list(batch)))
-                vectors, step_samples = _steps_of_time(model.audio_model.config, extractor, outputs.last_hidden_state)
-                inside = (np.arange(vectors.shape[1]) + 0.5) * step_samples
-
-                # The last chunk is moved back over what was heard, and a front end may fill a short one up.
-                for start, chunk, own in zip(starts, batch, vectors, strict=True):
-                    times = first + start + inside
-                    is_new = (times >= heard) & (inside < len(chunk))
-                    heard = first + start + len(chunk)
-                    centres.append(times[is_new] / rate_hz)
-                    steps.append(own[torch.from_numpy(is_new).to(own.device)])
-
-        starts_seconds, ends_seconds = _windows(heard / rate_hz, window_seconds, hop_seconds)
-        pooled = _pool(model.audio_model, torch.cat(steps), np.concatenate(centres), starts_seconds, ends_seconds)
+        starts_seconds, ends_seconds = _windows(chunks.offset_seconds[-1], window_seconds, hop_seconds)
+        pooled = _pool(model.audio_model, steps, centers, starts_seconds, ends_seconds)
         # (T, D) -> (T, d), (n_texts, d) -> (T, n_texts)
         embeds = torch.nn.functional.normalize(model.audio_projection(pooled).float(), dim=-1)
         scores = embeds @ text_embeds.T
@@ -160,10 +159,10 @@ def _windows(seconds: float, window_seconds: float, hop_seconds: float) -> tuple
     return starts, np.minimum(starts + window_seconds, seconds)
 
 
-def _pool(tower: Any, steps: torch.Tensor, centres: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> torch.Tensor:
-    """Pools the steps whose centres lie in each window as the tower pools a clip: (steps, D) -> (T, D)."""
-    firsts = np.minimum(np.searchsorted(centres, starts), len(centres) - 1)
-    stops = np.maximum(np.searchsorted(centres, ends), firsts + 1)  # a window shorter than a step takes one
+def _pool(tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> torch.Tensor:
+    """Pools the steps whose centers lie in each window as the tower pools a clip: (steps, D) -> (T, D)."""
+    firsts = np.minimum(np.searchsorted(centers, starts), len(centers) - 1)
+    stops = np.maximum(np.searchsorted(centers, ends), firsts + 1)  # a window shorter than a step takes one
 
     pooled = []
     for first, stop in zip(firsts, stops, strict=True):

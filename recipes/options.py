@@ -243,10 +243,10 @@ class CorpusArguments(SplitsArguments):
     folder: str | None = key(None, "Instead of a dataset: all recordings below a folder.")
     output: str = key("outputs/embeddings", "The folder to write, or to go on writing.")
 
-    chunk_seconds: float | None = key(10.0, "Longer recordings are cut into chunks of this length.")
-    batch_size: int = key(32, "Recordings that a worker reads, and chunks that go through the model, at once.")
+    chunk_seconds: float | None = key(10.0, "Longer recordings are cut into chunks of this length, or of the model's.")
+    batch_size: int = key(32, "Chunks that go through the model at once.")
     clips_per_file: int = key(10_000, "Recordings of a Parquet file of the output.")
-    num_workers: int = key(min(4, os.cpu_count() or 1), "Processes that read, of each process that embeds.")
+    num_workers: int = key(min(4, os.cpu_count() or 1), "Threads that read ahead of the model, in each process.")
     device: str | None = key(None, "cpu, cuda, ...; by default a GPU if there is one.")
 
 

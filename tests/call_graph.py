@@ -45,7 +45,7 @@ def count_hops(**options: Any) -> tuple[set[tuple[str, str]], set[str]]:
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
-        if event == "call" and path.is_relative_to(ROOT) and not name.endswith(">"):
+        if event == "call" and path.is_relative_to(ROOT) and ".venv" not in path.parts and not name.endswith(">"):
             path = path.resolve().relative_to(ROOT)
             if path.parts[0] in ROOMS:
                 functions.add((str(path), name))

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json
 
-CACHE_VERSION = 3
+CACHE_VERSION = 4
 """Raise it with any change to what is stored under a key."""
 
 Arrays = dict[str, np.ndarray]

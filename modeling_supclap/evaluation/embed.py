@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modeling_supclap.datasets_scripts.audio import BadAudioError, read_row
+from modeling_supclap.datasets_scripts.audio import read_row
 from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
 from modeling_supclap.metrics.recall.ranking import LazySimilarity
 
-from ..encoding import cut_chunks
+from ..audio_input import Recording
 from .cache import EmbeddingCache, digest_of
 
 if TYPE_CHECKING:
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-# Clips that are in memory at a time, and the threads that read the next ones meanwhile.
-_WINDOW_CLIPS = 256
+# Threads that read ahead of the model.
 _READERS = 4
 # Up to so many similarities, 64 MB, are held as a matrix: ranks and best hits of both directions come from one product.
 _HELD_SIMILARITIES = 1 << 24
@@ -253,14 +251,13 @@ def embed_split(
     if on_bad_audio not in ("error", "skip"):
         raise ValueError(f"on_bad_audio is {on_bad_audio!r}; it must be error or skip")
 
-    policy, cache, limit = policy or AudioPolicy(), cache or EmbeddingCache(None), model.chunk_seconds
-    if limit is not None and (policy.chunk_seconds or 0) > limit:
-        raise ValueError(f"chunk_seconds is {policy.chunk_seconds}; {model.name} takes {limit} s at once")
-    for name in ("chunk_seconds", "max_audio_seconds"):
-        seconds = getattr(policy, name)
-        if seconds is not None and seconds < model.min_seconds:
-            raise ValueError(f"{name} is {seconds}; {model.name} takes {model.min_seconds:g} s or more")
-    policy = replace(policy, chunk_seconds=policy.chunk_seconds or limit)
+    policy, cache = policy or AudioPolicy(), cache or EmbeddingCache(None)
+    model.chunk_samples(policy.chunk_seconds)  # raises where the model takes no such chunks
+    if policy.max_audio_seconds is not None and policy.max_audio_seconds < model.min_seconds:
+        raise ValueError(
+            f"max_audio_seconds is {policy.max_audio_seconds}; {model.name} takes {model.min_seconds:g} s or more"
+        )
+    policy = replace(policy, chunk_seconds=policy.chunk_seconds or model.chunk_seconds)
 
     listed = list(without_audio(rows))
     if not listed:
@@ -271,12 +268,13 @@ def embed_split(
     if not there:
         raise ValueError(f"none of the {len(listed)} recordings is there, such as {listed[0]['audio_path']}")
 
-    def read(place: int) -> np.ndarray:
-        return read_row(rows[place], model.sampling_rate_hz, policy.max_audio_seconds, min_seconds=model.min_seconds)
+    def read(place: int, rate_hz: int) -> np.ndarray:
+        return read_row(rows[place], rate_hz, policy.max_audio_seconds, min_seconds=model.min_seconds)
 
+    recordings = [Recording(partial(read, place), None, f"clip {listed[place]['clip_id']}") for place in there]
     # The digests stand in the order of the rows.
     key = {"max_audio_seconds": policy.max_audio_seconds, "files": list(files.values())}
-    clips = embed_waveforms(model, there, read, policy, cache, key, on_bad_audio, batch_size)
+    clips = embed_recordings(model, recordings, policy, cache, key, on_bad_audio, batch_size)
     heard = np.flatnonzero(clips.counts)
     if not len(heard):
         raise ValueError(f"none of the {len(there)} recordings can be read, such as {listed[there[0]]['audio_path']}")
@@ -357,75 +355,56 @@ def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
     return audio_embeds[order], text_embeds[order]
 
 
-def embed_waveforms(
+def embed_recordings(
     model: EmbeddingModel,
-    items: Sequence[Any],
-    read: Callable[[Any], np.ndarray],
+    recordings: Sequence[Recording],
     policy: AudioPolicy,
     cache: EmbeddingCache,
     key: Mapping[str, Any],
     on_bad_audio: str = "error",
     batch_size: int = 32,
 ) -> ClipEmbeddings:
-    """Embeds whatever sounds, chunk by chunk, a few hundred at a time, or finds it in the cache.
+    """Embed recordings chunk by chunk, or load their embeddings from the cache.
 
     Args:
         model: The model that embeds.
-        items: N of them.
-        read: Gives the waveform of an item at the model's rate.
-        policy: What is heard of each.
+        recordings: N recordings.
+        policy: Length of the chunks, and how they are pooled.
         cache: Where embeddings are kept.
-        key: All that the waveforms depend on, beside the model's rate.
-        on_bad_audio: "skip" leaves items without chunks that cannot be read; "error" raises.
-        batch_size: How many waveforms go through the model at once.
-    """
-    rate_hz = model.sampling_rate_hz
-    chunk_samples = None if policy.chunk_seconds is None else round(policy.chunk_seconds * rate_hz)
+        key: All that the waveforms depend on, except the model's sampling rate.
+        on_bad_audio: "skip" leaves bad recordings without chunks; "error" raises.
+        batch_size: Chunks that go through the model at once.
 
-    def read_chunks(item: Any) -> list[tuple[int, np.ndarray]]:
-        try:
-            waveform = read(item)
-            return [(0, waveform)] if chunk_samples is None else cut_chunks(waveform, chunk_samples)
-        except (BadAudioError, FileNotFoundError):
-            if on_bad_audio == "error":
-                raise
-            return []
+    Raises:
+        OSError: A recording cannot be read. With `on_bad_audio="skip"` only where it exists: the cache would keep it.
+        ValueError: A recording is unusable, with `on_bad_audio="error"`.
+    """
 
     def make() -> dict[str, np.ndarray]:
-        embeds: list[np.ndarray] = []
-        counts: list[int] = []
-        starts: list[int] = []
-
-        with ThreadPoolExecutor(_READERS) as readers:
-            following = readers.map(read_chunks, items[:_WINDOW_CLIPS])
-            for first in range(0, len(items), _WINDOW_CLIPS):
-                # The next window is read while this one is embedded.
-                window = following
-                following = readers.map(read_chunks, items[first + _WINDOW_CLIPS : first + 2 * _WINDOW_CLIPS])
-
-                waveforms = []
-                for chunks in window:
-                    counts.append(len(chunks))
-                    for start, waveform in chunks:
-                        starts.append(start)
-                        waveforms.append(waveform)
-                if waveforms:
-                    embeds.append(model.encode_audio(waveforms, batch_size))
-
-        joined = np.concatenate(embeds) if embeds else np.empty((0, 1), np.float32)
-        return {"embeds": joined, "counts": np.array(counts, np.int64), "onset_seconds": np.array(starts) / rate_hz}
+        counts, embeds, onsets = [], [np.empty((0, 1), np.float32)], [np.empty(0)]
+        for chunks in model.chunk_embeddings(
+            recordings, policy.chunk_seconds, None, batch_size, _READERS, on_bad_audio
+        ):
+            if isinstance(chunks.error, OSError) and not isinstance(chunks.error, FileNotFoundError):
+                raise chunks.error
+            counts.append(len(chunks.onset_seconds))
+            if chunks.error is None:
+                embeds.append(np.asarray(chunks.embeds))
+                onsets.append(chunks.onset_seconds)
+        joined = np.concatenate(embeds[1:] or embeds)
+        return {"embeds": joined, "counts": np.array(counts, np.int64), "onset_seconds": np.concatenate(onsets)}
 
     made_of = {
         "model": model.fingerprint,
-        "sampling_rate_hz": rate_hz,
+        "sampling_rate_hz": model.sampling_rate_hz,
         "chunk_seconds": policy.chunk_seconds,
         "audio": dict(key),
     }
     stored = cache.fetch(made_of, make, keep=model.fingerprint is not None)
     if on_bad_audio == "error" and not stored["counts"].all():
-        item = items[int(np.argmin(stored["counts"]))]
-        read(item)  # raises what is wrong with it
-        raise ValueError(f"{item!r} could not be read when it was embedded, but can be now; delete {cache.folder}")
+        bad = recordings[int(np.argmin(stored["counts"]))]
+        bad.read(model.sampling_rate_hz)  # raises what is wrong with it
+        raise ValueError(f"{bad.name} could not be embedded before, but can be read now; delete {cache.folder}")
     return ClipEmbeddings(**stored, pooling=policy.pooling)
 
 

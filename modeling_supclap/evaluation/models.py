@@ -6,9 +6,10 @@ A stranger needs two methods:
     encode_text(texts, language=...)            # a list of strings, all in one language (ISO 639-3), to (N, d)
 
 It may leave out the named arguments, take `batch_size` too, and say more of itself by the attributes `sampling_rate`
-(what it wants its waveforms at; 48000 where it takes any), `chunk_seconds` (longer recordings come in parts) and
-`fingerprint` (a string that changes with its weights and with whatever else its embeddings depend on; without, they
-are not cached: weights alone do not tell what a stranger does before and after them).
+(what it wants its waveforms at; 48000 where it takes any), `chunk_seconds` (longer recordings come in chunks; without,
+those longer than five minutes do), `min_seconds` (shorter ones are refused) and `fingerprint` (a string that changes
+with its weights and with whatever else its embeddings depend on; without, they are not cached: weights alone do not
+tell what a stranger does before and after them).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import hashlib
 import importlib
 import inspect
 import json
+import math
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ import torch
 from transformers import ClapModel, ClapProcessor, PreTrainedConfig
 
 from .. import encoding
+from ..audio_input import Recording
 from ..hub_ids import is_hub_id
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
@@ -49,7 +52,8 @@ class EmbeddingModel:
         name: What the user calls it.
         kind: "supclap", "clap" or "custom".
         model: The model itself.
-        encode_audio: `(waveforms, batch_size)`, waveforms (samples,) at `sampling_rate_hz`, to float32 (N, d).
+        encode_audio: `(waveforms, batch_size)`, one batch of waveforms (samples,) at `sampling_rate_hz`, to float32
+            (n, d). `chunk_embeddings` cuts recordings and forms batches.
         encode_text: `(texts, language, batch_size)`, texts of one language, to float32 (N, d).
         sampling_rate_hz: The rate of the waveforms.
         chunk_seconds: The longest recording that it takes at once; None, any length.
@@ -74,6 +78,41 @@ class EmbeddingModel:
     fingerprint: str | None = None
     device: str = "unknown"
     dtype: str = "unknown"
+
+    def chunk_samples(self, chunk_seconds: float | None = None) -> int:
+        """Return the length of a chunk; by default the most that the model takes, but at most five minutes.
+
+        Raises:
+            ValueError: The model takes only shorter or only longer chunks.
+        """
+        longest = self.chunk_seconds or math.inf
+        seconds = min(longest, encoding.LONGEST_SECONDS) if chunk_seconds is None else chunk_seconds
+        if not self.min_seconds <= seconds <= longest:
+            span = f"{self.min_seconds:g} s or more" if seconds < self.min_seconds else f"{longest} s at once"
+            raise ValueError(f"chunk_seconds is {seconds}; {self.name} takes {span}")
+        return round(seconds * self.sampling_rate_hz)
+
+    def chunk_embeddings(
+        self,
+        recordings: Iterable[Recording],
+        chunk_seconds: float | None = None,
+        hop_seconds: float | None = None,
+        batch_size: int = 32,
+        num_workers: int = 0,
+        on_bad_audio: str = "error",
+    ) -> Iterator[encoding.AudioChunks]:
+        """Embed recordings as `encoding.chunk_embeddings` does, with this model's rate and limits."""
+        return encoding.chunk_embeddings(
+            recordings,
+            lambda waveforms: self.encode_audio(waveforms, batch_size),
+            self.sampling_rate_hz,
+            self.chunk_samples(chunk_seconds),
+            None if hop_seconds is None else round(hop_seconds * self.sampling_rate_hz),
+            min_samples=max(round(self.min_seconds * self.sampling_rate_hz), 1),
+            batch_size=batch_size,
+            num_workers=num_workers,
+            on_bad_audio=on_bad_audio,
+        )
 
 
 def load_embedding_model(
@@ -229,7 +268,7 @@ def _of_features(model: Any, processor: SupCLAPProcessor, name: str, kind: str) 
     rate_hz = int(extractor.sampling_rate)
 
     def encode_audio(waveforms: Sequence[np.ndarray], batch_size: int = 32) -> np.ndarray:
-        return encoding.encode_audio(model, list(waveforms), processor, sampling_rate=rate_hz, batch_size=batch_size)
+        return encoding.encode_batch(model, processor, list(waveforms)).cpu().numpy()
 
     def encode_text(texts: Sequence[str], language: str, batch_size: int = 32) -> np.ndarray:
         return encoding.encode_text(model, texts, processor, language=language, batch_size=batch_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from modeling_supclap.datasets_scripts.temporal.mixing import RenderOptions, com
 from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES, Prompts, set_hash, zste_prompts, zste_set
 from modeling_supclap.metrics.zste import zste_chance, zste_order_outcomes, zste_outcomes, zste_ranks
 
-from .embed import AudioPolicy, ClipEmbeddings, EmbeddedSplit, embed_waveforms, in_row_order
+from ..audio_input import Recording
+from .embed import AudioPolicy, ClipEmbeddings, EmbeddedSplit, embed_recordings, in_row_order
 from .results import Intervals, score
 from .zero_shot import Phrases, single_labels
 
@@ -169,11 +171,11 @@ def embed_records(
     if window is not None:
         half = min(window / 2, math.inf if half is None else half)
 
-    def read(record: Mapping[str, Any]) -> np.ndarray:
+    def read(record: Mapping[str, Any], rate_hz: int) -> np.ndarray:
         seconds = whole if record["family"] == "single" else half
         waveforms = [split.read(clip_id, seconds) for clip_id in record["clip_ids"]]
         try:
-            return compose(record["family"], waveforms, model.sampling_rate_hz, join)
+            return compose(record["family"], waveforms, rate_hz, join)
         except ValueError as error:
             raise BadAudioError(f"cannot put {' and '.join(record['clip_ids'])} together: {error}") from error
 
@@ -181,7 +183,8 @@ def embed_records(
     key = {"zste": composed, "join": asdict(join), "seconds": [whole, half]}
     # A join with a gap may pass the model's limit by a little; then the pair is heard in chunks like any clip.
     heard = AudioPolicy(None, policy.chunk_seconds, policy.pooling)
-    embedded = embed_waveforms(model, records, read, heard, split.cache, key, "error", split.batch_size)
+    recordings = [Recording(partial(read, record), None, " and ".join(record["clip_ids"])) for record in records]
+    embedded = embed_recordings(model, recordings, heard, split.cache, key, "error", split.batch_size)
     return embedded, {"single": whole, "pair": half}
 
 

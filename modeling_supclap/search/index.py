@@ -15,10 +15,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,8 +36,7 @@ APPROXIMATE_FROM_ROWS = 100_000
 _NEW_SHARE = 0.1
 # What of the approximate index stays in memory between queries.
 _CACHE_BYTES = 2**29
-# Windows of a recording that are in memory at a time, and recordings whose windows are written together.
-_WINDOWS_AT_ONCE = 64
+# Recordings whose windows are written together.
 _FILES_AT_ONCE = 64
 
 FILES_SCHEMA = pa.schema(
@@ -329,7 +326,9 @@ def build_index(
     """
     started = time.perf_counter()
     root, (rank, processes) = Path(folder), process
-    _check_windows(model, window_seconds, hop_seconds)
+    model.chunk_samples(window_seconds)  # raises where the model takes no such windows
+    if not 0 < hop_seconds <= window_seconds:
+        raise ValueError(f"hop_seconds is {hop_seconds}; give more than 0 and at most window_seconds, {window_seconds}")
     files = list_recordings(root)
     about = {
         "model": model.name,
@@ -374,10 +373,8 @@ def build_index(
     store.update_stamps(moved)
 
     workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
-    window, hop = (round(seconds * model.sampling_rate_hz) for seconds in (window_seconds, hop_seconds))
-    embedder = _Embedder(model, window, hop, batch_size, workers)
-    is_quiet = not show_progress_bar or rank > 0
-    entries = iter(progress(embedder.embed(files, todo), "indexing", len(todo), "files", is_quiet))
+    entries = iter(_embed_files(model, files, todo, window_seconds, hop_seconds, batch_size, workers))
+    entries = iter(progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0))
     while done := list(itertools.islice(entries, _FILES_AT_ONCE)):
         store.replace(done)
     barrier()
@@ -404,142 +401,34 @@ def list_recordings(folder: str | Path) -> dict[str, Path]:
     return found
 
 
-def window_starts(num_samples: int, window_samples: int, hop_samples: int) -> list[int]:
-    """Where the windows of a recording begin; the last one is moved back so that it ends with the recording.
-
-    >>> window_starts(10, 4, 2), window_starts(11, 4, 2), window_starts(3, 4, 2)
-    ([0, 2, 4, 6], [0, 2, 4, 6, 7], [0])
-    """
-    last = num_samples - window_samples
-    if last <= 0:
-        return [0]
-    starts = list(range(0, last + 1, hop_samples))
-    return starts if starts[-1] == last else [*starts, last]
-
-
 def quoted(text: str) -> str:
     """A text as a literal of a filter."""
     return "'" + text.replace("'", "''") + "'"
 
 
-class _Window(NamedTuple):
-    """A window of a file on its way through the model, or what is wrong with a part of the file.
+def _embed_files(
+    model: EmbeddingModel,
+    files: Mapping[str, Path],
+    names: Sequence[str],
+    window_seconds: float,
+    hop_seconds: float,
+    batch_size: int,
+    num_workers: int,
+) -> Iterator[IndexedFile]:
+    """Yield the files in their order, as they are done."""
+    before: deque[tuple[Stamp, str]] = deque()
 
-    Attributes:
-        file: The name of the file.
-        stamp: What the file looked like before it was read.
-        start: The window's first sample.
-        end: The sample behind its last one.
-        content: Its waveform, (samples,), and later its embedding, (d,).
-        problem: Why there is none; empty if there is.
-    """
+    def recordings() -> Iterator[Recording]:
+        for name in names:
+            before.append((_stamp(files[name]), file_sha256(files[name])))
+            yield Recording(str(files[name]), None, str(files[name]))
 
-    file: str
-    stamp: Stamp
-    start: int = 0
-    end: int = 0
-    content: np.ndarray | None = None
-    problem: str = ""
-
-
-@dataclass
-class _Embedder:
-    """Reads files in threads and embeds their windows, those of several short files in one batch.
-
-    Attributes:
-        model: What embeds.
-        window: The samples of a window.
-        hop: The samples from one window to the next.
-        batch_size: Windows that go through the model at once.
-        num_workers: Threads that read.
-    """
-
-    model: EmbeddingModel
-    window: int
-    hop: int
-    batch_size: int
-    num_workers: int
-
-    def embed(self, files: Mapping[str, Path], names: Sequence[str]) -> Iterator[IndexedFile]:
-        """The files in their order, as they are done."""
-        embedded = self._embed_windows(self._read_windows(files, names))
-        for name, group in itertools.groupby(embedded, key=attrgetter("file")):
-            windows = list(group)
-            problem = max(window.problem for window in windows)  # of any part, it is the file's
-            duration_seconds = max(window.end for window in windows) / self.model.sampling_rate_hz
-
-            heard = [] if problem else windows
-            starts = np.array([window.start for window in heard], np.float64) / self.model.sampling_rate_hz
-            ends = np.array([window.end for window in heard], np.float64) / self.model.sampling_rate_hz
-            embeds = np.array([window.content for window in heard], np.float32)
-            stamp, digest = windows[0].stamp, file_sha256(files[name])
-            yield IndexedFile(name, stamp, digest, duration_seconds, starts, ends, embeds, problem)
-
-    def _embed_windows(self, windows: Iterator[_Window]) -> Iterator[_Window]:
-        """The same windows with embeddings in the place of waveforms."""
-        while batch := list(itertools.islice(windows, self.batch_size)):
-            waveforms = [window.content for window in batch if not window.problem]
-            embeds = iter(self.model.encode_audio(waveforms, self.batch_size) if waveforms else ())
-            for window in batch:
-                yield window if window.problem else window._replace(content=next(embeds))
-
-    def _read_windows(self, files: Mapping[str, Path], names: Sequence[str]) -> Iterator[_Window]:
-        """The windows of the files in their order; in the place of a part that cannot be read, why."""
-        for name, stamp, future in self._read_ahead(files, names):
-            try:
-                for start, waveform in future.result():
-                    yield _Window(name, stamp, start, start + len(waveform), waveform)
-            except (OSError, ValueError) as error:
-                yield _Window(name, stamp, problem=str(error))
-
-    def _read_ahead(self, files: Mapping[str, Path], names: Sequence[str]) -> Iterator[tuple[str, Stamp, Future]]:
-        """The parts of the files in their order, being read: windows to come, each with its first sample."""
-        waiting: deque[tuple[str, Stamp, Future]] = deque()
-        with ThreadPoolExecutor(self.num_workers) as pool:
-            for name in names:
-                stamp = _stamp(files[name])
-                for block in self._blocks(files[name]):
-                    waiting.append((name, stamp, pool.submit(self._read, files[name], block)))
-                    if len(waiting) > self.num_workers:
-                        yield waiting.popleft()
-            yield from waiting
-
-    def _blocks(self, path: Path) -> list[list[int] | None]:
-        """The windows of a file that are read at once; None, all of it, which serves most files."""
-        seconds = Recording(str(path), None, str(path)).get_seconds()
-        starts = window_starts(math.floor(seconds * self.model.sampling_rate_hz), self.window, self.hop)
-        if len(starts) <= _WINDOWS_AT_ONCE:
-            return [None]
-        return [starts[first : first + _WINDOWS_AT_ONCE] for first in range(0, len(starts), _WINDOWS_AT_ONCE)]
-
-    def _read(self, path: Path, block: list[int] | None) -> list[tuple[int, np.ndarray]]:
-        """The windows of a part of a file, each with its first sample."""
-        recording = Recording(str(path), None, str(path))
-        if block is None:
-            waveform, first = recording.read(self.model.sampling_rate_hz), 0
-            block = window_starts(len(waveform), self.window, self.hop)
-        else:
-            first = block[0]
-            waveform = recording.read(self.model.sampling_rate_hz, first, block[-1] + self.window)
-
-        windows = [(start, waveform[start - first : start - first + self.window]) for start in block]
-        least = max(self.model.min_seconds * self.model.sampling_rate_hz, 1)
-        if min(len(window) for _, window in windows) < least:  # also where a file is cut off before its stated end
-            seconds = (first + len(waveform)) / self.model.sampling_rate_hz
-            raise ValueError(f"{path} ends after {seconds:.3f} s, which leaves a window too short to embed")
-        return windows
-
-
-def _check_windows(model: EmbeddingModel, window_seconds: float, hop_seconds: float) -> None:
-    longest = model.chunk_seconds or math.inf
-    if not model.min_seconds <= window_seconds <= longest:
-        raise ValueError(
-            f"a window of {window_seconds} s does not suit {model.name}, which takes {model.min_seconds} to {longest} s"
-        )
-    if not 0 < hop_seconds <= window_seconds:
-        raise ValueError(
-            f"a hop of {hop_seconds} s would leave gaps between windows of {window_seconds} s, or never end"
-        )
+    found = model.chunk_embeddings(recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip")
+    for name, chunks in zip(names, found, strict=True):
+        stamp, digest = before.popleft()
+        starts, ends = chunks.onset_seconds, chunks.offset_seconds
+        problem = "" if chunks.error is None else str(chunks.error)
+        yield IndexedFile(name, stamp, digest, ends.max(initial=0.0), starts, ends, np.asarray(chunks.embeds), problem)
 
 
 def _check_about(store: SoundIndex, about: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..audio_input import as_recordings
-from ..encoding import cut_chunks
+from ..encoding import mean_embedding
 from ..evaluation import EmbeddingModel, load_embedding_model
 from .index import SoundIndex
 
@@ -113,11 +113,8 @@ class Searcher:
     def embed_audio(self, audio: Any) -> np.ndarray:
         """The embedding of a sound, (d,): the normalised mean over its parts where it is longer than a window."""
         (recording, *_), _ = as_recordings(audio)
-        waveform = recording.read(self.model.sampling_rate_hz)
-        window = round(float(self.index.about["window_seconds"]) * self.model.sampling_rate_hz)
-        parts = [part for _, part in cut_chunks(waveform, window)]
-        mean = self.model.encode_audio(parts, 8).mean(axis=0)
-        return mean / np.linalg.norm(mean)
+        (chunks,) = self.model.chunk_embeddings([recording], float(self.index.about["window_seconds"]))
+        return mean_embedding(chunks.embeds).numpy()
 
     def strip(self, vector: np.ndarray, file: str) -> tuple[np.ndarray, np.ndarray]:
         """How well each window of a recording answers a query.

@@ -10,7 +10,6 @@ from fake_models import ToneModel
 from recordings import tone_rows
 
 from modeling_supclap.datasets_scripts.audio import BadAudioError
-from modeling_supclap.evaluation import embed
 from modeling_supclap.evaluation.cache import EmbeddingCache
 from modeling_supclap.evaluation.embed import AudioPolicy, ClipEmbeddings, embed_split, hash_dataset
 from modeling_supclap.evaluation.models import load_embedding_model
@@ -66,11 +65,10 @@ def test_texts_of_a_model_that_is_not_cached_are_embedded_once_a_split(rows):
     assert np.array_equal(first, again)
 
 
-def test_the_windows_change_nothing(rows, monkeypatch):
+def test_the_batch_size_changes_nothing(rows):
     whole = embed_split(load_embedding_model(ToneModel()), rows, AudioPolicy(chunk_seconds=0.3)).clips
-    monkeypatch.setattr(embed, "_WINDOW_CLIPS", 3)
     listener = ToneModel()
-    parts = embed_split(load_embedding_model(listener), rows, AudioPolicy(chunk_seconds=0.3)).clips
+    parts = embed_split(load_embedding_model(listener), rows, AudioPolicy(chunk_seconds=0.3), batch_size=6).clips
     assert [count for _, count, _ in listener.calls] == [6, 6, 4]
     for name in ("embeds", "counts", "onset_seconds"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name))

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from modeling_supclap import SupCLAPModel, encoding
 from modeling_supclap.conversion import processor_from_clap
-from modeling_supclap.encoding import AudioChunks, best_chunks, cut_chunks
+from modeling_supclap.encoding import AudioChunks, best_chunks, chunk_starts
 
 LENGTHS = [16000, 200_000, 3000, 50_000, 170_000, 16_001]
 CLIPS = [builders.noise(length, seed) for seed, length in enumerate(LENGTHS)]
@@ -39,7 +39,7 @@ def pair(request):
 
 
 def cut(clip, processor, samples):
-    """Independent of `cut_chunks`: whole chunks from the front, and one more from the back where samples are left."""
+    """Independent of `chunk_starts`: whole chunks from the front, and one more from the back where samples are left."""
     if samples is None or len(clip) <= samples:
         return [clip]
     whole = [clip[start : start + samples] for start in range(0, len(clip) - samples + 1, samples)]
@@ -196,10 +196,10 @@ def test_a_bad_recording_in_a_list_can_be_skipped(model, processor, tmp_path, nu
 def test_a_direction_is_never_missing_silently(model, processor):
     torch.nn.init.zeros_(model.audio_projection.linear2.weight)
     torch.nn.init.zeros_(model.audio_projection.linear2.bias)
-    with pytest.raises(ValueError, match=r"clip 0.*norm 0"):
+    with pytest.raises(ValueError, match="clip 0"):
         model.encode_audio([CLIPS[0]], processor, sampling_rate=16000)
     torch.nn.init.constant_(model.text_projection.linear2.bias, torch.nan)
-    with pytest.raises(ValueError, match=r"'rain'.*nan"):
+    with pytest.raises(ValueError, match="'rain'"):
         model.encode_text(["rain"], processor)
 
 
@@ -394,14 +394,14 @@ def test_a_saved_folder_embeds_where_the_package_is_missing(tmp_path, model, pro
 
 
 @pytest.mark.parametrize("length", [1, 9, 10, 11, 20, 29, 30, 31])
-@pytest.mark.parametrize("chunk", [None, 10, 7])
-def test_chunks_are_of_one_length_and_cover_everything(length, chunk):
-    waveform = np.arange(length)
-    chunks = cut_chunks(waveform, chunk)
-    assert {len(part) for _, part in chunks} == {length if chunk is None else min(length, chunk)}
-    assert len(chunks) == (1 if chunk is None else -(-length // chunk))
-    assert set(np.concatenate([part for _, part in chunks]).tolist()) == set(range(length))
-    assert all(part[0] == start for start, part in chunks)
+@pytest.mark.parametrize(("chunk", "hop"), [(10, 10), (7, 7), (10, 4), (100, 100)])
+def test_chunks_are_of_one_length_and_cover_everything(length, chunk, hop):
+    starts = chunk_starts(length, chunk, hop)
+    covered = {sample for start in starts for sample in range(start, min(start + chunk, length))}
+    assert covered == set(range(length))
+    assert starts == sorted(set(starts))
+    assert starts[-1] == max(length - chunk, 0)
+    assert set(np.diff(starts[:-1]).tolist()) <= {hop}
 
 
 def test_the_best_chunk_is_the_nearest_and_of_equal_ones_the_first():

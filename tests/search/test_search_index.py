@@ -10,6 +10,7 @@ import pytest
 import soundfile
 from fake_models import PITCHES, RATE, PitchModel, build, tone
 
+from modeling_supclap import encoding
 from modeling_supclap.audio_input import Recording
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
@@ -73,17 +74,24 @@ def test_what_cannot_be_read_is_listed_and_tried_again(fake_model, folder):
     assert build(fake_model, folder).unreadable == {}
 
 
+def test_a_recording_shorter_than_the_model_takes_is_listed(fake_model, folder):
+    fake_model.min_seconds = 1.5
+    report = build(fake_model, folder)
+    assert list(report.unreadable) == ["short.ogg"]
+    assert "the minimum is 1.5 s" in report.unreadable["short.ogg"]
+
+
 def test_a_file_that_ends_before_it_says_is_listed(fake_model, folder, monkeypatch):
-    monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 8)
+    monkeypatch.setattr(encoding, "LONGEST_SECONDS", 22.5)  # eight windows
     monkeypatch.setattr(Recording, "get_seconds", lambda self: 70.0 if "long" in self.name else 1.0)
     report = build(fake_model, folder)
     assert list(report.unreadable) == ["long.wav"]
-    assert "after 60.000 s" in report.unreadable["long.wav"]
+    assert "after 60.0000 s" in report.unreadable["long.wav"]
 
 
 @pytest.mark.parametrize("bad_part", [0, 2])
 def test_of_a_file_that_can_be_read_in_part_nothing_is_kept(fake_model, folder, monkeypatch, bad_part):
-    monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 8)
+    monkeypatch.setattr(encoding, "LONGEST_SECONDS", 22.5)  # eight windows
     read, first = Recording.read, bad_part * 8 * 2.5 * RATE
 
     def fail_once(self, rate_hz, start=0, stop=None):
@@ -99,7 +107,7 @@ def test_of_a_file_that_can_be_read_in_part_nothing_is_kept(fake_model, folder, 
 
 def test_a_run_that_ends_half_way_goes_on(fake_model, folder, monkeypatch):
     monkeypatch.setattr(index_module, "_FILES_AT_ONCE", 1)
-    monkeypatch.setattr(index_module, "_WINDOWS_AT_ONCE", 4)
+    monkeypatch.setattr(encoding, "LONGEST_SECONDS", 12.5)
     build_index(load_embedding_model(fake_model), folder, folder.parent / "whole", show_progress_bar=False)
     for limit in range(1, 6):
         calls = []
