@@ -159,7 +159,8 @@ def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> 
     parts: list[T] = []
     for start in range(share.process * own, (share.process + 1) * own, chunk_size):
         rows = slice(start, min(start + chunk_size, (share.process + 1) * own))
-        parts.append(checkpoint(_without_autocast, tile, rows, use_reentrant=False, preserve_rng_state=False))
+        part = checkpoint(_without_autocast, tile, rows, use_reentrant=False, preserve_rng_state=False)
+        parts.append(tree_map(refuse_second_derivatives, part))
     if share.num_processes == 1:
         return parts
 
@@ -168,6 +169,27 @@ def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> 
     for process in range(share.num_processes):
         every += tree_map(lambda results, process=process: results[process], gathered)
     return every
+
+
+def refuse_second_derivatives(recomputed: Tensor) -> Tensor:
+    """Make the backward pass through a recomputed tensor raise if it builds a graph; return the tensor.
+
+    Checkpointing saves detached activations, so that a second derivative would be wrong without an error.
+
+    Raises:
+        RuntimeError: In the backward pass, with `create_graph=True`.
+    """
+
+    def check(gradient: Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "got create_graph=True for activations that the backward pass recomputes, whose second derivatives are "
+                "wrong; leave out chunk_size (loss_chunk_size, cached_chunk_size), which keeps all activations"
+            )
+
+    if recomputed.requires_grad:
+        recomputed.register_hook(check)
+    return recomputed
 
 
 def pairs_of_batches(first: Tensor, second: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

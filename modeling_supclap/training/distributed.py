@@ -25,6 +25,8 @@ class _GatherWithGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("got create_graph=True; second derivatives of gathered embeddings need a single process")
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
 

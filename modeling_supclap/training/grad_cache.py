@@ -23,6 +23,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from ..losses.tiles import refuse_second_derivatives
+
 Rows = Mapping[str, Tensor]
 Embed = Callable[[Rows], Tensor]
 
@@ -96,7 +98,7 @@ def embed_in_chunks(
     parts = []
     for number, (rows, width) in enumerate(chunks):
         if number < first_kept and torch.is_grad_enabled():
-            parts.append(checkpoint(embed_chunk, rows, width, use_reentrant=False))
+            parts.append(refuse_second_derivatives(checkpoint(embed_chunk, rows, width, use_reentrant=False)))
         else:
             parts.append(embed_chunk(rows, width))
     order = torch.cat([rows for rows, _ in chunks])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from modeling_supclap.training.contrastive_module import ContrastiveModule
+from modeling_supclap.training.distributed import _GatherWithGradient
 from modeling_supclap.training.objectives import build_objective
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -43,3 +44,8 @@ def test_rows_of_several_clips_keep_their_rows(module, batch):
     audio_embeds = module.eval()(**doubled).audio_embeds
     assert audio_embeds.shape == (3, 2, 16)
     torch.testing.assert_close(audio_embeds[:, 0], audio_embeds[:, 1])
+
+
+def test_second_derivatives_of_gathered_embeddings_are_refused():
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        _GatherWithGradient.backward(None, torch.ones(2))

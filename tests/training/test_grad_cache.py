@@ -343,6 +343,20 @@ def test_what_cannot_be_chunked(inputs, chunk_size, message):
         embed_in_chunks(lambda rows: rows["x"], inputs, chunk_size)
 
 
+def test_second_derivatives_through_recomputed_chunks_are_refused():
+    tower, x = nn.Linear(2, 3).double(), torch.randn(5, 2, dtype=torch.float64)
+    wanted = torch.autograd.functional.hvp(lambda rows: tower(rows).tanh().square().sum(), x, torch.ones_like(x))[1]
+
+    def loss(rows, chunk_size):
+        embeds = embed_in_chunks(lambda chunk: tower(chunk["x"]).tanh(), {"x": rows}, chunk_size)
+        return embeds.square().sum()
+
+    found = torch.autograd.functional.hvp(lambda rows: loss(rows, 5), x, torch.ones_like(x))[1]
+    torch.testing.assert_close(found, wanted)
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        torch.autograd.functional.hvp(lambda rows: loss(rows, 2), x, torch.ones_like(x))
+
+
 def test_a_norm_over_the_batch_is_refused(model):
     tower = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     refuse_batch_statistics(tower)
