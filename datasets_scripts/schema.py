@@ -7,13 +7,17 @@ share one. Rows of a prepared set may hold their audio too, in `AUDIO_COLUMNS`.
 """
 
 import hashlib
+import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
-from datasets import Features, List, Value
+import numpy as np
+import pyarrow
+import pyarrow.compute as pc
+from datasets import Dataset, Features, List, Value
 
 from modeling_supclap.languages import LANGUAGES
 
@@ -136,9 +140,16 @@ def warn_of_shared_captions(rows: Any) -> None:
     Args:
         rows: The split, a dataset or any sequence of rows, that is trained or evaluated with positives "clip".
     """
-    light = without_audio(rows)
-    captions = light["captions"] if hasattr(light, "column_names") else [row["captions"] for row in light]
-    counts = Counter(group_id({"captions": texts}, "captions") for texts in captions)
+    counts: Counter[Any] = Counter()
+    for captions in _caption_batches(rows):
+        if isinstance(captions, pyarrow.ChunkedArray):
+            texts = []
+            for field in captions.type:
+                joined = pc.binary_join(pc.struct_field(captions, field.name), "\x1f")
+                texts.append(pc.fill_null(joined, ""))
+            counts.update(map(hash, pc.binary_join_element_wise(*texts, "\x1e").to_pylist()))
+        else:
+            counts.update(group_id({"captions": of_row}, "captions") for of_row in captions)
 
     shared = sum(filter((1).__lt__, counts.values()))
     if shared:
@@ -146,7 +157,7 @@ def warn_of_shared_captions(rows: Any) -> None:
             "%d of %d clips have just the captions of another clip of their split, and count as its negatives "
             "and wrong answers; --positives captions makes such clips right answers to each other",
             shared,
-            len(captions),
+            counts.total(),
         )
 
 
@@ -175,18 +186,60 @@ def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: 
     >>> lacking_languages(clip, ["eng", "fra"]), lacking_languages(clip, ["eng", "fra"], "kcl")
     ([], ['fra'])
     """
-    absent = [language for language in languages if not row["captions"].get(language)]
+    has_captions = np.array([bool(row["captions"].get(language)) for language in languages])
+    if _suffices(has_captions, scheme):
+        return []
+    return [language for language, has_some in zip(languages, has_captions, strict=True) if not has_some]
 
-    enough = {
-        "random": len(absent) < len(languages),
-        "kcl": not absent,
-        "cacl": languages[0] not in absent and len(absent) < len(languages) - 1,
-    }
-    return [] if enough[scheme] else absent
+
+def _suffices(has_captions: np.ndarray, scheme: str) -> Any:
+    """Whether clips have captions in the languages that a scheme draws from: bool, (..., languages) -> (...)."""
+    if scheme == "random":
+        return has_captions.any(axis=-1)
+    if scheme == "kcl":
+        return has_captions.all(axis=-1)
+    return has_captions[..., 0] & (has_captions.sum(axis=-1) >= min(2, has_captions.shape[-1]))
+
+
+def _caption_batches(rows: Any) -> Iterator[Any]:
+    """The captions of all rows, in parts: of a dataset as Arrow's structs of lists, else as lists of mappings."""
+    if isinstance(rows, Dataset) and isinstance(rows.features.get("captions"), dict):
+        captions = rows.select_columns("captions").with_format("arrow")
+        for start in range(0, len(rows), 10_000):
+            yield captions[start : start + 10_000]["captions"]
+    else:
+        yield [row["captions"] for row in without_audio(rows)]
+
+
+def caption_counts(rows: Any) -> dict[str, np.ndarray]:
+    """Count the captions of each row, by language.
+
+    Args:
+        rows: A dataset, whose captions are counted by Arrow's offsets, or any sequence of rows.
+
+    Returns:
+        int64, `(rows,)` for each language that a row has, also one without captions.
+
+    >>> caption_counts([{"captions": {"eng": ["a dog", "barks"]}}, {"captions": {"fra": ["un chien"]}}])
+    {'eng': array([2, 0]), 'fra': array([0, 1])}
+    """
+    counts = {}
+    batches = list(_caption_batches(rows))
+    if batches and isinstance(batches[0], pyarrow.ChunkedArray):
+        for field in batches[0].type:
+            lengths = [pc.list_value_length(pc.struct_field(captions, field.name)) for captions in batches]
+            counts[field.name] = np.concatenate([pc.fill_null(part, 0).to_numpy().astype(np.int64) for part in lengths])
+        return counts
+
+    listed = list(itertools.chain.from_iterable(batches))
+    for index, captions in enumerate(listed):
+        for language, texts in captions.items():
+            counts.setdefault(language, np.zeros(len(listed), np.int64))[index] = len(texts or ())
+    return counts
 
 
 def require_captions(
-    rows: Iterable[Mapping[str, Any]], languages: Sequence[str], scheme: str = "random", split: str = ""
+    rows: Sequence[Mapping[str, Any]], languages: Sequence[str], scheme: str = "random", split: str = ""
 ) -> None:
     """Refuses a split that would end a run when the turn of some clip comes.
 
@@ -199,16 +252,8 @@ def require_captions(
     Raises:
         ValueError: Clips lack captions that the scheme draws from, or no clip has a caption in one of the languages.
     """
-    present: set[str] = set()
-    lacking: dict[str, list[str]] = {}
-    for row in rows:
-        for language, texts in row["captions"].items():
-            if texts:
-                present.add(language)
-        absent = lacking_languages(row, languages, scheme)
-        if absent:
-            lacking[row["clip_id"]] = absent
-
+    counts = caption_counts(rows)
+    present = {language for language, of_language in counts.items() if of_language.any()}
     nowhere = [language for language in languages if language not in present]
     if nowhere:
         raise ValueError(
@@ -216,12 +261,15 @@ def require_captions(
             "or, if a table's captions are in another language, set it with --caption_language"
         )
 
-    if lacking:
-        clip_id, absent = next(iter(lacking.items()))
+    has_captions = np.stack([counts[language] > 0 for language in languages], axis=-1)
+    lacking = np.flatnonzero(~_suffices(has_captions, scheme))
+    if len(lacking):
+        row = rows[int(lacking[0])]
         wanted = {"random": "one of", "kcl": "all of", "cacl": "the first and another of"}[scheme]
         raise ValueError(
-            f"{len(lacking)} {split} clips lack captions, such as {clip_id!r}, which has none in {absent}: captions "
-            f"are wanted in {wanted} {list(languages)}; take other languages, add translations, or leave the clips out"
+            f"{len(lacking)} {split} clips lack captions, such as {row['clip_id']!r}, which has none in "
+            f"{lacking_languages(row, languages, scheme)}: captions are wanted in {wanted} {list(languages)}; take "
+            "other languages, add translations, or leave the clips out"
         )
 
 

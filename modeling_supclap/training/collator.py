@@ -13,7 +13,13 @@ from torch.utils.data import Dataset
 
 from modeling_supclap.datasets_scripts import bad_audio
 from modeling_supclap.datasets_scripts.audio import read_row, to_int16
-from modeling_supclap.datasets_scripts.schema import all_captions, group_id, lacking_languages, stable_id, without_audio
+from modeling_supclap.datasets_scripts.schema import (
+    all_captions,
+    caption_counts,
+    group_id,
+    lacking_languages,
+    stable_id,
+)
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, drawn, render
 
 from ..processing_supclap import SupCLAPProcessor
@@ -35,8 +41,8 @@ class IndexedRows(Dataset):
         self._places: list[tuple[int, int]] | None = None
         if every_caption_in is not None:
             self._places = []
-            for index, row in enumerate(without_audio(rows)):
-                count = len(row["captions"].get(every_caption_in) or ())
+            counts = caption_counts(rows).get(every_caption_in, np.zeros(len(rows), np.int64))
+            for index, count in enumerate(counts.tolist()):
                 self._places += [(index, number) for number in range(max(1, count))]
 
     def __len__(self) -> int:

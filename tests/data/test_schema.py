@@ -1,9 +1,22 @@
 """The row's contract."""
 
+import json
+from collections import Counter
+
 import datasets
+import numpy as np
 import pytest
 
-from modeling_supclap.datasets_scripts.schema import LANGUAGES, Row, features, require_captions, validate_row
+from modeling_supclap.datasets_scripts.schema import (
+    LANGUAGES,
+    Row,
+    caption_counts,
+    features,
+    lacking_languages,
+    require_captions,
+    validate_row,
+    warn_of_shared_captions,
+)
 
 ROW: Row = {
     "clip_id": "1-100032-A-0",
@@ -75,3 +88,57 @@ def test_missing_fields_are_named():
 def test_a_language_that_no_clip_has_may_be_another_name_for_what_is_there():
     with pytest.raises(ValueError, match=r"no train clip has a caption in \['deu'\].*\['eng'\].*--caption_language"):
         require_captions([ROW], ["deu", "eng"], split="train")
+
+
+def rows_of_captions(seed=0, count=60):
+    """Rows whose captions are drawn from few, so that many rows share all of theirs; some languages lack some."""
+    random = np.random.default_rng(seed)
+    rows = []
+    for number in range(count):
+        captions = {}
+        for language in ("eng", "fra", "deu"):
+            captions[language] = [f"{language} {text}" for text in random.integers(2, size=random.integers(3))]
+        rows.append({**ROW, "clip_id": str(number), "captions": captions})
+    return rows
+
+
+def forms_of(rows):
+    """The same rows as a list, as a dataset, and as one whose rows are picked from a larger one in another order."""
+    whole = datasets.Dataset.from_list([*rows, ROW], features=features(["eng", "fra", "deu"]))
+    back = datasets.Dataset.from_list(rows[::-1], features=features(["eng", "fra", "deu"]))
+    return rows, whole.select(range(len(rows))), back.select(range(len(rows))[::-1])
+
+
+def test_captions_of_datasets_are_counted_as_those_of_rows():
+    rows = rows_of_captions()
+    for form in forms_of(rows):
+        counts = caption_counts(form)
+        for language in ("eng", "fra", "deu"):
+            assert counts[language].tolist() == [len(row["captions"][language]) for row in rows]
+
+
+@pytest.mark.parametrize("scheme", ["random", "kcl", "cacl"])
+def test_every_form_of_rows_is_refused_for_the_same_clips(scheme):
+    rows = rows_of_captions()
+    lacking = [row["clip_id"] for row in rows if lacking_languages(row, ["eng", "fra", "deu"], scheme)]
+    assert 0 < len(lacking) < len(rows)
+    for form in forms_of(rows):
+        with pytest.raises(ValueError, match=f"^{len(lacking)} train clips lack captions, such as '{lacking[0]}'"):
+            require_captions(form, ["eng", "fra", "deu"], scheme, "train")
+        usable = form.filter(lambda row: row["clip_id"] not in lacking) if hasattr(form, "filter") else []
+        if usable:
+            require_captions(usable, ["eng", "fra", "deu"], scheme)
+
+
+def test_shared_captions_are_counted_in_every_form_of_rows(caplog):
+    rows = rows_of_captions()
+    groups = Counter(json.dumps(row["captions"]) for row in rows)
+    shared = sum(count for count in groups.values() if count > 1)
+    assert 0 < shared < len(rows)
+    for form in forms_of(rows):
+        caplog.clear()
+        warn_of_shared_captions(form)
+        assert f"{shared} of {len(rows)} clips" in caplog.text
+    caplog.clear()
+    warn_of_shared_captions(forms_of([{**row, "captions": {"eng": [row["clip_id"]]}} for row in rows])[0])
+    assert not caplog.records
