@@ -1,13 +1,12 @@
-"""How sure is a score, and is one system better than another? Bootstrap intervals and a paired test over clips.
+"""Bootstrap confidence intervals of scores, and a paired test of two systems, both over clusters of queries.
 
-The captions of one clip succeed and fail together, so queries are not independent draws: resampling them one by one
-gives intervals that are too narrow. Here whole clusters, clips with all their queries, are drawn. A score is the mean
-over the queries drawn,
+The captions of one clip are correlated, so intervals from resampled single queries would be too narrow. Therefore whole
+clusters (clips with all their queries) are resampled. A resampled score is the mean over the queries drawn,
 
     score* = sum over clusters c of w_c s_c / sum over c of w_c n_c
 
-with s_c the sum of the outcomes of a cluster's n_c queries and w_c how often it was drawn (multinomial). Outcomes come
-from `metrics.recall.retrieval_outcomes` or `metrics.zste.zste_outcomes`: one number for each query.
+where s_c is the sum of the outcomes of the cluster's n_c queries, and w_c is how often it was drawn (multinomial).
+Outcomes, one number per query, come from `metrics.recall.retrieval_outcomes` or `metrics.zste.zste_outcomes`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# So many draws are held at once, few enough for a core's cache.
+# Draws per batch, few enough for the cache of a core.
 _DRAWS = 1 << 18
-# Up to so many clusters that differ, all 2^n signs are tried.
+# Maximum number of differing clusters for the exact test with all 2^n sign patterns.
 _EXACT_CLUSTERS = 12
 
 
@@ -31,23 +30,23 @@ def bootstrap_intervals(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
-    """Percentile bootstrap intervals of the mean of each outcome (Efron and Tibshirani 1993, chapter 13).
+    """Compute percentile bootstrap intervals of mean outcomes (Efron and Tibshirani 1993, chapter 13).
 
-    Intervals of few clusters (below 30, say) are too narrow, as all percentile intervals are; outcomes that are all
-    alike give an interval of no width.
+    With few clusters (below about 30) percentile intervals are too narrow. If all outcomes are equal, the interval has
+    zero width.
 
     Args:
-        outcomes: By name the outcome of each query, (Q,).
-        clusters: The clip that each query belongs to, by any name. Without them every query stands alone.
-        num_resamples: How often the clusters are drawn.
-        confidence: The share of intervals that hold the true mean, in 0..1.
-        seed: The seed of the draws. It is the same for all outcomes, so that they are resampled together.
+        outcomes: Outcomes of the queries, (Q,), by name.
+        clusters: Cluster of each query, such as its clip id; None makes every query its own cluster.
+        num_resamples: Number of bootstrap resamples.
+        confidence: Confidence level of the intervals, between 0 and 1.
+        seed: Seed of the resampling; all outcomes are resampled together.
 
     Returns:
-        By name the lower and the upper end.
+        (lower, upper) end of the interval, by name.
 
     Raises:
-        ValueError: There is no outcome or fewer than two clusters, lengths differ, an outcome is NaN or infinite, or
+        ValueError: There are no outcomes or fewer than two clusters, lengths differ, an outcome is NaN or infinite, or
             `num_resamples` or `confidence` is out of range.
 
     >>> low, high = bootstrap_intervals({"R@1": [1, 1, 0, 0, 1, 0]}, clusters=["a", "a", "b", "b", "c", "c"])["R@1"]
@@ -57,8 +56,8 @@ def bootstrap_intervals(
     if num_resamples < 1:
         raise ValueError(f"num_resamples is {num_resamples}; give 1 or more")
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}; give a share between 0 and 1, such as 0.95")
-    from scipy import stats  # takes a second, which what draws no interval need not wait for
+        raise ValueError(f"confidence is {confidence}; give a value between 0 and 1, such as 0.95")
+    from scipy import stats  # this import takes a second, and only intervals need it
 
     sums, sizes = _sum_clusters(outcomes, clusters)
 
@@ -69,7 +68,7 @@ def bootstrap_intervals(
     ends = stats.bootstrap(
         (*sums.T, sizes),
         mean,
-        paired=True,  # all outcomes of a cluster, and its size, are drawn together
+        paired=True,  # resamples all outcomes of a cluster and its size together
         vectorized=True,
         method="percentile",
         n_resamples=num_resamples,
@@ -88,38 +87,40 @@ def paired_test(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> dict[str, dict[str, float]]:
-    """Is system a better than system b on the same queries? A paired randomisation test over clusters.
+    """Test whether systems a and b differ on the same queries: a paired randomisation test over clusters.
 
-    If the two were alike, the difference of a cluster could as well have the other sign. The p-value is the share of
-    all sign patterns whose mean difference is at least as far from 0 as the one found (two-sided): exactly, when up to
-    12 clusters differ, and else from `num_resamples` patterns, (1 + hits) / (1 + patterns), which is never 0
-    (Smucker, Allan and Carterette 2007, "A comparison of statistical significance tests for information retrieval
-    evaluation"). The interval is the bootstrap's. Several outcomes are several tests; nothing is corrected for that.
+    Under the null hypothesis, the sign of a cluster's difference is random. The two-sided p-value is the share of sign
+    patterns with a mean difference at least as large, in absolute value, as the observed one. Up to 12 differing
+    clusters, all patterns are evaluated. Otherwise `num_resamples` random patterns are drawn, and the p-value is
+    (1 + hits) / (1 + patterns), which is never 0 (Smucker, Allan and Carterette 2007, "A comparison of statistical
+    significance tests for information retrieval evaluation").
+
+    Several outcomes are several tests; there is no correction for multiple testing.
 
     Args:
-        a: By name the outcome of each query, (Q,), under the one system.
-        b: The same names and queries under the other system.
-        clusters: The clip of each query, as in `bootstrap_intervals`.
-        num_resamples: The number of resamples of the interval, and of sign patterns of the test.
-        confidence: The confidence of the interval.
-        seed: The seed of the draws.
+        a: Outcomes of system a on the queries, (Q,), by name.
+        b: Outcomes of system b, with the same names and queries.
+        clusters: Cluster of each query, as in `bootstrap_intervals`.
+        num_resamples: Number of bootstrap resamples and of sign patterns.
+        confidence: Confidence level of the bootstrap interval.
+        seed: Random seed.
 
     Returns:
-        By name `difference`, mean a - mean b; `low` and `high`, its interval; `p_value`.
+        By name a dictionary of `difference` (mean a - mean b), its bootstrap interval `low` and `high`, and `p_value`.
 
     Raises:
-        ValueError: As in `bootstrap_intervals`; or a and b differ in names or in number of queries.
+        ValueError: As in `bootstrap_intervals`; or a and b have different names or numbers of queries.
 
     >>> paired_test({"R@1": [1, 1, 1, 1, 0]}, {"R@1": [0, 0, 0, 0, 0]})["R@1"]["p_value"]  # 2 of 2^4 sign patterns
     0.125
     """
     if a.keys() != b.keys():
-        raise ValueError(f"a has the outcomes {list(a)}, b has {list(b)}; both must have the same")
+        raise ValueError(f"a has the outcomes {list(a)} and b {list(b)}; both must have the same names")
     differences = {}
     for name in a:
         first, second = np.asarray(a[name], np.float64), np.asarray(b[name], np.float64)
         if first.shape != second.shape:
-            raise ValueError(f"a has {len(first)} queries and b {len(second)}; both must answer the same ones")
+            raise ValueError(f"a has {len(first)} queries and b {len(second)}; both must have the same queries")
         differences[name] = first - second
     sums, _ = _sum_clusters(differences, clusters)
     intervals = bootstrap_intervals(differences, clusters, num_resamples, confidence, seed)
@@ -138,7 +139,7 @@ def paired_test(
 def _sum_clusters(
     outcomes: Mapping[str, ArrayLike], clusters: Sequence[Any] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(C, M) the sum of each of M outcomes over each cluster's queries, and (C,) how many these are."""
+    """Return the sums of the M outcomes over each cluster's queries, (C, M), and the cluster sizes, (C,)."""
     columns, shapes = [], []
     for name, values in outcomes.items():
         column = np.asarray(values, np.float64)
@@ -148,8 +149,10 @@ def _sum_clusters(
         if column.ndim == 1 and len(bad):
             raise ValueError(f"{name}[{bad[0, 0]}] is {column[bad[0, 0]]}; every outcome must be finite")
     if len(set(shapes)) != 1 or len(shapes[0]) != 1:
-        told = dict(zip(outcomes, shapes, strict=True))
-        raise ValueError(f"outcomes have the shapes {told}; give one outcome at least, each with one number a query")
+        by_name = dict(zip(outcomes, shapes, strict=True))
+        raise ValueError(
+            f"outcomes have the shapes {by_name}; give one or more outcomes, each with one number per query"
+        )
     table = np.stack(columns, axis=1)  # (Q, M)
 
     if clusters is None:
@@ -162,7 +165,7 @@ def _sum_clusters(
     for cluster in clusters:
         numbers.append(order.setdefault(cluster, len(order)))
     if len(order) < 2:
-        raise ValueError(f"there are {len(order)} clusters of queries; resampling needs two or more")
+        raise ValueError(f"there are {len(order)} clusters of queries; resampling requires two or more")
 
     sums = np.zeros((len(order), table.shape[1]))
     np.add.at(sums, numbers, table)  # (Q, M) -> (C, M)
@@ -170,19 +173,19 @@ def _sum_clusters(
 
 
 def _sign_flip_p_value(differences: NDArray[np.float64], num_resamples: int, seed: int) -> float:
-    # `stats.permutation_test` gives the same, but takes 16 times as long: it sorts random numbers to draw a sign.
-    differing = differences[differences != 0]  # the others have no sign to flip
-    found = abs(differing.sum()) - 1e-12 * np.abs(differing).sum()  # sums in another order differ by rounding
+    # The same p-value as `stats.permutation_test`, which takes 16 times as long because it sorts to draw signs.
+    differing = differences[differences != 0]  # zeros have no sign to flip
+    observed = abs(differing.sum()) - 1e-12 * np.abs(differing).sum()  # sums in another order differ by rounding
     count = len(differing)
 
     if count <= _EXACT_CLUSTERS:
         patterns = np.arange(2**count)[:, None] >> np.arange(count) & 1
-        return float((np.abs((2 * patterns - 1) @ differing) >= found).mean())
+        return float((np.abs((2 * patterns - 1) @ differing) >= observed).mean())
 
-    rng = np.random.default_rng((seed, 1))  # apart from the draws of the interval
+    rng = np.random.default_rng((seed, 1))  # independent of the draws of the interval
     hits = 0
     for start in range(0, num_resamples, step := max(1, _DRAWS // count)):
         shape = (min(step, num_resamples - start), count)
         flipped = rng.integers(0, 2, shape, dtype=np.int8).astype(np.float64)
-        hits += int((np.abs(2 * flipped @ differing - differing.sum()) >= found).sum())
+        hits += int((np.abs(2 * flipped @ differing - differing.sum()) >= observed).sum())
     return (1 + hits) / (1 + num_resamples)

@@ -1,4 +1,4 @@
-"""The one table of metric names: what each is called in print, which way is better, and how it is written."""
+"""Table of metric names: display name, direction and number format of each metric."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import re
 from dataclasses import dataclass
 
 RECALL_CUTOFFS = (1, 5, 10)
-"""The cutoffs k of R@k that are reported unless told otherwise."""
+"""Default cutoffs k of R@k."""
 
 MAP_CUTOFF = 10
-"""The cutoff of mAP that is reported unless told otherwise."""
+"""Default cutoff of mAP."""
 
 RETRIEVAL_METRICS = (*(f"R@{k}" for k in RECALL_CUTOFFS), f"mAP@{MAP_CUTOFF}")
-"""The shares that a retrieval table shows, in its order of columns."""
+"""The metrics of a retrieval table, in the order of its columns."""
 
 
 @dataclass(frozen=True)
 class MetricName:
-    """How a metric is shown.
+    """Display format of a metric.
 
     Args:
-        display: The name for readers, such as "mean rank variance".
-        higher_is_better: Whether a larger value is a better one.
-        percent: Whether the value is a share in 0..1, which is shown in percent.
-        digits: How many digits stand behind the point.
+        display: Display name, such as "mean rank variance".
+        higher_is_better: Whether larger values are better.
+        percent: Whether the value is a share in 0..1, to be shown in percent.
+        digits: Number of decimal places.
     """
 
     display: str
@@ -32,7 +32,7 @@ class MetricName:
     digits: int = 1
 
     def format(self, value: float) -> str:
-        """The value as text, in percent where the metric is a share.
+        """Format a value, in percent if the metric is a share.
 
         >>> METRICS["top1"].format(0.625), METRICS["MRV"].format(0.625)
         ('62.5', '0.62')
@@ -62,20 +62,17 @@ METRICS = {
     "peak_memory_mib": MetricName("peak GPU memory in MiB", higher_is_better=False, percent=False, digits=0),
     "trained_parameters": MetricName("parameters that train", higher_is_better=False, percent=False, digits=0),
 }
-"""All metrics but those with a number in their name (R@k, mAP@k and the tasks of ZSTE), which `get_metric` knows."""
+"""All metrics except R@k, mAP@k and the tasks of ZSTE, which `get_metric` adds."""
 
 
 def get_metric(name: str) -> MetricName:
-    """How the metric of this name is shown.
+    """Return the display format of a metric.
 
     Args:
-        name: A key of `METRICS`, `R@k`, `mAP@k`, a task of ZSTE, "1A" to "5B", or its order, "3A_order".
-
-    Returns:
-        Its row of the table.
+        name: A key of `METRICS`, `R@k`, `mAP@k`, a task of ZSTE ("1A" to "5B"), or its order score ("3A_order").
 
     Raises:
-        KeyError: There is no such metric.
+        KeyError: The metric is unknown.
 
     >>> get_metric("R@10").display, get_metric("Dis").higher_is_better
     ('recall at 10', False)
@@ -87,4 +84,4 @@ def get_metric(name: str) -> MetricName:
         return MetricName(f"{kind} at {cutoff[2]}")
     if task := re.fullmatch("([1-5][A-D])(_order)?", name):
         return MetricName(f"ZSTE {task[1]}, order only" if task[2] else f"ZSTE {task[1]}")
-    raise KeyError(f"there is no metric {name!r}; metrics/names.py has {', '.join(METRICS)}, R@k, mAP@k, ZSTE's tasks")
+    raise KeyError(f"unknown metric {name!r}; metrics/names.py has {', '.join(METRICS)}, R@k, mAP@k and ZSTE's tasks")

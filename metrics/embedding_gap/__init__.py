@@ -1,4 +1,4 @@
-"""Gap and Dis: how far a language's text embeddings lie from the English ones."""
+"""Gap and Dis: distances between the text embeddings of a language and English."""
 
 from .distance import gap_and_distance
 

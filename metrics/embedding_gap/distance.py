@@ -8,32 +8,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_BLOCK_ROWS = 128  # of 512 numbers each: what a block makes in float64 stays in a core's cache
-# Half precision leaves the norm of a unit vector within this of 1.
+_BLOCK_ROWS = 128  # with 512 dimensions, the float64 copies of a block fit into the cache of a core
+# In half precision, the norm of a unit vector differs from 1 by less than this.
 _NORM_TOLERANCE = 1e-2
 
 
 def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict[str, float]:
-    """Gap and Dis between a language and English (ATRI, eq. 14 and 15), on unit-norm embeddings.
+    """Compute Gap and Dis between a language and English (ATRI, eq. 14 and 15), on unit-norm embeddings.
 
     Gap = norm of (mean over i of english_i - mean over i of other_i)
     Dis = mean over i of the norm of (english_i - other_i)
 
-    Gap sees the two languages as clouds, and is 0 when their centres agree; Dis sees each sentence, and is 0 only when
-    every translation has its English sentence's embedding. Gap <= Dis <= 2 always (triangle inequality).
+    Gap compares the centres of the two languages; it is 0 if they coincide. Dis compares single sentences; it is 0 only
+    if every translation has the embedding of its English sentence. Gap <= Dis <= 2 (triangle inequality).
 
     Args:
         other_embeds: (N, d) embeddings of N sentences in the other language, unit norm.
         english_embeds: (N, d) embeddings of the same sentences in English, in the same order.
 
     Returns:
-        `Gap` and `Dis`, both 0 for a perfect model. Independent random directions give sqrt(2/N) and sqrt(2), nearly.
+        `Gap` and `Dis`, both 0 for a perfect model. For independent random directions they are about sqrt(2/N) and
+        sqrt(2).
 
     Raises:
-        ValueError: The shapes differ or are not (N, d), or an embedding is zero or holds NaN or inf.
+        ValueError: The shapes differ or are not (N, d), or an embedding is zero or contains NaN or inf.
 
     Warns:
-        UserWarning: The embeddings are not of unit norm, to within 0.01; they are normalised.
+        UserWarning: A norm is not within 0.01 of 1; the embeddings are normalised.
 
     >>> gap_and_distance([[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]])  # a permutation: one centre
     {'Gap': 0.0, 'Dis': 1.4142135623730951}
@@ -41,8 +42,8 @@ def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict
     other, english = _as_array(other_embeds, "other_embeds"), _as_array(english_embeds, "english_embeds")
     if other.shape != english.shape or other.ndim != 2 or not other.size:
         raise ValueError(
-            f"other_embeds has shape {other.shape}, english_embeds {english.shape}; both must be (N, d), "
-            "row i of one the translation of row i of the other"
+            f"other_embeds has shape {other.shape} and english_embeds {english.shape}; both must be (N, d), "
+            "with translations in the same row"
         )
 
     other_norms, english_norms = _norms(other, "other_embeds"), _norms(english, "english_embeds")
@@ -64,7 +65,7 @@ def _as_array(embeds: ArrayLike, name: str) -> NDArray[Any]:
 
 
 def _norms(embeds: NDArray[Any], name: str) -> NDArray[np.float64]:
-    """(N, 1), in float64 whatever the embeddings are."""
+    """Return the norms, (N, 1) in float64; raise if one is zero or not finite."""
     norms = np.sqrt(np.einsum("id,id->i", embeds, embeds, dtype=np.float64))[:, None]
     bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
     if len(bad):
@@ -73,7 +74,7 @@ def _norms(embeds: NDArray[Any], name: str) -> NDArray[np.float64]:
     furthest = norms[np.argmax(np.abs(norms - 1)), 0]
     if abs(furthest - 1) > _NORM_TOLERANCE:
         warnings.warn(
-            f"{name} has rows of norm {furthest:.4g} where 1 is expected; Gap and Dis are taken after normalising them",
+            f"{name} has rows of norm {furthest:.4g}, expected 1; they are normalised",
             stacklevel=3,
         )
     return norms

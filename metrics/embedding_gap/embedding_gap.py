@@ -1,4 +1,4 @@
-"""`evaluate.load("metrics/embedding_gap")`: Gap and Dis of `distance.py` behind `evaluate.Metric`."""
+"""`evaluate.load("metrics/embedding_gap")`: Gap and Dis of `distance.py` as an `evaluate.Metric`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .distance import gap_and_distance
 
 _DESCRIPTION = """\
 Gap and Dis: the distance between the mean text embeddings of English and another language, and the mean distance
-between the embeddings of an English sentence and its translation. Both are 0 when the languages coincide.
+between the embeddings of an English sentence and its translation. Both are 0 if the embeddings coincide.
 """
 
 _INPUTS = """
 Args:
-    predictions: per sentence its embedding in the other language; or its row number in `other_embeds`.
-    references: per sentence its embedding in English; or its row number in `english_embeds`.
-    other_embeds, english_embeds: the embeddings as two matrices, which then do not pass through Arrow.
+    predictions: embeddings of the sentences in the other language; with `other_embeds`, row numbers.
+    references: embeddings of the sentences in English; with `english_embeds`, row numbers.
+    other_embeds, english_embeds: matrices of the embeddings, which are not stored in Arrow.
 Returns:
     Gap, Dis.
 Examples:
@@ -57,7 +57,7 @@ class EmbeddingGap(evaluate.Metric):
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
         for column in batch.values():
             if column is None or len(column) == 0:
-                raise ValueError("predictions and references must both be given and hold at least one sentence")
+                raise ValueError("predictions or references are missing or empty; give both, for one or more sentences")
         return super()._infer_feature_from_batch(batch)
 
     def _compute(
@@ -66,7 +66,7 @@ class EmbeddingGap(evaluate.Metric):
         references: Sequence[Any],
         other_embeds: Any = None,
         english_embeds: Any = None,
-        **kwargs: Any,  # what `evaluate.combine` hands to all its metrics
+        **kwargs: Any,  # `evaluate.combine` passes the options of all its metrics
     ) -> dict[str, float]:
         if other_embeds is None and english_embeds is None:
             return gap_and_distance(predictions, references)
@@ -80,6 +80,7 @@ def _rows(embeds: Any, numbers: Sequence[int], name: str) -> Any:
         raise ValueError(f"{name} is missing; give both other_embeds and english_embeds, or neither")
     if np.ndim(numbers[0]) or min(numbers) < 0 or max(numbers) >= len(embeds):
         raise ValueError(
-            f"with {name}, the input holds its row numbers, from 0 to {len(embeds) - 1}; got {numbers[0]} first"
+            f"with {name}, predictions or references must be row numbers in 0..{len(embeds) - 1}; the first is "
+            f"{numbers[0]}"
         )
     return np.asarray(embeds)[numbers]

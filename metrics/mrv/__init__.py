@@ -1,4 +1,4 @@
-"""Mean rank variance: does a question get the same rank in every language?"""
+"""Mean rank variance (MRV): variance of a query's rank over languages."""
 
 from .rank_variance import mean_rank_variance
 

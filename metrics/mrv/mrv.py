@@ -1,4 +1,4 @@
-"""`evaluate.load("metrics/mrv")`: the mean rank variance of `rank_variance.py` behind `evaluate.Metric`."""
+"""`evaluate.load("metrics/mrv")`: the mean rank variance of `rank_variance.py` as an `evaluate.Metric`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from .rank_variance import mean_rank_variance
 
 _DESCRIPTION = """\
-Mean rank variance (MRV): the variance over languages of the rank of a query's right answer, averaged over the queries.
-0 when all languages retrieve alike.
+Mean rank variance (MRV): the variance, over languages, of the rank of a query's correct answer, averaged over queries.
+It is 0 if every query has the same rank in all languages.
 """
 
 _INPUTS = """
 Args:
-    predictions: per query one row of K ranks, one for each language; or, with `ranks`, its row number.
-    ranks: the ranks of all queries as a matrix (queries, languages), which does not pass through Arrow.
+    predictions: one row of K ranks per query, one for each language; with `ranks`, row numbers.
+    ranks: matrix (queries, languages) of all ranks, which is not stored in Arrow.
 Returns:
     MRV.
 Examples:
@@ -53,23 +53,23 @@ class MRV(evaluate.Metric):
 
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
         if batch["predictions"] is None or len(batch["predictions"]) == 0:
-            raise ValueError("there are no queries; predictions must hold at least one row of ranks")
+            raise ValueError("there are no queries; give one or more rows of ranks as predictions")
         return super()._infer_feature_from_batch(batch)
 
     def _infer_feature_from_example(self, example: dict[str, Any]) -> datasets.Features:
-        # By its form: the ranks of one query [3, 5] are a row, 3 is a row number.
+        # A list such as [3, 5] is a row of ranks; an integer is a row number.
         return self.features[0 if np.ndim(example["predictions"]) else 1]
 
     def _compute(
         self,
         predictions: Sequence[Any],
         ranks: Any = None,
-        **kwargs: Any,  # what `evaluate.combine` hands to all its metrics
+        **kwargs: Any,  # `evaluate.combine` passes the options of all its metrics
     ) -> dict[str, float]:
         if ranks is None:
             return {"MRV": mean_rank_variance(predictions)}
         if np.ndim(predictions[0]) or min(predictions) < 0 or max(predictions) >= len(ranks):
             raise ValueError(
-                f"with `ranks`, predictions are its row numbers, from 0 to {len(ranks) - 1}; got {predictions[0]} first"
+                f"with `ranks`, predictions must be row numbers in 0..{len(ranks) - 1}; the first is {predictions[0]}"
             )
         return {"MRV": mean_rank_variance(np.asarray(ranks)[predictions])}

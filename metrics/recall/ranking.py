@@ -1,14 +1,14 @@
-"""Retrieval scores by counting: how many wrong candidates does a query prefer to its right ones?
+"""Retrieval scores from counts of irrelevant candidates that rank ahead of relevant ones.
 
-Every score here follows from one table, `counts[q, i]`: the number of candidates irrelevant to query q that score at
-least as high as its i-th best relevant one (i from 0). The 1-based rank of that item is then `counts[q, i] + i + 1`.
-Counting takes one comparison per candidate where sorting a row takes log(C) of them, needs no second matrix, can be
-done tile by tile, and says what a tie means: a wrong candidate that ties counts as ahead, so that a model which answers
-the same to everything scores as the worst model and not as a perfect one.
+All scores follow from one table, `counts[q, i]`: the number of candidates irrelevant to query q that score at least as
+high as its i-th best relevant one (i from 0). The 1-based rank of that item is `counts[q, i] + i + 1`.
 
-A `similarity` below is either an array (Q, C), queries by candidates, or a `LazySimilarity` made from embeddings, which
-never holds that array. Both are read a block of queries at a time: the scores of the relevant candidates, and all of
-them in tiles. `relevant` has one list of candidate columns for each query.
+Counting takes one comparison per candidate, where sorting takes log(C). It needs no second matrix and works on tiles. A
+tied irrelevant candidate counts as ahead, so a model with constant scores is the worst model, not a perfect one.
+
+In this file, a `similarity` is an array (Q, C), queries by candidates, or a `LazySimilarity` of embeddings, which never
+stores this array. Both are read in blocks of queries: the scores of the relevant candidates, and tiles of all scores.
+`relevant` has one list of candidate columns per query.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from numpy.typing import ArrayLike, NDArray
 
 MAP_CUTOFF = 10
 
-# Queries by candidates of one matrix product.
+# Size of one matrix product.
 TILE_QUERIES, TILE_CANDIDATES = 1024, 1024
-# Up to so many candidates a block of queries keeps all its scores, so that none is computed twice.
-_HELD_CANDIDATES = 8 * TILE_CANDIDATES
-# A tile of a matrix that is counted at once stays in a core's second-level cache.
+# Up to this number of candidates, a block of queries stores all its scores, so that none is computed twice.
+_STORED_CANDIDATES = 8 * TILE_CANDIDATES
+# Queries per tile of a matrix, so that a tile fits into the level-2 cache of a core.
 _MATRIX_QUERIES = 256
-# Half precision leaves the norm of a unit vector within this of 1.
+# In half precision, the norm of a unit vector differs from 1 by less than this.
 _NORM_TOLERANCE = 1e-2
 _NORM_ROWS = 4096
 
 Tiles = Iterator[tuple[int, NDArray[Any]]]
 
 RelevantColumns = Sequence[Sequence[int]] | NDArray[Any]
-"""For each query the list of its relevant columns; or, where each has as many, an array (Q, m)."""
+"""One list of relevant columns per query, or an array (Q, m) if all queries have m of them."""
 
 
 def best_ranks(similarity: ArrayLike | LazySimilarity, relevant: RelevantColumns) -> NDArray[np.int64]:
-    """0-based rank of each query's best relevant candidate: the number of irrelevant ones scored at least as high.
+    """Compute the 0-based rank of each query's best relevant candidate.
 
-    A perfect model gives 0 everywhere, a constant one C - m (m: relevant candidates of the query), a random one
-    (C - m) / (m + 1) on average.
+    The rank is the number of irrelevant candidates that score at least as high. With m relevant candidates, it is 0 for
+    a perfect model, C - m for a constant one, and (C - m) / (m + 1) on average for a random one.
 
     Args:
         similarity: (Q, C) scores, higher is closer; or a `LazySimilarity`.
-        relevant: The columns of each query's relevant candidates, at least one.
+        relevant: Columns of each query's relevant candidates, one or more.
 
     Returns:
         (Q,) int64.
@@ -67,17 +67,17 @@ def retrieval_outcomes(
     k: int | Sequence[int] = (1, 5, 10),
     map_cutoff: int = MAP_CUTOFF,
 ) -> dict[str, NDArray[Any]]:
-    """What each query contributes to `retrieval_scores`: what a bootstrap resamples and a paired test compares.
+    """Compute the scores of each single query, for `bootstrap_intervals` and `paired_test`.
 
     Args:
         scores: (Q, C) scores, higher is closer; or a `LazySimilarity`.
-        relevant: The columns of each query's relevant candidates, at least one.
-        k: The cutoffs of R@k.
-        map_cutoff: The cutoff of mAP; DCASE 2025 takes 16.
+        relevant: Columns of each query's relevant candidates, one or more.
+        k: Cutoffs of R@k.
+        map_cutoff: Cutoff of mAP; DCASE 2025 uses 16.
 
     Returns:
-        (Q,) each: `R@k` for each k, 0 or 1; `mAP@10`, the query's average precision in 0..1; `rank`, that of its best
-        relevant candidate, from 0. The means of the first two are those of `retrieval_scores`.
+        Arrays (Q,): `R@k` for each k, 0 or 1; `mAP@10`, the average precision in 0..1; and `rank`, the 0-based rank of
+        the best relevant candidate. The means of `R@k` and `mAP@10` are those of `retrieval_scores`.
 
     Raises:
         ValueError: As in `retrieval_scores`.
@@ -94,10 +94,10 @@ def retrieval_outcomes(
     for cutoff in cutoffs:
         outcomes[f"R@{cutoff}"] = (ranks < cutoff).astype(np.float64)
 
-    # Of each query the mean of the precisions at its relevant candidates' ranks, those from 1 to `last`.
+    # Sum the precisions at the ranks 1..`last` of the relevant candidates, divided by the number of these candidates.
     order = np.arange(1, counts.shape[1] + 1)
-    is_found = (counts >= 0) & (counts + order <= last)
-    outcomes[f"mAP@{last}"] = (is_found * order / np.maximum(counts + order, 1)).sum(axis=1) / sizes
+    is_within = (counts >= 0) & (counts + order <= last)
+    outcomes[f"mAP@{last}"] = (is_within * order / np.maximum(counts + order, 1)).sum(axis=1) / sizes
     return {**outcomes, "rank": ranks.copy()}
 
 
@@ -107,22 +107,22 @@ def retrieval_scores(
     k: int | Sequence[int] = (1, 5, 10),
     map_cutoff: int = MAP_CUTOFF,
 ) -> dict[str, float]:
-    """R@k, mAP@10, median and mean rank of one direction of retrieval.
+    """Compute R@k, mAP@10, median and mean rank of one retrieval direction.
 
     R@k = mean over queries of [the best relevant candidate is among the first k].
 
-    For text to audio give the transpose, `similarity.T`, where `similarity[i, j]` is audio i, text j.
+    For text to audio pass the transpose, `similarity.T`, where `similarity[i, j]` is audio i, text j.
 
     Args:
         similarity: (Q, C) scores, higher is closer; or a `LazySimilarity`.
-        relevant: The columns of each query's relevant candidates, at least one.
-        k: The cutoffs of R@k.
-        map_cutoff: The cutoff of mAP; DCASE 2025 takes 16.
+        relevant: Columns of each query's relevant candidates, one or more.
+        k: Cutoffs of R@k.
+        map_cutoff: Cutoff of mAP; DCASE 2025 uses 16.
 
     Returns:
         `R@k` for each k and `mAP@10`, fractions in 0..1; `median_rank` (the floor of the 0-based median, plus 1) and
-        `mean_rank` of the best relevant candidate, 1-based; `num_queries`. A perfect model gives 1, 1 (with at most ten
-        relevant candidates), 1 and 1; what a random one gives is in `chance_scores`.
+        `mean_rank` of the best relevant candidate, 1-based; and `num_queries`. The scores and ranks of a perfect model
+        are 1 (`mAP@10` only with up to ten relevant candidates). For random order see `chance_scores`.
 
     Raises:
         ValueError: A score is NaN or infinite, `relevant` does not fit the scores, or a cutoff is not positive.
@@ -145,21 +145,21 @@ def retrieval_scores(
 def chance_scores(
     relevant: RelevantColumns, num_candidates: int, k: int | Sequence[int] = (1, 5, 10), map_cutoff: int = MAP_CUTOFF
 ) -> dict[str, float]:
-    """Exact expectation of R@k and mAP@10 when each query's candidates stand in random order.
+    """Compute the exact expectation of R@k and mAP@10 for candidates in random order.
 
     With n candidates, m of them relevant, and p = (m - 1)/(n - 1), averaged over the queries:
 
         R@k = 1 - C(n - m, k) / C(n, k)
         AP@k = 1/n * sum over ranks r = 1..min(k, n) of (1 + (r - 1) p) / r
 
-    For rank r is relevant with probability m/n; then each of the r - 1 ranks before it is with probability p, so that
-    the precision there is (1 + (r - 1) p)/r on average; and the sum is divided by m.
+    Derivation of AP@k: rank r is relevant with probability m/n. Given this, each of the r - 1 ranks before it is
+    relevant with probability p, so the expected precision at r is (1 + (r - 1) p)/r. The sum is divided by m.
 
     Args:
-        relevant: The columns of each query's relevant candidates.
-        num_candidates: The number of candidates, n.
-        k: The cutoffs of R@k.
-        map_cutoff: The cutoff of mAP.
+        relevant: Columns of each query's relevant candidates.
+        num_candidates: Number of candidates n.
+        k: Cutoffs of R@k.
+        map_cutoff: Cutoff of mAP.
 
     Returns:
         `R@k` for each k and `mAP@10`, fractions.
@@ -177,23 +177,23 @@ def chance_scores(
 
     chance = dict.fromkeys([*(f"R@{cutoff}" for cutoff in cutoffs), f"mAP@{last}"], 0.0)
     for m, share in zip(sizes, repeats / repeats.sum(), strict=True):
-        for cutoff in cutoffs:  # k > n - m: there are too few wrong ones to fill the first k
+        for cutoff in cutoffs:  # k > n - m: too few irrelevant candidates to fill the first k
             recall = 1.0 if cutoff > n - m else -np.expm1(np.log1p(-cutoff / (n - np.arange(m))).sum())
             chance[f"R@{cutoff}"] += float(share * recall)
-        again = (m - 1) / (n - 1) if n > 1 else 0.0
-        chance[f"mAP@{last}"] += float(share * ((1 + (ranks - 1) * again) / ranks).sum() / n)
+        p = (m - 1) / (n - 1) if n > 1 else 0.0
+        chance[f"mAP@{last}"] += float(share * ((1 + (ranks - 1) * p) / ranks).sum() / n)
     return chance
 
 
 def _count_outranking(
     similarity: ArrayLike | LazySimilarity, relevant: RelevantColumns, depth: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`counts` of the module's docstring, (Q, depth or less), and the number of relevant candidates, (Q,).
+    """Compute `counts` (see the docstring of the module), (Q, <= depth), and the numbers of relevant candidates, (Q,).
 
-    A count is -1 beyond a query's relevant candidates. But for the first, it may be too low where the rank is beyond
-    `depth` all the same.
+    A count is -1 if a query has fewer relevant candidates. Except for the first, a count may be too low if its rank is
+    beyond `depth` anyway.
     """
-    # Asking for the method and not the class: `evaluate` loads a second copy of this module.
+    # Check for the method, not the class, because `evaluate` loads a second copy of this module.
     source: Any = similarity
     is_lazy = hasattr(source, "scored")
     if not is_lazy:
@@ -206,12 +206,12 @@ def _count_outranking(
     chunk = source.chunk if is_lazy else _MATRIX_QUERIES
     for start in range(0, num_queries, chunk):
         rows = slice(start, min(start + chunk, num_queries))
-        # The relevant columns of these queries, (n, M), filled up with -1.
-        held = np.arange(max(counts.shape[1], sizes[rows].max())) < sizes[rows, None]
-        columns = np.full(held.shape, -1, np.int64)
-        columns[held] = answers[ends[start] - sizes[start] : ends[rows.stop - 1]]
+        # The relevant columns of these queries, (n, M), padded with -1.
+        is_filled = np.arange(max(counts.shape[1], sizes[rows].max())) < sizes[rows, None]
+        columns = np.full(is_filled.shape, -1, np.int64)
+        columns[is_filled] = answers[ends[start] - sizes[start] : ends[rows.stop - 1]]
 
-        # Their scores, (n, M), and those of all candidates, (n, 1024) at a time.
+        # Their scores, (n, M), and tiles of the scores of all candidates, (n, 1024).
         if is_lazy:
             scores, tiles = source.scored(rows, columns)
         else:
@@ -220,47 +220,49 @@ def _count_outranking(
         scores = np.where(columns >= 0, scores, -np.inf)
         best = -np.sort(-scores, axis=1)[:, : counts.shape[1]]
 
-        # Every candidate is counted that scores as high, the relevant ones too, which are therefore taken off first.
-        own = np.empty(best.shape, np.int64)
+        # The tiles include the relevant candidates, so start at minus the number of these that score at least as high.
+        block_counts = np.empty(best.shape, np.int64)
         for i in range(best.shape[1]):
-            own[:, i] = -(scores >= best[:, i : i + 1]).sum(axis=1)
+            block_counts[:, i] = -(scores >= best[:, i : i + 1]).sum(axis=1)
 
         ahead = np.zeros((len(best), TILE_CANDIDATES), bool)
         for _, tile in tiles:
             ahead[:, tile.shape[1] :] = False
             for i in range(best.shape[1]):
-                # A rank that is beyond the cutoff already need not be known further, nor those after it.
-                if i and not (own[:, i] + i < depth).any():
+                # Ranks beyond the cutoff, and all later ones, need no exact count.
+                if i and not (block_counts[:, i] + i < depth).any():
                     break
                 np.greater_equal(tile, best[:, i : i + 1], out=ahead[:, : tile.shape[1]])
-                # Eight bytes are added at a time; each holds at most TILE_CANDIDATES / 8 = 128 and does not overflow.
+                # Add eight bytes at a time; each sum is at most TILE_CANDIDATES / 8 = 128 and does not overflow.
                 lanes = ahead.view(np.uint64).sum(axis=1)
-                own[:, i] += lanes.view(np.uint8).reshape(-1, 8).sum(axis=1, dtype=np.int64)
-        counts[rows] = np.where(np.isneginf(best), -1, own)
+                block_counts[:, i] += lanes.view(np.uint8).reshape(-1, 8).sum(axis=1, dtype=np.int64)
+        counts[rows] = np.where(np.isneginf(best), -1, block_counts)
     return counts, sizes
 
 
 def _check_cutoffs(k: int | Sequence[int]) -> list[int]:
     cutoffs = np.atleast_1d(np.asarray(k))
     if cutoffs.dtype.kind not in "iu" or not cutoffs.size or cutoffs.min() < 1:
-        raise ValueError(f"k is {k!r}; give one or more positive whole numbers, such as [1, 5, 10]")
+        raise ValueError(f"k is {k!r}; give one or more positive integers, such as [1, 5, 10]")
     return cutoffs.tolist()
 
 
 def _parse_relevant(
     relevant: RelevantColumns, num_queries: int, num_candidates: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The relevant columns of all queries, end to end, and how many each has; checked against both numbers."""
+    """Check the relevant columns; return those of all queries concatenated, and their number per query, (Q,)."""
     if len(relevant) != num_queries:
         raise ValueError(f"got {len(relevant)} lists of relevant candidates for {num_queries} queries; give one each")
     if not num_queries or num_candidates < 1:
-        raise ValueError(f"got {num_queries} queries and {num_candidates} candidates; there must be one at least")
+        raise ValueError(f"got {num_queries} queries and {num_candidates} candidates; give one or more of each")
     if np.ndim(relevant[0]) != 1:
-        raise ValueError(f"relevant[0] is {relevant[0]!r}; give a list of columns for each query, be it of one")
+        raise ValueError(
+            f"relevant[0] is {relevant[0]!r}; give a list of columns for each query, also for a single one"
+        )
 
     sizes = np.fromiter(map(len, relevant), np.int64, num_queries)
     if not sizes.all():
-        raise ValueError(f"query {np.argmin(sizes)} has no relevant candidate; leave such queries out")
+        raise ValueError(f"query {np.argmin(sizes)} has no relevant candidate; leave out such queries")
 
     whole = isinstance(relevant, np.ndarray)
     columns = np.ravel(relevant) if whole else np.array(list(chain.from_iterable(relevant)))
@@ -272,29 +274,26 @@ def _parse_relevant(
     outside = np.flatnonzero((columns < 0) | (columns >= num_candidates))
     if len(outside):
         raise ValueError(
-            f"query {owner[outside[0]]} names column {columns[outside[0]]} as relevant; columns run from 0 to "
-            f"{num_candidates - 1}"
+            f"query {owner[outside[0]]} has the relevant column {columns[outside[0]]}; columns must be in "
+            f"0..{num_candidates - 1}"
         )
 
     pairs, repeats = np.unique(owner * num_candidates + columns, return_counts=True)
     if repeats.max() > 1:
         query, column = divmod(int(pairs[np.argmax(repeats)]), num_candidates)
-        raise ValueError(f"query {query} names column {column} as relevant {repeats.max()} times; name it once")
+        raise ValueError(f"query {query} has the relevant column {column} {repeats.max()} times; list it once")
     return columns, sizes
 
 
 def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
-    """The values as a matrix of floats, not copied where they are one.
+    """Convert values to a non-empty matrix of floats; a float array is not copied, integers become float64.
 
     Args:
         values: Rows of numbers.
-        name: The name of the values in errors.
-
-    Returns:
-        Two-dimensional, not empty; of float64 where the values are integers.
+        name: Name of the values in error messages.
 
     Raises:
-        ValueError: Rows differ in length, there are none, or a value is no real number.
+        ValueError: Rows differ in length, there are none, or a value is not a real number.
     """
     try:
         matrix = np.asarray(values)
@@ -304,17 +303,13 @@ def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
         matrix = matrix.astype(np.float64)
     if matrix.ndim != 2 or not matrix.size or matrix.dtype.kind != "f":
         raise ValueError(
-            f"{name} has shape {matrix.shape}, type {matrix.dtype}; give a non-empty matrix of real numbers"
+            f"{name} has shape {matrix.shape} and type {matrix.dtype}; give a non-empty matrix of real numbers"
         )
     return matrix
 
 
 def _finite_tiles(scores: NDArray[Any], rows: slice) -> Tiles:
-    """(first column, scores) of some rows of a matrix.
-
-    Raises:
-        ValueError: A score is NaN or infinite.
-    """
+    """Yield (first column, scores) over all columns of some rows; raise if a score is NaN or infinite."""
     for first in range(0, scores.shape[1], TILE_CANDIDATES):
         tile = scores[rows, first : first + TILE_CANDIDATES]
         with np.errstate(all="ignore"):
@@ -322,32 +317,31 @@ def _finite_tiles(scores: NDArray[Any], rows: slice) -> Tiles:
         if is_suspect and not np.isfinite(tile).all():
             row, column = np.argwhere(~np.isfinite(tile))[0]
             raise ValueError(
-                f"similarity[{rows.start + row}, {first + column}] is {tile[row, column]}; all scores must be "
-                "finite, for a rank among NaN or inf means nothing"
+                f"similarity[{rows.start + row}, {first + column}] is {tile[row, column]}; all scores must be finite"
             )
         yield first, tile
 
 
 class LazySimilarity:
-    """`queries @ candidates.T`, computed in tiles when it is needed and thrown away: a `similarity` in bounded memory.
+    """`queries @ candidates.T`, computed in tiles on demand and never stored: a `similarity` in bounded memory.
 
-    It goes wherever a `similarity` is taken. Scores have the embeddings' own precision, float32 at least, but are not
-    more exact than about 1e-8. Equal embeddings get equal scores, to the last bit, wherever they stand and whatever
-    BLAS computes the product. A product of the embeddings themselves does not: its rounding differs by position.
+    Scores have the type of the embeddings, at least float32, with an accuracy of about 1e-8. Equal embeddings have
+    bitwise equal scores, independent of their position and of the BLAS library. In a plain matrix product, rounding
+    depends on the position.
 
     Args:
         queries: (Q, d) embeddings, unit norm.
         candidates: (C, d) embeddings, unit norm.
-        chunk: How many queries are scored at a time; the memory beyond the embeddings is about 10 000 scores for each.
-        similarity: "cosine", for which embeddings that are not of unit norm to within 0.01 are normalised, tile by
-            tile, with a warning; or "dot", which takes them as they are.
+        chunk: Queries per block; each needs memory for about 10,000 scores.
+        similarity: "cosine" normalises embeddings with a norm that is not within 0.01 of 1, with a warning; "dot" uses
+            the embeddings unchanged.
 
     Raises:
-        ValueError: An embedding holds NaN or inf, or is zero where a cosine is asked for; an array is empty or not
-            (rows, d), or the d differ.
+        ValueError: An embedding contains NaN or inf, or is zero with "cosine"; an array is empty or not (rows, d); or
+            the dimensions d differ.
 
     Warns:
-        UserWarning: The embeddings are not of unit norm; they are normalised.
+        UserWarning: Embeddings do not have unit norm and are normalised.
 
     >>> lazy = LazySimilarity([[1.0, 0.0], [0.5, 0.25]], [[1.0, 0.0], [0.0, 1.0]], similarity="dot")
     >>> [(first, tile.tolist()) for first, tile in lazy.tiles(slice(0, 2))]
@@ -368,7 +362,7 @@ class LazySimilarity:
                 "their last dimensions must be equal"
             )
         if chunk < 1:
-            raise ValueError(f"chunk is {chunk}; it must be 1 or more queries")
+            raise ValueError(f"chunk is {chunk}; give 1 or more queries")
         if similarity not in ("cosine", "dot"):
             raise ValueError(f"similarity is {similarity!r}; give 'cosine' or 'dot'")
 
@@ -379,7 +373,7 @@ class LazySimilarity:
         self._candidate_scales = self._get_scales(self.candidates, "candidates", similarity)
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        """All scores of some queries, a slice without a step, as a matrix; `lazy[:]` those of all."""
+        """Return the scores of a slice of queries as a matrix; `lazy[:]` returns all scores."""
         if rows.step not in (None, 1):
             raise ValueError(f"rows is {rows}; give a slice without a step")
         rows = slice(*rows.indices(self.shape[0])[:2])
@@ -400,12 +394,12 @@ class LazySimilarity:
 
     def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
         """Scores at `columns` (undefined where -1), and the tiles of `rows`."""
-        if self.shape[1] <= _HELD_CANDIDATES:
+        if self.shape[1] <= _STORED_CANDIDATES:
             tiles = list(self.tiles(rows))
             block = np.concatenate([tile for _, tile in tiles], axis=1)
             return np.take_along_axis(block, np.maximum(columns, 0), axis=1), iter(tiles)
 
-        # The same numbers as in the tiles, since sums of rounded products are exact.
+        # Bitwise equal to the tiles, because sums of products of rounded rows are exact.
         queries = self._get_units(self.queries, self._query_scales, rows)
         scores = np.empty(columns.shape, self._dtype)
         for i in range(columns.shape[1]):
@@ -418,14 +412,14 @@ class LazySimilarity:
         return _round_rows(block if scales is None else block * scales[rows])
 
     def _get_scales(self, embeds: NDArray[Any], name: str, similarity: str) -> NDArray[Any] | None:
-        """(rows, 1) factors to unit norm, or None where none is needed."""
+        """Return factors to unit norm, (rows, 1), or None if not needed; raise if an embedding is infinite or zero."""
         squares = np.empty(len(embeds), np.float64)
         for start in range(0, len(embeds), _NORM_ROWS):
             block = embeds[start : start + _NORM_ROWS].astype(np.float64)
             squares[start : start + _NORM_ROWS] = np.einsum("id,id->i", block, block)
         norms = np.sqrt(squares)[:, None]
 
-        # Squared norms that the scores' type holds bound every product (Cauchy-Schwarz): no tile need be checked.
+        # If the squared norms are in the range of the scores' type, so is every product (Cauchy-Schwarz).
         bad = np.flatnonzero(~(squares <= np.finfo(self._dtype).max))
         if len(bad):
             raise ValueError(f"{name}[{bad[0]}] has NaN, inf or huge values ({len(bad)} such rows); it must be finite")
@@ -433,24 +427,24 @@ class LazySimilarity:
             return None
 
         if not norms.all():
-            raise ValueError(f"{name}[{np.argmin(norms)}] is zero and has no cosine; leave it out")
+            raise ValueError(f"{name}[{np.argmin(norms)}] is zero, so its cosine is undefined; leave it out")
         furthest = norms[np.argmax(np.abs(norms - 1)), 0]
         if abs(furthest - 1) <= _NORM_TOLERANCE:
             return None
 
         warnings.warn(
-            f"{name} has rows of norm {furthest:.4g} where 1 is expected; the scores are cosines, after normalising "
-            "them (similarity='dot' takes embeddings as they are)",
+            f"{name} has rows of norm {furthest:.4g}, expected 1; they are normalised (similarity='dot' uses them "
+            "unchanged)",
             stacklevel=3,
         )
         return 1 / norms
 
 
 def _round_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round each row to multiples of a power of two, so coarse that products with other rounded rows are exact.
+    """Round each row, in place, to multiples of a power of two, so that dot products of rounded rows are exact.
 
-    With b bits a row the sum of d products stays below 2^(2b) d steps. For 2b + log2(d) <= 53 float64 holds it exactly,
-    in whatever order it is added. The rounding error is 2^-b of the row's largest value: 2^-22 at d = 512.
+    With b bits per row, the sum of d products stays below 2^(2b) d steps. If 2b + log2(d) <= 53, float64 represents it
+    exactly in any order of summation. The rounding error is 2^-b of the row's largest value: 2^-22 at d = 512.
 
     >>> bool(_round_rows(np.array([[0.5, 0.1]]))[0, 0] == 0.5)
     True

@@ -1,7 +1,7 @@
-"""`evaluate.load("metrics/recall")`: the retrieval scores of `ranking.py` behind the interface of `evaluate.Metric`.
+"""`evaluate.load("metrics/recall")`: the retrieval scores of `ranking.py` as an `evaluate.Metric`.
 
-`evaluate` reads this file line by line to learn what to copy: one import a line, every helper by a flat relative import
-of its own without a comment behind it, and `evaluate.Metric` never imported by name.
+`evaluate` parses the imports of this file to find the files to copy. Therefore use one import per line, import helpers
+relatively without a trailing comment, and do not import `evaluate.Metric` by name.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .ranking import LazySimilarity, retrieval_scores
 from .relevance import relevant_from_qrels
 
 _DESCRIPTION = """\
-Retrieval scores of a similarity matrix: R@k, mAP@10, median and mean rank of the best relevant candidate. Several
-candidates may be relevant to a query; ties count against the model; NaN is an error.
+Retrieval scores of a similarity matrix: R@k, mAP@10, median and mean rank of the best relevant candidate. A query may
+have several relevant candidates. Ties count against the model; NaN is an error.
 """
 
 _INPUTS = """
 Args:
-    predictions: per query one row of scores (floats, higher is closer); or, with `similarity`, its row number.
-    references: per query the list of the columns of its relevant candidates.
-    k: cutoffs of R@k, (1, 5, 10) unless told.
-    map_cutoff: cutoff of mAP, 10 unless told.
-    similarity: the whole matrix (queries, candidates), or a LazySimilarity of embeddings.
-    query_embeds, candidate_embeds: instead of it the embeddings, of unit norm, of which the matrix is never made.
+    predictions: one row of scores per query (floats, higher is closer); with `similarity`, row numbers.
+    references: one list per query with the columns of its relevant candidates.
+    k: cutoffs of R@k; default (1, 5, 10).
+    map_cutoff: cutoff of mAP; default 10.
+    similarity: matrix (queries, candidates), or a LazySimilarity of embeddings.
+    query_embeds, candidate_embeds: unit-norm embeddings in place of `similarity`; their matrix is never stored.
 Returns:
     R@k and mAP@10 as fractions, median_rank and mean_rank (1-based), num_queries.
 Examples:
@@ -73,9 +73,9 @@ class Recall(evaluate.Metric):
         references: Sequence[Sequence[int]] | None = None,
         **kwargs: Any,
     ) -> dict[str, float] | None:
-        """Scores what is given at once as it is; only what was added in batches, or by several processes, is stored."""
+        """Compute the scores; skips the Arrow storage of `evaluate` for data of a single call and process."""
         if predictions is not None and references is not None and self.writer is None and self.num_process == 1:
-            # What is neither an array nor plain Python, such as a tensor on a GPU, `evaluate` knows how to read.
+            # Leave the conversion of other types, such as tensors on a GPU, to `evaluate`.
             plain = isinstance(predictions, np.ndarray | list | range) and len(predictions) > 0
             if plain and isinstance(predictions[0], np.ndarray | np.generic | list | tuple | int):
                 return self._compute(predictions, references, **kwargs)
@@ -84,7 +84,7 @@ class Recall(evaluate.Metric):
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
         for column in batch.values():
             if column is None or len(column) == 0:
-                raise ValueError("predictions and references must both be given and hold at least one query")
+                raise ValueError("predictions or references are missing or empty; give both, for one or more queries")
         return super()._infer_feature_from_batch(batch)
 
     def _compute(
@@ -96,12 +96,12 @@ class Recall(evaluate.Metric):
         similarity: Any = None,
         query_embeds: Any = None,
         candidate_embeds: Any = None,
-        **kwargs: Any,  # what `evaluate.combine` hands to all its metrics
+        **kwargs: Any,  # `evaluate.combine` passes the options of all its metrics
     ) -> dict[str, float]:
         if query_embeds is not None or candidate_embeds is not None:
             if similarity is not None or query_embeds is None or candidate_embeds is None:
                 raise ValueError(
-                    "give both query_embeds and candidate_embeds, or similarity, or rows of scores as predictions"
+                    "give both query_embeds and candidate_embeds, or only similarity, or rows of scores as predictions"
                 )
             similarity = LazySimilarity(query_embeds, candidate_embeds)
 
@@ -110,8 +110,8 @@ class Recall(evaluate.Metric):
         num_queries = np.shape(similarity)[0]
         if np.ndim(predictions[0]) or sorted(predictions) != list(range(num_queries)):
             raise ValueError(
-                f"with `similarity`, predictions are its row numbers, each of 0..{num_queries - 1} once; "
+                f"with `similarity`, predictions must be its row numbers, each of 0..{num_queries - 1} once; "
                 f"got {len(predictions)}, the first {predictions[0]}"
             )
-        relevant = [references[place] for place in np.argsort(np.asarray(predictions))]
+        relevant = [references[index] for index in np.argsort(np.asarray(predictions))]
         return retrieval_scores(similarity, relevant, k, map_cutoff)

@@ -1,4 +1,4 @@
-"""Which candidates answer a query, from a table of judgements."""
+"""Relevant candidates of queries, from a table of relevance judgements (qrels)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ def relevant_from_qrels(
     query_ids: Sequence[Any],
     candidate_ids: Sequence[Any],
 ) -> list[list[int]]:
-    """The relevant columns of each query, from a table of judgements (qrels).
+    """Return the columns of each query's relevant candidates, from a table of relevance judgements (qrels).
 
-    Ids are compared as text, so that 7 in a list is "7" in a file. Queries of the table that are not asked are left
-    out; what it says of a query that is asked must be there.
+    Ids are compared as text, so 7 in a list equals "7" in a file. Queries of the table that are not in `query_ids` are
+    ignored.
 
     Args:
         qrels: Rows (query id, candidate id, relevance), or pytrec_eval's `{query id: {candidate id: relevance}}`. A
-            relevance of 0 or less is not relevant, any other is: the scores are binary.
-        query_ids: The ids of the rows of the scores, in order.
-        candidate_ids: The ids of their columns, in order.
+            candidate is relevant if its relevance is above 0.
+        query_ids: Ids of the rows of the scores.
+        candidate_ids: Ids of the columns of the scores.
 
     Returns:
-        For each query the columns of its relevant candidates, ascending, at least one.
+        One list of columns per query, ascending, with one or more entries.
 
     Raises:
-        ValueError: An id repeats, a pair is judged twice, a query has no relevant candidate or one that is not among
-            the candidates, or a row cannot be read.
+        ValueError: An id is duplicated, a pair is judged twice, a query has no relevant candidate or one that is not in
+            `candidate_ids`, or a row cannot be parsed.
 
     >>> relevant_from_qrels([("q1", "a", 1), ("q1", "b", 0), ("q2", "c", 2)], ["q2", "q1"], ["a", "b", "c"])
     [[2], [0]]
@@ -40,19 +40,17 @@ def relevant_from_qrels(
         if query not in queries:
             continue
         if (query, candidate) in judged:
-            raise ValueError(f"qrels judges candidate {candidate!r} for query {query!r} twice; name each pair once")
+            raise ValueError(f"qrels has candidate {candidate!r} of query {query!r} twice; list each pair once")
         judged.add((query, candidate))
 
         if relevance > 0:
             if candidate not in candidates:
-                raise ValueError(
-                    f"candidate {candidate!r}, relevant to query {query!r}, is not among the candidate_ids"
-                )
+                raise ValueError(f"candidate {candidate!r}, relevant to query {query!r}, is not in candidate_ids")
             relevant[queries[query]].append(candidates[candidate])
 
     for query, columns in zip(queries, relevant, strict=True):
         if not columns:
-            raise ValueError(f"query {query!r} has no relevant candidate in qrels; leave such queries out")
+            raise ValueError(f"query {query!r} has no relevant candidate in qrels; leave out such queries")
         columns.sort()
     return relevant
 
@@ -61,11 +59,11 @@ def _positions(ids: Sequence[Any], name: str) -> dict[str, int]:
     positions: dict[str, int] = {}
     for position, each in enumerate(ids):
         if str(each) in positions:
-            raise ValueError(f"{name} holds {each!r} twice; ids must differ, as text")
+            raise ValueError(f"{name} contains {each!r} twice; ids must be unique as text")
         positions[str(each)] = position
 
     if not positions:
-        raise ValueError(f"{name} is empty; there must be one at least")
+        raise ValueError(f"{name} is empty; give one or more ids")
     return positions
 
 

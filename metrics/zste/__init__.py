@@ -1,4 +1,4 @@
-"""ZSTE: does a model hear what sounds, and in which order?"""
+"""ZSTE, the zero-shot temporal evaluation: which sounds a clip contains, and in which order."""
 
 from .temporal_questions import (
     zste_chance,

@@ -1,4 +1,4 @@
-"""`evaluate.load("metrics/zste")`: the scores of `temporal_questions.py` behind the interface of `evaluate.Metric`."""
+"""`evaluate.load("metrics/zste")`: the scores of `temporal_questions.py` as an `evaluate.Metric`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ import numpy as np
 from .temporal_questions import zste_scores, zste_scores_by_language
 
 _DESCRIPTION = """\
-ZSTE, the zero-shot temporal evaluation: does a model hear which sounds a clip holds, and in which order? Eleven tasks,
-1A to 5B, each with its exact chance level; ties count against the model. With languages also the scores of each, and
-how much the rank of the right answer varies between them.
+ZSTE, the zero-shot temporal evaluation: recognition of the sounds in a clip and of their order. It has eleven tasks, 1A
+to 5B, each with its exact chance level. Ties count against the model. With languages, it also computes the scores of
+each language, and the variance of the correct answer's rank over languages.
 """
 
 _INPUTS = """
 Args:
-    predictions: per question the scores of its candidates (floats, higher is closer); or, with `similarity`, its row
-        number there.
-    references: per question the list of its right candidates, one (tasks 1, 3, 4) or two (tasks 2, 5).
-    tasks: per question its task, "1A" to "5B".
-    similarity: the rows of scores, which then do not pass through Arrow.
-    languages: per question its language, in the order in which the questions were added.
-    questions: per question what it asks, alike in all languages.
-    opposites: per question the candidate that names the right one's sounds in the other order, or None.
+    predictions: scores of each question's candidates (floats, higher is closer); with `similarity`, row numbers.
+    references: list of each question's correct candidates, one (tasks 1, 3, 4) or two (tasks 2, 5).
+    tasks: task of each question, "1A" to "5B".
+    similarity: rows of scores, which are not stored in Arrow.
+    languages: language of each question, in the order in which the questions were added.
+    questions: id of each question, equal in all languages.
+    opposites: each question's candidate with the opposite order of the same sounds, or None.
 Returns:
-    For each task that is asked its score (3A), chance level (3A_chance) and number of questions (3A_questions); with
-    opposites the share that prefers the right order (3A_order, 3A_order_chance); with languages these for each
+    For each task present its score (3A), chance level (3A_chance) and number of questions (3A_questions); with
+    opposites the share that prefers the correct order (3A_order, 3A_order_chance); with languages these for each
     language (fra_3A, ...) and 3A_MRV, 3A_MRV_chance, 3A_MRV_questions.
 Examples:
     >>> zste = evaluate.load("metrics/zste")
@@ -64,7 +63,7 @@ class ZSTE(evaluate.Metric):
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
         for column in batch.values():
             if column is None or len(column) == 0:
-                raise ValueError("predictions, references and tasks must all be given and hold at least one question")
+                raise ValueError("predictions, references or tasks are missing or empty; give all three")
         return super()._infer_feature_from_batch(batch)
 
     def _compute(
@@ -76,7 +75,7 @@ class ZSTE(evaluate.Metric):
         languages: Sequence[str] | None = None,
         questions: Sequence[Hashable] | None = None,
         opposites: Sequence[int | None] | None = None,
-        **kwargs: Any,  # what `evaluate.combine` hands to all its metrics
+        **kwargs: Any,  # `evaluate.combine` passes the options of all its metrics
     ) -> dict[str, float]:
         scores = predictions if similarity is None else _rows(similarity, predictions)
         if languages is None:
@@ -87,7 +86,6 @@ class ZSTE(evaluate.Metric):
 def _rows(similarity: Sequence[Sequence[float]], numbers: Sequence[int]) -> list[Sequence[float]]:
     if np.ndim(numbers[0]) or min(numbers) < 0 or max(numbers) >= len(similarity):
         raise ValueError(
-            f"with `similarity`, predictions are its row numbers, from 0 to {len(similarity) - 1}; got {numbers[0]} "
-            "first"
+            f"with `similarity`, predictions must be row numbers in 0..{len(similarity) - 1}; the first is {numbers[0]}"
         )
     return [similarity[number] for number in numbers]
