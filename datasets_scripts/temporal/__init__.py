@@ -1,1 +1,1 @@
-"""Two sounds, one after the other or at once: TeminAL's training items and the questions of its evaluation."""
+"""Clips of two sounds, in sequence or overlaid: TeminAL's training items and the questions of ZSTE."""

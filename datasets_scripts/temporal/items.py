@@ -1,8 +1,8 @@
-"""Temporal items for TeminAL and ZSTE, made on the fly from any rows with one label each: pure functions and a seed.
+"""Temporal items for TeminAL and ZSTE, made on the fly from rows with one label each.
 
-Nothing is rendered in advance and no file is read here: waveforms come in as arrays, by way of a function that the
-caller gives. Every draw is a hash of the seed and of what it is for, so it is the same on every machine, for any number
-of workers, for any order of the rows and in every version of numpy.
+Nothing is rendered in advance and no file is read here; the caller passes a function that reads waveforms. Every draw
+is a hash of the seed and a key. It therefore does not depend on the machine, the number of workers, the order of the
+rows or the version of numpy.
 
 [T] is "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised Post-Training with Text-Audio
 Pairs" (TeminAL and ZSTE). The sentences are in `phrases/temporal.json`, where `{first}` sounds first.
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 Phrases = Mapping[str, Mapping[str, str]]
 T = TypeVar("T")
 
-# Samplers give numpy integers, which JSON does not know: hence `default`.
+# `default` converts numpy integers, which samplers return and JSON does not support.
 _canonical_json = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=int).encode
 
 
@@ -38,22 +38,21 @@ def describe(
     languages: Sequence[str] = LANGUAGES,
     exchange: bool = False,
 ) -> dict[str, list[str]]:
-    """Writes what sounds when, in every phrasing of every language.
+    """Write captions for one or two sounds, in all phrasings and languages.
 
     Args:
-        relation: "before", the first sounds before the second; "after", which says the same the other way round, "the
-            second after the first"; "while", both sound at once; "single", the first is all that sounds; "combined",
-            both sound, no matter when.
-        phrases_first: The noun phrase of the first sound, by language.
-        phrases_second: The same of the second; None for "single".
-        languages: The languages to write in.
-        exchange: Describes the clip with its two sounds exchanged instead, the T of [T eq. 1].
+        relation: "before" ("first before second"), "after" ("second after first", the same order in time), "while"
+            (both at the same time), "single" (only the first), or "combined" (both, in any order).
+        phrases_first: Noun phrase of the first sound, by language.
+        phrases_second: Noun phrase of the second sound, by language; None for "single".
+        languages: ISO 639-3 codes of the captions.
+        exchange: Whether to describe the clip with its two sounds exchanged, the operator T of [T eq. 1].
 
     Returns:
         `captions[language]`; the first English phrasing is the paper's.
 
     Raises:
-        ValueError: An unknown relation or language, a sound too many or too few, or a language without a phrase.
+        ValueError: The relation or a language is unknown, the number of sounds is wrong, or a phrase is missing.
 
     >>> dog, rain = {"eng": "a dog barking"}, {"eng": "rain"}
     >>> [describe(relation, dog, rain, ["eng"])["eng"][0] for relation in ("before", "after")]
@@ -72,27 +71,23 @@ def describe(
 
     captions: dict[str, list[str]] = {}
     for language in check_languages(languages):
-        spoken = [sound.get(language, "") for sound in sounds]
-        if not all(spoken):
+        phrases = [sound.get(language, "") for sound in sounds]
+        if not all(phrases):
             raise ValueError(f"no phrase in {language!r}; there are phrases in {list(map(list, sounds))}")
-        captions[language] = write_sentence(relation, language, spoken)
+        captions[language] = write_sentence(relation, language, phrases)
     return captions
 
 
 def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = None) -> str:
-    """The noun phrase of a label.
+    """Return the noun phrase of a label.
 
     Args:
-        label: The class.
+        label: Class name.
         language: ISO 639-3 code.
-        phrases: `phrases[label][language]`, as from `captions.label_phrases`; without, the label itself serves in
-            English.
-
-    Returns:
-        The phrase.
+        phrases: `phrases[label][language]`, as from `captions.label_phrases`; None uses the label as English phrase.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no phrase in this language.
 
     >>> label_phrase("crying_baby")
     'crying baby'
@@ -105,7 +100,7 @@ def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = No
 
 
 def write_sentence(sentence: str, language: str, sounds: Sequence[str]) -> list[str]:
-    """Every phrasing of a sentence of `temporal.json`, with the one or two phrases in it and a capital in front."""
+    """Return all phrasings of a sentence of `temporal.json` with one or two phrases inserted, capitalised."""
     texts = []
     for phrasing in read_phrases("temporal")[sentence][language]:
         text = phrasing.format(first=sounds[0], second=sounds[-1])
@@ -115,14 +110,14 @@ def write_sentence(sentence: str, language: str, sounds: Sequence[str]) -> list[
 
 @dataclass(frozen=True)
 class TemporalItem:
-    """One training item: which recordings to put together how, and what to say of them.
+    """One training item: one or two recordings, how to combine them, and the captions.
 
     Attributes:
         role: One of `mixing.ROLES`.
-        rows: The one or two clips, in the order in which they sound.
+        rows: The one or two clips, in order of sounding.
         labels: Their classes, in the same order.
         captions: `captions[language]`, one or more phrasings.
-        clip_id: The role and the clips it is made of; unique among the items of an epoch.
+        clip_id: Role and clip ids; unique within an epoch.
     """
 
     role: str
@@ -133,14 +128,14 @@ class TemporalItem:
 
     @property
     def meaning(self) -> str:
-        """Equal for items that the same captions describe: "a before b" is also the reversed item of pair (b, a)."""
+        """Key that is equal for items with the same meaning: "a before b" is also the reversed item of pair (b, a)."""
         if self.role in ("forward", "reversed"):
             return f"sequence:{'+'.join(self.labels)}"
         return f"{self.role}:{'+'.join(sorted(self.labels))}"
 
     def __post_init__(self) -> None:
         if len(set(self.labels)) < len(self.rows):
-            raise ValueError(f"{self.clip_id} pairs {self.labels[0]!r} with itself; a pair needs two different classes")
+            raise ValueError(f"{self.clip_id} has {self.labels[0]!r} twice; a pair must have two different classes")
 
 
 def render(
@@ -149,20 +144,20 @@ def render(
     sampling_rate_hz: int,
     options: RenderOptions | None = None,
 ) -> np.ndarray:
-    """The audio of an item.
+    """Render the audio of an item.
 
     Args:
-        item: What to render.
-        read_waveform: Gives the (samples,) floats of a row at `sampling_rate_hz`.
-        sampling_rate_hz: The rate of what `read_waveform` gives.
-        options: How clips that follow each other are joined; by default without fade, gap or change of level.
+        item: The item.
+        read_waveform: Function that returns a row's waveform, (samples,) float, at `sampling_rate_hz`.
+        sampling_rate_hz: Sampling rate of the waveforms.
+        options: Options for clips in sequence; None joins them without fade, gap or change of level.
 
     Returns:
-        (samples,) float32, peak at most 0.99. A combined item is one clip after the other, like a forward one
+        (samples,) float32, peak at most 0.99. The clips of a combined item are in sequence, as in a forward item
         [T 3.2].
 
     Raises:
-        ValueError: What `concatenate` and `overlay` raise, with the item's clips named.
+        ValueError: `concatenate` or `overlay` raises; the message names the clips.
     """
     try:
         return compose(item.role, list(map(read_waveform, item.rows)), sampling_rate_hz, options)
@@ -171,25 +166,24 @@ def render(
 
 
 class TemporalItems:
-    """All temporal items of a set of rows: every ordered pair of different classes, with recordings drawn each epoch.
+    """All temporal items of a set of rows: every ordered pair of different classes, with recordings drawn per epoch.
 
-    50 classes have 50 * 49 = 2,450 ordered pairs and so 7,350 items a `triple` [T B.2].
+    For example, 50 classes have 50 * 49 = 2,450 ordered pairs, and 7,350 items in `triple` [T B.2].
 
     Args:
-        rows: Rows of the schema with one label each; give the training part only (`split_by_source`).
-        seed: The seed of all draws.
-        phrases: `phrases[label][language]`, as from `captions.label_phrases`; without, labels serve in English.
-        languages: The caption languages, the anchor first.
-        labels: The classes to use; by default all that the rows have.
-        pairs_per_epoch: How many pairs an epoch has; by default all. The epochs go round all pairs in a random order
-            of the seed's own, so none comes twice before all have come; an epoch may go round several times.
-        use_after: Says every other time "c_j after c_i" for "c_i before c_j", drawn for each item.
-        num_phrasings: Says everything in the first so many phrasings of its sentence; 1 is the paper's "X before Y",
-            which ZSTE asks by. By default in all of them.
+        rows: Rows of the schema with one label each; pass the training split only (see `split_by_source`).
+        seed: Seed of all draws.
+        phrases: `phrases[label][language]`, as from `captions.label_phrases`; None uses labels as English phrases.
+        languages: Caption languages, the anchor first.
+        labels: Classes to use; None uses all classes of the rows.
+        pairs_per_epoch: Number of pairs per epoch; None uses all. The epochs iterate over one random order of all
+            pairs, so a pair repeats only after all others; an epoch may contain several rounds.
+        use_after: Whether "c_j after c_i" replaces "c_i before c_j" in a random half of the items.
+        num_phrasings: Number of phrasings per sentence; 1 is the paper's "X before Y", as in ZSTE; None uses all.
 
     Raises:
-        ValueError: A row without a label or with several, two rows with one id, a class without recordings, a class
-            named twice, fewer than two classes, a label without a phrase, no pairs an epoch, no phrasings.
+        ValueError: A row does not have exactly one label, an id is duplicated, a class has no recordings or is listed
+            twice, there are fewer than two classes, a label has no phrase, or a number is below 1.
     """
 
     def __init__(
@@ -220,22 +214,22 @@ class TemporalItems:
             raise ValueError(f"pairs_per_epoch is {pairs_per_epoch}, num_phrasings is {num_phrasings}; give 1 or more")
 
     def __len__(self) -> int:
-        """The pairs of an epoch."""
+        """Return the number of pairs per epoch."""
         return self._length
 
     def triple(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem, TemporalItem]:
-        """The items of TeminAL B that a pair gives.
+        """Return the items of a pair for TeminAL B.
 
         Args:
-            epoch: The epoch, from 0.
-            index: The place of the pair in the epoch.
+            epoch: Epoch, from 0.
+            index: Index of the pair in the epoch.
 
         Returns:
-            The forward item `a_i + a_j`, "c_i before c_j"; the reversed one `a_j + a_i`, "c_j before c_i"; the
-            overlaid one `a_i ^ a_j`, "c_i while c_j" [T 3.2]; all of the same two recordings.
+            The forward item `a_i + a_j`, "c_i before c_j"; the reversed item `a_j + a_i`, "c_j before c_i"; and the
+            overlaid item `a_i ^ a_j`, "c_i while c_j" [T 3.2]. All use the same two recordings.
 
         Raises:
-            IndexError: The epoch has no such pair.
+            IndexError: `index` is out of range.
         """
         rows = self._draw_rows("triple", epoch, index)
         relations = ("before", "after") if self._use_after else ("before",)
@@ -247,18 +241,18 @@ class TemporalItems:
         return items[0], items[1], self._pair_item("overlaid", "while", rows)
 
     def stage_a(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem]:
-        """The items of TeminAL A that a pair gives.
+        """Return the items of a pair for TeminAL A.
 
         Args:
-            epoch: The epoch, from 0.
-            index: The place of the pair in the epoch.
+            epoch: Epoch, from 0.
+            index: Index of the pair in the epoch.
 
         Returns:
-            A single item, one of the pair's two recordings, and the combined item of both [T B.2]. Their `labels` are
-            the class sets that `teminal_a_weights` compares; `items.labels.index(label)` numbers them.
+            A single item with one of the pair's two recordings, and the combined item of both [T B.2].
+            `teminal_a_weights` compares their `labels`; `items.labels.index(label)` converts a label to an integer.
 
         Raises:
-            IndexError: The epoch has no such pair.
+            IndexError: `index` is out of range.
         """
         rows = self._draw_rows("stage_a", epoch, index)
         combined = self._pair_item("combined", "combined", rows)
@@ -271,12 +265,12 @@ class TemporalItems:
 
     def _draw_rows(self, stage: str, epoch: int, index: int) -> tuple[Row, Row]:
         if not 0 <= index < len(self):
-            raise IndexError(f"pair {index} of an epoch with {len(self)} pairs")
+            raise IndexError(f"pair {index} is out of range; an epoch has {len(self)} pairs")
         labels = self.pairs[(epoch * len(self) + index) % len(self.pairs)]
         key = (self._seed, stage, epoch, index)
         first = drawn(self._recordings[labels[0]], *key, "first")
 
-        # Clips of two classes may be cut from one recording.
+        # Clips of two classes may be from one recording; do not pair these.
         others = [other for other in self._recordings[labels[1]] if other.source != first.source]
         if not others:
             raise ValueError(f"all clips of {labels[1]!r} are from {first.source!r}, and so is clip {first.clip_id!r}")
@@ -298,7 +292,7 @@ class TemporalItems:
 
 
 class Recording(NamedTuple):
-    """What draws need to know of a row; `row_index` is its place among the rows."""
+    """Fields of a row for the draws; `row_index` is the index of the row."""
 
     clip_id: str
     source: str
@@ -306,12 +300,12 @@ class Recording(NamedTuple):
 
 
 def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
-    """The rows by class, in the order of their ids, so that draws do not depend on the order of the rows."""
+    """Group rows by class, sorted by clip id, so that draws do not depend on the order of the rows."""
     recordings: dict[str, tuple[str, Recording]] = {}
     for index, row in enumerate(without_audio(rows)):
         clip_id, labels = row["clip_id"], list(row["labels"])
         if len(labels) != 1:
-            raise ValueError(f"clip {clip_id!r} has the labels {labels}; give it exactly one")
+            raise ValueError(f"clip {clip_id!r} has the labels {labels}; give exactly one")
         if clip_id in recordings:
             raise ValueError(f"two rows have the clip_id {clip_id!r}; ids must be unique")
         recordings[clip_id] = labels[0], Recording(clip_id, row["source"], index)
@@ -323,38 +317,40 @@ def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
 
 
 def _check_labels(labels: Sequence[str], recordings: Mapping[str, Sequence[Recording]]) -> tuple[str, ...]:
-    silent = set(labels) - recordings.keys()
-    if silent:
-        raise ValueError(f"the classes {sorted(silent)} have no recordings; there are recordings of {list(recordings)}")
+    without_rows = set(labels) - recordings.keys()
+    if without_rows:
+        raise ValueError(
+            f"the classes {sorted(without_rows)} have no recordings; there are recordings of {list(recordings)}"
+        )
     if len(set(labels)) < len(labels):
-        raise ValueError(f"labels is {list(labels)}; name each class once, as no class is paired with itself")
+        raise ValueError(f"labels is {list(labels)}; list each class once")
     if len(labels) < 2:
-        raise ValueError(f"labels is {list(labels)}; pairs need at least two classes")
+        raise ValueError(f"labels is {list(labels)}; give two or more classes")
     return tuple(labels)
 
 
 def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Splits rows by the recording they were cut from, class by class.
+    """Split rows into training and test rows by source recording, separately for each class.
 
     Args:
         rows: Rows of the schema with one label each.
-        train_fraction: The part of the sources of each class to train on, rounded, but at least one source, and never
-            all of them where there are two or more; 0.7 is TeminAL's [T B.5].
-        seed: The seed of the draw.
+        train_fraction: Share of each class's sources in the training rows, rounded: at least one source, and not all
+            of two or more sources. TeminAL uses 0.7 [T B.5].
+        seed: Random seed.
 
     Returns:
-        The indices of the training rows and of the test rows, ascending; no source is in both. A source with clips of
-        several classes counts for the first of them by name.
+        Indices of the training rows and of the test rows, ascending. No source is in both. A source with clips of
+        several classes is assigned with the first class in alphabetical order.
 
     Raises:
-        ValueError: The fraction is not between 0 and 1, or a row has no label or several.
+        ValueError: `train_fraction` is not between 0 and 1, or a row does not have exactly one label.
 
     >>> rows = [{"clip_id": str(i), "labels": ["dog"], "source": f"freesound:{i // 2}"} for i in range(6)]
     >>> split_by_source(rows)
     ([0, 1, 2, 3], [4, 5])
     """
     if not 0 < train_fraction < 1:
-        raise ValueError(f"train_fraction is {train_fraction}; give more than 0 and less than 1")
+        raise ValueError(f"train_fraction is {train_fraction}; give a value between 0 and 1")
     source_of_row: dict[int, str] = {}
     seen: set[str] = set()
     train_sources: set[str] = set()
@@ -362,10 +358,10 @@ def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int 
         for recording in recordings:
             source_of_row[recording.row_index] = recording.source
 
-        own = {recording.source for recording in recordings} - seen
-        seen |= own
-        count = max(1, min(round(train_fraction * len(own)), len(own) - 1))
-        train_sources.update(shuffled(own, seed, "split", label)[:count])
+        sources = {recording.source for recording in recordings} - seen
+        seen |= sources
+        count = max(1, min(round(train_fraction * len(sources)), len(sources) - 1))
+        train_sources.update(shuffled(sources, seed, "split", label)[:count])
 
     train: list[int] = []
     test: list[int] = []
@@ -375,15 +371,15 @@ def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int 
 
 
 def digest(value: Any) -> bytes:
-    """The SHA-256 of a value as canonical JSON: the same on every machine and for ever."""
+    """Return the SHA-256 of a value as canonical JSON, which is the same on every machine."""
     return hashlib.sha256(_canonical_json(value).encode()).digest()
 
 
 def drawn(options: Sequence[T], *key: Any) -> T:
-    """One of the options, drawn by the hash of the key: the seed and all that sets this draw apart from others."""
+    """Draw one of the options by the hash of a key, which contains the seed and identifies this draw."""
     return options[int.from_bytes(digest(key), "big") % len(options)]
 
 
 def shuffled(options: Iterable[T], *key: Any) -> list[T]:
-    """The options in a random order of the key's own, whatever their order was; each is a value that JSON knows."""
+    """Sort the options in a random order that depends on the key only; options must be JSON values."""
     return sorted(options, key=lambda option: digest([*key, option]))

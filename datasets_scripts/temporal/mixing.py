@@ -1,6 +1,6 @@
-"""Waveforms put together: one clip after the other, or both at once and equally loud.
+"""Combine two waveforms, in sequence or overlaid with equal loudness.
 
-Pure functions of arrays: mono floats with full scale 1 in, the same out, and never a peak above `PEAK`.
+All functions are pure. They take and return mono float arrays with full scale 1; a result has a peak of at most `PEAK`.
 
 [T] is "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised Post-Training with Text-Audio
 Pairs" (TeminAL and ZSTE).
@@ -21,10 +21,10 @@ ROLES = ("single", "combined", "forward", "reversed", "overlaid")
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """How two clips are joined; the fields are arguments of `concatenate`.
+    """Options for joining two clips; the fields are arguments of `concatenate`.
 
     Raises:
-        ValueError: A time is negative; both a crossfade and a gap.
+        ValueError: A time is negative or infinite, or both a crossfade and a gap are set.
     """
 
     crossfade_seconds: float = 0.0
@@ -44,19 +44,19 @@ class RenderOptions:
 def compose(
     role: str, waveforms: Sequence[np.ndarray], sampling_rate_hz: int, options: RenderOptions | None = None
 ) -> np.ndarray:
-    """Puts waveforms together as a role of an item or the family of a ZSTE record says.
+    """Combine waveforms according to the role of an item, or the family of a ZSTE record.
 
     Args:
         role: One of `ROLES`, or "concatenated".
-        waveforms: One for "single", two for everything else, in the order of sounding; each (samples,) float.
-        sampling_rate_hz: The rate of all.
-        options: How clips that follow each other are joined; by default without fade, gap or change of level.
+        waveforms: One for "single", two for all other roles, in order of sounding; each (samples,) float.
+        sampling_rate_hz: Sampling rate of all waveforms.
+        options: Options for clips in sequence; None joins them without fade, gap or change of level.
 
     Returns:
         (samples,) float32, peak at most 0.99.
 
     Raises:
-        ValueError: An unknown role, too many or too few waveforms, or what `concatenate` and `overlay` raise.
+        ValueError: The role or the number of waveforms is wrong, or `concatenate` or `overlay` raises.
 
     >>> compose("reversed", [np.array([0.5]), np.array([0.25])], sampling_rate_hz=1).tolist()
     [0.5, 0.25]
@@ -78,19 +78,20 @@ def compose(
 
 
 def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
-    """The level of a clip where it sounds, so that padding and pauses do not count.
+    """Compute the level of the active parts of a clip, without padding and pauses.
 
-    The RMS over the frames of 20 ms whose power is at most 10 dB below the mean power of the clip.
+    This is the RMS over all 20 ms frames with a power of at least the mean power of the clip minus 10 dB.
 
     Args:
         waveform: (samples,) float, full scale 1.
-        sampling_rate_hz: The rate of the waveform.
+        sampling_rate_hz: Sampling rate.
 
     Returns:
         The level, full scale 1; 0 for digital silence.
 
     Raises:
-        ValueError: The waveform is not mono, is empty or holds no floats, or the rate is not positive.
+        ValueError: The waveform is empty, not mono, not float, or has NaN or infinite samples; or the rate is not
+            positive.
 
     >>> half_silent = np.repeat([0.5, 0.0], 8000)
     >>> active_rms(half_silent, 16000)
@@ -100,7 +101,7 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     frame = max(1, _num_samples(FRAME_SECONDS, sampling_rate_hz))
     num_whole = len(waveform) // frame
 
-    # (samples,) -> (frames, samples of a frame) -> (frames,), and the shorter frame that may be left at the end
+    # (samples,) -> (frames, samples per frame) -> (frames,), plus the remaining shorter frame
     frames = waveform[: num_whole * frame].reshape(num_whole, frame)
     rest = waveform[num_whole * frame :]
     energies = np.append(np.einsum("nf,nf->n", frames, frames), np.dot(rest, rest)).astype(np.float64)
@@ -122,23 +123,22 @@ def concatenate(
     gap_seconds: float = 0.0,
     match_loudness: bool = False,
 ) -> np.ndarray:
-    """One clip after the other, `a_i + a_j` [T 3.1].
+    """Join two clips in sequence, `a_i + a_j` [T 3.1].
 
     Args:
         first: (samples,) float, full scale 1.
         second: The same, at the same rate.
-        sampling_rate_hz: The rate of both.
-        crossfade_seconds: How long the end of the first and the beginning of the second overlap, at equal power: the
-            squares of the two gains, a cosine and a sine, sum to 1.
-        gap_seconds: Digital silence between the two.
-        match_loudness: Brings both to the geometric mean of their `active_rms`.
+        sampling_rate_hz: Sampling rate of both.
+        crossfade_seconds: Duration of an equal-power crossfade, with the cosine and the sine as gains.
+        gap_seconds: Duration of digital silence between the clips.
+        match_loudness: Whether to scale both clips to the geometric mean of their `active_rms`.
 
     Returns:
-        (samples,) float32. Where the peak would exceed 0.99, the whole is scaled down to it, so that it never clips.
+        (samples,) float32, scaled down as a whole if its peak would exceed 0.99.
 
     Raises:
-        ValueError: A clip is empty, not mono, holds no floats or NaN; a time is negative; both a crossfade and a gap;
-            a crossfade longer than a clip; loudness to match with a silent clip.
+        ValueError: A clip is empty, not mono, not float, or has NaN or infinite samples; a time is negative; both a
+            crossfade and a gap are set; the crossfade is longer than a clip; or `match_loudness` with a silent clip.
 
     >>> concatenate(np.array([0.5, 0.5]), np.array([0.25]), sampling_rate_hz=1, gap_seconds=1).tolist()
     [0.5, 0.5, 0.0, 0.25]
@@ -166,20 +166,21 @@ def concatenate(
 
 
 def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
-    """Two clips at once and equally loud, `a_i ^ a_j` [T 3.1]; `overlay(a, b)` is `overlay(b, a)`.
+    """Overlay two clips with equal loudness, `a_i ^ a_j` [T 3.1]; `overlay(a, b)` equals `overlay(b, a)`.
+
+    Both clips start together and are scaled to the geometric mean of their `active_rms`.
 
     Args:
         first: (samples,) float, full scale 1.
         second: The same, at the same rate.
-        sampling_rate_hz: The rate of both.
+        sampling_rate_hz: Sampling rate of both.
 
     Returns:
-        (samples,) float32, as long as the longer one; the shorter begins with it. Both are brought to the geometric
-        mean of their `active_rms`. Where the peak would exceed 0.99, the whole is scaled down to it, so that it never
-        clips and the balance stays.
+        (samples,) float32 with the length of the longer clip, scaled down as a whole if its peak would exceed 0.99.
 
     Raises:
-        ValueError: A clip is empty, not mono, holds no floats or NaN, or is silent; the rate is not positive.
+        ValueError: A clip is empty, silent, not mono, not float, or has NaN or infinite samples; or the rate is not
+            positive.
 
     >>> overlay(np.array([0.2, -0.2]), np.array([0.2, 0.2, 0.2]), sampling_rate_hz=50).round(3)
     array([0.4, 0. , 0.2], dtype=float32)
@@ -199,7 +200,7 @@ def _as_float(waveform: np.ndarray) -> np.ndarray:
     if waveform.ndim != 1 or not waveform.size or not np.issubdtype(waveform.dtype, np.floating):
         raise ValueError(
             f"got a waveform of shape {waveform.shape} and type {waveform.dtype}; "
-            "give at least one sample of mono sound, as floats with full scale 1"
+            "give mono audio as a non-empty float array with full scale 1"
         )
     return waveform.astype(np.float32, copy=False)
 
@@ -211,15 +212,15 @@ def _num_samples(seconds: float, sampling_rate_hz: int) -> int:
 
 
 def _equal_gains(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> tuple[float, float]:
-    """What brings two clips to the geometric mean of their levels."""
+    """Return the gains that scale two clips to the geometric mean of their levels."""
     level, other = active_rms(first, sampling_rate_hz), active_rms(second, sampling_rate_hz)
     if level == 0 or other == 0:
-        raise ValueError(f"the clips have levels {level:.3g} and {other:.3g}; silence cannot be made equally loud")
+        raise ValueError(f"the clips have levels {level:.3g} and {other:.3g}; a silent clip cannot be matched")
     return math.sqrt(other / level), math.sqrt(level / other)
 
 
 def _limit(waveform: np.ndarray) -> np.ndarray:
-    """Scales a whole down in place where its peak exceeds `PEAK`: the one look at all samples, so NaN shows here."""
+    """Scale a waveform down, in place, if its peak exceeds `PEAK`; raise if a sample is NaN or infinite."""
     peak = max(waveform.max(), -waveform.min())
     if not np.isfinite(peak):
         raise ValueError("a waveform holds NaN or infinite samples; leave the clip out")

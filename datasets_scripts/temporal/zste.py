@@ -1,7 +1,7 @@
-"""ZSTE, the zero-shot temporal evaluation: a fixed set of clips from rows with one label each, and questions on them.
+"""ZSTE, the zero-shot temporal evaluation: draw a fixed set of clips from rows with one label each, and ask questions.
 
-Nothing is rendered and nothing is scored here: `mixing.compose` makes the clips and the metric `zste` the scores. The
-draws are `temporal`'s, so a seed gives the same set and the same questions everywhere; `set_hash` names the set.
+`mixing.compose` renders the clips, and the metric `zste` computes the scores. The draws depend on the seed only, as in
+`items.py`, so the set and the questions are the same on every machine; `set_hash` identifies the set.
 
 [T] is "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised Post-Training with Text-Audio
 Pairs" (TeminAL and ZSTE). The prompts are in `phrases/temporal.json`.
@@ -16,9 +16,9 @@ from ..builders.captions import check_languages
 from .items import Phrases, Row, TemporalItems, digest, label_phrase, recordings_by_label, shuffled, write_sentence
 
 ZSTE_VERSION = 1
-"""Raise it with any change to what `zste_set` draws or `zste_prompts` asks: it is part of `set_hash`."""
+"""Part of `set_hash`; increase it with any change to the results of `zste_set` or `zste_prompts`."""
 
-# How often pairs are drawn for each that is wanted, before the rows are said to have no more.
+# Maximum number of draws per requested pair.
 _DRAWS_PER_ITEM = 20
 
 ZSTE_FAMILIES = {
@@ -34,39 +34,40 @@ ZSTE_FAMILIES = {
     "5A": "concatenated",
     "5B": "overlaid",
 }
-"""The kind of clip that each task asks about."""
+"""Family of the clips of each task."""
 
 Candidate = tuple[str, ...]
-"""A sentence of `temporal.json` and the labels to put into it: a prompt before it has a language."""
+"""Key of a sentence in `temporal.json`, then the labels to insert: a language-independent prompt."""
 
 
 def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, Any]]:
-    """Draws a fixed evaluation set for ZSTE [T 4.2, B.4].
+    """Draw a fixed evaluation set for ZSTE [T 4.2, B.4].
 
     Args:
-        rows: Rows of the schema with one label each; give the test part only.
-        seed: The seed of the draw.
-        num_items: How many clips of each family to draw.
+        rows: Rows of the schema with one label each; pass the test split only.
+        seed: Random seed.
+        num_items: Number of clips per family.
 
     Returns:
-        Plain records of "id", "family", "clip_ids" and "labels" (both in the order of sounding). First the family
-        "single": classes take turns and no clip comes twice, so there are at most as many as rows. Then
-        "concatenated": ordered pairs of classes take turns and no two recordings come twice, so that there are fewer of
-        them where the rows give no more. Then "overlaid": the same recordings again, so that order and overlap are
-        asked of the same sounds.
+        Dictionaries with "id", "family", "clip_ids" and "labels" (the last two in order of sounding), by family:
+
+        - "single": distinct clips, alternating between classes; at most one per row.
+        - "concatenated": distinct ordered pairs of clips, alternating between ordered pairs of classes; fewer than
+          `num_items` if no new pairs are drawn.
+        - "overlaid": the same pairs of clips as in "concatenated".
 
     Raises:
-        ValueError: `num_items` is not positive, or what `TemporalItems` raises.
+        ValueError: `num_items` is not positive, or `TemporalItems` raises.
     """
     if num_items < 1:
-        raise ValueError(f"num_items is {num_items}; give at least 1")
+        raise ValueError(f"num_items is {num_items}; give 1 or more")
     items = TemporalItems(rows, seed)
 
     records = []
     for clip_id, label in itertools.islice(_singles_in_turn(rows, seed), num_items):
         records.append(_record("single", [clip_id], [label]))
 
-    # Later epochs draw recordings anew, and may draw those of an earlier one again: nothing is asked twice.
+    # Later epochs may draw the same recordings again, so keep each pair of recordings once.
     pairs: dict[tuple[str, ...], list[str]] = {}
     for number in range(_DRAWS_PER_ITEM * num_items):
         forward, _, _ = items.triple(*divmod(number, len(items)))
@@ -80,13 +81,12 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
 
 
 def set_hash(records: Sequence[Mapping[str, Any]]) -> str:
-    """The name of an evaluation set: evaluations with the same one asked about the same clips.
+    """Return the hash of an evaluation set: the SHA-256, in hex, of `ZSTE_VERSION` and the records as canonical JSON.
+
+    Evaluations with equal hashes used the same clips.
 
     Args:
-        records: From `zste_set`.
-
-    Returns:
-        The SHA-256 in hex of `ZSTE_VERSION` and the records as canonical JSON.
+        records: Records from `zste_set`.
 
     >>> set_hash([])[:12]
     '77d4115bf19d'
@@ -95,7 +95,7 @@ def set_hash(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Prompts(NamedTuple):
-    """The candidates of one clip, each another text, and the indices of the right ones in the order of sounding."""
+    """Distinct candidate texts of one clip, and the indices of the correct ones in order of sounding."""
 
     texts: list[str]
     right: list[int]
@@ -110,33 +110,34 @@ def zste_prompts(
     num_candidates: int = 50,
     seed: int = 0,
 ) -> Prompts:
-    """What a task of ZSTE asks about a clip [T B.4]; the scores belong to the metric.
+    """Return the candidate texts of a task of ZSTE for one clip [T B.4].
 
-    - 1A and 2A-2D: "The sound of {label}" for every label, in the order given; right is what sounds.
-    - 3A, 3B: "X before Y", "Y before X", "X while Y"; right is the first (3A) or the last (3B).
-    - 4A, 4B: those three among `num_candidates`, of which each other names an absent class.
-    - 5A: "In this concatenated sound, the first sound is X", "the second ...", and both of Y; right are two.
-    - 5B: "Simultaneous sound of X and Y", the two orders are right, among `num_candidates` as in task 4.
+    - 1A and 2A-2D: "The sound of {label}" for every label, in the given order; the classes in the clip are correct.
+    - 3A, 3B: "X before Y", "Y before X", "X while Y"; the first (3A) or the last (3B) is correct.
+    - 4A, 4B: these three and others with absent classes, `num_candidates` in all.
+    - 5A: "In this concatenated sound, the first sound is X", "the second ...", and both for Y; two are correct.
+    - 5B: "Simultaneous sound of X and Y" in both orders, which are correct, and others as in task 4.
 
-    From task 3 on the order of the candidates is drawn too. The others of tasks 4 and 5B name one class that sounds
-    and one that does not, and only when these are used up two that do not: CLAP hears one of two sounds in 81 % of the
-    clips (2B) and yet scores at chance in task 4 [T table 3], so the others cannot be such that one sound decides.
+    In tasks 3 to 5, the order of the candidates is random. The other candidates of tasks 4 and 5B name one class of the
+    clip and one absent class; only when these are used up, they name two absent classes. The reason: CLAP recognises at
+    least one of two sounds in 81 % of the clips (2B), yet scores at chance in task 4 [T table 3]. Therefore recognising
+    one sound must not suffice to exclude the other candidates.
 
     Args:
         task: "1A" to "5B", a key of `ZSTE_FAMILIES`.
-        record: From `zste_set`, of the task's family.
-        labels: All classes, the record's among them.
-        phrases: `phrases[label][language]`; without, labels serve in English.
+        record: Record from `zste_set`, of the task's family.
+        labels: All classes, including those of the record.
+        phrases: `phrases[label][language]`; None uses the labels as English phrases.
         language: ISO 639-3 code. The candidates and their order are the same in all languages.
-        num_candidates: Of tasks 4 and 5B.
-        seed: The seed of the draw of the others and of the order.
+        num_candidates: Number of candidates in tasks 4 and 5B.
+        seed: Seed of the other candidates and of the order.
 
     Returns:
-        The prompts and which of them are right: one index for 1A, 3 and 4, two for 2 and 5.
+        The texts and the indices of the correct ones: one index for tasks 1, 3 and 4, two for tasks 2 and 5.
 
     Raises:
-        ValueError: An unknown task, a record of another family or with a class not in `labels`, a label that repeats
-            or whose phrase does, fewer candidates than the task needs or more than the labels give.
+        ValueError: The task is unknown; the record has another family or a class not in `labels`; labels or texts are
+            duplicated; or `num_candidates` is too small for the task or too large for the number of labels.
 
     >>> record = {"id": "a", "family": "overlaid", "clip_ids": ["1", "2"], "labels": ["dog", "rain"]}
     >>> prompts = zste_prompts("3B", record, ["dog", "rain", "wind"])
@@ -154,7 +155,7 @@ def zste_prompts(
         sounds = [label_phrase(label, language, phrases) for label in named]
         texts.append(write_sentence(sentence, language, sounds)[0])
     if len(set(texts)) < len(texts):
-        raise ValueError(f"two of the candidates of task {task} read the same in {language!r}; give distinct phrases")
+        raise ValueError(f"task {task} has two equal candidates in {language!r}; give distinct phrases")
     return Prompts(texts, list(map(candidates.index, right)))
 
 
@@ -162,22 +163,24 @@ def _check_question(task: str, record: Mapping[str, Any], labels: Sequence[str],
     if task not in ZSTE_FAMILIES:
         raise ValueError(f"unknown task {task!r}; the tasks are {', '.join(ZSTE_FAMILIES)}")
     if record["family"] != ZSTE_FAMILIES[task]:
-        raise ValueError(f"task {task} asks about {ZSTE_FAMILIES[task]!r} clips; record {record['id']!r} is another")
+        raise ValueError(
+            f"task {task} requires {ZSTE_FAMILIES[task]!r} clips; record {record['id']!r} is {record['family']!r}"
+        )
     if len(set(labels)) < len(labels):
-        raise ValueError(f"labels is {list(labels)}; name each class once")
+        raise ValueError(f"labels is {list(labels)}; list each class once")
     unknown = set(record["labels"]) - set(labels)
     if unknown:
-        raise ValueError(f"record {record['id']!r} has the classes {sorted(unknown)}, which are not among the labels")
+        raise ValueError(f"record {record['id']!r} has the classes {sorted(unknown)}, which are not in labels")
     check_languages([language])
 
 
 def _questions(
     task: str, present: Sequence[str], labels: Sequence[str], num_candidates: int, key: tuple[Any, ...]
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """The candidates of a task and the right ones of them, in the order of sounding."""
+    """Return the candidates of a task, and the correct ones in order of sounding."""
     if task[0] in "12":
-        every: list[Candidate] = [("zste_label", label) for label in labels]
-        return every, [("zste_label", label) for label in present]
+        single: list[Candidate] = [("zste_label", label) for label in labels]
+        return single, [("zste_label", label) for label in present]
 
     first, second = present
     if task == "5A":
@@ -186,39 +189,41 @@ def _questions(
         return right + wrong, right
     if task == "5B":
         orders: list[Candidate] = [("zste_simultaneous", first, second), ("zste_simultaneous", second, first)]
-        return _filled_up(orders, present, labels, num_candidates, key), orders
+        return _add_wrong_candidates(orders, present, labels, num_candidates, key), orders
     relations: list[Candidate] = [("before", first, second), ("before", second, first), ("while", first, second)]
-    candidates = _filled_up(relations, present, labels, num_candidates, key) if task[0] == "4" else relations
+    candidates = relations
+    if task[0] == "4":
+        candidates = _add_wrong_candidates(relations, present, labels, num_candidates, key)
     return candidates, relations[:1] if task[1] == "A" else relations[2:]
 
 
-def _filled_up(
+def _add_wrong_candidates(
     candidates: list[Candidate],
     present: Sequence[str],
     labels: Sequence[str],
     num_candidates: int,
     key: tuple[Any, ...],
 ) -> list[Candidate]:
-    """Adds wrong candidates of the same sentences: with one class that sounds; when these are used up, with none."""
+    """Add wrong candidates with the same sentences: first with one class of the clip, then with absent classes only."""
     sentences = sorted(set(map(itemgetter(0), candidates)))
     most = len(candidates) + len(sentences) * (len(labels) * (len(labels) - 1) - 2)
     if not len(candidates) <= num_candidates <= most:
         raise ValueError(
-            f"num_candidates is {num_candidates}; give {len(candidates)} to {most}, which {len(labels)} labels make"
+            f"num_candidates is {num_candidates}; with {len(labels)} labels give {len(candidates)} to {most}"
         )
 
     absent = set(labels) - set(present)
-    one_sounds = [*itertools.product(present, absent), *itertools.product(absent, present)]
-    filled = list(candidates)
-    for kind, pairs in (("one", one_sounds), ("none", list(itertools.permutations(absent, 2)))):
-        if len(filled) < num_candidates:
+    one_present = [*itertools.product(present, absent), *itertools.product(absent, present)]
+    extended = list(candidates)
+    for kind, pairs in (("one", one_present), ("none", list(itertools.permutations(absent, 2)))):
+        if len(extended) < num_candidates:
             others = [(sentence, *pair) for sentence, pair in itertools.product(sentences, pairs)]
-            filled += shuffled(others, *key, kind)
-    return filled[:num_candidates]
+            extended += shuffled(others, *key, kind)
+    return extended[:num_candidates]
 
 
 def _singles_in_turn(rows: Sequence[Row], seed: int) -> Iterator[tuple[str, str]]:
-    """Every clip with its class, the classes taking turns."""
+    """Yield every clip id with its class, alternating between classes."""
     by_label = recordings_by_label(rows)
     queues = []
     for label in shuffled(by_label, seed, "classes"):
