@@ -1,1 +1,1 @@
-"""What two sets share: the same source recordings by name, and copies by audio fingerprint."""
+"""Find recordings that two sets share: equal sources by name, and copies by audio fingerprint."""

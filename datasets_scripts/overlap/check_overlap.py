@@ -1,19 +1,19 @@
-"""Looks for recordings that two prepared sets share: the same source, or the same sound under another name.
+"""Find recordings that two prepared sets share: the same source, or the same sound under another name.
 
     supclap overlap prepared/wavcaps prepared/audiocaps --json overlap.json
     supclap overlap prepared/esc50:train prepared/esc50:test
 
-Training on what one evaluates on is the commonest way to a number that is too good. Clips are compared by `source` and
-by audio fingerprint (`fingerprint.py`), which finds copies that were encoded anew, resampled, cut to a part or
-amplified, but not ones that were stretched, transposed or mixed with other sounds of the same loudness. A source that
-is only the name of a file, as those of `audio_folder` without a column `source`, says nothing of another set.
+Training data that overlaps with test data makes scores too high. Clips are compared by `source` and by audio
+fingerprint (`fingerprint.py`). Fingerprints find copies that were re-encoded, resampled, cut or amplified. They do not
+find copies that were time-stretched, transposed or mixed with other sounds of the same loudness. A source that is only
+a file name, as in `audio_folder` without a column `source`, is not compared.
 
-Measured on 320 recordings of ESC-10: copies as MP3, Vorbis, at 16 kHz, at a quarter of the level or with noise 20 dB
-below are found in 319 or 320 of 320 cases, parts of 3 s in 303; the loudest moment of each of the other 17 is 28 dB
-or more below the recording's. Three pairs of different sources pass the threshold of 6, and all three are copies, as
-their names on Freesound say; unrelated ones reach 3.8.
+Measured on 320 recordings of ESC-10: 319 or 320 copies are found if encoded as MP3 or Vorbis, resampled to 16 kHz,
+scaled to a quarter of the level, or mixed with noise at -20 dB. Of parts of 3 s, 303 are found; the other 17 are at
+least 28 dB quieter than the loudest moment of their recording. Three pairs of different sources exceed the threshold of
+6; according to their names on Freesound, all three are copies. Unrelated pairs reach at most 3.8.
 
-Exit status: 0; 1 with --fail_on_overlap when something is shared; 2 when a set cannot be read.
+Exit status: 0; 1 with --fail_on_overlap if something is shared; 2 if a set cannot be read.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, FILE_SOURCE, without_audio
 
 _NEEDED = ("clip_id", "audio_path", *AUDIO_COLUMNS)
-# Pairs of either kind in the table; the report has all.
+# Maximum number of shared sources, and of copies, in the printed table.
 _MOST_SHOWN = 20
 
 
 class Clip(NamedTuple):
-    """A clip of a set: its split, its id and the recording that it was cut from."""
+    """A clip of a set: its split, its id and its source recording."""
 
     split: str
     clip_id: str
@@ -57,25 +57,26 @@ class Clip(NamedTuple):
 def compare(
     first: str, second: str, workers: int = 1, cache_dir: str | None = None, quiet: bool = True
 ) -> dict[str, Any]:
-    """Compares two prepared sets.
+    """Compare two prepared sets.
 
     Args:
-        first: The folder or Hub id of a set, for one of its splits followed by `:split`.
-        second: Another one; of the same set, another split.
-        workers: The number of processes that compute fingerprints.
-        cache_dir: Where `datasets` keeps the rows; its own default when None.
-        quiet: Shows no progress bars.
+        first: Folder or Hub id of a set; `:split` at its end selects a split.
+        second: Another set, or another split of the same set.
+        workers: Number of processes that compute fingerprints.
+        cache_dir: Cache folder of `datasets`; None uses its default.
+        quiet: Whether to hide progress bars.
 
     Returns:
-        Plain JSON. "shared_sources": for each, the clips of both. "copies": pairs of clips with their score, bit error
-        rate, offset and overlap, and whether they have the same source. "not_compared": clips too short or unreadable.
+        A dictionary of JSON values. "shared_sources": the clips of both sets by source. "copies": pairs of clips with
+        score, bit error rate, offset, overlap, and whether the sources are equal. "not_compared": clips without
+        fingerprint, because they are too short or unreadable.
 
     Raises:
-        FileNotFoundError: A set is missing.
-        ValueError: A split is unknown, or both are the same.
+        FileNotFoundError: A set does not exist.
+        ValueError: A split is unknown, or both sets are the same.
     """
     if first == second:
-        raise ValueError(f"both sets are {first}; to compare the splits of one, write {first}:train {first}:test")
+        raise ValueError(f"both sets are {first}; to compare splits of one set, give {first}:train {first}:test")
 
     clips: list[list[Clip]] = []
     prints: list[list[Fingerprint | None]] = []
@@ -92,8 +93,8 @@ def compare(
 
     not_compared: list[list[dict[str, str]]] = [[], []]
     for side in (0, 1):
-        for clip, found in zip(clips[side], prints[side], strict=True):
-            if found is None:
+        for clip, print_ in zip(clips[side], prints[side], strict=True):
+            if print_ is None:
                 not_compared[side].append(clip._asdict())
 
     return {
@@ -106,7 +107,7 @@ def compare(
 
 
 def overlap_table(report: Mapping[str, Any]) -> str:
-    """A report for a terminal: the counts, and the first pairs of either kind."""
+    """Format a report for a terminal: the counts, and the first shared sources and copies."""
     first, second = report["sets"]
     sources, copies = report["shared_sources"], report["copies"]
     lines = [
@@ -116,7 +117,7 @@ def overlap_table(report: Mapping[str, Any]) -> str:
     ]
     short = list(map(len, report["not_compared"]))
     if any(short):
-        lines.append(f"not compared by sound, too short or unreadable: {short[0]} and {short[1]}")
+        lines.append(f"without fingerprint, too short or unreadable: {short[0]} and {short[1]}")
 
     for source, of_both in list(sources.items())[:_MOST_SHOWN]:
         lines.append(f"  {source}: {_names(of_both[0])} | {_names(of_both[1])}")
@@ -129,20 +130,20 @@ def overlap_table(report: Mapping[str, Any]) -> str:
 
     hidden = max(0, len(sources) - _MOST_SHOWN) + max(0, len(copies) - _MOST_SHOWN)
     if hidden:
-        lines.append(f"... and {hidden} more; --json FILE writes all")
+        lines.append(f"... and {hidden} more; --json FILE saves all")
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compares two sets, prints and writes what they share."""
+    """Run the command: compare two sets, print the table and optionally write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("first", metavar="A[:split]", help="a prepared set, folder or Hub id; all splits by default")
-    parser.add_argument("second", metavar="B[:split]", help="another")
-    parser.add_argument("--json", metavar="FILE", help="write the whole report here")
-    parser.add_argument("--fail_on_overlap", action="store_true", help="exit with 1 when something is shared")
-    parser.add_argument("--workers", type=int, default=1, help="processes that compute fingerprints")
-    parser.add_argument("--cache_dir", help="where `datasets` keeps the rows")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.add_argument("first", metavar="A[:split]", help="Folder or Hub id of a prepared set; default: all splits.")
+    parser.add_argument("second", metavar="B[:split]", help="Another prepared set, or another split of the same.")
+    parser.add_argument("--json", metavar="FILE", help="Write the whole report to this file.")
+    parser.add_argument("--fail_on_overlap", action="store_true", help="Exit with status 1 if something is shared.")
+    parser.add_argument("--workers", type=int, default=1, help="Number of processes that compute fingerprints.")
+    parser.add_argument("--cache_dir", help="Cache folder of `datasets`.")
+    parser.add_argument("--quiet", action="store_true", help="Hide progress bars.")
     arguments = parser.parse_args(argv)
 
     try:
@@ -158,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(name: str, cache_dir: str | None) -> dict[str, datasets.Dataset]:
-    """The splits of a set, or the one that is named after a colon."""
+    """Load all splits of a set, or only the split given after a colon."""
     folder, colon, split = name.rpartition(":")
     if not colon or Path(name).is_dir() or "/" in split or "\\" in split:
         return load_splits("prepared", cache_dir, data_dir=name)
@@ -179,25 +180,25 @@ def _fingerprint(row: Mapping[str, Any]) -> Fingerprint | None:
 
 
 def _shared_sources(first: Sequence[Clip], second: Sequence[Clip]) -> dict[str, list[list[dict[str, str]]]]:
-    """The clips of both sets by the source that they share."""
-    found: dict[str, list[list[dict[str, str]]]] = defaultdict(lambda: [[], []])
+    """Group the clips of both sets by shared source."""
+    by_source: dict[str, list[list[dict[str, str]]]] = defaultdict(lambda: [[], []])
     for side, clips in enumerate((first, second)):
         for clip in clips:
             if not clip.source.startswith(FILE_SOURCE):
-                found[clip.source][side].append(clip._asdict())
-    return {source: found[source] for source in sorted(found) if all(found[source])}
+                by_source[clip.source][side].append(clip._asdict())
+    return {source: by_source[source] for source in sorted(by_source) if all(by_source[source])}
 
 
 def _copies(
     clips: Sequence[Sequence[Clip]], prints: Sequence[Sequence[Fingerprint | None]], quiet: bool
 ) -> list[dict[str, Any]]:
-    """Pairs of clips that share sound, the surest first."""
+    """Return pairs of clips with matching fingerprints, highest score first."""
     index = FingerprintIndex(prints[0])
-    found = []
+    pairs = []
     for query, clip in zip(progress(prints[1], "comparing", len(prints[1]), "clips", quiet), clips[1], strict=True):
         for match in [] if query is None else index.search(query):
             other = clips[0][match.clip]
-            found.append(
+            pairs.append(
                 {
                     "first": other._asdict(),
                     "second": clip._asdict(),
@@ -208,7 +209,7 @@ def _copies(
                     "overlap_seconds": round(match.overlap_seconds, 4),
                 }
             )
-    return sorted(found, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
+    return sorted(pairs, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
 
 
 def _names(clips: Sequence[Mapping[str, str]]) -> str:

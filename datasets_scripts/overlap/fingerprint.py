@@ -1,12 +1,12 @@
-"""Audio fingerprints: is this clip a copy of a part of that one, however it was encoded, resampled, cut or amplified?
+"""Audio fingerprints that find copies of clips, also re-encoded, resampled, cut or amplified ones.
 
-The method is that of Haitsma and Kalker, "A Highly Robust Audio Fingerprinting System" (ISMIR 2002). Every 12 ms
-a frame gives 32 bits, the signs of the differences of band energies along frequency and time. Words that agree propose
-where two clips may be one, and the share of equal bits over the whole overlap decides.
+The method is that of Haitsma and Kalker, "A Highly Robust Audio Fingerprinting System" (ISMIR 2002). Every 12 ms, a
+frame yields a word of 32 bits: the signs of the differences of band energies along frequency and time. Equal words
+propose alignments of two clips, and the share of equal bits over the whole overlap decides.
 
-Our recordings are no songs, hence what is different: bands from 200 Hz to 3.6 kHz; only frames within 30 dB of a clip's
-loudest count, since the rest of a bark in a quiet yard is the noise of its encoding; and a trace of noise, another one
-for each clip, is added first, so that digital silence has random bits in place of equal ones.
+Three changes adapt the method from songs to other recordings. Bands range from 200 Hz to 3.6 kHz. Only frames within 30
+dB of a clip's loudest frame count, because quieter ones contain mostly coding noise. Faint noise, different for each
+clip, is added first, so that digital silence has random bits instead of equal ones.
 """
 
 from __future__ import annotations
@@ -19,42 +19,43 @@ import numpy as np
 
 RATE_HZ = 8000
 WINDOW_SAMPLES = 3000
-HOP_SAMPLES = 96  # 31/32 of a window is the next one's too, so that a copy's frames need not begin where ours do
+HOP_SAMPLES = 96  # windows overlap by 31/32, so that the frames of a copy need not be aligned with the original's
 LOWEST_HZ, HIGHEST_HZ = 200.0, 3600.0
 LOUD_DB = 30.0
 NOISE_DB = -50.0  # relative to the clip's root mean square
 
 THRESHOLD = 6.0
-"""The least score of a copy.
+"""Minimum score of a copy.
 
-The score of an alignment is that of a coin thrown 32 times a frame, (1 - 2 BER) sqrt(32 frames), over 3: as frames
-overlap, the bits of unrelated clips scatter up to three times as far as independent ones (Haitsma and Kalker, section
-4.2). In standard deviations, so that 6 is passed by chance once in 10^9 alignments.
+The score of an alignment is (1 - 2 BER) sqrt(32 frames) / 3, in standard deviations: the deviation of 32 independent
+bits per frame from a bit error rate (BER) of 1/2, divided by 3. The divisor is needed because frames overlap: the bits
+of unrelated clips have up to three times the standard deviation of independent bits (Haitsma and Kalker, section 4.2).
+By chance, one in 10^9 alignments exceeds 6.
 """
 
-MIN_FRAMES = 10  # even without a wrong bit, fewer do not reach the threshold
-_MOST_ALIGNMENTS = 256  # to look at for each query, those with the most words in common
+MIN_FRAMES = 10  # with fewer frames, even equal clips do not reach the threshold
+_MOST_ALIGNMENTS = 256  # maximum number of alignments per query, those with the most equal words
 
 _BITS = 32
 _NOTHING = np.zeros(0, dtype=np.int64)
 
 
 class Fingerprint(NamedTuple):
-    """A clip's 32-bit words, `(frames,)` uint32, and the level of each frame in dB below the loudest, float32."""
+    """32-bit words of a clip, `(frames,)` uint32, and levels relative to its loudest frame in dB (<= 0), float32."""
 
     words: np.ndarray
     levels_db: np.ndarray
 
 
 class Match(NamedTuple):
-    """Where a query lies in a clip of the index.
+    """Best alignment of a query with a clip of the index.
 
     Attributes:
-        clip: The place of the clip in the index.
-        score: See `THRESHOLD`.
-        bit_error_rate: The share of bits that differ, 0 for the same samples and 0.5 for unrelated ones.
-        offset_seconds: The time in the clip at which the query begins; negative where the clip begins later.
-        overlap_seconds: How long both sound together.
+        clip: Position of the clip in the index.
+        score: Score, see `THRESHOLD`.
+        bit_error_rate: Share of differing bits: 0 for equal samples, about 0.5 for unrelated ones.
+        offset_seconds: Start of the query in the clip; negative if the query starts before the clip.
+        overlap_seconds: Duration of the overlap.
     """
 
     clip: int
@@ -65,13 +66,13 @@ class Match(NamedTuple):
 
 
 def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
-    """The fingerprint of a clip.
+    """Compute the fingerprint of a clip.
 
     Args:
         waveform: `(samples,)` float32 at `RATE_HZ`.
 
     Returns:
-        Its words and levels; `None` for a clip too short to be told apart, below 0.5 s.
+        The fingerprint; None for a clip below 0.5 s, which is too short.
     """
     if len(waveform) < WINDOW_SAMPLES + MIN_FRAMES * HOP_SAMPLES:
         return None
@@ -79,7 +80,7 @@ def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
     # (samples,) -> (frames, window)
     noisy = waveform + _noise(waveform)
     frames = np.lib.stride_tricks.sliding_window_view(noisy, WINDOW_SAMPLES)[::HOP_SAMPLES]
-    # (frames, window), a view -> (frames, 33) in bands of equal width on a logarithmic scale, a block at a time
+    # (frames, window), a view -> (frames, 33) in bands of equal width on a logarithmic scale, block by block
     edges = np.round(np.geomspace(LOWEST_HZ, HIGHEST_HZ, _BITS + 2) * WINDOW_SAMPLES / RATE_HZ).astype(int)
     blocks = []
     for block in np.split(frames, range(512, len(frames), 512)):
@@ -95,10 +96,10 @@ def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
 
 
 def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -> tuple[float, float]:
-    """How far the bits of two clips agree, frame `offset_frames` of the first lying at the beginning of the second.
+    """Compare the bits of two clips, with frame `offset_frames` of the clip aligned with frame 0 of the query.
 
     Returns:
-        The score, see `THRESHOLD`, and the share of differing bits; 0 and 0.5 where there is too little to compare.
+        The score, see `THRESHOLD`, and the share of differing bits; 0 and 0.5 for fewer than `MIN_FRAMES` loud frames.
     """
     start, stop = max(0, offset_frames), min(len(clip.words), len(query.words) + offset_frames)
     if stop - start < MIN_FRAMES:
@@ -115,13 +116,13 @@ def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -
 
 
 class FingerprintIndex:
-    """Finds in many clips those that a query is a copy of, or that are a copy of it.
+    """Index of fingerprints that finds the clips which share sound with a query.
 
-    Sorted words take the place of a table, so that 50,000 clips of 10 s, 40 million words, need half a gigabyte. A
-    query's loud words are looked up, and all that differ from them in one bit.
+    The index is a sorted array of words: 50,000 clips of 10 s have 40 million words and need 0.5 GB. A search looks up
+    the words of the query's loud frames, and all words that differ from them in one bit.
 
     Args:
-        fingerprints: Of the clips; `None` where there is none.
+        fingerprints: Fingerprints of the clips; None for a clip without one.
     """
 
     def __init__(self, fingerprints: Sequence[Fingerprint | None]) -> None:
@@ -136,7 +137,7 @@ class FingerprintIndex:
         self._positions = order.astype(np.int32 if len(order) < 2**31 else np.int64)
 
     def search(self, query: Fingerprint) -> list[Match]:
-        """The clips that share sound with a query: the best alignment with each, the highest score first."""
+        """Return the best alignment with each clip that shares sound with the query, highest score first."""
         best: dict[int, Match] = {}
         for clip, offset in self._alignments(query):
             other = self._fingerprints[clip]
@@ -148,27 +149,27 @@ class FingerprintIndex:
         return sorted(best.values(), key=lambda match: (-match.score, match.clip))
 
     def _alignments(self, query: Fingerprint) -> Iterator[tuple[int, int]]:
-        """(clip, offset in frames) of the alignments with the most equal words."""
-        # (loud frames,) -> (loud frames, 33): each word, and all that differ from it in one bit
+        """Yield (clip, offset in frames) of the alignments with the most equal words."""
+        # (loud frames,) -> (loud frames, 33): each word, and all words that differ from it in one bit
         frames = np.flatnonzero(query.levels_db > -LOUD_DB)
         flips = np.concatenate([[0], 1 << np.arange(_BITS)]).astype(np.uint32)
-        wanted = (query.words[frames][:, None] ^ flips).ravel()
+        words = (query.words[frames][:, None] ^ flips).ravel()
 
-        # Where each lies among the sorted words, and from there the clip and the offset of every hit.
-        first = np.searchsorted(self._words, wanted, "left")
-        counts = np.searchsorted(self._words, wanted, "right") - first
+        # Look up each word in the sorted array, then compute the clip and the offset of every hit.
+        first = np.searchsorted(self._words, words, "left")
+        counts = np.searchsorted(self._words, words, "right") - first
         hits = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        places = self._positions[hits].astype(np.int64) if len(hits) else _NOTHING
-        clips = np.searchsorted(self._starts, places, "right") - 1
-        offsets = places - self._starts[clips] - np.repeat(np.repeat(frames, len(flips)), counts)
+        positions = self._positions[hits].astype(np.int64) if len(hits) else _NOTHING
+        clips = np.searchsorted(self._starts, positions, "right") - 1
+        offsets = positions - self._starts[clips] - np.repeat(np.repeat(frames, len(flips)), counts)
 
-        found, votes = np.unique(np.stack([clips, offsets], axis=1), axis=0, return_counts=True)
-        for place in np.argsort(-votes, kind="stable")[:_MOST_ALIGNMENTS]:
-            yield int(found[place, 0]), int(found[place, 1])
+        alignments, votes = np.unique(np.stack([clips, offsets], axis=1), axis=0, return_counts=True)
+        for index in np.argsort(-votes, kind="stable")[:_MOST_ALIGNMENTS]:
+            yield int(alignments[index, 0]), int(alignments[index, 1])
 
 
 def _noise(waveform: np.ndarray) -> np.ndarray:
-    """Faint white noise, drawn from the samples' own hash: the same for a clip each time, another for each clip."""
+    """Return faint white noise, seeded with a hash of the samples: reproducible, and different for each clip."""
     seed = int.from_bytes(hashlib.blake2b(waveform.tobytes(), digest_size=8).digest(), "big")
     rms = float(np.sqrt(np.mean(np.square(waveform, dtype=np.float64))))
     noise = np.random.default_rng(seed).standard_normal(len(waveform), dtype=np.float32)
