@@ -1,4 +1,4 @@
-"""The model card of a run: what was trained, on what, from whose weights, how well it does, and how to do it again."""
+"""Model cards: the parts, training data, license and scores of a model, and how to reproduce it."""
 
 from ..conversion.provenance import Origin, license_of, origins
 from .card import citations, is_untouched, model_card, push_to_hub, write_card, write_card_of_run

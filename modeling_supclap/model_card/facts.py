@@ -1,4 +1,4 @@
-"""What a model card is written from: a model, the run that made it, the data it heard."""
+"""Collect the facts of a model card: the model, its training run and its training data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..modeling_supclap import SupCLAPModel
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ALWAYS = {"loss", "svr", "stage", "learning_rate", "per_device_train_batch_size", "num_train_epochs", "seed"}
-# They say where a run lived and how it talked, not what it was.
+# Arguments about paths, logging and uploads, and those that the card states elsewhere.
 _LOCAL_ARGUMENTS = {
     "output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "data_dir", "report_to", "project", "model",
     "clap", "hub_token", "hub_model_id", "hub_private_repo", "push_to_hub", "disable_tqdm", "accelerator_config",
@@ -31,25 +31,25 @@ _LOCAL_ARGUMENTS = {
 
 @dataclass
 class CardFacts:
-    """What a card is written from; everything but the model may be missing.
+    """Facts about a model for its card; only the model and its name are required.
 
     Args:
         model: The model.
-        name: What the card calls it.
-        repository: Its Hub id, if it has one.
-        sampling_rate_hz: The rate of the recordings that it takes.
-        languages: ISO 639-3 codes of the captions it was trained on.
-        arguments: Those of the run's arguments that say what was done.
-        dataset: The names of the training data, Hub ids or builders of `datasets_scripts`.
-        clips: How many it was trained on.
-        licenses: Of those clips, counted.
-        results: Contents of `results.json`, of a training run or of an evaluation.
-        base_model: Id or folder of the model that training continued; None takes it from the model.
-        license: In place of the one that follows from the parts.
-        tags: Beside our own.
-        command: The command line that made it.
-        processes: That trained together.
-        device: They ran on.
+        name: Name of the model.
+        repository: Hub id of the model.
+        sampling_rate_hz: Sampling rate of the model's input.
+        languages: ISO 639-3 codes of the training captions.
+        arguments: Training arguments that affect the result.
+        dataset: Names of the training sets: Hub ids or builders of `datasets_scripts`.
+        clips: Number of training clips.
+        licenses: Number of training clips by license.
+        results: Contents of `results.json` files, from training or evaluation.
+        base_model: Hub id or folder of the model that training continued from; None reads it from the model.
+        license: License of the model; None derives it from the parts.
+        tags: Additional Hub tags.
+        command: Command line of the run.
+        processes: Number of training processes.
+        device: Device type of the run, such as "cuda".
     """
 
     model: SupCLAPModel
@@ -71,18 +71,18 @@ class CardFacts:
 
 
 def facts_of_run(trainer: Any) -> CardFacts:
-    """What a `SupCLAPTrainer` knows of its run: arguments that are not the default, data, results on disk."""
+    """Collect the facts of a `SupCLAPTrainer`: non-default arguments, training data, and results on disk."""
     args, folder = trainer.args, Path(trainer.args.output_dir or ".")
     results = read_results(folder)
-    own = results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
-    recorded = own["training"].get("arguments", {})
+    of_run = results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
+    recorded = of_run["training"].get("arguments", {})
 
-    arguments = _telling_arguments(args, recorded)
-    for found in own["scores"].get("temporal", {}).values():
-        arguments["stage"] = ", then ".join(stage[-1] for stage in found if stage.startswith("stage_"))
+    arguments = _relevant_arguments(args, recorded)
+    for stages in of_run["scores"].get("temporal", {}).values():
+        arguments["stage"] = ", then ".join(stage[-1] for stage in stages if stage.startswith("stage_"))
 
     rows = getattr(getattr(trainer, "train_items", None), "rows", None) or trainer.train_rows
-    dataset = own["protocol"].get("origin") or recorded.get("dataset")
+    dataset = of_run["protocol"].get("origin") or recorded.get("dataset")
     return CardFacts(
         model=trainer.clap,
         name=(args.hub_model_id or folder.resolve().name).split("/")[-1],
@@ -101,21 +101,21 @@ def facts_of_run(trainer: Any) -> CardFacts:
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The contents of a folder's `results.json`, then of those of evaluations in folders directly below it."""
-    own = [folder / "results.json"] if (folder / "results.json").is_file() else []
-    found = []
-    for path in (*own, *sorted(folder.glob("*/results.json"))):
+    """Read `results.json` of a folder, then those of its direct subfolders; files of other schemas are skipped."""
+    paths = [folder / "results.json"] if (folder / "results.json").is_file() else []
+    results = []
+    for path in (*paths, *sorted(folder.glob("*/results.json"))):
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict) and content.get("schema") == SCHEMA:
-            found.append(content)
+            results.append(content)
 
-    return found
+    return results
 
 
 def count_licenses(rows: Any) -> dict[str, int]:
-    """How many clips have which licence, the most frequent first; a clip without one counts as `not stated`.
+    """Count clips by license, most frequent first; a clip without one counts as `not stated`.
 
-    Of a stream, what its maker has counted of the whole set.
+    Rows with an attribute `licenses`, such as streams, return these counts of the whole set.
     """
     if rows is None or not len(rows):
         return {}
@@ -132,37 +132,36 @@ def count_licenses(rows: Any) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _telling_arguments(args: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that differ from their defaults, those of the recipe, and a few that one always asks for."""
+def _relevant_arguments(args: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that differ from their defaults, those of the recipe, and those in `_ALWAYS`."""
     plain = args.to_dict()
-    telling = {}
+    relevant = {}
     for name, value in recorded.items():
         if name not in plain and value not in (None, [], {}):
-            telling[name] = value
+            relevant[name] = value
 
     for each in fields(args):
         value = plain.get(each.name)
         is_empty = value in (None, [], {}) or (value is False and each.default is not True)
         is_default = getattr(args, each.name) == each.default
         if each.name in _ALWAYS or (each.init and not is_default and not is_empty):
-            telling[each.name] = value
+            relevant[each.name] = value
 
-    # TeminAL has an objective of its own.
-    left_out = {*_LOCAL_ARGUMENTS, "loss", "svr"} if "stage" in telling else _LOCAL_ARGUMENTS
-    for name in left_out & telling.keys():
-        del telling[name]
-    return redact(telling)
+    # TeminAL has its own objective and ignores `loss` and `svr`.
+    left_out = {*_LOCAL_ARGUMENTS, "loss", "svr"} if "stage" in relevant else _LOCAL_ARGUMENTS
+    for name in left_out & relevant.keys():
+        del relevant[name]
+    return redact(relevant)
 
 
 def public_command(arguments: Sequence[str]) -> str:
-    """The command line of a recipe as others may read it: without secrets, and without the folders of this machine.
+    """Return the command line of a recipe for publication: without secrets, local folders and `resume_from_checkpoint`.
 
     Args:
         arguments: `sys.argv`.
 
     Returns:
-        The command with what launched it; empty where no script was run, as in a notebook. A run that was resumed is
-        reproduced from its beginning.
+        The launcher and the command; empty if no script was run, for example in a notebook.
 
     >>> public_command(["recipes/train_supclap.py", "--data_dir", "/home/me/ESC-10", "--hub_token", "hf_x"])
     'python recipes/train_supclap.py --data_dir ESC-10'
@@ -193,7 +192,7 @@ def public_command(arguments: Sequence[str]) -> str:
 
 
 def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The versions that results were made with, else those that are installed."""
+    """Return the package versions recorded in the results, else the installed versions."""
     for each in results:
         if "versions" in each:
             return dict(each["versions"])
@@ -201,7 +200,7 @@ def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def code_commit() -> str:
-    """The commit of the checkout that this package runs from, if it runs from one."""
+    """Return the git commit of this package, with a note on local changes; empty if it is not in a git checkout."""
     if not (_ROOT / ".git").exists():
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The scores of a model card: those of `results.json` as one table, and as the Hub's model index."""
+"""Scores of a model card: the contents of `results.json` as tables and as the Hub's model index."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SHOWN = {"zero_shot": ("top1",), "temporal": ("temporal_accuracy", "order_accur
 
 @dataclass(frozen=True)
 class CardScore:
-    """One number of a card.
+    """One score of a card.
 
     Args:
-        task: Such as "text to audio".
-        metric: Such as "R@1".
-        score: The number, with its interval and its levels.
-        dataset: What it was measured on.
-        split: The split of it.
+        task: Name of the task, such as "text to audio".
+        metric: Name of the metric, such as "R@1".
+        score: Value with its interval and reference levels.
+        dataset: Name of the dataset.
+        split: Split of the dataset.
         language: ISO 639-3 code of the texts.
-        confidence: The confidence of the interval.
+        confidence: Confidence level of the interval.
     """
 
     task: str
@@ -39,14 +39,14 @@ class CardScore:
     confidence: float | None = None
 
     def as_eval_result(self) -> EvalResult:
-        """The score in the Hub's model index."""
+        """Convert the score to an entry of the Hub's model index."""
         is_zero_shot = self.task.startswith("zero-shot")
         arguments: dict[str, Any] | None = None
         if self.score.low is not None and self.score.high is not None:
             ends = [round(self.score.low, 4), round(self.score.high, 4)]
             arguments = {"interval": ends, "confidence": self.confidence}
 
-        # A model index tells results of one task apart by the type of their metric, which so has to hold the direction.
+        # The model index distinguishes results of one task by metric type, so this type includes the direction.
         kind = f"{self.task} {self.metric}".lower().replace("@", " at ")
         return EvalResult(
             task_type="zero-shot-audio-classification" if is_zero_shot else "audio-text-retrieval",
@@ -63,21 +63,21 @@ class CardScore:
 
 
 def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
-    """The scores of a `results.json` that a card shows.
+    """Select the scores of a `results.json` for a card.
 
     Args:
-        content: What it holds; see `evaluation.Results`.
+        content: Content of the file; see `evaluation.Results`.
 
     Returns:
-        Retrieval by direction and language, zero-shot classification, ZSTE, and the stages of a post-training; none
-        where the mapping is something else.
+        Scores of retrieval (by direction and language), zero-shot classification, ZSTE and the stages of
+        post-training. The list is empty if `content` has another schema.
     """
     if content.get("schema") != SCHEMA:
         return []
     protocol = content["protocol"]
     confidence = (protocol.get("intervals") or {}).get("confidence")
 
-    found = []
+    scores = []
     for score in flat_scores(content["scores"]):
         task, language, *between, metric = score.place
         if language in ("mean", "all") or metric not in _SHOWN.get(task, (metric,) if task == "zste" else ()):
@@ -91,16 +91,18 @@ def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
         }[task]
         place: dict[str, Any] = {"dataset": get_dataset_name(protocol), "split": protocol["split"]}
         place |= {"language": language, "confidence": confidence if score.low is not None else None}
-        found.append(CardScore(title, "accuracy" if task == "zste" else metric, score, **place))
-    return found
+        scores.append(CardScore(title, "accuracy" if task == "zste" else metric, score, **place))
+    return scores
 
 
 def format_card_scores(scores: Sequence[CardScore]) -> str:
-    """Scores as tables in percent: interval in square brackets, chance in round ones, an order-blind model's in braces.
+    """Format scores as tables in percent.
+
+    Intervals are in square brackets, chance levels in parentheses, and the scores of an order-blind model in braces.
 
     >>> from modeling_supclap.evaluation.results import Score
-    >>> found = Score(("retrieval", "eng", "t2a", "R@1"), 0.5, 0.4, 0.6, 0.1)
-    >>> print(format_card_scores([CardScore("text to audio", "R@1", found, "esc50", "test", "eng", 0.95)]))
+    >>> score = Score(("retrieval", "eng", "t2a", "R@1"), 0.5, 0.4, 0.6, 0.1)
+    >>> print(format_card_scores([CardScore("text to audio", "R@1", score, "esc50", "test", "eng", 0.95)]))
     In percent; [intervals of 95 %], (chance).
     <BLANKLINE>
     | data | task | language | R@1 |
@@ -108,11 +110,11 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
     | esc50, test | text to audio | eng | 50.0 [40.0, 60.0] (10.0) |
     """
     groups: dict[Any, list[CardScore]] = {}
-    for each in scores:  # retrieval has its metrics in columns, and each of the others a table of its own
+    for each in scores:  # one table with all retrieval metrics, and one table per other metric
         groups.setdefault("retrieval" if each.metric in RETRIEVAL_METRICS else each.metric, []).append(each)
 
     tables = []
-    for group in sorted(groups.values(), key=lambda own: own[0].metric not in RETRIEVAL_METRICS):
+    for group in sorted(groups.values(), key=lambda members: members[0].metric not in RETRIEVAL_METRICS):
         metrics: dict[str, str] = {}
         rows: dict[tuple[str, str, str], dict[str, str]] = {}
         for each in group:
@@ -125,15 +127,15 @@ def format_card_scores(scores: Sequence[CardScore]) -> str:
             lines.append(f"| {' | '.join([*place, *{**metrics, **cells}.values()])} |")
         tables.append("\n".join(lines))
 
-    told: dict[str, None] = {}  # what stands beside the values, each once
+    legend: dict[str, None] = {}  # ordered set
     for each in scores:
         if each.confidence:
-            told[f"[intervals of {100 * each.confidence:g} %]"] = None
+            legend[f"[intervals of {100 * each.confidence:g} %]"] = None
         if each.score.chance is not None:
-            told["(chance)"] = None
+            legend["(chance)"] = None
         if each.score.order_blind is not None:
-            told["{a model that is blind to order}"] = None
-    notes = sorted(told, key=lambda note: "[({".index(note[0]))
+            legend["{a model that is blind to order}"] = None
+    notes = sorted(legend, key=lambda note: "[({".index(note[0]))
     return "\n\n".join([f"In percent; {', '.join(notes)}." if notes else "In percent.", *tables])
 
 
