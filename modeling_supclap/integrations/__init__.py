@@ -1,1 +1,1 @@
-"""Neighbours that a checkpoint also works in, each behind an extra: sentence-transformers, mteb and ONNX Runtime."""
+"""Integrations with other libraries: sentence-transformers, mteb and ONNX, each behind an extra."""

@@ -1,10 +1,9 @@
-"""A SupCLAP model inside mteb, the benchmark of embeddings: its text tasks, its audio tasks and those of both.
+"""SupCLAP models in mteb, the embedding benchmark: text tasks, audio tasks and audio-text tasks.
 
     encoder = SupCLAPEncoder.from_model(model, processor)        # or SupCLAPEncoder("outputs/esc10")
     result = mteb.evaluate(encoder, mteb.get_tasks(["ESC50_Zeroshot"]), cache=None)
 
-Every text is embedded in its own language where the task says which that is. Needs the extra: pip install
-"supclap[mteb]".
+If a task has one language, its texts are embedded in that language. Requires the extra: pip install "supclap[mteb]".
 """
 
 from __future__ import annotations
@@ -26,22 +25,20 @@ try:
     from mteb.models.modality_collators import AudioCollator
     from mteb.models.model_meta import ScoringFunction
 except ImportError as error:
-    raise ImportError(
-        f'mteb 2 does not import: {error}\nIt is an extra; install it with: pip install "supclap[mteb]"'
-    ) from error
+    raise ImportError(f'mteb 2 cannot be imported: {error}\nInstall the extra: pip install "supclap[mteb]"') from error
 
 
 class SupCLAPEncoder(AbsEncoder):
-    """mteb's encoder protocol around a model; clips are heard from beginning to end, at the model's own rate.
+    """mteb encoder for a SupCLAP model; clips are embedded in full length, resampled to the model's rate.
 
     Args:
         model_name: Folder or Hub id of a SupCLAP model.
-        revision: A revision of the Hub repository.
-        device: Where to run; None is a GPU where there is one.
-        language: ISO 639-3 code of texts whose task says nothing, or several things; None is the tokenizer's setting.
-        model: A model that is loaded already.
-        processor: The one that goes with it.
-        **kwargs: As for `SupCLAPModel.from_pretrained`.
+        revision: Revision of the Hub repository.
+        device: Torch device; None uses a GPU if available.
+        language: ISO 639-3 code for tasks with no or several languages; None uses the tokenizer's setting.
+        model: A loaded model to use instead.
+        processor: Processor of this model.
+        **kwargs: Arguments of `SupCLAPModel.from_pretrained`.
     """
 
     def __init__(
@@ -72,17 +69,17 @@ class SupCLAPEncoder(AbsEncoder):
         device: str | None = None,
         language: str | None = None,
     ) -> SupCLAPEncoder:
-        """Wraps a model that is loaded already.
+        """Wrap a loaded model.
 
         Args:
             model: The model.
-            processor: The model's.
-            name: What mteb calls it, `organisation/name`; None takes it from where the model was loaded.
-            device: Where to run; None leaves the model where it is.
+            processor: Its processor.
+            name: Name in mteb, `organisation/name`; None uses the name that the model was loaded from.
+            device: Torch device; None keeps the model's device.
             language: As for the class.
         """
-        own_name, where = str(name or model.name_or_path), device or str(model.device)
-        return cls(own_name, device=where, language=language, model=model, processor=processor)
+        model_name, device = str(name or model.name_or_path), device or str(model.device)
+        return cls(model_name, device=device, language=language, model=model, processor=processor)
 
     def encode(
         self,
@@ -96,21 +93,23 @@ class SupCLAPEncoder(AbsEncoder):
         show_progress_bar: bool = False,
         **kwargs: Any,
     ) -> np.ndarray:
-        """Embeds what mteb's data loader gives.
+        """Embed the texts and recordings of a data loader of mteb.
 
         Args:
-            inputs: A data loader whose batches have a column `text`, a column `audio`, or both.
-            task_metadata: What mteb knows of the task; its languages say which one the texts are in.
-            hf_split: Not used, as are `prompt_type`, since the model knows no instructions, and further options.
-            hf_subset: The part of the task, usually one of its languages.
-            batch_size: Inputs that go through the model at once.
-            show_progress_bar: Whether to show one.
+            inputs: Data loader with batches that have a column `text`, a column `audio`, or both.
+            task_metadata: mteb's metadata of the task, including its languages.
+            hf_split: Not used.
+            hf_subset: Subset of the task, usually one language.
+            prompt_type: Not used, because the model supports no instructions.
+            batch_size: Batch size of the model.
+            show_progress_bar: Whether to show a progress bar for texts.
+            **kwargs: Not used.
 
         Returns:
-            (N, projection_dim) float32, unit norm; of rows with text and sound the normalised sum of both.
+            (N, projection_dim) float32, unit norm. Rows with text and audio are the normalised sum of both embeddings.
 
         Raises:
-            ValueError: There is neither text nor sound.
+            ValueError: The columns contain neither text nor audio.
         """
         columns = set(inputs.dataset.features)
         if not columns & {"text", "audio"}:
@@ -118,7 +117,7 @@ class SupCLAPEncoder(AbsEncoder):
 
         if "audio" in columns:
             extractor = self.processor.feature_extractor
-            # A benchmark has clips that are too short to encode; silence makes them long enough.
+            # Some benchmark clips are too short to encode; pad them with silence.
             inputs.collate_fn = AudioCollator(
                 target_sampling_rate=extractor.sampling_rate, min_samples=getattr(extractor, "min_samples", None)
             )
@@ -127,32 +126,32 @@ class SupCLAPEncoder(AbsEncoder):
         audio: list[np.ndarray] = []
         for batch in inputs:
             texts += batch["text"] if "text" in columns else []
-            if "audio" in columns:  # batch by batch: the sound of a whole task does not fit in memory
+            if "audio" in columns:  # encode each batch at once, because the audio of a task does not fit in memory
                 audio.append(self.model.encode_audio(batch["audio"], self.processor, batch_size=batch_size))
 
         parts = [np.concatenate(audio)] if audio else []
         if texts:
-            spoken = self._language(task_metadata, hf_subset)
+            language = self._language(task_metadata, hf_subset)
             options = {"batch_size": batch_size, "show_progress_bar": show_progress_bar}
-            parts.append(self.model.encode_text(texts, self.processor, language=spoken, **options))
+            parts.append(self.model.encode_text(texts, self.processor, language=language, **options))
 
         total = np.sum(parts, axis=0)
         return total if len(parts) == 1 else total / np.linalg.norm(total, axis=-1, keepdims=True).clip(1e-12)
 
     def _language(self, task_metadata: Any, hf_subset: str) -> str | None:
-        """The language of a task's texts in the tokenizer's terms, if there is one and the tokenizer has it."""
-        known = task_metadata.hf_subsets_to_langscripts.get(hf_subset) or []
-        spoken = set(known) - {"zxx-Zxxx"}  # no language at all
-        if len(spoken) != 1:
+        """Return the tokenizer's code of a task's single language; the default language if there is no such code."""
+        languages = set(task_metadata.hf_subsets_to_langscripts.get(hf_subset) or [])
+        languages -= {"zxx-Zxxx"}  # mteb's code for "no linguistic content"
+        if len(languages) != 1:
             return self.language
 
-        code = spoken.pop().replace("-", "_")
-        has_it = self.processor.tokenizer.convert_tokens_to_ids(code) != self.processor.tokenizer.unk_token_id
-        return code if has_it else self.language
+        code = languages.pop().replace("-", "_")
+        is_known = self.processor.tokenizer.convert_tokens_to_ids(code) != self.processor.tokenizer.unk_token_id
+        return code if is_known else self.language
 
 
 def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, name: str, revision: str | None) -> ModelMeta:
-    """What mteb writes beside the scores. Names are `organisation/name` there: a folder is `local/name`."""
+    """Return mteb's metadata of the model; a name that is not a Hub id becomes `local/name`."""
     if not is_hub_id(name) or "/" not in name:
         name = f"local/{Path(name).name or 'supclap'}"
     languages = None

@@ -1,12 +1,13 @@
-"""Both towers as ONNX graphs: `audio.onnx` and `text.onnx`, for runtimes without Python or torch.
+"""Export both towers as ONNX graphs, `audio.onnx` and `text.onnx`, for runtimes without Python or torch.
 
     export_onnx(model, processor, "outputs/esc10-onnx")
 
-A graph holds a tower, its pooling, its projection and the normalisation: model inputs in, unit vectors out. Batch size,
-number of frames and number of tokens are free. CED's chunks of 10.12 s are part of the graph, so recordings of any
-length go in; in a batch where one is longer than a chunk, each short one is computed at the length of the longest.
-Front end and tokenizer are not part of it: `processor(...)` makes the inputs, or whatever makes the same numbers.
-Needs the extra: pip install "supclap[onnx]".
+A graph maps model inputs to unit vectors: a tower, its pooling, its projection and the normalisation. The batch size
+and the numbers of frames and tokens are dynamic. The graph includes CED's chunks of 10.12 s, so recordings can have any
+length. If one recording of a batch is longer than a chunk, all others are computed at the length of the longest.
+
+The front end and the tokenizer are not part of the graph; compute the inputs with `processor(...)` or an equivalent.
+Requires the extra: pip install "supclap[onnx]".
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 
 TOLERANCE = 1e-4
-# protobuf holds no file above 2 GB; larger weights lie beside the graph, in audio.onnx.data.
+# protobuf files are limited to 2 GB; larger weights are saved in a separate file such as audio.onnx.data.
 _LARGEST_FILE_BYTES = 1_500_000_000
-# The inputs and the method of the model for each graph.
+# Inputs and model method of each graph.
 _GRAPHS = {
     "audio": (("input_features", "audio_attention_mask"), "get_audio_features"),
     "text": (("input_ids", "attention_mask"), "get_text_features"),
@@ -43,10 +44,10 @@ _GRAPHS = {
 
 
 class Graph(nn.Module):
-    """One tower, its pooling, its projection and the normalisation.
+    """One tower with its pooling, its projection and the normalisation.
 
     Args:
-        model: In float32 and evaluation mode, with eager attention.
+        model: The model, in float32 and evaluation mode, with eager attention.
         name: "audio" or "text".
     """
 
@@ -56,19 +57,19 @@ class Graph(nn.Module):
         self.embed = getattr(model, _GRAPHS[name][1])
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
-        """(B, mels, T) or (B, N) with their mask to unit vectors (B, projection_dim)."""
+        """Embed features (B, mels, T) or token ids (B, N), with their mask, as unit vectors (B, projection_dim)."""
         return self.embed(values, mask, return_dict=True).pooler_output
 
 
 @dataclass
 class Parity:
-    """The largest difference between a graph and the model over one batch.
+    """Largest difference between a graph and the model on one batch.
 
     Args:
         graph: "audio" or "text".
-        batch: The number of rows.
-        length: The number of frames or tokens.
-        difference: The largest absolute difference of an embedding's entry.
+        batch: Number of rows.
+        length: Number of frames or tokens.
+        difference: Maximum absolute difference of the embeddings.
     """
 
     graph: str
@@ -78,17 +79,17 @@ class Parity:
 
 
 def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> list[Parity]:
-    """Writes both graphs and what goes with them, after checking them against the model.
+    """Export both graphs and compare them with the model. If a check fails, nothing is written.
 
     Args:
-        model: With CED as its audio tower; any dtype, it is exported in float32.
-        processor: The model's.
-        folder: Gets `audio.onnx`, `text.onnx` (with a `.onnx.data` beside a graph above 1.5 GB), the processor's files
-            and `onnx.json`: names of inputs and outputs, scale and bias of the logits, the parity found. Nothing is
-            written when a check fails.
+        model: Model with CED as its audio tower, of any dtype; it is exported in float32.
+        processor: Its processor.
+        folder: Output folder for `audio.onnx`, `text.onnx` (each with a `.onnx.data` file above 1.5 GB), the
+            processor's files, and `onnx.json` with the input and output names, the logit scale and bias, and the
+            parity.
 
     Returns:
-        What `check_parity` found.
+        The result of `check_parity`.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing.
@@ -97,46 +98,46 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
     _require_extra()
     if not isinstance(model.audio_model, CEDModel):
         kind = type(model.audio_model).__name__
-        raise ValueError(f"the audio tower is a {kind}; only CED can be exported, whose graph takes any length")
+        raise ValueError(f"the audio tower is a {kind}; only CED can be exported")
     exact = deepcopy(model).float().cpu().eval()
     exact.set_attn_implementation("eager")
 
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, so that the finished files only need renaming.
+    # A temporary folder next to the target, so that finished files only need to be renamed.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        # Two rows whose lengths differ; one recording is longer than a chunk.
+        # Trace with two rows of different lengths; one recording is longer than a chunk.
         _export(Graph(exact, "audio"), _audio_inputs(processor, [1.0, 12.0]), Path(scratch) / "audio.onnx")
         texts = ["a dog barks while the rain falls", "rain"]
         _export(Graph(exact, "text"), _text_inputs(processor, texts), Path(scratch) / "text.onnx")
 
-        found = check_parity(exact, processor, scratch)
+        parity = check_parity(exact, processor, scratch)
         processor.save_pretrained(scratch)
-        _describe(exact, processor, found, Path(scratch) / "onnx.json")
+        _describe(exact, processor, parity, Path(scratch) / "onnx.json")
 
         target.mkdir(exist_ok=True)
         for path in sorted(Path(scratch).iterdir()):
             os.replace(path, target / path.name)
-    return found
+    return parity
 
 
 def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> list[Parity]:
-    """Compares the graphs of a folder with a model on batches of several sizes and lengths.
+    """Compare the graphs of a folder with a model on batches of several sizes and lengths.
 
-    The recordings are noise of 0.15 s up to three chunks (CED: 30.4 s), alone and together; the texts have one word up
+    The recordings are noise of 0.15 s to three chunks (CED: 30.4 s), alone and in batches. The texts have one word up
     to more than the tokenizer's limit.
 
     Args:
-        model: What the graphs were made of, in float32.
-        processor: The model's.
-        folder: Holds `audio.onnx` and `text.onnx`.
+        model: The exported model, in float32.
+        processor: Its processor.
+        folder: Folder of `audio.onnx` and `text.onnx`.
 
     Raises:
-        ValueError: An entry of a unit vector differs by more than `TOLERANCE`; the message names the worst batch.
+        ValueError: An embedding differs by more than `TOLERANCE`; the message names the worst batch.
     """
     import onnxruntime
 
-    found = []
+    parity = []
     for name, batches in (("audio", _recordings(model, processor)), ("text", _texts(processor))):
         session = onnxruntime.InferenceSession(Path(folder) / f"{name}.onnx", providers=["CPUExecutionProvider"])
         graph = Graph(model, name)
@@ -147,15 +148,15 @@ def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str |
             feed = {key: value.numpy() for key, value in inputs.items()}
             (embeds,) = session.run(None, feed)
             rows, length = inputs[_GRAPHS[name][0][1]].shape
-            found.append(Parity(name, rows, length, float(np.abs(embeds - expected).max())))
+            parity.append(Parity(name, rows, length, float(np.abs(embeds - expected).max())))
 
-    worst = max(found, key=lambda each: np.nan_to_num(each.difference, nan=np.inf))
+    worst = max(parity, key=lambda each: np.nan_to_num(each.difference, nan=np.inf))
     if not worst.difference <= TOLERANCE:
         raise ValueError(
             f"{worst.graph}.onnx differs from the model by {worst.difference:.2e} on {worst.batch} x {worst.length} "
-            f"inputs; at most {TOLERANCE:.0e} is rounding"
+            f"inputs; the tolerance is {TOLERANCE:.0e}"
         )
-    return found
+    return parity
 
 
 def _recordings(model: SupCLAPModel, processor: SupCLAPProcessor) -> Iterator[dict[str, Tensor]]:
@@ -187,7 +188,7 @@ def _text_inputs(processor: SupCLAPProcessor, texts: list[str]) -> dict[str, Ten
 
 
 def _export(graph: Graph, inputs: Mapping[str, Tensor], path: Path) -> None:
-    """Writes one graph, whose rows and frames (or tokens) may be any number."""
+    """Export one graph with dynamic numbers of rows and of frames or tokens."""
     free = torch.export.Dim.DYNAMIC
     shapes = tuple({0: free, tensor.ndim - 1: free} for tensor in inputs.values())
     tower = graph.model.audio_model if path.stem == "audio" else graph.model.text_model
@@ -208,7 +209,7 @@ def _export(graph: Graph, inputs: Mapping[str, Tensor], path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides what the exporter says of packages that this needs not, such as torchvision."""
+    """Hide the exporter's warnings about packages that are not needed, such as torchvision."""
     before = {}
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logger = logging.getLogger(name)
@@ -224,7 +225,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, found: Sequence[Parity], path: Path) -> None:
+def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, parity: Sequence[Parity], path: Path) -> None:
     facts: dict[str, Any] = {}
     for name, (inputs, _) in _GRAPHS.items():
         facts[f"{name}.onnx"] = {"inputs": list(inputs), "output": f"{name}_embeds"}
@@ -233,7 +234,7 @@ def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, found: Sequence[
         "sampling_rate_hz": processor.feature_extractor.sampling_rate,
         "logit_scale": model.logit_scale.exp().item(),
         "logit_bias": None if model.logit_bias is None else model.logit_bias.item(),
-        "parity": list(map(asdict, found)),
+        "parity": list(map(asdict, parity)),
     }
     path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
@@ -244,5 +245,5 @@ def _require_extra() -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise ImportError(
-                f'{name} does not import: {error}\nIt is an extra; install it with: pip install "supclap[onnx]"'
+                f'{name} cannot be imported: {error}\nInstall the extra: pip install "supclap[onnx]"'
             ) from error

@@ -1,14 +1,14 @@
-"""A SupCLAP model inside sentence-transformers: texts and recordings through `SentenceTransformer.encode`.
+"""SupCLAP models in sentence-transformers: embed texts and recordings with `SentenceTransformer.encode`.
 
     module = SupCLAPModule.load("outputs/esc10")                 # any folder or Hub id of a SupCLAP model
     encoder = SentenceTransformer(modules=[module])
     texts = encoder.encode(["un chien aboie"], language="fra")
     clips = encoder.encode([{"array": waveform, "sampling_rate": 44100}, ...])
-    encoder.save_pretrained("folder")                            # still a SupCLAP folder as well
+    encoder.save_pretrained("folder")                            # also a SupCLAP folder
     encoder = SentenceTransformer("folder", trust_remote_code=True)
 
-sentence-transformers 6 asks for `trust_remote_code=True` before it imports any module class that is not its own.
-Needs the extra: pip install "supclap[sentence-transformers]".
+sentence-transformers 6 requires `trust_remote_code=True` to import module classes of other packages. This module
+requires the extra: pip install "supclap[sentence-transformers]".
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ try:
     from sentence_transformers.base.modules.input_module import InputModule
 except ImportError as error:
     raise ImportError(
-        f"sentence-transformers 6 or later does not import: {error}\n"
-        'It is an extra; install it with: pip install "supclap[sentence-transformers]"'
+        f"sentence-transformers 6 or later cannot be imported: {error}\n"
+        'Install the extra: pip install "supclap[sentence-transformers]"'
     ) from error
 
 
@@ -35,17 +35,17 @@ _MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "input_feature
 
 
 class SupCLAPModule(InputModule):
-    """Both towers as the one module of a `SentenceTransformer`; its vectors are those of the model, unit norm.
+    """The only module of a `SentenceTransformer`, with both towers; embeddings are those of the model, unit norm.
 
-    A text is a string, or `{"text": "un chien aboie", "language": "fra"}` where languages mix. A recording is what
-    `model.encode_audio` takes, a waveform without a rate being at the model's own. One call of `encode` takes texts or
-    recordings, not both. CLAP's audio tower hears the first 10 s of a recording;
-    `model.encode_audio` hears all.
+    A text is a string, or `{"text": "un chien aboie", "language": "fra"}` to mix languages. A recording is an input of
+    `model.encode_audio`; a waveform without a rate must have the model's rate. One call of `encode` takes either texts
+    or recordings. Of a recording, CLAP's audio tower embeds the first 10 s; to embed all of it, use
+    `model.encode_audio`.
 
     Args:
         model: The model.
-        processor: The model's.
-        language: ISO 639-3 code of texts that say nothing else; None is the tokenizer's own setting.
+        processor: Its processor.
+        language: Default ISO 639-3 code of texts; None uses the tokenizer's setting.
 
     Example:
         >>> from transformers import BertTokenizer
@@ -63,7 +63,7 @@ class SupCLAPModule(InputModule):
 
     config_file_name = "sentence_supclap_config.json"  # config.json is the model's
     config_keys = ["language"]  # noqa: RUF012, as in sentence-transformers
-    forward_kwargs = {"language", "sampling_rate"}  # noqa: RUF012, what `encode` may pass on to `preprocess`
+    forward_kwargs = {"language", "sampling_rate"}  # noqa: RUF012, options of `encode` for `preprocess`
     save_in_root = True
 
     def __init__(self, model: SupCLAPModel, processor: SupCLAPProcessor, language: str | None = None) -> None:
@@ -74,17 +74,17 @@ class SupCLAPModule(InputModule):
 
     @property
     def modalities(self) -> list[Any]:
-        """What goes in: texts and recordings."""
+        """Supported inputs: texts and recordings."""
         return ["text", "audio"]
 
     @property
     def tokenizer(self) -> Any:  # type: ignore[override]  # an attribute there
-        """The tokenizer, where sentence-transformers looks for it."""
+        """The tokenizer, under the name that sentence-transformers uses."""
         return self.processor.tokenizer
 
     @property
     def max_seq_length(self) -> int:
-        """The most tokens of a text; longer ones are cut."""
+        """Maximum number of tokens; longer texts are truncated."""
         return self.processor.max_tokens
 
     @max_seq_length.setter
@@ -92,7 +92,7 @@ class SupCLAPModule(InputModule):
         self.tokenizer.model_max_length = value
 
     def get_embedding_dimension(self) -> int:
-        """Width of the vectors."""
+        """Return the dimension of the embeddings."""
         return self.model.config.projection_dim
 
     def preprocess(
@@ -103,30 +103,30 @@ class SupCLAPModule(InputModule):
         sampling_rate: float | None = None,
         **kwargs: Any,
     ) -> dict[str, torch.Tensor]:
-        """Makes model inputs of a batch of texts or of a batch of recordings.
+        """Convert a batch of texts or a batch of recordings to model inputs.
 
         Args:
             inputs: Texts or recordings, see the class.
-            prompt: Stands before each text; recordings go without.
-            language: ISO 639-3 code of texts that say nothing else; None is the module's.
-            sampling_rate: The rate of waveforms that say nothing else, in hertz; None is the model's own.
-            **kwargs: What `encode` has for other modules, which is not used.
+            prompt: Prefix of each text; not used for recordings.
+            language: ISO 639-3 code of texts without a language; None uses the module's.
+            sampling_rate: Rate in hertz of waveforms without a rate; None uses the model's.
+            **kwargs: Not used.
 
         Returns:
-            The processor's fields as tensors: `input_features` and their mask, or `input_ids` and theirs.
+            Tensors of the processor: `input_features` or `input_ids`, with their attention mask.
 
         Raises:
-            ValueError: Texts and recordings mix, an input is neither, or one of them is unusable.
+            ValueError: The batch has both texts and recordings, or an input is invalid.
         """
         texts = list(map(_as_text, inputs))
         if None not in texts:
             return self._tokenize(inputs, prompt or "", language or self.language)
         if texts.count(None) < len(texts):
-            raise ValueError("this batch mixes texts and recordings; encode them in two calls")
+            raise ValueError("the batch has both texts and recordings; encode them in two calls")
 
         rate_hz = int(self.processor.feature_extractor.sampling_rate)
-        given = [one["audio"] if isinstance(one, Mapping) and set(one) == {"audio"} else one for one in inputs]
-        recordings, _ = as_recordings(given, sampling_rate or rate_hz)
+        audio = [one["audio"] if isinstance(one, Mapping) and set(one) == {"audio"} else one for one in inputs]
+        recordings, _ = as_recordings(audio, sampling_rate or rate_hz)
         clips = [recording.read(rate_hz) for recording in recordings]
         return dict(self.processor(audio=clips, sampling_rate=rate_hz, return_tensors="pt"))
 
@@ -137,17 +137,17 @@ class SupCLAPModule(InputModule):
             texts.append(f"{prompt}{_as_text(one)}")
             languages.append(one.get("language", language) if isinstance(one, Mapping) else language)
 
-        is_spoken = any(languages)
-        if is_spoken and None in languages:
-            raise ValueError("some texts of this batch have a language and some have none; pass language= for those")
-        return dict(self.processor(text=texts, language=languages if is_spoken else None, return_tensors="pt"))
+        has_language = any(languages)
+        if has_language and None in languages:
+            raise ValueError("only some texts of the batch have a language; pass language= for the others")
+        return dict(self.processor(text=texts, language=languages if has_language else None, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Embeds what `preprocess` made.
+        """Embed the result of `preprocess`.
 
         Args:
-            features: Its result, on the model's device.
-            **kwargs: What `preprocess` has used already.
+            features: Result of `preprocess`, on the model's device.
+            **kwargs: Not used.
 
         Returns:
             The features with `sentence_embedding` (B, projection_dim), unit norm, at least float32.
@@ -157,17 +157,17 @@ class SupCLAPModule(InputModule):
         return {**features, "sentence_embedding": embed(**inputs).pooler_output}
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """Writes the model, its processor and the module's own settings: a SupCLAP folder with one more file."""
+        """Save the model, its processor and the settings of this module: a SupCLAP folder with one more file."""
         self.model.save_pretrained(output_path)
         self.processor.save_pretrained(output_path)
         self.save_config(output_path)
 
     @classmethod
     def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> SupCLAPModule:
-        """Loads any SupCLAP model, whether or not sentence-transformers has saved it.
+        """Load any SupCLAP model, saved by sentence-transformers or not.
 
         Args:
-            model_name_or_path: Its folder or Hub id.
+            model_name_or_path: Folder or Hub id.
             *args: Not used.
             **kwargs: `revision`, `token`, `cache_folder`, `local_files_only`, `model_kwargs` and
                 `processor_kwargs`, as in sentence-transformers; `language` for the texts.
@@ -187,7 +187,7 @@ class SupCLAPModule(InputModule):
 
 
 def _as_text(one: Any) -> str | None:
-    """The words of an input, or None for a recording; a path to an audio file is a recording."""
+    """Return the text of an input, or None for a recording, which includes the path of an audio file."""
     if isinstance(one, Mapping):
         return one.get("text")
     if not isinstance(one, str):
