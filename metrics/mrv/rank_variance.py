@@ -41,9 +41,9 @@ def mean_rank_variance(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -
 
 def _as_table(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -> NDArray[np.float64]:
     if len(ranks) == 0:
-        raise ValueError("ranks is empty; give one row of ranks per query")
+        raise ValueError("ranks has no queries; give one row of ranks per query")
     if np.ndim(ranks[0]) != 1:
-        raise ValueError(f"ranks[0] is {ranks[0]!r}; give one row per query, with one rank per language")
+        raise ValueError(f"ranks[0] is {ranks[0]!r}; give one row of ranks per query, with one rank per language")
 
     num_languages = len(ranks[0])
     for query, row in enumerate(ranks):

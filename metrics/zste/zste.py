@@ -63,7 +63,7 @@ class ZSTE(evaluate.Metric):
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
         for column in batch.values():
             if column is None or len(column) == 0:
-                raise ValueError("predictions, references or tasks are missing or empty; give all three")
+                raise ValueError("predictions, references or tasks are missing or empty; give one of each per question")
         return super()._infer_feature_from_batch(batch)
 
     def _compute(

@@ -73,8 +73,8 @@ def test_evaluate_takes_the_ranks_as_a_keyword(metric):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"predictions": [0, 6], "ranks": [[1, 2]] * 3}, "got 0"),
-        ({"predictions": [-1], "ranks": [[1, 2]] * 3}, "got -1"),
+        ({"predictions": [0, 6], "ranks": [[1, 2]] * 3}, "first is 0"),
+        ({"predictions": [-1], "ranks": [[1, 2]] * 3}, "first is -1"),
         ({"predictions": [[1, 2]], "ranks": [[1, 2]]}, "row numbers"),
         ({"predictions": [3, 4]}, "row of ranks"),
         ({"predictions": []}, "no queries"),
