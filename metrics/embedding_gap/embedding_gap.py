@@ -57,7 +57,7 @@ class EmbeddingGap(evaluate.Metric):
     def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
         for column in batch.values():
             if column is None or len(column) == 0:
-                raise ValueError("predictions or references are missing or empty; give both, for one or more sentences")
+                raise ValueError("predictions or references are missing or empty; give one of each per sentence")
         return super()._infer_feature_from_batch(batch)
 
     def _compute(

@@ -107,7 +107,7 @@ def test_evaluate_takes_whole_matrices_as_keywords(metric):
         ({"predictions": [0], "references": [0], "other_embeds": np.eye(2)}, "english_embeds"),
         (
             {"predictions": [0], "references": [2], "other_embeds": np.eye(2), "english_embeds": np.eye(2)},
-            r"\b1; got 2",
+            r"\b1; the first is 2",
         ),
         (
             {"predictions": np.eye(2), "references": np.eye(2), "other_embeds": np.eye(2), "english_embeds": np.eye(2)},
