@@ -8,51 +8,128 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import inspect
 import math
+import os
+import shutil
 import sys
+import textwrap
 import typing
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
-from transformers import HfArgumentParser
 
+from modeling_supclap import require_torchaudio
 from modeling_supclap.datasets_scripts import find_config
-from modeling_supclap.datasets_scripts.builders.options import add_builder_options
+from modeling_supclap.training.options import AllStagesOptions, ContrastiveOptions, get_default
 
-from .options import DatasetArguments, as_mapping
+from .options import DatasetArguments, ReproductionArguments, as_mapping
+
+if TYPE_CHECKING:
+    from transformers import HfArgumentParser
 
 CONFIGS = Path(__file__).parent / "configs"
 
 
-def parse_arguments(
-    groups: Sequence[Any], argv: Sequence[str] | None = None, default_config: str | Path | None = None
-) -> tuple[Any, ...]:
-    """Reads `[config.yaml] [--key value ...]` into dataclasses; the command line wins over the file.
+def asks_for_help() -> bool:
+    """Return whether the command line holds `--help`."""
+    return not {"-h", "--help"}.isdisjoint(sys.argv[1:])
 
-    Where one of the dataclasses is a `DatasetArguments`, the fields of the dataset's builder are keys too, such as
+
+def print_help(text: str) -> None:
+    """Print a help text; the reader may stop early, as `head` does."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # so that the interpreter does not try again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def format_help(groups: Sequence[Any], about: str) -> str:
+    """What a recipe does, by its docstring, and its own keys with defaults; to those of transformers it only points."""
+    first = "TABLE [TABLE ...]" if ReproductionArguments in groups else "[CONFIG.yaml]"
+    lines = [f"usage: {Path(sys.argv[0]).name} {first} [--KEY VALUE ...]", ""]
+    lines.append(about.strip())
+
+    for group in groups:
+        options = {option.name: option for option in dataclasses.fields(group) if option.init}
+        own: dict[str, None] = {}  # in the order in which they are declared
+        for base in reversed(group.__mro__):
+            if not base.__module__.startswith("transformers."):
+                own |= dict.fromkeys(inspect.get_annotations(base))
+
+        lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
+        for name in own:
+            if name in options:
+                lines.append(_describe(options[name]))
+
+    lines.append("")
+    if any(issubclass(group, ContrastiveOptions) for group in groups):
+        lines.append(
+            "All keys of transformers' TrainingArguments work too, such as --output_dir and --learning_rate:"
+            " --help_all lists them."
+        )
+    if any(issubclass(group, DatasetArguments) for group in groups):
+        lines.append("So do the options of the dataset's builder: see `supclap prepare NAME --help`.")
+    return "\n".join(lines)
+
+
+def _describe(option: dataclasses.Field) -> str:
+    """The key, what it is for, and its default where it has one that says something."""
+    value = get_default(option)
+    text = option.metadata.get("help", "")
+    if value is dataclasses.MISSING:
+        text += " Required."
+    elif value not in (None, [], ""):
+        shown = " ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
+        text += f" Default: {shown}."
+    name, width = f"  --{option.name}", min(shutil.get_terminal_size().columns, 120)
+    start = f"{name:30}" if len(name) <= 28 else f"{name}\n{'':30}"
+    return start + textwrap.fill(text.strip(), width - 30).replace("\n", f"\n{'':30}")
+
+
+def parse_arguments(
+    groups: Sequence[Any],
+    argv: Sequence[str] | None = None,
+    default_config: str | Path | None = None,
+    about: str | None = None,
+) -> tuple[Any, ...]:
+    """Read `[config.yaml] [--key value ...]` into dataclasses; the command line wins over the file.
+
+    If one of the dataclasses is a `DatasetArguments`, the fields of the dataset's builder are keys too, such as
     `--test_fold 4` with `--dataset esc50`. A name that the recipe itself has, such as `languages`, is the recipe's; the
     builder's field of that name can be given in `dataset_config`.
 
     Args:
-        groups: The dataclasses to fill; all of their keys share the one flat file.
+        groups: The dataclasses to fill; all of their keys share the one flat file. The options of a training,
+            `ContrastiveOptions` and `AllStagesOptions`, are read with transformers' `TrainingArguments`, into
+            `SupCLAPTrainingArguments` and `AllStagesArguments`.
         argv: The arguments, by default those of the process.
         default_config: The file to read when the first argument is not one, unless `--dataset` names another dataset
-            than this file, whose keys would not fit it.
+            than this file.
+        about: Docstring of the recipe. With it `--help` prints the recipe's own keys and ends the process, before
+            torch and transformers are imported.
 
     Returns:
         One instance for each of `groups`.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: A key that no group has, where the message names those that come close, or a value of another type.
+        ValueError: A key is in no group (the message names similar ones), or a value has another type.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(list(groups), allow_abbrev=False, add_help=False)
+    if about is not None and asks_for_help():
+        print_help(format_help(groups, about))
+        sys.exit(0)
+
+    require_torchaudio()
+    groups = list(map(_with_trainer_arguments, groups))
+    parser = _make_parser(groups)
     if "--help_all" in words:
         parser.print_help()
         sys.exit(0)
+
     hints: dict[str, Any] = {}
     for group in groups:
         types = typing.get_type_hints(group)
@@ -77,16 +154,32 @@ def parse_arguments(
     return tuple(filled)
 
 
-class _Parser(HfArgumentParser):
-    """A parser whose errors are exceptions: no usage of two hundred keys hides what is wrong."""
+def _with_trainer_arguments(group: Any) -> Any:
+    """Return the arguments of the Trainer that extend our options of a training; other groups as they are."""
+    if group not in (ContrastiveOptions, AllStagesOptions):
+        return group
 
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+    from modeling_supclap.training import training_args
+
+    return training_args.SupCLAPTrainingArguments if group is ContrastiveOptions else training_args.AllStagesArguments
+
+
+def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
+    """Make a parser of dataclasses whose errors are exceptions, because the usage has two hundred keys."""
+    from transformers import HfArgumentParser
+
+    class Parser(HfArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(message)
+
+    return Parser(list(groups), allow_abbrev=False, add_help=False)
 
 
 def _take_builder_options(group: DatasetArguments, words: list[str], keys: Collection[str]) -> None:
     """Puts the options of the dataset's builder into the group; refuses words that are none."""
-    parser = _Parser([], allow_abbrev=False, add_help=False)
+    from modeling_supclap.datasets_scripts.builders.options import add_builder_options
+
+    parser = _make_parser([])
     names = add_builder_options(parser, find_config(group.dataset))
     parser.add_argument("--translations", nargs="+", default=argparse.SUPPRESS)
 

@@ -12,7 +12,6 @@ name.
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import importlib.util
 import logging
@@ -21,28 +20,11 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
-from modeling_supclap import require_torchaudio
-from modeling_supclap.recipes.options import (
-    AllStagesOptions,
-    CaptionArguments,
-    CorpusArguments,
-    DataArguments,
-    EvaluationArguments,
-    LastPartArguments,
-    ModelArguments,
-    PostTrainingArguments,
-    QualityArguments,
-    ReproductionArguments,
-    TrainedPartArguments,
-    TranslatorArguments,
-    format_help,
-)
-from modeling_supclap.training.options import ContrastiveOptions
+from modeling_supclap.recipes.arguments import asks_for_help, print_help
+from modeling_supclap.recipes.running import report_stop, run_command
 
 LAUNCHED = {"train": "recipes.train_supclap", "posttrain": "recipes.posttrain_teminal", "embed": "recipes.embed_corpus"}
 COMMANDS = {
@@ -58,16 +40,6 @@ COMMANDS = {
 }
 """The module behind each name; those of `LAUNCHED` run under `accelerate launch`."""
 
-KEYS: dict[str, tuple[Any, ...]] = {
-    "train": (DataArguments, ModelArguments, TrainedPartArguments, ContrastiveOptions),
-    "posttrain": (PostTrainingArguments, LastPartArguments, AllStagesOptions),
-    "embed": (CorpusArguments,),
-    "evaluate": (EvaluationArguments,),
-    "reproduce": (ReproductionArguments,),
-    "translate": (CaptionArguments, TranslatorArguments, QualityArguments),
-}
-"""The keys of those that read `--key value`; the help of the others is that of their own parsers."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the recipe that the first word names.
@@ -80,58 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         return _run(arguments)
-    except KeyboardInterrupt:  # while modules are imported; from then on it is `run_command` that speaks
-        say_stopped(command_name())
+    except KeyboardInterrupt:  # while accelerate is imported; `run_command` handles it later
+        report_stop()
         return 130
-
-
-def begin(name: str) -> None:
-    """What a script that is started by its path does before it imports what takes seconds.
-
-    `--help` prints the keys and ends the process. From then on Ctrl-C ends it with one line and no traceback, as it
-    does in `run_command`.
-
-    Args:
-        name: The command whose recipe the script is, one of `KEYS`.
-    """
-    if _asks_for_help(sys.argv[1:]):
-        _print_help(_format_help(name))
-        sys.exit()
-
-    def stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not issubclass(kind, KeyboardInterrupt):
-            sys.__excepthook__(kind, error, trace)
-        elif os.environ.get("RANK", "0") == "0":  # one of all processes speaks
-            say_stopped(command_name())
-
-    sys.excepthook = stop
-    require_torchaudio()
-
-
-def start(main: Callable[[], int | None]) -> None:
-    """Runs a script whose own parser answers `--help`, without the imports that take seconds.
-
-    Args:
-        main: The recipe, which reads the command line itself; it may return an exit status.
-    """
-    if _asks_for_help(sys.argv[1:]):
-        main()
-
-    require_torchaudio()
-    from modeling_supclap.recipes.running import run_command  # takes seconds that a mistyped name need not wait for
-
-    run_command(main)
-
-
-def command_name() -> str:
-    """What the user typed: the command, or the script that was started by its path."""
-    return os.environ.get("SUPCLAP_COMMAND") or Path(sys.argv[0]).name
-
-
-def say_stopped(name: str, advice: str = "") -> None:
-    """Prints the one line that Ctrl-C ends with, and ignores a second one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print(f"\n{name}: stopped{advice and f'; {advice}'}", file=sys.stderr)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -141,38 +64,17 @@ def _run(arguments: Sequence[str] | None) -> int:
         is_help = name in ("-h", "--help")
         usage = f"usage: supclap {{{','.join(COMMANDS)}}} ...\n\n{__doc__}"
         if is_help:
-            _print_help(usage)
+            print_help(usage)
         else:
             print(f"{usage}\nsupclap: error: there is no command {name!r}", file=sys.stderr)
         return 0 if is_help else 2
 
     os.environ["SUPCLAP_COMMAND"] = f"supclap {name}"  # for the model card, which says how to reproduce a run
     sys.argv = [f"supclap {name}", *words]
-    if name in KEYS and _asks_for_help(words):
-        _print_help(_format_help(name))
-    elif name in LAUNCHED:
+    if name in LAUNCHED and not asks_for_help():
         return _launch(COMMANDS[name], words)
-    else:
-        start(importlib.import_module(f"modeling_supclap.{COMMANDS[name]}").main)
+    run_command(importlib.import_module(f"modeling_supclap.{COMMANDS[name]}").main)
     return 0
-
-
-def _asks_for_help(words: Sequence[str]) -> bool:
-    return not {"-h", "--help"}.isdisjoint(words)
-
-
-def _format_help(name: str) -> str:
-    """The help of a recipe that is not imported, which takes seconds."""
-    source = _source(COMMANDS[name]).read_text(encoding="utf-8")
-    return format_help(KEYS[name], ast.get_docstring(ast.parse(source)) or "")
-
-
-def _print_help(text: str) -> None:
-    """Prints a help, of which a reader such as `head` may take only the first lines."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # what is left must not be tried again at the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _source(module: str) -> Path:

@@ -14,7 +14,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modeling_supclap.recipes.command import start
+from modeling_supclap import require_torchaudio
+from modeling_supclap.recipes.running import run_command
 
 if TYPE_CHECKING:
     from modeling_supclap.conversion import Conversion
@@ -54,6 +55,7 @@ def format_parts(conversion: Conversion) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Parse, read, recognise, convert, write."""
     args = parse_arguments(arguments)
+    require_torchaudio()
     from modeling_supclap.conversion import convert_checkpoint, read_checkpoint, save_conversion
     from modeling_supclap.processing_supclap import load_tokenizer
 
@@ -75,4 +77,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    start(main)
+    run_command(main)

@@ -12,11 +12,6 @@ the same kind of machine. Recordings that cannot be used are skipped and listed 
 
 from __future__ import annotations
 
-from modeling_supclap.recipes.command import begin
-
-if __name__ == "__main__":
-    begin("embed")
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,27 +20,20 @@ from datetime import timedelta
 from itertools import groupby, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import torch
-from accelerate import PartialState
-
-from modeling_supclap.audio_input import Recording
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, folder_lock, write_json
-from modeling_supclap.datasets_scripts.audio import MissingDecoderError, read_row
-from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
-from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_versions
-from modeling_supclap.datasets_scripts.progress import progress
-from modeling_supclap.datasets_scripts.public_names import redact
-from modeling_supclap.datasets_scripts.schema import without_audio
-from modeling_supclap.encoding import AudioChunks
-from modeling_supclap.evaluation.models import EmbeddingModel, check_device, load_embedding_model
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import CorpusArguments
 from modeling_supclap.recipes.running import run_command, say
+
+if TYPE_CHECKING:
+    import numpy as np
+    from accelerate import PartialState
+
+    from modeling_supclap.audio_input import Recording
+    from modeling_supclap.encoding import AudioChunks
+    from modeling_supclap.evaluation.models import EmbeddingModel
 
 
 class Corpus:
@@ -61,6 +49,8 @@ class Corpus:
     """
 
     def __init__(self, splits: Mapping[str, Any], root: str | None = None) -> None:
+        from modeling_supclap.datasets_scripts.schema import without_audio
+
         self.splits, self.root = splits, root
         self.clips: list[tuple[str, str]] = []
         self._places: list[int] = []
@@ -74,6 +64,9 @@ class Corpus:
 
     def recording(self, number: int, min_seconds: float) -> Recording:
         """Return the recording of a row, which is read when it is needed."""
+        from modeling_supclap.audio_input import Recording
+        from modeling_supclap.datasets_scripts.audio import read_row
+
         clip_id, split = self.clips[number]
 
         def read(rate_hz: int) -> np.ndarray:
@@ -96,6 +89,8 @@ class Corpus:
 
 def load_corpus(args: CorpusArguments) -> Corpus:
     """Return the rows of the dataset or the folder."""
+    from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
+
     if (args.dataset is None) == (args.folder is None):
         raise ValueError(f"give either dataset or folder, got {args.dataset!r} and {args.folder!r}")
     if args.dataset is not None:
@@ -118,6 +113,10 @@ def write_files(
 ) -> None:
     """Embed the recordings of files, given by their rows in the corpus, and write each file."""
 
+    from accelerate import PartialState
+
+    from modeling_supclap.datasets_scripts.progress import progress
+
     def embed_rows() -> Iterator[tuple[Path, int, AudioChunks]]:
         for path, numbers in files.items():
             # File by file, so that the batches, and with them the last digits, do not depend on what is there already.
@@ -138,6 +137,12 @@ def write_files(
 
 def write_file(path: Path, corpus: Corpus, rows: Sequence[tuple[int, AudioChunks]], width: int) -> None:
     """Write a file at once; its metadata list the recordings that could not be used."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from modeling_supclap.datasets_scripts.audio import MissingDecoderError
+
     embeds, bad = [np.empty((0, width), np.float32)], []
     columns: dict[str, list[Any]] = {"clip_id": [], "split": [], "start_seconds": [], "end_seconds": []}
     for number, chunks in rows:
@@ -162,6 +167,10 @@ def write_file(path: Path, corpus: Corpus, rows: Sequence[tuple[int, AudioChunks
 
 def write_manifest(output: Path, plan: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
     """Writes what the files hold and lack; it comes last, as the sign that all is there."""
+    import pyarrow.parquet as pq
+
+    from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_versions
+
     files, bad, chunks = [], [], 0
     for path in paths:
         metadata = pq.read_metadata(path)
@@ -177,7 +186,14 @@ def write_manifest(output: Path, plan: Mapping[str, Any], paths: Sequence[Path])
 
 def main() -> None:
     """Parse, load, embed what is missing, list what cannot be used."""
-    (args,) = parse_arguments((CorpusArguments,))
+    (args,) = parse_arguments((CorpusArguments,), about=__doc__)
+
+    import torch
+    from accelerate import PartialState
+
+    from modeling_supclap.datasets_scripts.public_names import redact
+    from modeling_supclap.evaluation.models import check_device, load_embedding_model
+
     for name in ("batch_size", "clips_per_file"):
         if getattr(args, name) < 1:
             raise ValueError(f"{name} is {getattr(args, name)}; it must be 1 or more")

@@ -17,34 +17,28 @@ One process evaluates; the others of a launch end at once.
 
 from __future__ import annotations
 
-from modeling_supclap.recipes.command import begin
-
-if __name__ == "__main__":
-    begin("evaluate")
-
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from datasets import concatenate_datasets
-
-from modeling_supclap import evaluation
 from modeling_supclap.datasets_scripts import load_builder, splits_of
-from modeling_supclap.datasets_scripts.builders.captions import label_phrases
-from modeling_supclap.datasets_scripts.schema import warn_of_shared_captions, without_audio
-from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES
-from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import EvaluationArguments
-from modeling_supclap.recipes.running import run_command
-from modeling_supclap.training.distributed import is_first_process
+from modeling_supclap.recipes.running import is_first_process, run_command
+
+if TYPE_CHECKING:
+    from modeling_supclap import evaluation
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
 
 
 def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, dict[str, Any]]:
     """The rows to evaluate, the fold of each clip where folds were asked for, and what the results say of them."""
+    from datasets import concatenate_datasets
+
+    from modeling_supclap.datasets_scripts.schema import without_audio
+
     if args.folds and args.train_split is not None:
         raise ValueError("folds have a training split each; give train_split without folds, or folds without it")
 
@@ -87,6 +81,8 @@ def found_on_disk(builder: Any, args: EvaluationArguments) -> dict[str, Any]:
 
 def join(splits: Mapping[str, Any], names: str) -> Any:
     """One split, or several with + between them."""
+    from datasets import concatenate_datasets
+
     chosen = []
     for name in names.split("+"):
         if name not in splits:
@@ -97,6 +93,8 @@ def join(splits: Mapping[str, Any], names: str) -> Any:
 
 def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict[str, Any] | None:
     """How many recordings were cut into clips of both the evaluated and the training split; none should be."""
+    from modeling_supclap.datasets_scripts.schema import without_audio
+
     if args.train_split is None:
         return None
 
@@ -115,6 +113,8 @@ def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict
 
 def load_phrases(args: EvaluationArguments, origin: str) -> dict[str, dict[str, str]] | None:
     """Label phrases in eight languages, where there are any for the dataset."""
+    from modeling_supclap.datasets_scripts.builders.captions import label_phrases
+
     try:
         return label_phrases(args.phrases or origin)
     except ValueError:
@@ -125,6 +125,9 @@ def load_phrases(args: EvaluationArguments, origin: str) -> dict[str, dict[str, 
 
 def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
     """The arguments as the package takes them."""
+    from modeling_supclap import evaluation
+    from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES
+
     zste_tasks = tuple(args.zste_tasks or ZSTE_FAMILIES)
     template_sets = {}
     for name in args.template_sets:
@@ -154,6 +157,8 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
 
 def compare(args: EvaluationArguments) -> None:
     """Prints how two results differ."""
+    from modeling_supclap import evaluation
+
     if len(args.compare) != 2:
         raise ValueError(f"--compare takes two folders of results, got {args.compare}")
 
@@ -166,7 +171,12 @@ def compare(args: EvaluationArguments) -> None:
 
 def main() -> None:
     """Parse, load, embed, score, write; or compare."""
-    (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG)
+    (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG, about=__doc__)
+
+    from modeling_supclap import evaluation
+    from modeling_supclap.datasets_scripts.schema import warn_of_shared_captions
+    from modeling_supclap.evaluation.report import write_report
+
     if not is_first_process():
         return
     if args.compare:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modeling_supclap.recipes.command import start
+from modeling_supclap.recipes.running import run_command
 
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel, SupCLAPProcessor
@@ -60,4 +60,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    start(main)
+    run_command(main)

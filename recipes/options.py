@@ -1,24 +1,16 @@
-"""The keys of the recipes, and how `--help` shows them: without torch, transformers and datasets, whose import takes
-many times as long as reading the help.
-"""
+"""The options of the recipes. Nothing here imports torch, transformers or datasets, so that `--help` is immediate."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import json
 import os
-import shutil
-import sys
-import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.languages import LANGUAGES
-from modeling_supclap.training.options import ContrastiveOptions, TemporalOptions, get_default, key
+from modeling_supclap.recipes.running import say
+from modeling_supclap.training.options import key
 
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel
@@ -129,8 +121,6 @@ class TrainedPartArguments:
                 if parameter is not None:
                     parameter.requires_grad_(False)
         if not all(parameter.requires_grad for parameter in model.parameters()):
-            from .running import say
-
             say(trainable_table(model))
 
     def finished(self, model: SupCLAPModel) -> SupCLAPModel:
@@ -167,13 +157,6 @@ class LastPartArguments(TrainedPartArguments):
     """As in the paper, the last block of each encoder trains where nothing else is asked for."""
 
     train_last_layers: int | None = key(1, "Train only so many last blocks of each encoder.")
-
-
-@dataclass
-class AllStagesOptions(TemporalOptions):
-    """What all stages share: which one is trained is `stages`, and `stage` is no key here."""
-
-    stage: str = field(default="b", init=False)
 
 
 @dataclass
@@ -310,49 +293,6 @@ class QualityArguments:
     sentence_encoder: str = key("sentence-transformers/all-roberta-large-v1", "A model for sentence-transformers.")
     threshold: float = key(0.7, "A cosine below it is counted.")
     num_worst: int = key(10, "Worst translations to list for each language.")
-
-
-def format_help(groups: Sequence[Any], about: str) -> str:
-    """What a recipe does, by its docstring, and its own keys with defaults; to those of transformers it only points."""
-    first = "TABLE [TABLE ...]" if ReproductionArguments in groups else "[CONFIG.yaml]"
-    lines = [f"usage: {Path(sys.argv[0]).name} {first} [--KEY VALUE ...]", ""]
-    lines.append(about.strip())
-
-    for group in groups:
-        options = {option.name: option for option in dataclasses.fields(group) if option.init}
-        own: dict[str, None] = {}  # in the order in which they are declared
-        for base in reversed(group.__mro__):
-            if not base.__module__.startswith("transformers."):
-                own |= dict.fromkeys(inspect.get_annotations(base))
-
-        lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
-        for name in own:
-            if name in options:
-                lines.append(_describe(options[name]))
-
-    lines.append("")
-    if any(issubclass(group, ContrastiveOptions) for group in groups):
-        lines.append(
-            "All keys of transformers' TrainingArguments work too, such as --output_dir and --learning_rate:"
-            " --help_all lists them."
-        )
-    if any(issubclass(group, DatasetArguments) for group in groups):
-        lines.append("So do the options of the dataset's builder: see `supclap prepare NAME --help`.")
-    return "\n".join(lines)
-
-
-def _describe(option: dataclasses.Field) -> str:
-    """The key, what it is for, and its default where it has one that says something."""
-    value = get_default(option)
-    text = option.metadata.get("help", "")
-    if value is dataclasses.MISSING:
-        text += " Required."
-    elif value not in (None, [], ""):
-        shown = " ".join(map(str, value)) if isinstance(value, list) else str(value).lower()
-        text += f" Default: {shown}."
-    name, width = f"  --{option.name}", min(shutil.get_terminal_size().columns, 120)
-    start = f"{name:30}" if len(name) <= 28 else f"{name}\n{'':30}"
-    return start + textwrap.fill(text.strip(), width - 30).replace("\n", f"\n{'':30}")
 
 
 def as_mapping(value: dict | str | None) -> dict[str, Any]:

@@ -14,45 +14,31 @@ stage, the other half are scored; with --load_best_model_at_end false nothing is
 
 from __future__ import annotations
 
-from modeling_supclap.recipes.command import begin
-
-if __name__ == "__main__":
-    begin("posttrain")
-
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from datasets import concatenate_datasets
-from transformers import ClapProcessor, set_seed
-
-from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
-from modeling_supclap.conversion import clap_from_supclap
-from modeling_supclap.datasets_scripts.builders.captions import label_phrases
-from modeling_supclap.datasets_scripts.schema import without_audio
-from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, recordings_by_label, split_by_source
-from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import parse_arguments
-from modeling_supclap.recipes.models import is_clap, load_start
-from modeling_supclap.recipes.options import AllStagesOptions, LastPartArguments, PostTrainingArguments
+from modeling_supclap.recipes.options import LastPartArguments, PostTrainingArguments
 from modeling_supclap.recipes.running import only_run, run_command, train
-from modeling_supclap.training.checkpoints import last_checkpoint
-from modeling_supclap.training.collator import filter_bad_audio
-from modeling_supclap.training.trainer import TemporalTrainer
-from modeling_supclap.training.training_args import TemporalTrainingArguments
+from modeling_supclap.training.options import AllStagesOptions
 
+if TYPE_CHECKING:
+    from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
+    from modeling_supclap.datasets_scripts.temporal.items import TemporalItems
+    from modeling_supclap.training.trainer import TemporalTrainer
+    from modeling_supclap.training.training_args import TemporalTrainingArguments
+
+OPTIONS = (PostTrainingArguments, LastPartArguments, AllStagesOptions)
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
-
-
-@dataclass
-class AllStagesArguments(AllStagesOptions, TemporalTrainingArguments):
-    """What all stages share, the Trainer's arguments among it."""
 
 
 def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, str]] | None:
     """The phrases of the labels in eight languages; None where there are none and the labels serve, in English."""
+    from modeling_supclap.datasets_scripts.builders.captions import label_phrases
+
     try:
         return label_phrases(origin)
     except ValueError as error:
@@ -76,6 +62,12 @@ def load_items(
 
     No source recording is in two of them; but where the last epoch is kept, nothing is chosen and the last two are one.
     """
+    from datasets import concatenate_datasets
+
+    from modeling_supclap.datasets_scripts.schema import without_audio
+    from modeling_supclap.datasets_scripts.temporal.items import TemporalItems, recordings_by_label, split_by_source
+    from modeling_supclap.training.collator import filter_bad_audio
+
     with training.main_process_first(desc="preparing the data"):
         splits = args.load_splits()
 
@@ -128,6 +120,10 @@ def run_stage(
     items: tuple[TemporalItems, TemporalItems, TemporalItems],
 ) -> Any:
     """Trains one stage in its own folder, from its last checkpoint when the run is resumed; predicts pairs to score."""
+    from modeling_supclap.training.checkpoints import last_checkpoint
+    from modeling_supclap.training.trainer import TemporalTrainer
+    from modeling_supclap.training.training_args import TemporalTrainingArguments
+
     folder = Path(args.output_dir or ".") / f"stage_{stage}"
     last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
     shared = {each.name: getattr(args, each.name) for each in fields(args) if each.init}
@@ -151,6 +147,9 @@ def score_stages(
 
     The predictions are the Trainer's, by stage, of the pairs of these rows; `data` is what the protocol says of these.
     """
+    from modeling_supclap import evaluation
+    from modeling_supclap.datasets_scripts.schema import without_audio
+
     args, language = trainer.args, trainer.args.eval_languages[0]
     model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
     intervals = evaluation.Intervals(seed=args.seed)
@@ -178,9 +177,7 @@ def score_stages(
 
 def main() -> None:
     """Reads the command line, and runs as the only one in its folder."""
-    post_args, part_args, args = parse_arguments(
-        (PostTrainingArguments, LastPartArguments, AllStagesArguments), default_config=DEFAULT_CONFIG
-    )
+    post_args, part_args, args = parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__)
     with only_run(args):
         train_and_save(post_args, part_args, args)
 
@@ -203,6 +200,13 @@ def train_and_save(
     post_args: PostTrainingArguments, part_args: LastPartArguments, args: TemporalTrainingArguments
 ) -> None:
     """Load, freeze, train A, train B, save."""
+    from transformers import ClapProcessor, set_seed
+
+    from modeling_supclap.conversion import clap_from_supclap
+    from modeling_supclap.evaluation.report import write_report
+    from modeling_supclap.recipes.models import is_clap, load_start
+    from modeling_supclap.training.trainer import TemporalTrainer
+
     if post_args.model is None:
         raise ValueError("there is no model to post-train; give --model with a folder or a Hub id")
     started = time.perf_counter()

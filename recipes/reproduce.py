@@ -16,11 +16,6 @@ is not trained again. Each table ends as `.md`, `.html`, `.json` and, where ther
 
 from __future__ import annotations
 
-from modeling_supclap.recipes.command import begin
-
-if __name__ == "__main__":
-    begin("reproduce")
-
 import gc
 import hashlib
 import itertools
@@ -31,36 +26,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import yaml
 
-from modeling_supclap import evaluation
 from modeling_supclap.datasets_scripts.atomic_files import write_json, write_text
-from modeling_supclap.evaluation.report_figures import save_projections
-from modeling_supclap.evaluation.results import Results, flat_scores
-from modeling_supclap.metrics.bootstrap import paired_test
 from modeling_supclap.recipes import evaluate_supclap, options, posttrain_teminal, train_supclap
 from modeling_supclap.recipes.arguments import CONFIGS, parse_arguments, read_settings
-from modeling_supclap.recipes.estimates import Estimate, estimate
-from modeling_supclap.recipes.result_tables import html_table, markdown_table
 from modeling_supclap.recipes.running import run_command, say
-from modeling_supclap.training.checkpoints import last_checkpoint
-from modeling_supclap.training.drift import similarity_histogram
-from modeling_supclap.training.plots import Curve, plot_runs
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+if TYPE_CHECKING:
+    from modeling_supclap.evaluation.results import Results
+    from modeling_supclap.recipes.estimates import Estimate
+    from modeling_supclap.training.plots import Curve
 
 RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
-    "train": (
-        train_supclap.main,
-        (options.DataArguments, options.ModelArguments, options.TrainedPartArguments, SupCLAPTrainingArguments),
-    ),
-    "posttrain": (
-        posttrain_teminal.main,
-        (options.PostTrainingArguments, options.LastPartArguments, posttrain_teminal.AllStagesArguments),
-    ),
+    "train": (train_supclap.main, train_supclap.OPTIONS),
+    "posttrain": (posttrain_teminal.main, posttrain_teminal.OPTIONS),
     "evaluate": (evaluate_supclap.main, (options.EvaluationArguments,)),
 }
 """What a step of a run calls, and the dataclasses of its keys."""
@@ -83,6 +66,8 @@ class Step:
     @property
     def is_done(self) -> bool:
         """Whether its results are there and whole."""
+        from modeling_supclap.evaluation.results import Results
+
         try:
             Results.load(self.folder)
         except (OSError, ValueError):
@@ -232,6 +217,11 @@ def run_step(step: Step) -> None:
     """
     if step.is_done:
         return
+
+    import torch
+
+    from modeling_supclap.training.checkpoints import last_checkpoint
+
     words = [write_settings(step, step.folder)]
     if step.recipe == "posttrain" or (step.recipe == "train" and last_checkpoint(step.folder, resumes=True)):
         words += ["--resume_from_checkpoint", "last"]
@@ -261,6 +251,8 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
     Returns:
         What it would cost, for a training, and the references that lead nowhere on this machine.
     """
+    from modeling_supclap.recipes.estimates import estimate
+
     with TemporaryDirectory() as folder:
         parsed = parse_arguments(RECIPES[step.recipe][1], [write_settings(step, folder)])
 
@@ -310,6 +302,8 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
             the negative ones; or "captions" and "relative_distance"; or "log", a logged name, and which of its values:
             mean, first or last.
     """
+    from modeling_supclap.evaluation.results import flat_scores
+
     if place[0] == "training":
         training = results.content["training"]
         return {**training.get("last_logs", {}), **training}.get(place[1])
@@ -393,6 +387,8 @@ def compare_seeds(
     Returns:
         "difference" (own minus other), its interval "low" and "high", and "p_value"; None where queries left nothing.
     """
+    from modeling_supclap.metrics.bootstrap import paired_test
+
     sides = []
     for several in (own, other):
         values = []
@@ -419,6 +415,8 @@ def gather(name: str, table: Mapping[str, Any], cells: Sequence[Cell], scale: st
         printed number or None) and, beside a baseline, "differences" (one a seed), "difference", "low", "high" and
         "p_value". A table of cases has "cases" as well, of the first seed, from `tabulate_cases`.
     """
+    from modeling_supclap import evaluation
+
     loaded: dict[tuple[str | None, str], list[tuple[Results, list[Any]]]] = {}
     for cell in cells:
         loaded[cell.row, cell.dataset] = list(map(load_run, cell.runs))
@@ -498,6 +496,8 @@ def summarise(values: Sequence[float]) -> dict[str, Any]:
 
 def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str], scale: str) -> float | None:
     """What the paper prints in a place; at scale mini, which has other data, under its first dataset."""
+    from modeling_supclap import evaluation
+
     first, full = next(iter(table["full"].items())) if table.get("full") else (cell.dataset, {})
     is_mini = scale == "mini"
     model = cell.model
@@ -519,6 +519,11 @@ def load_run(run: Sequence[Step]) -> tuple[Results, list[dict[str, Any]]]:
 
     The last entry of the log holds the cosines of the positive pairs of the test.
     """
+    import torch
+
+    from modeling_supclap.evaluation.results import Results
+    from modeling_supclap.training.drift import similarity_histogram
+
     log: list[dict[str, Any]] = []
     for step in run:
         for folder in (step.folder, step.folder / "stage_b"):
@@ -538,6 +543,11 @@ def write_table(
     name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: options.ReproductionArguments
 ) -> Path:
     """Writes a table as JSON, HTML, Markdown, whose path it gives, and its curves or embedding spaces as PNG."""
+    from modeling_supclap.evaluation.report_figures import save_projections
+    from modeling_supclap.evaluation.results import Results
+    from modeling_supclap.recipes.result_tables import html_table, markdown_table
+    from modeling_supclap.training.plots import plot_runs
+
     stem = Path(args.output_dir) / args.scale / name.replace("/", "_")
     content = gather(name, table, cells, args.scale)
     write_json(stem.with_suffix(".json"), content)
@@ -575,7 +585,7 @@ def main() -> None:
     """Parse, plan, run, gather."""
     words = sys.argv[1:]
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
-    (args,) = parse_arguments((options.ReproductionArguments,), words[len(names) :])
+    (args,) = parse_arguments((options.ReproductionArguments,), words[len(names) :], about=__doc__)
     tables = find_tables(names)
 
     plans = {}

@@ -1,76 +1,109 @@
-"""How a recipe runs as a command: one process speaks, and an error ends with what is wrong and what would be right."""
+"""How a recipe runs as a command: one process prints, and an error or Ctrl-C ends it with one line.
+
+Nothing here imports torch or transformers before a function needs them, so that `--help` is immediate.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
-from datasets import disable_progress_bars
-from datasets.exceptions import DatasetsError
-from huggingface_hub.errors import StrictDataclassError
-from transformers import Trainer
-from transformers.utils import logging as transformers_logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
-from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
-from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
-from modeling_supclap.recipes.command import command_name, say_stopped
-from modeling_supclap.training.checkpoints import last_checkpoint
-from modeling_supclap.training.distributed import is_first_process, leave_process_group
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+    from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError)
-"""What data and arguments raise; their messages say it all, where of anything else the traceback is wanted."""
+"""Errors of data and arguments, whose message is enough; any other error is printed with its traceback."""
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Runs a recipe's `main`, which may return a status, as the script: an error ends it with 1, Ctrl-C with 130."""
-    if not sys.stderr.isatty():  # a log file takes lines, not bars
-        disable_progress_bars()
-        transformers_logging.disable_progress_bar()
+    """Run a recipe as a script: an error ends the process with status 1, Ctrl-C with 130.
 
-    name, code = command_name(), 1
+    Args:
+        main: The recipe. It reads `sys.argv` and may return an exit status.
+    """
+    if not sys.stderr.isatty():  # no progress bars in log files; read when datasets and transformers are imported
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+    code = 1
     try:
         code = main() or 0
     except KeyboardInterrupt as stopped:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a launcher of several processes sends it once more
-        if is_first_process():
-            say_stopped(name, str(stopped))
+        report_stop(str(stopped))
         code = 130
     except Exception as error:
         cause = builder_error(error)
         if not isinstance(cause, USERS_ERRORS):
             traceback.print_exc()
-        print(f"{name}: error: {_plain(cause)}", file=sys.stderr)
+        print(f"{command_name()}: error: {_plain(cause)}", file=sys.stderr)
     finally:
-        leave_process_group()
+        if "torch" in sys.modules:
+            from modeling_supclap.training.distributed import leave_process_group
+
+            leave_process_group()
 
     if code:
         sys.exit(code)
 
 
+def command_name() -> str:
+    """Return the words that the user typed: `supclap train`, or the name of the script."""
+    return os.environ.get("SUPCLAP_COMMAND") or Path(sys.argv[0]).name
+
+
+def is_first_process() -> bool:
+    """Return whether this is the first of the launched processes, or the only one.
+
+    The launcher's variables are read, because processes without GPUs join a process group late.
+    """
+    ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+    return next((os.environ[name] for name in ranks if name in os.environ), "0") == "0"
+
+
+def report_stop(advice: str = "") -> None:
+    """Print one line after Ctrl-C, in the first process only, and ignore further Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a launcher of several processes sends it once more
+    if is_first_process():
+        print(f"\n{command_name()}: stopped{advice and f'; {advice}'}", file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """Print a line, in the first process only."""
+    if is_first_process():
+        print(text, flush=True)
+
+
 def only_run(args: SupCLAPTrainingArguments) -> AbstractContextManager[None]:
-    """Within it no other run writes to the output folder, from the first look into it to the card."""
+    """Lock the output folder for this run."""
     return folder_lock(args.output_dir or ".") if is_first_process() else nullcontext()
 
 
 def train(trainer: Trainer, checkpoint: str | None = None) -> None:
-    """Trains from a checkpoint or from the beginning; what stops it says how to go on."""
+    """Train, from a checkpoint if one is given; Ctrl-C and unusable recordings say how to go on."""
+    from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
+    from modeling_supclap.training.checkpoints import last_checkpoint
+
     folder = trainer.args.output_dir or "."
 
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second one would take the advice away
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would prevent the advice
         if last_checkpoint(folder, resumes=True) is None:
             raise KeyboardInterrupt("no checkpoint was saved yet, so the same command begins anew") from None
         raise KeyboardInterrupt("go on with the same command and --resume_from_checkpoint last") from None
     except MissingDecoderError:
-        raise  # no fault of the recording
+        raise  # not the recording's fault
     except BadAudioError as error:
         raise BadAudioError(f"{_plain(error)}; --on_bad_audio skip leaves such recordings out") from error
     finally:
@@ -81,11 +114,14 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
 
 
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments) -> None:
-    """Reads what a run evaluates on, so that a recording that cannot be used ends it before the training, not after.
+    """Read the validation and test recordings before the training, so that an unusable one is found early.
 
     Raises:
         BadAudioError: Recordings of the validation or the test split cannot be used; the message names the first.
     """
+    from modeling_supclap.datasets_scripts.audio import BadAudioError
+    from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
+
     if args.on_bad_audio != "error":  # such recordings are left out already
         return
 
@@ -102,21 +138,18 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
 
 
 def _plain(error: Exception) -> str:
-    """The message of an error, without the traceback that the DataLoader puts into that of a worker."""
-    if isinstance(error, FileExistsError) and error.filename:  # what `mkdir` says of a file
-        return f"{error.filename} is a file, where a folder is wanted; name another"
+    """Return the message of an error, without the worker's traceback that the DataLoader adds."""
+    if isinstance(error, FileExistsError) and error.filename:  # from `mkdir`
+        return f"{error.filename} is a file; a folder is expected, name another"
     message = str(error).rstrip()
     return message.splitlines()[-1].partition(": ")[2] if message.startswith("Caught ") else message
 
 
 def builder_error(error: Exception) -> Exception:
-    """What a builder or a configuration raised, without the error that `datasets` or `huggingface_hub` wraps it in."""
+    """Return the error of a builder or a configuration that `datasets` or `huggingface_hub` wrapped in its own."""
+    from datasets.exceptions import DatasetsError
+    from huggingface_hub.errors import StrictDataclassError
+
     while isinstance(error, (DatasetsError, StrictDataclassError)) and isinstance(error.__cause__, Exception):
         error = error.__cause__
     return error
-
-
-def say(text: str) -> None:
-    """Prints a line, in the first process of a launch only."""
-    if is_first_process():
-        print(text, flush=True)

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from modeling_supclap.recipes.command import start
+from modeling_supclap import require_torchaudio
+from modeling_supclap.recipes.running import run_command
 
 if TYPE_CHECKING:
     from modeling_supclap.search import Hit
@@ -127,6 +128,7 @@ def format_hits(hits: Sequence[Hit]) -> str:
 def main() -> None:
     """Runs the command that the first word names."""
     arguments = make_parser().parse_args()
+    require_torchaudio()
     if arguments.command == "index":
         run_index(arguments)
     elif arguments.command == "query":
@@ -138,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    start(main)
+    run_command(main)

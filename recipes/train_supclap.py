@@ -16,44 +16,33 @@ The output folder then holds the model for `from_pretrained`, its model card, `r
 
 from __future__ import annotations
 
-from modeling_supclap.recipes.command import begin
-
-if __name__ == "__main__":
-    begin("train")
-
 import time
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import BertConfig, RobertaTokenizer, set_seed
-
-from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel, SupCLAPProcessor, evaluation
-from modeling_supclap.datasets_scripts.audio import read_row
-from modeling_supclap.datasets_scripts.schema import all_captions, require_captions, without_audio
-from modeling_supclap.datasets_scripts.stream import RowStream
-from modeling_supclap.evaluation.report import write_report
 from modeling_supclap.recipes.arguments import parse_arguments
-from modeling_supclap.recipes.models import load_start
 from modeling_supclap.recipes.options import DataArguments, ModelArguments, TrainedPartArguments, as_mapping
 from modeling_supclap.recipes.running import only_run, require_usable_audio, run_command, say, train
-from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
-from modeling_supclap.training.checkpoints import last_checkpoint
-from modeling_supclap.training.collator import filter_bad_audio
-from modeling_supclap.training.plots import plot_drift, plot_training_curves
-from modeling_supclap.training.trainer import SupCLAPTrainer
-from modeling_supclap.training.training_args import SupCLAPTrainingArguments
+from modeling_supclap.training.options import ContrastiveOptions
+
+if TYPE_CHECKING:
+    from modeling_supclap import SupCLAPModel, SupCLAPProcessor, evaluation
+    from modeling_supclap.training.trainer import SupCLAPTrainer
+    from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 SAMPLE_ROWS = 1000
 """Of a training split that is streamed, so many rows are looked at before the run."""
 
+OPTIONS = (DataArguments, ModelArguments, TrainedPartArguments, ContrastiveOptions)
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
 
 def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> None:
     """Refuses, before the run, what would end it without a model or without its scores."""
+    from modeling_supclap.datasets_scripts.schema import require_captions, without_audio
+
     name, there = data_args.dataset, ", ".join(splits)
     if "train" not in splits:
         raise ValueError(f"{name} has nothing to train on: its splits are {there}")
@@ -80,6 +69,9 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
 
 def rows_to_check(rows: Any, seed: int) -> Any:
     """The rows of a split that are looked at before the run: all, or of a stream some from all over it, unheard."""
+    from modeling_supclap.datasets_scripts.schema import without_audio
+    from modeling_supclap.datasets_scripts.stream import RowStream
+
     if not isinstance(rows, RowStream):
         return rows
     return list(islice(without_audio(rows).shuffle(seed), SAMPLE_ROWS))
@@ -98,6 +90,11 @@ def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
 
 def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> SupCLAPProcessor:
     """The processor of the two encoders; from scratch a tokenizer is trained on the captions."""
+    from transformers import RobertaTokenizer
+
+    from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
+    from modeling_supclap.datasets_scripts.schema import all_captions, without_audio
+
     if "scratch" not in (args.audio_encoder, args.text_encoder):
         return SupCLAPProcessor.from_encoders(args.audio_encoder, args.text_encoder)
 
@@ -112,6 +109,10 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
 
 def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPModel:
     """The model of two encoders, each loaded or from scratch."""
+    from transformers import BertConfig
+
+    from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
+
     shared: dict[str, Any] = {
         "projection_dim": args.projection_dim,
         "temperature": args.temperature,
@@ -139,6 +140,9 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 
 def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_audio_seconds: float) -> None:
     """Gives an audio encoder from scratch the spectral mean and variance of a sample of the training clips."""
+    from modeling_supclap.datasets_scripts.audio import read_row
+    from modeling_supclap.datasets_scripts.stream import RowStream
+
     rate_hz = processor.feature_extractor.sampling_rate
     if isinstance(rows, RowStream):
         rows = list(islice(rows.shuffle(0), 256))
@@ -150,6 +154,8 @@ def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_
 
 def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
     """The checkpoint to resume from, if any."""
+    from modeling_supclap.training.checkpoints import last_checkpoint
+
     folder = args.output_dir or "."
     last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
     named = args.resume_from_checkpoint
@@ -164,6 +170,8 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
 
 def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> evaluation.Results:
     """Retrieval in every language, zero-shot classification where there are templates."""
+    from modeling_supclap import evaluation
+
     args, languages = trainer.args, trainer.args.eval_languages
     model = evaluation.load_embedding_model(trainer.clap, trainer.processor, name=Path(args.output_dir or ".").name)
     policy = evaluation.AudioPolicy(trainer.evaluation_collator.max_audio_seconds)
@@ -190,6 +198,9 @@ def make_model(
     model_args: ModelArguments, args: SupCLAPTrainingArguments, rows: Any
 ) -> tuple[SupCLAPModel, SupCLAPProcessor]:
     """The model that the arguments describe and its processor; from scratch, its tokenizer is trained on the rows."""
+    from modeling_supclap import SupCLAPProcessor
+    from modeling_supclap.recipes.models import load_start
+
     if model_args.model is not None:
         return load_start(model_args.model)
     if args.resume_from_checkpoint is None:
@@ -201,6 +212,8 @@ def make_model(
 
 def draw(log_history: list[dict[str, Any]], output: Path, language: str) -> str:
     """Draws what a run logged; gives what there is to name in its last line."""
+    from modeling_supclap.training.plots import plot_drift, plot_training_curves
+
     logged = set().union(*log_history)
     if "drift_cosine" in logged:
         plot_drift(log_history, output / "drift.png")
@@ -212,9 +225,7 @@ def draw(log_history: list[dict[str, Any]], output: Path, language: str) -> str:
 
 def main() -> None:
     """Reads the command line, and runs as the only one in its folder."""
-    data_args, model_args, part_args, args = parse_arguments(
-        (DataArguments, ModelArguments, TrainedPartArguments, SupCLAPTrainingArguments), default_config=DEFAULT_CONFIG
-    )
+    data_args, model_args, part_args, args = parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__)
     with only_run(args):
         train_and_save(data_args, model_args, part_args, args)
 
@@ -226,6 +237,15 @@ def train_and_save(
     args: SupCLAPTrainingArguments,
 ) -> None:
     """Load, build, train, evaluate, save."""
+    import torch
+    from transformers import set_seed
+
+    from modeling_supclap import evaluation
+    from modeling_supclap.evaluation.report import write_report
+    from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
+    from modeling_supclap.training.collator import filter_bad_audio
+    from modeling_supclap.training.trainer import SupCLAPTrainer
+
     started, started_process = time.perf_counter(), time.process_time()
     args.resume_from_checkpoint = find_checkpoint(args)
     set_seed(args.seed)

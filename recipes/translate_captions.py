@@ -13,38 +13,29 @@ meaning comes back, the mean cosine of the sentence embeddings of a caption and 
 
 from __future__ import annotations
 
-from modeling_supclap.recipes.command import begin
-
-if __name__ == "__main__":
-    begin("translate")
-
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modeling_supclap.datasets_scripts.atomic_files import write_json
-from modeling_supclap.datasets_scripts.builders.metadata import read_table
-from modeling_supclap.datasets_scripts.manifest import installed_versions
-from modeling_supclap.datasets_scripts.public_names import redact
-from modeling_supclap.datasets_scripts.schema import LANGUAGES
-from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator, Translator
-from modeling_supclap.datasets_scripts.translation.jobs import Item, Key, clean, complete_translations, sample
-from modeling_supclap.datasets_scripts.translation.join import Caption, read_captions
-from modeling_supclap.datasets_scripts.translation.quality import (
-    format_translation_report,
-    load_sentence_encoder,
-    report_translations,
-)
-from modeling_supclap.datasets_scripts.translation.table import listing
 from modeling_supclap.recipes.arguments import parse_arguments
 from modeling_supclap.recipes.options import CaptionArguments, QualityArguments, TranslatorArguments, as_mapping
 from modeling_supclap.recipes.running import run_command
 
+if TYPE_CHECKING:
+    from modeling_supclap.datasets_scripts.translation import Translator
+    from modeling_supclap.datasets_scripts.translation.jobs import Item, Key
+    from modeling_supclap.datasets_scripts.translation.join import Caption
+
 
 def load_captions(args: CaptionArguments) -> list[Caption]:
     """The captions to translate, from a builder or from a file; blank and doubled ones are refused."""
+    from modeling_supclap.datasets_scripts.translation.jobs import clean
+    from modeling_supclap.datasets_scripts.translation.table import listing
+
     if (args.dataset is None) == (args.captions is None):
         raise ValueError(f"give either dataset or captions, got {args.dataset!r} and {args.captions!r}")
     captions = from_builder(args) if args.captions is None else read_caption_file(Path(args.captions))
@@ -67,6 +58,8 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
 
 def from_builder(args: CaptionArguments) -> list[Caption]:
     """The captions of a dataset, whose languages must not be there yet."""
+    from modeling_supclap.datasets_scripts.translation.join import read_captions
+
     captions = []
     for rows in args.load_splits().values():
         for language in args.languages:
@@ -81,6 +74,9 @@ def from_builder(args: CaptionArguments) -> list[Caption]:
 
 def read_caption_file(path: Path) -> list[Caption]:
     """The captions of a table of any kind: clip id, text, and the place of the caption, a whole number from 0."""
+    from modeling_supclap.datasets_scripts.builders.metadata import read_table
+    from modeling_supclap.datasets_scripts.translation.join import Caption
+
     captions = []
     for where, entry in read_table(path):
         if not {"clip_id", "caption_index", "text"} <= entry.keys():
@@ -97,6 +93,8 @@ def read_caption_file(path: Path) -> list[Caption]:
 
 def build_translator(args: TranslatorArguments) -> Translator:
     """The translator that the arguments describe."""
+    from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator
+
     if args.endpoint is None:
         return Seq2SeqTranslator(args.model, args.prompt, args.num_beams, args.device, args.dtype)
     api_key = None if args.api_key_env is None else os.environ.get(args.api_key_env)
@@ -117,6 +115,8 @@ def back_arguments(args: TranslatorArguments, check: QualityArguments) -> Transl
 
 def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments) -> None:
     """Refuses what would only fail after hours, or make no sense."""
+    from modeling_supclap.languages import LANGUAGES
+
     languages = caption_args.languages
     if not languages or len(set(languages)) < len(languages) or caption_args.source_language in languages:
         raise ValueError(f"languages is {languages}; give at least one, each once, not {caption_args.source_language}")
@@ -139,7 +139,18 @@ def by_language(texts: Mapping[Key, str], language: str) -> dict[tuple[str, int]
 
 def main() -> None:
     """Parse, load, translate, translate back, compare, report."""
-    caption_args, args, check = parse_arguments((CaptionArguments, TranslatorArguments, QualityArguments))
+    groups = (CaptionArguments, TranslatorArguments, QualityArguments)
+    caption_args, args, check = parse_arguments(groups, about=__doc__)
+
+    from modeling_supclap.datasets_scripts.manifest import installed_versions
+    from modeling_supclap.datasets_scripts.public_names import redact
+    from modeling_supclap.datasets_scripts.translation.jobs import Item, complete_translations, sample
+    from modeling_supclap.datasets_scripts.translation.quality import (
+        format_translation_report,
+        load_sentence_encoder,
+        report_translations,
+    )
+
     check_arguments(args, caption_args, check)
     output, english, languages = Path(caption_args.output), caption_args.source_language, caption_args.languages
     captions = load_captions(caption_args)

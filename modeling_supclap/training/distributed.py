@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
-from accelerate.utils import get_int_from_env
 
 from ..losses.tiles import shared_tiles
 
@@ -36,15 +35,6 @@ class _GatherWithGradient(torch.autograd.Function):
 def world_size() -> int:
     """Gives the number of processes that train together, 1 when training is not distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def is_first_process() -> bool:
-    """Tells whether this is the first of the processes that a launcher started, or the only one.
-
-    Read off what the launcher says: processes without GPUs are in no process group until they are told to join one,
-    and up to then each of them takes itself for the main process.
-    """
-    return get_int_from_env(["RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"], 0) == 0
 
 
 def join_processes_on_cpus(backend: str | None, timeout_seconds: float) -> None:

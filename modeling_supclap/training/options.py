@@ -146,3 +146,10 @@ class TemporalOptions(ContrastiveOptions):
     per_device_train_batch_size: int = key(256, "Pairs per device in a training step.")
     learning_rate: float = key(1e-4, "Peak learning rate.")
     metric_for_best_model: str | None = key("temporal_accuracy", "What best means.")
+
+
+@dataclass
+class AllStagesOptions(TemporalOptions):
+    """Options shared by all stages of a post-training; `stage` is set for each of them."""
+
+    stage: str = field(default="b", init=False)

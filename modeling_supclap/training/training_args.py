@@ -100,6 +100,11 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
         return {f"alpha_{name}": getattr(self, f"alpha_{name}") for name in names}
 
 
+@dataclass
+class AllStagesArguments(options.AllStagesOptions, TemporalTrainingArguments):
+    """Arguments shared by all stages of a post-training."""
+
+
 def _is_better_higher(name: str) -> bool:
     """Whether a logged number, such as "eval_mean_recall" or "eng_t2a_mean_rank", is better when it is higher."""
     lower = ["loss"]

@@ -303,8 +303,7 @@ def yaml_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     ]
 
     def parse() -> None:
-        groups = (train_supclap.DataArguments, train_supclap.ModelArguments, train_supclap.SupCLAPTrainingArguments)
-        train_supclap.parse_arguments(groups, [str(path), "--output_dir", str(folder)])
+        train_supclap.parse_arguments(train_supclap.OPTIONS, [str(path), "--output_dir", str(folder)])
 
     while True:
         if draw.random() < 0.5:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from modeling_supclap.recipes.arguments import parse_arguments, read_settings
-from modeling_supclap.recipes.options import DatasetArguments, as_mapping, format_help
+from modeling_supclap.recipes.arguments import format_help, parse_arguments, read_settings
+from modeling_supclap.recipes.options import DatasetArguments, as_mapping
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 

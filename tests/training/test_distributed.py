@@ -11,7 +11,6 @@ from processes import run_processes
 from modeling_supclap.losses import info_nce
 from modeling_supclap.training.distributed import (
     gather,
-    is_first_process,
     leave_process_group,
     world_size,
 )
@@ -54,15 +53,6 @@ def test_alone_nothing_is_gathered(dtype):
     tensor = torch.ones(3, dtype=dtype)
     assert world_size() == 1
     assert gather(tensor) is tensor
-
-
-@pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_RANK"])
-@pytest.mark.parametrize(("rank", "first"), [(None, True), ("0", True), ("1", False)])
-def test_the_first_process_is_known_without_a_group(monkeypatch, name, rank, first):
-    monkeypatch.delenv("RANK", raising=False)
-    if rank:
-        monkeypatch.setenv(name, rank)
-    assert is_first_process() == first
 
 
 if __name__ == "__main__":
