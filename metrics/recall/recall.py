@@ -1,43 +1,41 @@
-"""`evaluate.load("metrics/recall")`: the retrieval scores of `ranking.py` as an `evaluate.Metric`.
-
-`evaluate` parses the imports of this file to find the files to copy. Therefore use one import per line, import helpers
-relatively without a trailing comment, and do not import `evaluate.Metric` by name.
-"""
+"""`evaluate.load("metrics/recall")`: the retrieval scores of `ranking.py` as an `evaluate.Metric`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
-import evaluate
 import numpy as np
 
-from .ranking import LazySimilarity, retrieval_scores
-from .relevance import relevant_from_qrels
+from modeling_supclap.metrics import array_metric
+from modeling_supclap.metrics.recall import LazySimilarity, relevant_from_qrels, retrieval_scores
 
-_DESCRIPTION = """\
-Retrieval scores of a similarity matrix: R@k, mAP@10, median and mean rank of the best relevant candidate. A query may
-have several relevant candidates. Ties count against the model; NaN is an error.
-"""
 
-_INPUTS = """
-Args:
-    predictions: one row of scores per query (floats, higher is closer); with `similarity`, row numbers.
-    references: one list per query with the columns of its relevant candidates.
-    k: cutoffs of R@k; default (1, 5, 10).
-    map_cutoff: cutoff of mAP; default 10.
-    similarity: matrix (queries, candidates), or a LazySimilarity of embeddings.
-    query_embeds, candidate_embeds: unit-norm embeddings in place of `similarity`; their matrix is never stored.
-Returns:
-    R@k and mAP@10 as fractions, median_rank and mean_rank (1-based), num_queries.
-Examples:
-    >>> recall = evaluate.load("metrics/recall")
-    >>> recall.compute(predictions=[[0.9, 0.2], [0.7, 0.1]], references=[[0], [1]], k=[1])["R@1"]
-    0.5
-"""
+class Recall(array_metric.ArrayMetric):
+    """Retrieval scores of a similarity matrix: R@k, mAP@10, median and mean rank of the best relevant candidate.
 
-_CITATION = """\
+    A query may have several relevant candidates. Ties count against the model; NaN is an error.
+
+    Args:
+        predictions: one row of scores per query (floats, higher is closer); with `similarity`, row numbers.
+        references: one list per query with the columns of its relevant candidates.
+        k: cutoffs of R@k; default (1, 5, 10).
+        map_cutoff: cutoff of mAP; default 10.
+        similarity: matrix (queries, candidates), or a LazySimilarity of embeddings.
+        query_embeds, candidate_embeds: unit-norm embeddings in place of `similarity`; their matrix is never stored.
+
+    Returns:
+        R@k and mAP@10 as fractions, median_rank and mean_rank (1-based), num_queries.
+
+    Examples:
+        >>> import evaluate
+        >>> recall = evaluate.load("metrics/recall")
+        >>> recall.compute(predictions=[[0.9, 0.2], [0.7, 0.1]], references=[[0], [1]], k=[1])["R@1"]
+        0.5
+    """
+
+    citation_text = """\
 @inproceedings{yan2024bridging,
   title = {Bridging Language Gaps in Audio-Text Retrieval},
   author = {Yan, Zhiyong and Dinkel, Heinrich and Wang, Yongqing and Liu, Jizhong and Zhang, Junbo and Wang, Yujun and
@@ -46,25 +44,8 @@ _CITATION = """\
   year = {2024}
 }
 """
-
-
-class Recall(evaluate.Metric):
-    """R@k, mAP@10, median and mean rank; see the card, README.md."""
-
+    other_columns: ClassVar = {"references": datasets.Sequence(datasets.Value("int64"))}
     relevant_from_qrels = staticmethod(relevant_from_qrels)
-
-    def _info(self) -> evaluate.MetricInfo:
-        columns = datasets.Sequence(datasets.Value("int64"))
-        return evaluate.MetricInfo(
-            description=_DESCRIPTION,
-            citation=_CITATION,
-            inputs_description=_INPUTS,
-            features=[
-                datasets.Features(predictions=datasets.Sequence(datasets.Value("float64")), references=columns),
-                datasets.Features(predictions=datasets.Value("int64"), references=columns),
-            ],
-            reference_urls=["https://arxiv.org/abs/2406.07012"],
-        )
 
     def compute(
         self,
@@ -81,12 +62,6 @@ class Recall(evaluate.Metric):
                 return self._compute(predictions, references, **kwargs)
         return super().compute(predictions=predictions, references=references, **kwargs)
 
-    def _infer_feature_from_batch(self, batch: dict[str, Any]) -> datasets.Features:
-        for column in batch.values():
-            if column is None or len(column) == 0:
-                raise ValueError("predictions or references are missing or empty; give one of each per query")
-        return super()._infer_feature_from_batch(batch)
-
     def _compute(
         self,
         predictions: Sequence[Any],
@@ -96,7 +71,7 @@ class Recall(evaluate.Metric):
         similarity: Any = None,
         query_embeds: Any = None,
         candidate_embeds: Any = None,
-        **kwargs: Any,  # `evaluate.combine` passes the options of all its metrics
+        **kwargs: Any,
     ) -> dict[str, float]:
         if query_embeds is not None or candidate_embeds is not None:
             if similarity is not None or query_embeds is None or candidate_embeds is None:

@@ -103,7 +103,7 @@ def test_evaluate_takes_whole_matrices_as_keywords(metric):
     ("inputs", "message"),
     [
         ({"predictions": np.eye(2), "references": np.eye(3)}, "Mismatch in the number"),
-        ({"predictions": [], "references": []}, "sentence"),
+        ({"predictions": [], "references": []}, "predictions and references"),
         ({"predictions": [0], "references": [0], "other_embeds": np.eye(2)}, "english_embeds"),
         (
             {"predictions": [0], "references": [2], "other_embeds": np.eye(2), "english_embeds": np.eye(2)},

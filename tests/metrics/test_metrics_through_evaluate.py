@@ -1,6 +1,5 @@
 """All metrics through the real loader of `evaluate`: what is given at once, in parts, combined and by two processes."""
 
-import ast
 import json
 import os
 import subprocess
@@ -128,24 +127,10 @@ def test_two_processes_elsewhere_and_offline(tmp_path):
     assert (tmp_path / "home" / "modules" / "evaluate_modules").is_dir()
 
 
-def imports_of(path):
-    """(level, module) of the imports of a file."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    plain = {(0, alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return plain | {(node.level, node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-
-
-@pytest.mark.parametrize("name", ["recall", "mrv", "zste", "embedding_gap"])
-def test_a_folder_needs_no_other(name):
-    """`evaluate` copies the metric's file and the helpers that this file itself names, and nothing else."""
-    folder = METRICS / name
-    main = imports_of(folder / f"{name}.py")
-    helpers = {path.stem for path in folder.glob("*.py")} - {"__init__", name}
-    assert {module for level, module in main if level} == helpers
-    for path in folder.glob("*.py"):
-        for level, module in imports_of(path):
-            assert (level, module in helpers) == (1, True) or (
-                level == 0 and module.split(".")[0] in {"numpy", "datasets", "evaluate"} | sys.stdlib_module_names
-            ), f"{path.name} imports {'.' * level}{module}"
-    for line in (folder / f"{name}.py").read_text(encoding="utf-8").splitlines():
-        assert not (line.startswith("from .") and "#" in line), "the loader takes the comment for an address"
+@pytest.mark.parametrize("name", CASES)
+def test_a_metric_describes_itself(load_metric, name):
+    metric = load_metric(name)
+    assert metric.description.strip()
+    assert "Args:" not in metric.description
+    assert metric.inputs_description.startswith("Args:\n    predictions: ")
+    assert metric.citation.startswith("@")

@@ -77,7 +77,7 @@ def test_evaluate_takes_the_ranks_as_a_keyword(metric):
         ({"predictions": [-1], "ranks": [[1, 2]] * 3}, "first is -1"),
         ({"predictions": [[1, 2]], "ranks": [[1, 2]]}, "row numbers"),
         ({"predictions": [3, 4]}, "row of ranks"),
-        ({"predictions": []}, "no queries"),
+        ({"predictions": []}, "predictions are missing"),
     ],
 )
 def test_row_numbers_and_ranks_belong_together(metric, inputs, message):

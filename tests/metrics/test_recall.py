@@ -378,14 +378,14 @@ def test_an_empty_split_is_an_error(load_metric):
     metric = load_metric("recall")
     with pytest.raises(ValueError, match="at least once before calling `compute`"):
         metric.compute()
-    with pytest.raises(ValueError, match="query"):
+    with pytest.raises(ValueError, match="predictions and references"):
         metric.add_batch(predictions=[], references=[])
 
 
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"predictions": [], "references": []}, "query"),
+        ({"predictions": [], "references": []}, "predictions and references"),
         ({"predictions": [[0.1, 0.2]], "references": [[]]}, "query 0"),
         ({"predictions": [[0.1, 0.2], [0.1]], "references": [[0], [0]]}, "similarity"),
         ({"predictions": [0, 1], "references": [[0], [0]]}, r"similarity.*\(2,\)"),

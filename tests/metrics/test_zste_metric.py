@@ -240,7 +240,7 @@ def test_evaluate_takes_the_rows_as_a_keyword(metric):
     ("inputs", "message"),
     [
         ({"predictions": [[0.1, 0.2]], "references": [[0]], "tasks": ["6A"]}, "'6A'"),
-        ({"predictions": [], "references": [], "tasks": []}, "question"),
+        ({"predictions": [], "references": [], "tasks": []}, "predictions"),
         ({"predictions": [[0.1]], "references": [[0]]}, "tasks"),
         ({"predictions": [[0.1]], "references": [[0]], "tasks": ["1A", "1A"]}, "Mismatch in the number"),
         ({"predictions": [3], "references": [[0]], "tasks": ["1A"], "similarity": [[0.1]]}, "first is 3"),
