@@ -23,6 +23,7 @@ import yaml
 
 from modeling_supclap import require_torchaudio
 from modeling_supclap.datasets_scripts import find_config
+from modeling_supclap.datasets_scripts.builders.options import add_builder_options, option_texts
 from modeling_supclap.training.options import AllStagesOptions, ContrastiveOptions, get_default
 
 from .options import DatasetArguments, ReproductionArguments, as_mapping
@@ -60,9 +61,10 @@ def format_help(groups: Sequence[Any], about: str) -> str:
                 own |= dict.fromkeys(inspect.get_annotations(base))
 
         lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
+        texts = option_texts(group)
         for name in own:
             if name in options:
-                lines.append(_describe(options[name]))
+                lines.append(_describe(options[name], texts.get(name, "")))
 
     lines.append("")
     if any(issubclass(group, ContrastiveOptions) for group in groups):
@@ -71,14 +73,13 @@ def format_help(groups: Sequence[Any], about: str) -> str:
             " --help_all lists them."
         )
     if any(issubclass(group, DatasetArguments) for group in groups):
-        lines.append("So do the options of the dataset's builder: see `supclap prepare NAME --help`.")
+        lines.append("The options of the dataset's builder are keys too: see `supclap prepare NAME --help`.")
     return "\n".join(lines)
 
 
-def _describe(option: dataclasses.Field) -> str:
-    """The key, what it is for, and its default where it has one that says something."""
+def _describe(option: dataclasses.Field, text: str) -> str:
+    """Format an option, its description, and its default unless that is empty."""
     value = get_default(option)
-    text = option.metadata.get("help", "")
     if value is dataclasses.MISSING:
         text += " Required."
     elif value not in (None, [], ""):
@@ -86,7 +87,7 @@ def _describe(option: dataclasses.Field) -> str:
         text += f" Default: {shown}."
     name, width = f"  --{option.name}", min(shutil.get_terminal_size().columns, 120)
     start = f"{name:30}" if len(name) <= 28 else f"{name}\n{'':30}"
-    return start + textwrap.fill(text.strip(), width - 30).replace("\n", f"\n{'':30}")
+    return start + textwrap.fill(text.strip(), width - 30, break_on_hyphens=False).replace("\n", f"\n{'':30}")
 
 
 def parse_arguments(
@@ -172,13 +173,15 @@ def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
         def error(self, message: str) -> NoReturn:
             raise ValueError(message)
 
-    return Parser(list(groups), allow_abbrev=False, add_help=False)
+    parser = Parser(list(groups), allow_abbrev=False, add_help=False)
+    texts = {name: text for group in groups for name, text in option_texts(group).items()}
+    for action in parser._actions:
+        action.help = texts.get(action.dest, action.help or "").replace("%", "%%")
+    return parser
 
 
 def _take_builder_options(group: DatasetArguments, words: list[str], keys: Collection[str]) -> None:
     """Puts the options of the dataset's builder into the group; refuses words that are none."""
-    from modeling_supclap.datasets_scripts.builders.options import add_builder_options
-
     parser = _make_parser([])
     names = add_builder_options(parser, find_config(group.dataset))
     parser.add_argument("--translations", nargs="+", default=argparse.SUPPRESS)

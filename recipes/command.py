@@ -23,6 +23,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from modeling_supclap import __version__
 from modeling_supclap.recipes.arguments import asks_for_help, print_help
 from modeling_supclap.recipes.running import report_stop, run_command
 
@@ -60,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words.pop(0) if words else "--help"
+    if name == "--version":
+        print(f"supclap {__version__}")
+        return 0
     if name not in COMMANDS:
         is_help = name in ("-h", "--help")
         usage = f"usage: supclap {{{','.join(COMMANDS)}}} ...\n\n{__doc__}"

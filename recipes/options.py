@@ -1,16 +1,18 @@
-"""The options of the recipes. Nothing here imports torch, transformers or datasets, so that `--help` is immediate."""
+"""Options of the recipes. Nothing here imports torch, transformers or datasets, so that `--help` is immediate.
+
+The docstring of a class is the only description of its options; `--help` prints it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.languages import LANGUAGES
 from modeling_supclap.recipes.running import say
-from modeling_supclap.training.options import key
 
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel
@@ -20,13 +22,17 @@ SCALES = ("mini", "full")
 
 @dataclass
 class DatasetArguments:
-    """Which dataset to work on. Every recipe that reads one takes these keys, and the options of its builder too."""
+    """Which dataset to read. Every recipe that reads one has these options, and those of the dataset's builder.
 
-    dataset: str = key("synthetic", "A builder of datasets_scripts, or prepared.")
-    data_dir: str | None = key(None, "Folder or Hub id of the data, where the builder takes one.")
-    dataset_config: dict | str | None = key(
-        None, "Options of the builder in a file; on the command line they go by their own names."
-    )
+    Args:
+        dataset: Builder of datasets_scripts, or prepared.
+        data_dir: Folder or Hub id of the data, for builders that need one.
+        dataset_config: Options of the builder in a file; on the command line they have their own names.
+    """
+
+    dataset: str = "synthetic"
+    data_dir: str | None = None
+    dataset_config: dict | str | None = None
 
     @property
     def builder_options(self) -> dict[str, Any]:
@@ -52,19 +58,25 @@ class DatasetArguments:
         return self.dataset
 
     def load_splits(self) -> dict[str, Any]:
-        """All splits of the dataset, as `datasets_scripts.load_splits` gives them."""
+        """Return all splits of the dataset, see `datasets_scripts.load_splits`."""
         return load_splits(self.dataset, **self.builder_options)
 
 
 @dataclass
 class DataArguments(DatasetArguments):
-    """What to train on."""
+    """Data to train on.
 
-    streaming: bool = key(False, "Read the training split as it is needed: of prepared, hf and webdataset.")
-    zero_shot_templates: list[str] = key([], "Class prompts such as 'This is a sound of {}'; empty: no such test.")
+    Args:
+        streaming: Read the training split while training; for prepared, hf and webdataset.
+        zero_shot_templates: Class prompts for zero-shot classification of the test split, such as 'This is a sound of
+            {}'. Without any there is no such test.
+    """
+
+    streaming: bool = False
+    zero_shot_templates: list[str] = field(default_factory=list)
 
     def load_splits(self) -> dict[str, Any]:
-        """All splits of the dataset; with `streaming`, the training split as a stream."""
+        """Return all splits of the dataset; with `streaming`, the training split as a stream."""
         if not self.streaming:
             return super().load_splits()
         splits = load_splits(self.dataset, streaming=True, **self.builder_options)
@@ -73,19 +85,33 @@ class DataArguments(DatasetArguments):
 
 @dataclass
 class ModelArguments:
-    """What to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`."""
+    """Model to train: a saved one, or two encoders, each a Hub id, a folder, or `scratch`.
 
-    model: str | None = key(None, "A SupCLAP or CLAP model to continue from (id or folder).")
-    audio_encoder: str = key("scratch", "For example mispeech/ced-base.")
-    text_encoder: str = key("scratch", "For example sentence-transformers/LaBSE.")
-    audio_config: dict | str | None = key(None, "CEDConfig fields of a scratch encoder.")
-    text_config: dict | str | None = key(None, "BertConfig fields of a scratch encoder.")
-    vocab_size: int = key(4000, "Size of a scratch text encoder's vocabulary.")
-    projection_dim: int = key(1024, "Width of the shared space.")
-    temperature: float = key(0.07, "Initial temperature of the softmax.")
-    logit_bias: float | None = key(None, "Initial bias of SigLIP's logits, usually -10.")
-    text_pooling: str = key("mean", "mean, cls, last or pooler.")
-    random_weights: list[str] = key([], "Encoders to begin anew in their own shape: audio, text, or both.")
+    Args:
+        model: SupCLAP or CLAP model to continue from (id or folder).
+        audio_encoder: Audio encoder, for example mispeech/ced-base.
+        text_encoder: Text encoder, for example sentence-transformers/LaBSE.
+        audio_config: CEDConfig fields of an audio encoder from scratch.
+        text_config: BertConfig fields of a text encoder from scratch.
+        vocab_size: Vocabulary size of a text encoder from scratch.
+        projection_dim: Width of the shared space.
+        temperature: Initial temperature of the softmax.
+        logit_bias: Initial bias of SigLIP's logits, usually -10.
+        text_pooling: Pooling of the text encoder: mean, cls, last or pooler.
+        random_weights: Encoders to start from random weights in their own shape: audio, text, or both.
+    """
+
+    model: str | None = None
+    audio_encoder: str = "scratch"
+    text_encoder: str = "scratch"
+    audio_config: dict | str | None = None
+    text_config: dict | str | None = None
+    vocab_size: int = 4000
+    projection_dim: int = 1024
+    temperature: float = 0.07
+    logit_bias: float | None = None
+    text_pooling: str = "mean"
+    random_weights: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not set(self.random_weights) <= {"audio", "text"}:
@@ -94,17 +120,24 @@ class ModelArguments:
 
 @dataclass
 class TrainedPartArguments:
-    """Which part of a model trains: all of it, or the last blocks, or adapters in them; always with the projections."""
+    """Part of the model to train: all, the last blocks, or adapters in them; always with the projections.
 
-    train_last_layers: int | None = key(None, "Train only so many last blocks of each encoder.")
-    audio_layers: int | None = key(None, "Another number of the audio encoder's blocks.")
-    text_layers: int | None = key(None, "Another number of the text encoder's blocks.")
-    lora_rank: int | None = key(None, "Train adapters of this rank in the last blocks, in place of the blocks.")
+    Args:
+        train_last_layers: Number of last blocks of each encoder to train. By default the whole model trains.
+        audio_layers: Overrides train_last_layers for the audio encoder.
+        text_layers: Overrides train_last_layers for the text encoder.
+        lora_rank: Rank of adapters that train in the last blocks instead of the blocks.
+        train_temperature: Train the temperature, and SigLIP's bias.
+    """
 
-    train_temperature: bool = key(True, "Whether the temperature, and SigLIP's bias, train or stay as they start.")
+    train_last_layers: int | None = None
+    audio_layers: int | None = None
+    text_layers: int | None = None
+    lora_rank: int | None = None
+    train_temperature: bool = True
 
     def choose_parameters(self, model: SupCLAPModel) -> None:
-        """Freezes what does not train, and adds the adapters."""
+        """Freeze the other parameters, and add the adapters."""
         from modeling_supclap.training.lora import add_lora, train_last_layers, trainable_table
 
         last = 1 if self.train_last_layers is None else self.train_last_layers
@@ -124,7 +157,7 @@ class TrainedPartArguments:
             say(trainable_table(model))
 
     def finished(self, model: SupCLAPModel) -> SupCLAPModel:
-        """The stock model that is to be saved, with the adapters merged into its weights."""
+        """Return the model to save, with the adapters merged into its weights."""
         from modeling_supclap.training.lora import merge_lora
 
         return model if self.lora_rank is None else merge_lora(model)
@@ -132,20 +165,31 @@ class TrainedPartArguments:
 
 @dataclass
 class PostTrainingArguments(DatasetArguments):
-    """What to post-train, and on what."""
+    """Model to post-train, and its data.
 
-    model: str | None = key(None, "A SupCLAP or CLAP model (id or folder).")
-    dataset: str = key("esc50", "A labelled builder of datasets_scripts, or prepared.")
-    pool_splits: bool = key(False, "Draw from all splits of the dataset together, as the paper does.")
-    train_fraction: float = key(0.7, "Share of each class's recordings to train on.")
-    prompts: str | None = key(
-        None, "Call sounds by labels or phrases; default, labels in English alone. Kept in the model."
-    )
-    stages: list[str] = key(["a", "b"], "The stages to train, in order; b alone is TeminAL B.")
-    use_after: bool = key(True, "Say every other time 'y after x' for 'x before y'.")
-    num_phrasings: int | None = key(None, "Use the first so many phrasings of each sentence; 1: the paper's alone.")
-    pairs_per_epoch: int | None = key(None, "Class pairs an epoch; default, all once.")
-    eval_pairs: int = key(90, "Held-out pairs to evaluate on.")
+    Args:
+        model: SupCLAP or CLAP model (id or folder).
+        dataset: Builder of datasets_scripts with labels, or prepared.
+        pool_splits: Draw from all splits of the dataset together, as the paper does.
+        train_fraction: Share of each class's recordings to train on.
+        prompts: Names of sounds: labels or phrases. By default labels in English alone. Saved with the model.
+        stages: Stages to train, in order; b alone is TeminAL B.
+        use_after: Write 'y after x' for half of the captions 'x before y'.
+        num_phrasings: Number of phrasings of each sentence; 1 is the paper's. By default all.
+        pairs_per_epoch: Class pairs an epoch; by default each pair once.
+        eval_pairs: Held-out pairs to evaluate on.
+    """
+
+    model: str | None = None
+    dataset: str = "esc50"
+    pool_splits: bool = False
+    train_fraction: float = 0.7
+    prompts: str | None = None
+    stages: list[str] = field(default_factory=lambda: ["a", "b"])
+    use_after: bool = True
+    num_phrasings: int | None = None
+    pairs_per_epoch: int | None = None
+    eval_pairs: int = 90
 
     def __post_init__(self) -> None:
         if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= {"a", "b"}:
@@ -154,63 +198,104 @@ class PostTrainingArguments(DatasetArguments):
 
 @dataclass
 class LastPartArguments(TrainedPartArguments):
-    """As in the paper, the last block of each encoder trains where nothing else is asked for."""
+    """Part of the model to train: by default the last block of each encoder, as in the paper.
 
-    train_last_layers: int | None = key(1, "Train only so many last blocks of each encoder.")
+    Args:
+        train_last_layers: Number of last blocks of each encoder to train.
+    """
+
+    train_last_layers: int | None = 1
 
 
 @dataclass
 class EvaluationArguments(DatasetArguments):
-    """What to evaluate, on what, and how."""
+    """Model, data and tasks of an evaluation.
 
-    model: str | None = key(None, "A SupCLAP or CLAP model (id or folder), or module:function.")
-    device: str | None = key(None, "cpu, cuda, ...; by default a GPU if there is one.")
+    Args:
+        model: SupCLAP or CLAP model (id or folder), or module:function.
+        device: Device such as cpu or cuda; by default a GPU if there is one.
+        split: Split to evaluate; several joined by +.
+        folds: Folds whose test splits to evaluate.
+        train_split: Training split of the model; a warning names recordings that it shares with the evaluated split.
+        on_bad_audio: Action for missing or unusable recordings: error or skip.
+        tasks: Tasks: retrieval, zero_shot, zste.
+        languages: Languages of retrieval.
+        positives: Right answers of retrieval: clip or captions.
+        caption_handling: Captions that count: all or parallel.
+        template_sets: Sets of class prompts, by name.
+        templates: Further class prompts, such as 'I hear {}'.
+        zero_shot_languages: Languages of class prompts.
+        phrases: Dataset whose label phrases to use; by default the evaluated one.
+        zste_languages: Languages of ZSTE.
+        zste_tasks: Tasks of ZSTE, 1A to 5B; by default all.
+        zste_items: Clips of each family of ZSTE.
+        zste_candidates: Candidates of ZSTE's tasks 4 and 5B.
+        zste_prompts: Names of sounds in ZSTE: labels or phrases. By default as the model was post-trained.
+        max_audio_seconds: Length of a recording to use; by default all of it.
+        chunk_seconds: Length of the chunks of long recordings; by default the model's maximum.
+        pooling: Pooling of chunks: mean, or best for each text.
+        batch_size: Clips or texts in a batch. Results do not depend on it.
+        num_resamples: Number of bootstrap resamples; 0 disables intervals.
+        confidence: Confidence level of the bootstrap intervals.
+        seed: Seed of the bootstrap and of ZSTE's items.
+        output_dir: Folder of the results.
+        cache_dir: Folder of cached embeddings; none disables the cache.
+        compare: Two folders of results to compare; nothing is evaluated.
+        allow_different: Compare results of different protocols too.
+    """
 
-    split: str = key("test", "Which split; several joined by +.")
-    folds: list[int] = key([], "Evaluate the test splits of these folds.")
-    train_split: str | None = key(None, "Warn when this split, which the model was trained on, shares recordings.")
-    on_bad_audio: str = key("error", "Missing or unusable recordings: error or skip.")
+    model: str | None = None
+    device: str | None = None
 
-    tasks: list[str] = key(["retrieval"], "retrieval, zero_shot, zste.")
-    languages: list[str] = key(["eng"], "Languages of retrieval.")
-    positives: str = key("clip", "Who answers whom: clip or captions.")
-    caption_handling: str = key("all", "Captions that count: all or parallel.")
+    split: str = "test"
+    folds: list[int] = field(default_factory=list)
+    train_split: str | None = None
+    on_bad_audio: str = "error"
 
-    template_sets: list[str] = key(["supclap"], "Sets of class prompts, by name.")
-    templates: list[str] = key([], "A set of your own, such as 'I hear {}'.")
-    zero_shot_languages: list[str] = key(["eng"], "Of class prompts.")
-    phrases: str | None = key(None, "Dataset whose label phrases to use; by default the evaluated one.")
+    tasks: list[str] = field(default_factory=lambda: ["retrieval"])
+    languages: list[str] = field(default_factory=lambda: ["eng"])
+    positives: str = "clip"
+    caption_handling: str = "all"
 
-    zste_languages: list[str] = key(["eng"], "Languages of ZSTE.")
-    zste_tasks: list[str] = key([], "Some of 1A to 5B; empty, all.")
-    zste_items: int = key(200, "Clips of each family of ZSTE.")
-    zste_candidates: int = key(50, "Candidates of ZSTE's tasks 4 and 5B.")
-    zste_prompts: str | None = key(None, "labels or phrases; by default what the model was post-trained with.")
+    template_sets: list[str] = field(default_factory=lambda: ["supclap"])
+    templates: list[str] = field(default_factory=list)
+    zero_shot_languages: list[str] = field(default_factory=lambda: ["eng"])
+    phrases: str | None = None
 
-    max_audio_seconds: float | None = key(None, "Hear only this much of a recording.")
-    chunk_seconds: float | None = key(None, "Embed longer recordings in chunks; by default as long as the model takes.")
-    pooling: str = key("mean", "Of chunks: mean, or best for each text.")
+    zste_languages: list[str] = field(default_factory=lambda: ["eng"])
+    zste_tasks: list[str] = field(default_factory=list)
+    zste_items: int = 200
+    zste_candidates: int = 50
+    zste_prompts: str | None = None
 
-    batch_size: int = key(32, "Clips or texts at once; changes no result.")
-    num_resamples: int = key(1000, "Of the bootstrap; 0, no intervals.")
-    confidence: float = key(0.95, "Of the intervals.")
-    seed: int = key(0, "Of the bootstrap and of ZSTE's draws.")
+    max_audio_seconds: float | None = None
+    chunk_seconds: float | None = None
+    pooling: str = "mean"
 
-    output_dir: str = key("outputs/evaluation", "Where the results go.")
-    cache_dir: str | None = key(None, "Where embeddings are kept; none: nowhere.")
-    compare: list[str] = key([], "Folders of two results to compare; nothing else is done.")
-    allow_different: bool = key(False, "Compare results of different protocols too.")
+    batch_size: int = 32
+    num_resamples: int = 1000
+    confidence: float = 0.95
+    seed: int = 0
+
+    output_dir: str = "outputs/evaluation"
+    cache_dir: str | None = None
+    compare: list[str] = field(default_factory=list)
+    allow_different: bool = False
 
 
 @dataclass
 class SplitsArguments(DatasetArguments):
-    """A dataset, if any, and which of its splits."""
+    """Dataset, if any, and its splits.
 
-    dataset: str | None = key(None, "A builder of datasets_scripts, or prepared.")  # type: ignore[assignment]
-    splits: list[str] = key([], "Some splits of it; default, all.")
+    Args:
+        splits: Splits to read; by default all.
+    """
+
+    dataset: str | None = None  # type: ignore[assignment]
+    splits: list[str] = field(default_factory=list)
 
     def load_splits(self) -> dict[str, Any]:
-        """The splits that are wanted."""
+        """Return the chosen splits."""
         splits = super().load_splits()
         unknown = sorted(set(self.splits) - set(splits))
         if unknown:
@@ -220,32 +305,51 @@ class SplitsArguments(DatasetArguments):
 
 @dataclass
 class CorpusArguments(SplitsArguments):
-    """What to embed, by which model, and where to put it."""
+    """Model, recordings and output.
 
-    model: str = key("outputs/synthetic", "Folder or Hub id of a SupCLAP or CLAP model.")
-    folder: str | None = key(None, "Instead of a dataset: all recordings below a folder.")
-    output: str = key("outputs/embeddings", "The folder to write, or to go on writing.")
+    Args:
+        model: Folder or Hub id of a SupCLAP or CLAP model.
+        folder: Folder of recordings to embed, instead of a dataset.
+        output: Folder to write, or to continue.
+        chunk_seconds: Length of the chunks of long recordings.
+        batch_size: Recordings that a worker reads, and chunks that the model embeds, at once.
+        clips_per_file: Recordings in a Parquet file of the output.
+        num_workers: Reading processes of each embedding process.
+        device: Device such as cpu or cuda; by default a GPU if there is one.
+    """
 
-    chunk_seconds: float | None = key(10.0, "Longer recordings are cut into chunks of this length, or of the model's.")
-    batch_size: int = key(32, "Chunks that go through the model at once.")
-    clips_per_file: int = key(10_000, "Recordings of a Parquet file of the output.")
-    num_workers: int = key(min(4, os.cpu_count() or 1), "Threads that read ahead of the model, in each process.")
-    device: str | None = key(None, "cpu, cuda, ...; by default a GPU if there is one.")
+    model: str = "outputs/synthetic"
+    folder: str | None = None
+    output: str = "outputs/embeddings"
+
+    chunk_seconds: float | None = 10.0
+    batch_size: int = 32
+    clips_per_file: int = 10_000
+    num_workers: int = min(4, os.cpu_count() or 1)
+    device: str | None = None
 
 
 @dataclass
 class ReproductionArguments:
-    """What to reproduce, and at which scale."""
+    """Rows to reproduce, and their scale.
 
-    scale: str = key("mini", f"One of {', '.join(SCALES)}.")
-    seeds: list[int] = key([], "Seeds; default, those of the table, or 0 1 2.")
-    rows: list[str] = key([], "Some rows only, such as table1_infonce.")
-    dry_run: bool = key(False, "Resolve and estimate everything, train nothing.")
-    data_dir: str | None = key(None, "The folder of the data, or of one folder for each dataset.")
-    output_dir: str = key("outputs/reproduce", "Where runs and tables go.")
-    settings: dict | str | None = key(
-        None, "Settings of every training run besides, as JSON; such a run is another run."
-    )
+    Args:
+        scale: Size of the runs: mini or full.
+        seeds: Seeds; by default those of the table, or 0 1 2.
+        rows: Rows to reproduce, such as table1_infonce; by default all.
+        dry_run: Check and estimate everything, train nothing.
+        data_dir: Folder of the data, or of one folder for each dataset.
+        output_dir: Folder of the runs and tables.
+        settings: Further settings of every training, as JSON. They make other runs.
+    """
+
+    scale: str = "mini"
+    seeds: list[int] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)
+    dry_run: bool = False
+    data_dir: str | None = None
+    output_dir: str = "outputs/reproduce"
+    settings: dict | str | None = None
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -254,49 +358,77 @@ class ReproductionArguments:
 
 @dataclass
 class CaptionArguments(SplitsArguments):
-    """What to translate, and where to put it."""
+    """Captions to translate.
 
-    output: str = key("translations.parquet", "The file of translations; what it holds already is kept.")
-    captions: str | None = key(None, "Instead: a table of clip_id, caption_index, text (.csv, .jsonl, .parquet ...).")
-    source_language: str = key("eng", "ISO 639-3 code of the captions.")
-    languages: list[str] = key(list(LANGUAGES[1:]), "ISO 639-3 codes to translate into.")
+    Args:
+        output: File of translations; those that it holds are kept.
+        captions: Table of clip_id, caption_index and text (.csv, .jsonl, .parquet ...), instead of a dataset.
+        source_language: ISO 639-3 code of the captions.
+        languages: ISO 639-3 codes to translate into.
+    """
+
+    output: str = "translations.parquet"
+    captions: str | None = None
+    source_language: str = "eng"
+    languages: list[str] = field(default_factory=lambda: list(LANGUAGES[1:]))
 
 
 @dataclass
 class TranslatorArguments:
-    """What translates: a seq2seq model of transformers, or with an endpoint the language model behind that."""
+    """Translator: a seq2seq model of transformers, or with an endpoint a language model.
 
-    model: str = key(
-        "facebook/nllb-200-distilled-600M",
-        "Hub id or folder, {source} and {target} in it become ISO 639-1; or the endpoint's model.",
-    )
-    batch_size: int = key(32, "Captions a batch, or a request.")
-    prompt: str | None = key(None, "For models that want one: 'translate {source} to {target}: {text}'.")
-    num_beams: int = key(4, "Beams of the search; 1 is greedy.")
-    device: str | None = key(None, "cpu, cuda, ...; default, a GPU where there is one.")
-    dtype: str = key("auto", "Of the weights, such as bfloat16; auto, as stored.")
-    endpoint: str | None = key(None, "Such as https://api.deepseek.com/v1.")
-    api_key_env: str | None = key(None, "Environment variable that holds its key.")
-    requests_per_minute: float | None = key(None, "At most so many; default, no limit.")
-    workers: int = key(4, "Requests at a time.")
-    retries: int = key(6, "Of a request that the endpoint was too busy for.")
-    request_options: dict | str | None = key(None, 'Further fields of a request, JSON; default {"temperature": 0}.')
-    fill_gaps: bool = key(False, "Keep what other models have put into the output, and add to it.")
+    Args:
+        model: Hub id or folder, in which {source} and {target} become ISO 639-1 codes; or the endpoint's model.
+        batch_size: Captions in a batch, or in a request.
+        prompt: Prompt for models that need one, such as 'translate {source} to {target}: {text}'.
+        num_beams: Beams of the search; 1 is greedy.
+        device: Device such as cpu or cuda; by default a GPU if there is one.
+        dtype: Type of the weights, such as bfloat16; auto, as stored.
+        endpoint: Address of an OpenAI-compatible endpoint, such as https://api.deepseek.com/v1.
+        api_key_env: Environment variable with its key.
+        requests_per_minute: Limit of requests; by default none.
+        workers: Concurrent requests.
+        retries: Retries of a request when the endpoint is busy.
+        request_options: Further fields of a request, as JSON. By default {"temperature": 0}.
+        fill_gaps: Keep the translations of other models in the output, and add the missing ones.
+    """
+
+    model: str = "facebook/nllb-200-distilled-600M"
+    batch_size: int = 32
+    prompt: str | None = None
+    num_beams: int = 4
+    device: str | None = None
+    dtype: str = "auto"
+    endpoint: str | None = None
+    api_key_env: str | None = None
+    requests_per_minute: float | None = None
+    workers: int = 4
+    retries: int = 6
+    request_options: dict | str | None = None
+    fill_gaps: bool = False
 
 
 @dataclass
 class QualityArguments:
-    """How translations are checked: translated back, and compared with what they were made from."""
+    """Check of the translations by translating them back.
 
-    back_model: str | None = key(None, "Transformers model that translates back; default, model.")
-    back_sample: int | None = key(None, "Captions a language to translate back; default, all; 0, none.")
-    sentence_encoder: str = key("sentence-transformers/all-roberta-large-v1", "A model for sentence-transformers.")
-    threshold: float = key(0.7, "A cosine below it is counted.")
-    num_worst: int = key(10, "Worst translations to list for each language.")
+    Args:
+        back_model: Transformers model that translates back; by default `model`.
+        back_sample: Captions a language to translate back; by default all; 0 disables the check.
+        sentence_encoder: Model of sentence-transformers that compares captions.
+        threshold: Cosine below which a translation is counted as bad.
+        num_worst: Number of worst translations to list for each language.
+    """
+
+    back_model: str | None = None
+    back_sample: int | None = None
+    sentence_encoder: str = "sentence-transformers/all-roberta-large-v1"
+    threshold: float = 0.7
+    num_worst: int = 10
 
 
 def as_mapping(value: dict | str | None) -> dict[str, Any]:
-    """A mapping from the YAML file, or the same as JSON from the command line."""
+    """Return a mapping from the YAML file, or from JSON on the command line."""
     parsed = json.loads(value) if isinstance(value, str) else value or {}
     if not isinstance(parsed, dict):
         raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")

@@ -1,4 +1,4 @@
-"""The fields of a builder's configuration as options of a command line."""
+"""Options of a command line from a dataclass, described by its docstring alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import re
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import yaml
 
 from modeling_supclap.datasets_scripts import config_keys
+
+if TYPE_CHECKING:
+    import datasets
 
 
 def add_builder_options(parser: argparse.ArgumentParser, config_class: type[datasets.BuilderConfig]) -> list[str]:
@@ -29,10 +31,7 @@ def add_builder_options(parser: argparse.ArgumentParser, config_class: type[data
         The names of the fields.
     """
     hints = typing.get_type_hints(config_class)
-    texts: dict[str, str] = {}
-    for base in reversed(config_class.__mro__):
-        texts.update(_attribute_texts(base.__doc__ or ""))
-
+    texts = option_texts(config_class)
     declared = config_keys(config_class)
     group = parser.add_argument_group("options of the builder")
     names = []
@@ -70,13 +69,22 @@ def _boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _attribute_texts(docstring: str) -> dict[str, str]:
-    """The texts of a docstring's "Attributes" section by name.
+def option_texts(options: type) -> dict[str, str]:
+    """Return the descriptions of a dataclass's fields, from its docstring and those of its bases."""
+    texts: dict[str, str] = {}
+    for base in reversed(options.__mro__):
+        if not base.__module__.startswith("transformers."):
+            texts |= _field_texts(base.__doc__ or "")
+    return texts
 
-    >>> _attribute_texts("A thing.\\n\\n    Attributes:\\n        size: How large\\n            it is.\\n    ")
-    {'size': 'How large it is.'}
+
+def _field_texts(docstring: str) -> dict[str, str]:
+    """Return the descriptions in a docstring's section "Args" or "Attributes".
+
+    >>> _field_texts("A thing.\\n\\n    Attributes:\\n        size: Length\\n            in samples.\\n    ")
+    {'size': 'Length in samples.'}
     """
-    section = re.search(r"^Attributes:\n(.*)", inspect.cleandoc(docstring), re.DOTALL | re.MULTILINE)
+    section = re.search(r"^(?:Args|Attributes):\n(.*)", inspect.cleandoc(docstring), re.DOTALL | re.MULTILINE)
     if section is None:
         return {}
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section[1], re.MULTILINE)

@@ -1,5 +1,6 @@
-"""The keys of a contrastive run, apart from the Trainer's own: what `--help` shows without loading torch, in a tenth of
-a second instead of eight.
+"""Options of a contrastive training, apart from the Trainer's own, without torch: `--help` takes a tenth of a second.
+
+The docstring of a class is the only description of its options; `--help` prints it too.
 """
 
 from __future__ import annotations
@@ -14,20 +15,8 @@ POSITIVES = ("clip", "captions")
 CACHE_FROZEN = ("auto", "always", "never")
 
 
-def key(default: Any, told: str) -> Any:
-    """A field of a dataclass of keys.
-
-    Args:
-        default: Its default; each instance has a list of its own.
-        told: What `--help` says of it.
-    """
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"help": told})
-    return field(default=default, metadata={"help": told})
-
-
 def get_default(option: Field) -> Any:
-    """The default of a field of a dataclass, `dataclasses.MISSING` where it has none."""
+    """Return the default of a dataclass's field, `dataclasses.MISSING` if it has none."""
     return option.default if option.default_factory is MISSING else option.default_factory()
 
 
@@ -36,80 +25,94 @@ class ContrastiveOptions:
     """How to train.
 
     Args:
-        loss: The base loss: `infonce`, `siglip` or `reweighted` (the SimpleReweight baseline of [S E.4]) on one caption
-            a clip, in a language that is drawn; `kcl` on its caption in all languages; `cacl` on the anchor language's,
-            the first of `languages`, and one other.
-        svr: Support Vector Regularisation on top of it: `none`, or a direction and a radius: `uni-static`,
-            `bi-static`, `uni-dynamic`, `bi-dynamic`.
-        svr_alpha: The weight of the SVR term, relative to the sum of both directions of the base loss [S eq. 6].
-        svr_beta: The weight of the constraint on a dynamic radius [S eq. 9].
-        svr_similarity: `cosine` (the support vector is normalised again) or `dot`, with which only the constraint keeps
-            a radius from growing, so that it wants a dynamic one.
-        svr_decoupled: Whether to leave the positive out of SVR's denominator, as eq. 6 is printed.
-        radius_init: Where a radius starts; by default at the mean distance of the pairs of the first batch, from where
-            it falls with the distance. From near 0 it only rises, for the whole of a short run, and gains little.
-        radius_num_similarities: The similarities that a dynamic radius sees: the positive and the largest negatives.
+        loss: Base loss. `infonce`, `siglip` and `reweighted` (SimpleReweight [S E.4]) take one caption a clip, in a
+            random language; `kcl` takes its captions in all languages; `cacl` takes the anchor language, the first of
+            `languages`, and one other.
+        svr: Support Vector Regularisation: `none`, or a direction and a radius: `uni-static`, `bi-static`,
+            `uni-dynamic`, `bi-dynamic`.
+        svr_alpha: Weight of the SVR term, relative to the sum of both directions of the base loss [S eq. 6].
+        svr_beta: Weight of the constraint on a dynamic radius [S eq. 9].
+        svr_similarity: Similarity of the support vectors: `cosine` or `dot`. `dot` needs a dynamic radius, because only
+            its constraint keeps the radius from growing.
+        svr_decoupled: Leave the positive out of SVR's denominator, as eq. 6 is printed.
+        radius_init: Initial radius. By default the mean distance of the pairs of the first batch; from near 0 it rises
+            for the whole of a short run and gains little.
+        radius_num_similarities: Number of similarities that a dynamic radius sees: the positive and the largest
+            negatives.
         languages: ISO 639-3 codes of the captions to train on.
-        eval_languages: The languages to evaluate, by default all of `languages`.
-        positives: `clip`, each clip has its own captions (the papers' protocol), or `captions`, clips with exactly
-            the same captions are right answers to each other, as where captions are made from class names.
-        every_caption: Whether an epoch holds a clip once for each of its captions (five times, in Clotho), by those of
-            the first language; by default it holds each clip once, with a caption that is drawn.
-        max_audio_seconds: Longer recordings are cropped, at random in training, to their beginning in evaluation.
-        on_bad_audio: What to do with recordings that cannot be used: `error`, stop and name the first that is met;
-            `skip`, read all once before the run and leave them out; `report`, also name each in the log.
-        features_on_device: Whether spectrograms are made on the training device, all of a batch at once, from samples
-            that the workers read, in 16 bits where they are stored so. For a GPU whose workers cannot keep up with it.
-        track_drift: Whether to log drift, radius and positive similarity of the batch in which a log falls, see
-            `callbacks.DriftCallback`.
-        track_language_errors: Whether to log what training on some of `languages` at a time misses, see
-            `callbacks.LanguageErrorsCallback`; a log then costs as much as a step of KCL.
-        loss_chunk_size: So many rows of the similarities exist at a time, made once more in the backward pass: memory
-            linear in the global batch, for batches whose N x N matrix does not fit. By default they are one matrix.
-        cached_chunk_size: With gradient caching, the clips (and texts) whose activations are in memory at a time: a
-            batch of any size trains in the memory of one of this size, with its own exact gradients, for about a
-            third more time. By default those of one text and one clip a row.
-        cache_frozen: Whether what a tower says of which nothing trains is remembered by its input, 2 GiB of it at most,
-            so that a caption, or recording, goes through it once: `auto`, where no dropout acts in it, with the results
-            of the run without; `always`, where frozen towers are in evaluation mode; `never`. Not with sharded weights.
+        eval_languages: Languages to evaluate; by default `languages`.
+        positives: Right answers: `clip`, the clip's own captions (the papers' protocol), or `captions`, also those of
+            clips with exactly the same captions, as in sets with captions made from class names.
+        every_caption: Repeat a clip once an epoch for each of its captions in the first language. By default an epoch
+            holds each clip once, with a random caption.
+        max_audio_seconds: Maximal length of a recording. Longer ones are cropped: at random in training, to their
+            beginning in evaluation.
+        on_bad_audio: Action for recordings that cannot be used: `error`, stop at the first; `skip`, read all before the
+            run and leave the bad ones out; `report`, also name each in the log.
+        features_on_device: Compute spectrograms on the training device, a batch at a time, instead of in the workers;
+            for GPUs that wait for their workers.
+        track_drift: Log drift, radius and positive similarity of the batch at each log, see `callbacks.DriftCallback`.
+        track_language_errors: Log the errors of training on some of `languages` at a time, see
+            `callbacks.LanguageErrorsCallback`. A log then costs as much as a step of KCL.
+        loss_chunk_size: Number of rows of the similarity matrix that exist at a time, recomputed in the backward pass:
+            memory linear in the global batch. By default all of them.
+        cached_chunk_size: Number of clips (and texts) whose activations are in memory at a time, by gradient caching. A
+            batch of any size trains with its exact gradients in the memory of one of this size, for a third more time.
+        cache_frozen: Cache the outputs of frozen towers by their input, up to 2 GiB: `auto`, where no dropout acts;
+            `always`, with frozen towers in evaluation mode; `never`. Sharded weights are never cached.
+        per_device_train_batch_size: Clips per device in a training step.
+        per_device_eval_batch_size: Clips per device in evaluation.
+        num_train_epochs: Passes over the training split.
+        eval_strategy: When to evaluate: `no`, `steps` or `epoch`.
+        save_strategy: When to save: `no`, `steps`, `epoch` or `best`.
+        save_total_limit: Number of checkpoints to keep, the best among them.
+        load_best_model_at_end: End with the best checkpoint.
+        metric_for_best_model: Metric that chooses the best checkpoint, any number that an evaluation logs.
+        greater_is_better: Whether a higher value of that metric is better; by default as known for the metric.
+        logging_steps: Steps between two logs.
+        logging_nan_inf_filter: Filter NaN from the log. Here NaN is an error, so it stays off.
+        remove_unused_columns: Drop columns that the model does not take. The collator needs them, so it stays off.
+        dataloader_drop_last: Drop the last incomplete training batch, because fewer negatives are another loss.
+        ddp_find_unused_parameters: Look for parameters without gradients; none are expected.
+        label_names: Key of the batch that names the clip of an embedding.
     """
 
-    loss: str = key("infonce", f"Base loss, one of {', '.join(LOSSES)}.")
-    svr: str = key("none", f"Support vectors, one of {', '.join(SUPPORT_VECTORS)}.")
-    svr_alpha: float = key(1.0, "Weight of the SVR term.")
-    svr_beta: float = key(0.01, "Weight of the radius constraint.")
-    svr_similarity: str = key("cosine", "cosine or dot.")
-    svr_decoupled: bool = key(False, "Leave the positive out of SVR's denominator.")
-    radius_init: float | None = key(None, "Initial radius; by default, the distance of the pairs of the first batch.")
-    radius_num_similarities: int = key(16, "Similarities that a dynamic radius sees.")
-    languages: list[str] = key(["eng"], "Languages of the captions.")
-    eval_languages: list[str] = key([], "Languages to evaluate.")
-    positives: str = key("clip", f"One of {', '.join(POSITIVES)}.")
-    every_caption: bool = key(False, "A clip comes once an epoch for each caption.")
-    max_audio_seconds: float = key(30.0, "Longer recordings are cropped to this.")
-    on_bad_audio: str = key("error", "error, skip or report.")
-    features_on_device: bool = key(False, "Spectrograms on the GPU, not in the workers.")
-    track_drift: bool = key(True, "Log drift, radius and positive similarity.")
-    track_language_errors: bool = key(False, "Log ATRI's errors of the languages.")
-    loss_chunk_size: int | None = key(None, "Similarities in chunks of so many rows.")
-    cached_chunk_size: int | None = key(None, "Gradient caching in chunks of this size.")
-    cache_frozen: str = key("auto", f"One of {', '.join(CACHE_FROZEN)}.")
+    loss: str = "infonce"
+    svr: str = "none"
+    svr_alpha: float = 1.0
+    svr_beta: float = 0.01
+    svr_similarity: str = "cosine"
+    svr_decoupled: bool = False
+    radius_init: float | None = None
+    radius_num_similarities: int = 16
+    languages: list[str] = field(default_factory=lambda: ["eng"])
+    eval_languages: list[str] = field(default_factory=list)
+    positives: str = "clip"
+    every_caption: bool = False
+    max_audio_seconds: float = 30.0
+    on_bad_audio: str = "error"
+    features_on_device: bool = False
+    track_drift: bool = True
+    track_language_errors: bool = False
+    loss_chunk_size: int | None = None
+    cached_chunk_size: int | None = None
+    cache_frozen: str = "auto"
 
-    per_device_train_batch_size: int = key(24, "Clips per device in a training step.")
-    per_device_eval_batch_size: int = key(32, "Clips per device in evaluation.")
-    num_train_epochs: float = key(10.0, "Passes over the training split.")
-    eval_strategy: str = key("epoch", "When to evaluate: no, steps or epoch.")
-    save_strategy: str = key("epoch", "When to save: no, steps, epoch or best.")
-    save_total_limit: int | None = key(2, "Checkpoints to keep, the best among them.")
-    load_best_model_at_end: bool = key(True, "End with the best checkpoint.")
-    metric_for_best_model: str | None = key("mean_recall", "What best means.")
-    greater_is_better: bool | None = key(None, "Whether more of it is better; by default what the metric is known for.")
-    logging_steps: float = key(10, "Steps between two logs.")
-    logging_nan_inf_filter: bool = key(False, "NaN is an error here, never filtered.")
-    remove_unused_columns: bool = key(False, "The collator reads the whole row.")
-    dataloader_drop_last: bool = key(True, "Drop the last incomplete training batch.")
-    ddp_find_unused_parameters: bool | None = key(False, "Every parameter is used.")
-    label_names: list[str] | None = key(["clip_index"], "How embeddings find their clip again.")
+    per_device_train_batch_size: int = 24
+    per_device_eval_batch_size: int = 32
+    num_train_epochs: float = 10.0
+    eval_strategy: str = "epoch"
+    save_strategy: str = "epoch"
+    save_total_limit: int | None = 2
+    load_best_model_at_end: bool = True
+    metric_for_best_model: str | None = "mean_recall"
+    greater_is_better: bool | None = None
+    logging_steps: float = 10
+    logging_nan_inf_filter: bool = False
+    remove_unused_columns: bool = False
+    dataloader_drop_last: bool = True
+    ddp_find_unused_parameters: bool | None = False
+    label_names: list[str] | None = field(default_factory=lambda: ["clip_index"])
 
 
 @dataclass
@@ -118,34 +121,37 @@ class TemporalOptions(ContrastiveOptions):
 
     Args:
         stage: `a`, single sounds against pairs, or `b`, pairs forward, reversed and overlaid.
-        temporal_beta: The weight of the direction from text to audio, relative to that from audio to text [T eq. 3].
-        alpha_same: Stage a, candidates across the blocks that share a class [T eq. 22-26].
-        alpha_diff: Stage a, candidates across the blocks that share none.
-        alpha_same_time: Stage b, the reversal of the same pair [T eq. 3-7].
-        alpha_cross_time: Stage b, the reversals of other pairs.
-        alpha_same_overlay: Stage b, the overlay of the same pair.
-        alpha_cross_overlay: Stage b, the overlays of other pairs.
-        text_scheme: `random`, each item's caption in one language that is drawn, or `kcl`, in all of them at once.
-        crossfade_seconds: The overlap of two clips that follow each other.
-        gap_seconds: The silence between two clips that follow each other.
-        match_loudness: Whether to bring two clips that follow each other to the same level; overlaid ones always are.
+        temporal_beta: Weight of the direction from text to audio, relative to that from audio to text [T eq. 3].
+        alpha_same: Stage a, weight of candidates across the blocks that share a class [T eq. 22-26].
+        alpha_diff: Stage a, weight of candidates across the blocks without a common class.
+        alpha_same_time: Stage b, weight of the reversal of the same pair [T eq. 3-7].
+        alpha_cross_time: Stage b, weight of the reversals of other pairs.
+        alpha_same_overlay: Stage b, weight of the overlay of the same pair.
+        alpha_cross_overlay: Stage b, weight of the overlays of other pairs.
+        text_scheme: Captions of an item: `random`, in one random language, or `kcl`, in all of them at once.
+        crossfade_seconds: Overlap of two consecutive clips.
+        gap_seconds: Silence between two consecutive clips.
+        match_loudness: Bring two consecutive clips to the same level; overlaid ones always are.
+        per_device_train_batch_size: Pairs per device in a training step.
+        learning_rate: Peak learning rate.
+        metric_for_best_model: Metric that chooses the best checkpoint.
     """
 
-    stage: str = key("b", "a or b.")
-    temporal_beta: float = key(1.0, "Weight of the text-to-audio direction.")
-    alpha_same: float = key(1.0, "Stage a, across blocks with a class in common.")
-    alpha_diff: float = key(1.0, "Stage a, across blocks without.")
-    alpha_same_time: float = key(1.0, "Stage b, reversal of the same pair.")
-    alpha_cross_time: float = key(1.0, "Stage b, reversals of other pairs.")
-    alpha_same_overlay: float = key(1.0, "Stage b, overlay of the same pair.")
-    alpha_cross_overlay: float = key(1.0, "Stage b, overlays of other pairs.")
-    text_scheme: str = key("random", "random or kcl.")
-    crossfade_seconds: float = key(0.0, "Overlap of consecutive clips.")
-    gap_seconds: float = key(0.0, "Silence between consecutive clips.")
-    match_loudness: bool = key(False, "Bring consecutive clips to one level.")
-    per_device_train_batch_size: int = key(256, "Pairs per device in a training step.")
-    learning_rate: float = key(1e-4, "Peak learning rate.")
-    metric_for_best_model: str | None = key("temporal_accuracy", "What best means.")
+    stage: str = "b"
+    temporal_beta: float = 1.0
+    alpha_same: float = 1.0
+    alpha_diff: float = 1.0
+    alpha_same_time: float = 1.0
+    alpha_cross_time: float = 1.0
+    alpha_same_overlay: float = 1.0
+    alpha_cross_overlay: float = 1.0
+    text_scheme: str = "random"
+    crossfade_seconds: float = 0.0
+    gap_seconds: float = 0.0
+    match_loudness: bool = False
+    per_device_train_batch_size: int = 256
+    learning_rate: float = 1e-4
+    metric_for_best_model: str | None = "temporal_accuracy"
 
 
 @dataclass

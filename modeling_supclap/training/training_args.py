@@ -25,11 +25,12 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     Inherited defaults that differ: Adam without weight decay, learning rate 5e-5, batch 24, 10 epochs [S 4.1.2];
     evaluation and a checkpoint each epoch, the best by *validation* recall is loaded at the end; the last incomplete
     training batch is dropped, since a loss over fewer negatives is another loss.
+
+    Args:
+        dataloader_pin_memory: Pin batches in memory; by default if there is a GPU.
     """
 
-    dataloader_pin_memory: bool = field(
-        default_factory=torch.cuda.is_available, metadata={"help": "Pin batches; by default where there is a GPU."}
-    )
+    dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
 
     def __post_init__(self) -> None:
         if self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "false")):

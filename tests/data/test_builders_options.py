@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from modeling_supclap.datasets_scripts import builder_names, config_keys, find_builder
-from modeling_supclap.datasets_scripts.builders.options import _attribute_texts, add_builder_options
+from modeling_supclap.datasets_scripts.builders.options import _field_texts, add_builder_options
 
 
 @dataclass
@@ -71,4 +71,4 @@ def test_every_builder_has_its_options(name):
 
 def test_a_docstring_that_the_compiler_has_dedented_reads_the_same():  # as from Python 3.13 on
     text = "A thing.\n\nAttributes:\n    size: How large\n        it is.\n    code: A text.\n"
-    assert _attribute_texts(text) == {"size": "How large it is.", "code": "A text."}
+    assert _field_texts(text) == {"size": "How large it is.", "code": "A text."}

@@ -18,6 +18,7 @@ from processes import run_forks
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+import modeling_supclap
 from modeling_supclap.recipes import command
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,11 @@ def _restored_environment(monkeypatch):
 def test_help_names_the_commands(capsys):
     assert command.main([]) == command.main(["--help"]) == 0
     assert "train,posttrain,embed,evaluate" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert command.main(["--version"]) == 0
+    assert capsys.readouterr().out.split() == ["supclap", modeling_supclap.__version__]
 
 
 def test_an_unknown_command_is_named(capsys):
