@@ -105,7 +105,8 @@ print(json.dumps(result))
 @pytest.mark.process
 def test_two_processes_elsewhere_and_offline(tmp_path):
     """In fresh processes started elsewhere, rank 0 gets the scores of both ranks' rows."""
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    paths = {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(METRICS.parent)}
+    environment = {**os.environ, **paths, "HF_HUB_OFFLINE": "1"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, str(METRICS), str(rank)],
