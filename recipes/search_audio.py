@@ -56,7 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="a page to search and listen on")
     serve.add_argument("index", help="the folder of the index")
     serve.add_argument("--recordings", help="where the recordings are now (default: where they were indexed)")
-    serve.add_argument("--port", type=int, default=7860)
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 lets other machines in")
+    serve.add_argument("--port", type=int, default=7860, help="port of the page (default: 7860)")
     serve.add_argument("--share", action="store_true", help="also through a public address of Gradio's")
     serve.add_argument("--device", help="cpu, cuda, ...")
     return parser
@@ -136,7 +137,7 @@ def main() -> None:
     else:
         from modeling_supclap.search.app import serve
 
-        serve(arguments.index, arguments.recordings, arguments.port, arguments.share, arguments.device)
+        serve(arguments.index, arguments.recordings, arguments.port, arguments.share, arguments.device, arguments.host)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """The page: a search box, the places that answer, players that start there, and a strip of where else it matches.
 
-It is a Gradio app, so the same folder deploys as a Space: `make_page(Searcher("index"), "recordings").launch()`.
+It is a Gradio app, so the same folder deploys as a Space: `launch_page(Searcher("index"), "recordings")`. It serves the
+recordings of the index and no other file, and shows no path outside of their folder.
 """
 
 from __future__ import annotations
 
 import html
+import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,27 +36,65 @@ def serve(
     port: int = 7860,
     share: bool = False,
     device: str | None = None,
+    host: str = "127.0.0.1",
 ) -> None:
-    """Opens the page and stays.
+    """Open the page and stay.
 
     Args:
         index: The folder of the index.
         recordings: Where the recordings are; None, where they were when they were indexed.
-        port: The port of this machine that the page is on.
+        port: Port of the page.
         share: Whether Gradio also makes it public.
         device: Where the model runs.
+        host: Address to listen on; "0.0.0.0" lets other machines in.
 
     Raises:
         FileNotFoundError: There is no index, or no folder of recordings.
         ImportError: Gradio is not installed.
+        OSError: The port is in use.
     """
+    try:
+        socket.create_server((host, port)).close()  # before the model is loaded
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
+
     searcher = Searcher(index, device=device)
-    root = find_recordings(searcher, recordings)
-    page = make_page(searcher, root)
-    options = {"server_port": port, "share": share, "allowed_paths": [str(root)], "css": STYLE}
-    _, address, public = page.launch(**options, quiet=True, prevent_thread_lock=True)
-    print(f"the page is at {public or address}; Ctrl-C ends it", flush=True)
+    page = launch_page(searcher, find_recordings(searcher, recordings), server_name=host, server_port=port, share=share)
+    print(f"the page is at {page.share_url or page.local_url}; Ctrl-C ends it", flush=True)
     page.block_thread()
+
+
+def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
+    """Launch the page, and serve the indexed recordings to it.
+
+    Args:
+        searcher: What answers.
+        recordings: The folder that was indexed.
+        **options: Of Gradio's `launch`.
+
+    Returns:
+        The running `gradio.Blocks`.
+    """
+    page = make_page(searcher, recordings)
+    app, _, _ = page.launch(css=STYLE, quiet=True, prevent_thread_lock=True, **options)
+    # Before Gradio's own routes, one of which takes every path.
+    app.router.routes.insert(0, make_route(searcher, Path(recordings).resolve()))
+    return page
+
+
+def make_route(searcher: Searcher, root: Path) -> Any:
+    """Return the route that serves the indexed recordings below a folder, and nothing else."""
+    from starlette.responses import FileResponse, PlainTextResponse
+    from starlette.routing import Route
+
+    def send(request: Any) -> Any:
+        name = request.path_params["name"]
+        path = root / name
+        if ".." in Path(name).parts or not searcher.index.holds(name) or not path.is_file():
+            return PlainTextResponse("no such recording", status_code=404)
+        return FileResponse(path)
+
+    return Route("/recordings/{name:path}", send)
 
 
 def find_recordings(searcher: Searcher, recordings: str | Path | None = None) -> Path:
@@ -73,30 +114,35 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
 
     Args:
         searcher: What answers.
-        recordings: The folder that was indexed. Pass it to `launch(allowed_paths=[...])`, or nothing can be played.
+        recordings: The folder that was indexed.
 
     Returns:
-        A `gradio.Blocks`; `launch` it with `css=STYLE`.
+        A `gradio.Blocks`; `launch_page` launches it.
     """
     gradio = _import_gradio()
     root = Path(recordings).resolve()
     languages = [(language.name, code) for code, language in LANGUAGE_TABLE.items()]
 
     def answer(text: str, language: str, sound: str | None, number: float) -> str:
-        """The results as HTML; what is wrong with a query is said on the page."""
+        """Return the results as HTML, or what is wrong."""
         try:
             if sound:
-                vector = searcher.embed_audio(sound)
+                vector = searcher.embed_audio(Path(sound).read_bytes())
             elif text.strip():
                 vector = searcher.embed(text, language)
             else:
                 return "<p>Type what you want to hear, or upload a sound.</p>"
+            return render_hits(searcher, searcher.search(vector=vector, k=int(number)), vector)
         except (ValueError, OSError) as error:
-            return f"<p>{html.escape(str(error))}</p>"
-        return render_hits(searcher, searcher.search(vector=vector, k=int(number)), vector, root)
+            message = str(error)
+            for folder in (searcher.index.folder, str(root)):
+                message = message.replace(folder, Path(folder).name)
+            return f"<p>{html.escape(message)}</p>"
 
-    with gradio.Blocks(title="Search recordings") as page:
-        gradio.Markdown(f"# Search recordings\n{len(searcher.index.known_files())} files, by words or by a sound")
+    with gradio.Blocks(title="Search recordings", analytics_enabled=False) as page:
+        gradio.Markdown(
+            lambda: f"# Search recordings\n{searcher.index.files.count_rows()} files, by words or by a sound"
+        )
         with gradio.Row():
             text = gradio.Textbox(
                 label="What do you want to hear?", placeholder="rain on a tin roof", scale=4, min_width=280
@@ -114,33 +160,35 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
     return page
 
 
-def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray, root: Path) -> str:
-    """The hits as HTML.
+def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> str:
+    """Return the hits as HTML, with one strip a file.
 
     Args:
-        searcher: Gives the scores along each recording.
+        searcher: Computes the scores along each recording.
         hits: The places, best first.
         vector: The query's embedding, (d,).
-        root: The folder of the recordings, a full path.
     """
     if not hits:
         return "<p>Nothing is indexed.</p>"
 
     # One scale for all strips: that of a short recording, whose windows are nearly the same, would tell nothing.
-    strips = [searcher.strip(vector, hit.file) for hit in hits]
-    every = np.concatenate([scores for _, scores in strips])
+    scored = {hit.file: searcher.strip(vector, hit.file) for hit in hits}
+    every = np.concatenate([scores for _, scores in scored.values()])
     lowest, span = every.min(), np.ptp(every)
 
-    places = []
-    for hit, (onsets, scores) in zip(hits, strips, strict=True):
+    strips: dict[str, dict[str, Any]] = {}
+    for hit in hits:
+        if hit.file in strips:
+            continue
+        onsets, scores = scored[hit.file]
         length = max(onsets[-1] + hit.end_seconds - hit.start_seconds, 1e-3)
         shades = 0.06 + 0.94 * ((scores - lowest) / span if span else np.ones_like(scores)) ** 2
         windows = np.stack([onsets, [*onsets[1:], length], scores, shades], axis=1).tolist()
-        address = f"/gradio_api/file={quote(str(root / hit.file))}#t={hit.start_seconds:g}"
-        places.append({"hit": hit, "length": length, "windows": windows, "address": address})
+        address = f"recordings/{quote(hit.file)}"
+        strips[hit.file] = {"number": len(strips), "length": length, "windows": windows, "address": address}
 
     environment = Environment(loader=PackageLoader("modeling_supclap.search", "."), autoescape=True, trim_blocks=True)
-    return environment.get_template("hits.html.j2").render(places=places, clock=clock)
+    return environment.get_template("hits.html.j2").render(hits=hits, strips=strips, clock=clock)
 
 
 def clock(seconds: float) -> str:
@@ -154,6 +202,7 @@ def clock(seconds: float) -> str:
 
 
 def _import_gradio() -> Any:
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
     try:
         import gradio
     except ImportError as error:

@@ -1,10 +1,10 @@
 """A folder of recordings to a store of embeddings with time stamps.
 
 Recordings are cut into overlapping windows, and each window is embedded. The store is LanceDB (the extra `search`): a
-folder of Arrow files, local or in object storage, with exact search, and an approximate index where there are many
-rows. Beside the windows it holds a table of files: when it was read, what it looked like then, and what was wrong with
-it. That table makes building resumable and incremental: a file is written there after its windows, so whatever a kill
-left half done is done again, and a file that has not changed is not read again.
+folder of Arrow files, local or in object storage. A small store is searched exactly in memory; a large one has an
+approximate index. Beside the windows it holds a table of files: when it was read, what it looked like then, and what
+was wrong with it. That table makes building resumable and incremental: a file is written there after its windows, so
+whatever a kill left half done is done again, and a file that has not changed is not read again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
 from modeling_supclap.datasets_scripts.manifest import file_sha256
 from modeling_supclap.datasets_scripts.progress import progress
@@ -30,7 +32,7 @@ from modeling_supclap.datasets_scripts.progress import progress
 from ..audio_input import Recording
 from ..evaluation import EmbeddingModel
 
-# Below this many windows the store is searched exactly; beyond, an approximate index pays.
+# Below this many windows all embeddings are held in memory and compared; beyond, an approximate index pays.
 APPROXIMATE_FROM_ROWS = 100_000
 # The share of new windows from which the approximate index is made anew: its partitions no longer fit.
 _NEW_SHARE = 0.1
@@ -38,6 +40,9 @@ _NEW_SHARE = 0.1
 _CACHE_BYTES = 2**29
 # Recordings whose windows are written together.
 _FILES_AT_ONCE = 64
+
+# What every index says of itself.
+_ABOUT = ("model", "fingerprint", "window_seconds", "hop_seconds", "folder")
 
 FILES_SCHEMA = pa.schema(
     [
@@ -103,8 +108,22 @@ class Stamp(NamedTuple):
     changed_ns: int
 
 
+# The stamp of a file that vanished, changed while it was read or could not be read: it is read again next time.
+_UNKNOWN = Stamp(0, 0, 0)
+
+
+class _Loaded(NamedTuple):
+    """All windows of one version of a store, in memory."""
+
+    version: int
+    files: np.ndarray
+    starts_seconds: np.ndarray
+    ends_seconds: np.ndarray
+    vectors: np.ndarray
+
+
 class SoundIndex:
-    """The store.
+    """The store. Every read sees what other processes have written.
 
     Args:
         folder: A local folder, or an address of object storage that LanceDB knows (`s3://...`).
@@ -122,13 +141,14 @@ class SoundIndex:
         if dim is None and "://" not in self.folder and not Path(folder).is_dir():
             raise FileNotFoundError(missing)  # LanceDB would make the folder
 
+        self._loaded: _Loaded | None = None
         lancedb = _import_lancedb()
         session = lancedb.Session(index_cache_size_bytes=_CACHE_BYTES)
-        database = lancedb.connect(self.folder, session=session)
-        names = database.list_tables().tables
+        database = lancedb.connect(self.folder, session=session, read_consistency_interval=timedelta(0))
+        names = self._read(lambda: database.list_tables().tables)
         if "windows" in names and "files" in names:
-            self.windows = database.open_table("windows")
-            self.files = database.open_table("files")
+            self.windows = self._read(lambda: database.open_table("windows"))
+            self.files = self._read(lambda: database.open_table("files"))
         elif dim is None:
             raise FileNotFoundError(missing)
         else:
@@ -150,12 +170,26 @@ class SoundIndex:
 
     @property
     def about(self) -> dict[str, str]:
-        """What the store says of itself: the model, the length of a window and the hop, the folder of recordings."""
-        return {key.decode(): value.decode() for key, value in (self.windows.schema.metadata or {}).items()}
+        """What the store says of itself: the model, the length of a window and the hop, the folder of recordings.
+
+        Raises:
+            ValueError: It says none of this: another program made the store.
+        """
+        metadata = self.windows.schema.metadata or {}
+        about = {key.decode(): value.decode() for key, value in metadata.items()}
+        if missing := [key for key in _ABOUT if key not in about]:
+            lacks = ", ".join(missing)
+            raise ValueError(f"{self.folder} was not made by `supclap search index`: it lacks {lacks}; name another")
+        return about
 
     def known_files(self) -> dict[str, dict[str, Any]]:
         """The rows of the table of files, by path."""
-        return {row["file"]: row for row in self.files.to_arrow().to_pylist()}
+        return {row["file"]: row for row in self._read(lambda: self.files.to_arrow()).to_pylist()}
+
+    def holds(self, file: str) -> bool:
+        """Whether a recording is indexed, by its path below the folder."""
+        query = self.files.search().where(f"file = {quoted(file)}").limit(1)
+        return bool(self._read(query.to_list))
 
     def replace(self, entries: Sequence[IndexedFile]) -> None:
         """Puts the windows of some files in the place of those that are there, then notes the files as done."""
@@ -188,26 +222,26 @@ class SoundIndex:
             The index's recall of the ten best windows against exact search, over windows of the store as queries; None
             where search is exact, or no window is new.
         """
-        self.windows.checkout_latest()  # other processes have written too
         rows = self.windows.count_rows()
         new_rows = self.windows.index_stats("vector_idx").num_unindexed_rows if self.is_approximate else rows
 
-        # Whoever is reading old versions may finish.
-        self.files.optimize(cleanup_older_than=timedelta(hours=1))
-        if not new_rows:
-            return None
-        self.windows.optimize(cleanup_older_than=timedelta(hours=1))
-        if rows < APPROXIMATE_FROM_ROWS:
-            return None
+        recall = None
+        if new_rows:
+            self.windows.optimize()
+        if new_rows and rows >= APPROXIMATE_FROM_ROWS:
+            if new_rows > _NEW_SHARE * rows:
+                partitions = 2 ** round(math.log2(math.sqrt(rows)))
+                # Whole vectors: several times as fast as those quantised to 8 bits, for as much disk as the windows.
+                config = _import_lancedb().index.IvfFlat(
+                    distance_type="dot", num_partitions=partitions, sample_rate=64, max_iterations=20
+                )
+                self.windows.create_index("vector", config=config, replace=True)
+            recall = self.measure_recall(self.draw_vectors(20))
 
-        if new_rows > _NEW_SHARE * rows:
-            partitions = 2 ** round(math.log2(math.sqrt(rows)))
-            # Whole vectors: several times as fast to ask as those quantised to 8 bits, for as much disk as the windows.
-            config = _import_lancedb().index.IvfFlat(
-                distance_type="dot", num_partitions=partitions, sample_rate=64, max_iterations=20
-            )
-            self.windows.create_index("vector", config=config, replace=True)
-        return self.measure_recall(self.draw_vectors(20))
+        # Old versions go at once, or the store would hold its windows twice. A reader of one of them reads again.
+        for table in (self.files, self.windows, self.windows):  # once more: the first time may write a new index
+            table.optimize(cleanup_older_than=timedelta(milliseconds=1))
+        return recall
 
     @property
     def is_approximate(self) -> bool:
@@ -239,7 +273,34 @@ class SoundIndex:
         Returns:
             Rows with `file`, `start_seconds`, `end_seconds` and `score`, best first; of equal scores by file and time.
         """
-        query = self.windows.search(np.asarray(vector, np.float32), vector_column_name="vector")
+        rows = self._read(self.windows.count_rows)
+        limit = min(limit, rows)
+        if not limit:
+            return []
+        if rows < APPROXIMATE_FROM_ROWS and not self.is_approximate:
+            found = self._nearest_in_memory(np.asarray(vector, np.float32), limit, within)
+        else:
+            found = self._nearest_in_store(np.asarray(vector, np.float32), limit, within, exact)
+        return sorted(found, key=lambda row: (-row["score"], row["file"], row["start_seconds"]))[:limit]
+
+    def _nearest_in_memory(self, vector: np.ndarray, limit: int, within: str | None) -> list[dict[str, Any]]:
+        loaded = self._load()
+        places = np.arange(len(loaded.files)) if within is None else np.flatnonzero(loaded.files == within)
+        scores = (loaded.vectors if within is None else loaded.vectors[places]) @ vector
+        if limit < len(places):  # and whatever ties with the last
+            kept = np.flatnonzero(scores >= np.partition(scores, -limit)[-limit])
+            places, scores = places[kept], scores[kept]
+
+        rows = []
+        for place, score in zip(places.tolist(), scores.tolist(), strict=True):
+            start, end = float(loaded.starts_seconds[place]), float(loaded.ends_seconds[place])
+            rows.append({"file": loaded.files[place], "start_seconds": start, "end_seconds": end, "score": score})
+        return rows
+
+    def _nearest_in_store(
+        self, vector: np.ndarray, limit: int, within: str | None, exact: bool
+    ) -> list[dict[str, Any]]:
+        query = self.windows.search(vector, vector_column_name="vector")
         query = query.distance_type("dot").select(["file", "start_seconds", "end_seconds", "_distance"]).limit(limit)
         if within is not None:
             query = query.where(f"file = {quoted(within)}", prefilter=True)
@@ -249,9 +310,35 @@ class SoundIndex:
             query = query.nprobes(32)
 
         rows = []
-        for row in query.to_list():
+        for row in self._read(query.to_list):
             rows.append({**row, "score": 1.0 - row.pop("_distance")})  # LanceDB's distance is 1 - dot product
-        return sorted(rows, key=lambda row: (-row["score"], row["file"], row["start_seconds"]))
+        return rows
+
+    def _load(self) -> _Loaded:
+        """All windows; loaded again when another process has written."""
+        version = self.windows.version
+        if self._loaded is None or self._loaded.version != version:
+            table = self._read(lambda: self.windows.to_arrow()).combine_chunks()
+            files, starts, ends = (table[name].to_numpy() for name in ("file", "start_seconds", "end_seconds"))
+            vectors = table["vector"].chunk(0).flatten().to_numpy().reshape(len(table), -1)
+            self._loaded = _Loaded(version, files, starts, ends, vectors)
+        return self._loaded
+
+    def _read(self, read: Callable[[], Any]) -> Any:
+        """Read, once more where `index` has just removed the version that was open.
+
+        Raises:
+            ValueError: The store is damaged.
+        """
+        for is_last in (False, True):
+            try:
+                return read()
+            except (RuntimeError, OSError, ValueError, pa.ArrowException) as error:
+                if is_last:
+                    reason = str(error).splitlines()[0]
+                    raise ValueError(
+                        f"the index {self.folder} is damaged: {reason}; delete it and index again"
+                    ) from error
 
 
 class IndexedFile(NamedTuple):
@@ -320,73 +407,76 @@ def build_index(
         What was done. In several processes each reports its share, and the first the state of the store.
 
     Raises:
+        InUseError: Another run writes to the store.
         FileNotFoundError: The folder is not there or holds no recordings.
         ValueError: The window does not suit the model, or the store was made with another model, window or hop, or
             of another folder, none of whose files are in this one.
     """
-    started = time.perf_counter()
-    root, (rank, processes) = Path(folder), process
     model.chunk_samples(window_seconds)  # raises where the model takes no such windows
     if not 0 < hop_seconds <= window_seconds:
         raise ValueError(f"hop_seconds is {hop_seconds}; give more than 0 and at most window_seconds, {window_seconds}")
-    files = list_recordings(root)
-    about = {
-        "model": model.name,
-        "fingerprint": model.fingerprint or "",
-        "window_seconds": str(float(window_seconds)),
-        "hop_seconds": str(float(hop_seconds)),
-    }
-    if rank == 0:
-        dim = model.encode_text(["sound"], "eng").shape[1]
-        _check_about(SoundIndex(index, dim, {**about, "folder": str(root.resolve())}), about)
-    barrier()
 
-    store = SoundIndex(index)
-    known = store.known_files()
-    indexed = store.about["folder"]
-    if known and not known.keys() & files.keys() and indexed != str(root.resolve()):
-        raise ValueError(
-            f"{index} is an index of {indexed}, of whose files {folder} holds none: they would all be taken out; "
-            "name another index"
-        )
-    barrier()
-    report = IndexReport()
-    if rank == 0:
-        gone = sorted(known.keys() - files.keys())
-        store.remove(gone)
-        report.removed = len(gone)
-    barrier()
+    started = time.perf_counter()
+    root, (rank, processes) = Path(folder), process
+    is_locked = rank == 0 and "://" not in str(index)
+    with folder_lock(index) if is_locked else nullcontext():
+        files = list_recordings(root)
+        about = {
+            "model": model.name,
+            "fingerprint": model.fingerprint or "",
+            "window_seconds": str(float(window_seconds)),
+            "hop_seconds": str(float(hop_seconds)),
+        }
+        if rank == 0:
+            dim = model.encode_text(["sound"], "eng").shape[1]
+            _check_about(SoundIndex(index, dim, {**about, "folder": str(root.resolve())}), about)
+        barrier()
 
-    share = sorted(files)[rank::processes]
-    todo, moved = [], []
-    for name in share:
-        stamp, row = _stamp(files[name]), known.get(name)
-        if row is not None and stamp == (row["size"], row["modified_ns"], row["changed_ns"]):
-            report.unchanged += 1
-        elif row is not None and file_sha256(files[name]) == row["digest"]:
-            moved.append({**row, **stamp._asdict()})
-            report.unchanged += 1
-        else:
-            report.changed += row is not None
-            report.added += row is None
-            todo.append(name)
-    store.update_stamps(moved)
+        store = SoundIndex(index)
+        known = store.known_files()
+        indexed = store.about["folder"]
+        if known and not known.keys() & files.keys() and indexed != str(root.resolve()):
+            raise ValueError(
+                f"{index} is an index of {indexed}, of whose files {root} holds none: they would all be taken out; "
+                "name another index"
+            )
+        barrier()
+        report = IndexReport()
+        if rank == 0:
+            gone = sorted(known.keys() - files.keys())
+            store.remove(gone)
+            report.removed = len(gone)
+        barrier()
 
-    workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
-    entries = iter(_embed_files(model, files, todo, window_seconds, hop_seconds, batch_size, workers))
-    entries = iter(progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0))
-    while done := list(itertools.islice(entries, _FILES_AT_ONCE)):
-        store.replace(done)
-    barrier()
+        todo, moved = [], []
+        for name in sorted(files)[rank::processes]:
+            row, stamp = known.get(name), _stamp(files[name])
+            if row is not None and stamp == (row["size"], row["modified_ns"], row["changed_ns"]) != _UNKNOWN:
+                report.unchanged += 1
+            elif row is not None and row["digest"] and _digest(files[name]) == row["digest"]:
+                moved.append({**row, **stamp._asdict()})
+                report.unchanged += 1
+            else:
+                report.changed += row is not None
+                report.added += row is None
+                todo.append(name)
+        store.update_stamps(moved)
 
-    if rank == 0:
-        report.recall = store.optimize()
-        report.windows = store.windows.count_rows()
-        for row in store.known_files().values():
-            if row["problem"]:
-                report.unreadable[row["file"]] = row["problem"]
-    report.seconds = time.perf_counter() - started
-    return report
+        workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
+        entries = iter(_embed_files(model, files, todo, window_seconds, hop_seconds, batch_size, workers))
+        entries = iter(progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0))
+        while done := list(itertools.islice(entries, _FILES_AT_ONCE)):
+            store.replace(done)
+        barrier()
+
+        if rank == 0:
+            report.recall = store.optimize()
+            report.windows = store.windows.count_rows()
+            for row in store.known_files().values():
+                if row["problem"]:
+                    report.unreadable[row["file"]] = row["problem"]
+        report.seconds = time.perf_counter() - started
+        return report
 
 
 def list_recordings(folder: str | Path) -> dict[str, Path]:
@@ -420,14 +510,17 @@ def _embed_files(
 
     def recordings() -> Iterator[Recording]:
         for name in names:
-            before.append((_stamp(files[name]), file_sha256(files[name])))
-            yield Recording(str(files[name]), None, str(files[name]))
+            before.append((_stamp(files[name]), _digest(files[name])))
+            yield Recording(str(files[name]), None, name)
 
     found = model.chunk_embeddings(recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip")
     for name, chunks in zip(names, found, strict=True):
         stamp, digest = before.popleft()
+        # Stamp and digest are those of the bytes that were embedded, or the file is read again next time.
+        if _stamp(files[name]) != stamp or isinstance(chunks.error, OSError):
+            stamp, digest = _UNKNOWN, ""
         starts, ends = chunks.onset_seconds, chunks.offset_seconds
-        problem = "" if chunks.error is None else str(chunks.error)
+        problem = "" if chunks.error is None else str(chunks.error) or repr(chunks.error)
         yield IndexedFile(name, stamp, digest, ends.max(initial=0.0), starts, ends, np.asarray(chunks.embeds), problem)
 
 
@@ -443,8 +536,18 @@ def _check_about(store: SoundIndex, about: dict[str, str]) -> None:
 
 
 def _stamp(path: Path) -> Stamp:
-    found = path.stat()
+    try:
+        found = path.stat()
+    except OSError:
+        return _UNKNOWN
     return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return file_sha256(path)
+    except OSError:
+        return ""
 
 
 def _import_lancedb() -> Any:

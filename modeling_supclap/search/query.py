@@ -96,7 +96,8 @@ class Searcher:
 
         if vector is None:
             vector = self.embed_audio(audio) if query is None else self.embed(query, language)
-        limit, rows = k, self.index.windows.count_rows()
+        rows = self.index.windows.count_rows()
+        limit = k = min(k, max(rows, 1))
         while True:
             found = self.index.nearest(vector, limit, within, exact)
             hits = [Hit(row["file"], row["start_seconds"], row["end_seconds"], row["score"]) for row in found]

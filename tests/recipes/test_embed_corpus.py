@@ -13,7 +13,7 @@ from commands import run_recipe
 from prepared_sets import make_folder, sound
 from processes import Moment, run_killed, run_processes
 
-from modeling_supclap import SupCLAPModel
+from modeling_supclap import SupCLAPModel, encoding
 from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.recipes import embed_corpus
@@ -142,6 +142,40 @@ def test_several_processes_write_the_same_files(folder, whole, tmp_path):
     printed = run_processes(RECIPE, *words(folder, tmp_path / "out", "--num_workers", 1))
     assert printed.count("10 of 14 recordings in") == 1
     assert bytes_of(tmp_path / "out") == bytes_of(whole)
+
+
+def test_a_recording_with_several_bad_chunks_counts_once(folder, tmp_path, monkeypatch, capsys):
+    encode = encoding.encode_batch
+
+    def spoil(model, processor, waveforms):
+        embeds = encode(model, processor, waveforms)
+        embeds[[len(waveform) == 24_000 for waveform in waveforms]] = np.nan  # each whole chunk of 1.5 s
+        return embeds
+
+    monkeypatch.setattr(encoding, "encode_batch", spoil)
+    run_recipe(embed_corpus, *words(folder, tmp_path / "out"))
+    assert "3 of 14 recordings in 3 chunks" in capsys.readouterr().out
+    bad = json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))["bad_audio"]
+    assert sorted({entry["clip_id"] for entry in bad}) == sorted(entry["clip_id"] for entry in bad)
+
+
+def test_a_recording_that_vanishes_is_listed(folder, tmp_path, monkeypatch):
+    load = embed_corpus.load_corpus
+
+    def load_and_delete(args):
+        corpus = load(args)
+        (tmp_path / "sounds" / "gone.wav").unlink()
+        return corpus
+
+    (tmp_path / "sounds").mkdir()
+    for name in ("gone.wav", "here.wav"):
+        soundfile.write(tmp_path / "sounds" / name, sound(0, seconds=1.0), 22_050)
+    (tmp_path / "sounds" / "loop.wav").symlink_to(tmp_path / "sounds" / "loop.wav")
+    monkeypatch.setattr(embed_corpus, "load_corpus", load_and_delete)
+    run_recipe(embed_corpus, *words(folder, tmp_path / "out"), "--folder", tmp_path / "sounds")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text(encoding="utf-8"))
+    assert [entry["clip_id"] for entry in manifest["bad_audio"]] == ["gone.wav"]
+    assert manifest["chunks"] == 1
 
 
 def test_a_dataset_and_a_clap_will_do(folder, tmp_path):

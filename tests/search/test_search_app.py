@@ -3,9 +3,12 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 import soundfile
@@ -13,7 +16,8 @@ from fake_models import RATE, PitchModel, build, tone
 
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher
-from modeling_supclap.search.app import find_recordings, render_hits
+from modeling_supclap.search import app as app_module
+from modeling_supclap.search.app import find_recordings, launch_page, make_page, render_hits, serve
 
 gradio = pytest.importorskip("gradio")
 pytest.importorskip("lancedb")
@@ -39,7 +43,7 @@ def searcher(folder):
 
 def test_the_results_name_the_place_and_escape_the_name(searcher, folder):
     hits = searcher.search("high", k=2)
-    shown = render_hits(searcher, hits, searcher.embed("high"), folder.resolve())
+    shown = render_hits(searcher, hits, searcher.embed("high"))
     assert "a &lt;b&gt; &amp; &#39;c&#39;.wav" in shown
     assert "<b>" not in shown
     assert f"#t={hits[0].start_seconds:g}" in shown
@@ -50,7 +54,7 @@ def test_the_results_name_the_place_and_escape_the_name(searcher, folder):
 def test_the_strips_of_a_page_can_be_compared(searcher, folder):
     vector = searcher.embed("high")
     hits = searcher.search("high", k=5)
-    shown = render_hits(searcher, hits, vector, folder)
+    shown = render_hits(searcher, hits, vector)
     windows = re.findall(r'fill-opacity="([^"]+)"><title>[^<]*score ([^<]+)<', shown)
     by_score = sorted((float(score), float(opacity)) for opacity, score in windows)
     opacities = [opacity for _, opacity in by_score]
@@ -65,18 +69,86 @@ def test_the_recordings_may_have_moved(searcher, folder, tmp_path):
         find_recordings(searcher, tmp_path / "gone")
 
 
+def test_each_recording_has_one_strip_however_many_hits(searcher):
+    hits = searcher.search("high", k=50, merge_overlaps=False)
+    shown = render_hits(searcher, hits, searcher.embed("high"))
+    assert shown.count("<audio") == len(hits) == 15 + 3
+    assert shown.count("<title>") == 15 + 3  # the windows of both files, once
+
+
+def test_indexed_recordings_are_served_and_nothing_else(searcher, folder):
+    (folder / ".env").write_text("TOKEN=1")
+    (folder / "new.wav").write_bytes((folder / "other.flac").read_bytes())
+    (folder.parent / "outside.flac").write_bytes(b"")
+    page = launch_page(searcher, folder, server_port=free_port())
+
+    def get(path, **headers):
+        try:
+            with urlopen(Request(page.local_url + path, headers=headers)) as answer:
+                return answer.status, answer.read()
+        except HTTPError as error:
+            return error.code, error.read()
+
+    try:
+        content = (folder / "other.flac").read_bytes()
+        assert get("recordings/other.flac") == (200, content)
+        assert get("recordings/other.flac", Range="bytes=2-5") == (206, content[2:6])
+        assert get("recordings/a%20%3Cb%3E%20%26%20%27c%27.wav")[0] == 200
+        for name in (".env", "new.wav", "../outside.flac", "..%2Foutside.flac", "nothing.wav", ""):
+            assert get(f"recordings/{name}")[0] == 404
+        for path in (folder / ".env", folder / "other.flac"):
+            assert get(f"gradio_api/file={path}")[0] == 403
+        assert str(folder) not in get("")[1].decode() + get("config")[1].decode()
+    finally:
+        page.close()
+    assert not page.analytics_enabled
+    assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
+
+
+def test_neither_hits_nor_errors_show_where_the_files_are(searcher, folder, tmp_path):
+    answer = make_page(searcher, folder).fns[0].fn
+    (tmp_path / "bad.wav").write_bytes(b"no sound")
+    answers = [answer("high", "eng", None, 5), answer("", "eng", str(tmp_path / "bad.wav"), 5)]
+    assert "not audio" in answers[1]
+    for shown in answers:
+        assert str(folder.parent) not in shown
+        assert str(tmp_path) not in shown
+
+
+def test_a_damaged_store_is_named_on_the_page(searcher, folder, monkeypatch):
+    def fail(*_):
+        raise ValueError(f"the index {searcher.index.folder} is damaged")
+
+    monkeypatch.setattr(type(searcher.index), "nearest", fail)
+    shown = make_page(searcher, folder).fns[0].fn("high", "eng", None, 5)
+    assert "the index index is damaged" in shown
+
+
+def test_a_used_port_is_found_before_the_model_is_loaded(folder, monkeypatch):
+    monkeypatch.setattr(app_module, "Searcher", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"127\.0\.0\.1.*{port}"):
+            serve(folder.parent / "index", port=port)
+    with pytest.raises(OSError, match=r"203\.0\.113\.1"):
+        serve(folder.parent / "index", host="203.0.113.1")
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
 PAGE = """
 import sys, time
 sys.path[:0] = sys.argv[3:]
 from fake_models import PitchModel
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher
-from modeling_supclap.search.app import STYLE, make_page
+from modeling_supclap.search.app import launch_page
 
 searcher = Searcher(sys.argv[1], load_embedding_model(PitchModel()))
-page = make_page(searcher, sys.argv[2])
-_, address, _ = page.launch(prevent_thread_lock=True, allowed_paths=[sys.argv[2]], css=STYLE, quiet=True)
-print(address, flush=True)
+print(launch_page(searcher, sys.argv[2]).local_url, flush=True)
 time.sleep(600)
 """
 

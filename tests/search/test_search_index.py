@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from fake_models import PITCHES, RATE, PitchModel, build, tone
 
 from modeling_supclap import encoding
 from modeling_supclap.audio_input import Recording
+from modeling_supclap.datasets_scripts.atomic_files import InUseError, folder_lock
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
 from modeling_supclap.search import index as index_module
+from modeling_supclap.search.index import list_recordings
 
 lancedb = pytest.importorskip("lancedb")
 
@@ -103,6 +106,121 @@ def test_of_a_file_that_can_be_read_in_part_nothing_is_kept(fake_model, folder, 
     report = build(fake_model, folder)
     assert report.unreadable == {"long.wav": "the disk is gone"}
     assert report.windows == 4 + 1
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_recording_that_changes_while_it_is_indexed_is_embedded_again(fake_model, folder, monkeypatch, is_restored):
+    read, content = Recording.read, (folder / "short.ogg").read_bytes()
+
+    def read_amid_changes(self, *span):
+        if is_restored:
+            soundfile.write(folder / "short.ogg", tone(PITCHES["high"], 2.0), RATE)
+        waveform = read(self, *span)
+        if is_restored:
+            (folder / "short.ogg").write_bytes(content)
+        else:
+            soundfile.write(folder / "short.ogg", tone(PITCHES["high"], 2.0), RATE)
+        return waveform
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Recording, "read", read_amid_changes)
+        build(fake_model, folder, num_workers=1)
+    build(fake_model, folder)
+    fresh = build_index(load_embedding_model(fake_model), folder, folder.parent / "fresh", show_progress_bar=False)
+    assert fresh.windows == 23 + 4 + 1
+    assert everything(folder.parent / "index") == everything(folder.parent / "fresh")
+
+
+def test_a_recording_that_vanishes_and_a_link_to_itself_are_skipped(fake_model, folder, monkeypatch):
+    (folder / "loop.wav").symlink_to(folder / "loop.wav")
+    there = list_recordings(folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(index_module, "list_recordings", lambda _: {**there, "gone.wav": folder / "gone.wav"})
+        report = build(fake_model, folder)
+    assert list(report.unreadable) == ["gone.wav"]
+    assert report.windows == 23 + 4 + 1
+    soundfile.write(folder / "gone.wav", tone(PITCHES["low"], 1.0), RATE)
+    report = build(fake_model, folder)
+    assert (report.unreadable, report.windows, report.unchanged) == ({}, 29, 3)
+
+
+def test_what_the_disk_could_not_read_is_tried_again(fake_model, folder, monkeypatch):
+    def fail(self, *_):
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Recording, "read", fail)
+        assert len(build(fake_model, folder).unreadable) == 3
+    assert build(fake_model, folder).unreadable == {}
+
+
+def test_a_second_run_on_one_store_is_refused(fake_model, folder):
+    build(fake_model, folder)
+    with (
+        folder_lock(folder.parent / "index"),
+        ThreadPoolExecutor() as another,
+        pytest.raises(InUseError, match="index"),
+    ):
+        another.submit(build, fake_model, folder).result()
+
+
+@pytest.mark.parametrize("threshold", [0, 100_000])
+def test_an_open_searcher_sees_what_another_run_writes(fake_model, folder, monkeypatch, threshold):
+    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", 10**9)  # too few windows to train an index
+    build(fake_model, folder)
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", threshold)
+    assert searcher.search("middle", k=1)[0].file == "deep/middle's.flac"
+
+    (folder / "deep" / "middle's.flac").rename(folder / "new.flac")
+    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", 10**9)
+    build(fake_model, folder)
+    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", threshold)
+    assert searcher.search("middle", k=1)[0].file == "new.flac"
+    assert searcher.index.holds("new.flac")
+    assert not searcher.index.holds("deep/middle's.flac")
+
+
+@pytest.mark.parametrize("part", ["windows", "files"])
+def test_a_damaged_store_is_named(fake_model, folder, part):
+    build(fake_model, folder)
+    for manifest in (folder.parent / "index" / f"{part}.lance" / "_versions").iterdir():
+        manifest.write_bytes(b"junk")
+    with pytest.raises(ValueError, match=f"{folder.parent / 'index'} is damaged"):
+        Searcher(folder.parent / "index", load_embedding_model(fake_model))
+
+
+def test_a_store_without_its_data_is_named(fake_model, folder):
+    build(fake_model, folder)
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    shutil.rmtree(folder.parent / "index" / "windows.lance" / "data")
+    with pytest.raises(ValueError, match=f"{folder.parent / 'index'} is damaged"):
+        searcher.search("high")
+
+
+def test_a_foreign_store_is_named(fake_model, folder):
+    database = lancedb.connect(folder.parent / "index")
+    for name in ("windows", "files"):
+        database.create_table(name, [{"file": "a.wav", "vector": [1.0, 2.0]}])
+    for call in (lambda: Searcher(folder.parent / "index"), lambda: build(fake_model, folder)):
+        with pytest.raises(ValueError, match="fingerprint"):
+            call()
+
+
+@pytest.mark.parametrize("threshold", [2000, 100_000])
+def test_the_store_takes_little_more_than_its_windows(tmp_path, monkeypatch, threshold):
+    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", threshold)
+    rows = np.random.default_rng(0).normal(size=(4000, 256)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    store = SoundIndex(tmp_path / "index", 256)
+    for part in range(8):
+        starts, embeds = np.arange(500.0), rows[part * 500 : (part + 1) * 500]
+        stamp = index_module.Stamp(1, 1, 1)
+        store.replace([index_module.IndexedFile(f"{part}.wav", stamp, "", 500.0, starts, starts + 5, embeds)])
+    store.optimize()
+    size = sum(path.stat().st_size for path in (tmp_path / "index").rglob("*") if path.is_file())
+    assert size <= 2.1 * rows.nbytes
+    assert store.windows.count_rows() == 4000
 
 
 def test_a_run_that_ends_half_way_goes_on(fake_model, folder, monkeypatch):

@@ -6,6 +6,7 @@ from fake_models import PITCHES, RATE, build, tone
 
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, SoundIndex, build_index
+from modeling_supclap.search import index as index_module
 
 pytest.importorskip("lancedb")
 
@@ -50,6 +51,28 @@ def test_a_search_by_sound_and_within_a_file(fake_model, folder, tmp_path):
     for asked in ({"audio": "example.wav"}, {"vector": searcher.embed("high")}, {"query": None}):
         with pytest.raises(ValueError, match="either"):
             searcher.search(**{"query": "high", **asked})
+
+
+@pytest.mark.parametrize("threshold", [0, 100_000])
+def test_any_number_of_places_may_be_wanted(fake_model, folder, monkeypatch, threshold):
+    build(fake_model, folder)
+    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", threshold)
+    searcher = Searcher(folder.parent / "index", load_embedding_model(fake_model))
+    assert len(searcher.search("high", k=10**9, merge_overlaps=False)) == 28
+    assert len(searcher.search("high", k=10**9, within="short.ogg")) == 1
+
+
+@pytest.mark.parametrize("within", [None, "long.wav"])
+def test_search_in_memory_agrees_with_the_store(fake_model, folder, monkeypatch, within):
+    build(fake_model, folder)
+    store = SoundIndex(folder.parent / "index")
+    query = fake_model.encode_text(["high"], "eng")[0]
+    found = store.nearest(query, 9, within)
+    monkeypatch.setattr(index_module, "APPROXIMATE_FROM_ROWS", 0)
+    expected = store.nearest(query, 9, within)
+    assert len(found) == 9
+    for one, other in zip(found, expected, strict=True):
+        assert one["score"] == pytest.approx(other["score"], abs=1e-5)
 
 
 def test_the_same_search_twice_gives_the_same(fake_model, folder):
