@@ -113,6 +113,8 @@ def test_a_recording_that_changes_while_it_is_indexed_is_embedded_again(fake_mod
     read, content = Recording.read, (folder / "short.ogg").read_bytes()
 
     def read_amid_changes(self, *span):
+        if self.name != "short.ogg":
+            return read(self, *span)
         if is_restored:
             soundfile.write(folder / "short.ogg", tone(PITCHES["high"], 2.0), RATE)
         waveform = read(self, *span)
