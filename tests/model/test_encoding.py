@@ -184,7 +184,7 @@ def test_a_bad_recording_in_a_list_can_be_skipped(model, processor, tmp_path, nu
         logging.disable_propagation()
     np.testing.assert_allclose(found[[0, 3, 5]], expected[[0, 3, 5]], atol=1e-6)
     assert np.isnan(found[[1, 2, 4]]).all()
-    assert all(f"{index}.wav is skipped" in caplog.text for index in (1, 2, 4))
+    assert all(f"{index}.wav" in caplog.text for index in (1, 2, 4))
 
     chunks = model.encode_audio(paths, on_bad_audio="skip", chunk_seconds=1.0, return_chunks=True, **call)
     assert [len(parts.embeds) for parts in chunks] == [1, 0, 0, 4, 0, 2]

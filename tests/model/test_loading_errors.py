@@ -290,7 +290,7 @@ def test_protobuf_is_missing(saved, tmp_path):
     assert SupCLAPProcessor.from_encoders(*encoders)(text="a dog")["input_ids"]
     command = [sys.executable, "-c", WITHOUT_PROTOBUF, *encoders]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
-    assert re.search(r"(?s)no tokenizer can be loaded from .*xlmr.*pip install protobuf", done.stdout), done.stderr
+    assert re.search(r"(?s)xlmr.*pip install protobuf", done.stdout), done.stderr
 
 
 def test_a_misspelt_option_of_from_encoders(saved):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import builders
@@ -51,9 +52,9 @@ def test_golden_ced(tmp_path, capsys, layout, name):
     source = golden_ced(tmp_path / "source", layout)
     convert(source, tmp_path / "out", "--verify")
     printed = capsys.readouterr().out
-    assert f"recognised as {name} tensors" in printed
+    assert name in printed
     assert "audio_model      155    5,401,088  " in printed
-    assert "set aside: 4 tensors, tagging head" in printed
+    assert re.search("\\b4 tensors.*head", printed)
     assert printed.splitlines()[-1] == f"CEDModel is in {tmp_path / 'out'}, verified"
     model, extractor = CEDModel.from_pretrained(tmp_path / "out"), CEDFeatureExtractor.from_pretrained(tmp_path / "out")
     clip = 0.5 * builders.tone(440, 80_000) + 0.25 * builders.tone(1000, 80_000)
@@ -69,8 +70,8 @@ def test_ml_clap(tmp_path, capsys, tokenizer):
     torch.save({f"module.{name}": value for name, value in published.small_ml_clap().items()}, tmp_path / "pretrain.pt")
     convert(tmp_path / "pretrain.pt", tmp_path / "out", "--tokenizer", tokenizer, "--kind", "ml-clap", "--verify")
     printed = capsys.readouterr().out
-    assert "pretrain.pt: recognised as ML-CLAP, 57 tensors" in printed
-    assert "its text tower was trained from SONAR" in printed
+    assert re.search(r"pretrain\.pt.*ML-CLAP.*\b57 tensors", printed)
+    assert "SONAR" in printed
     rows = {line.split()[0]: line.split()[-1] for line in printed.splitlines() if "_" in line.split()[0]}
     assert (rows["text_model"], rows["audio_model"]) == ("cc-by-nc-4.0", "stated")
     model, processor = (
@@ -91,7 +92,7 @@ def test_laion(tmp_path, capsys):
     builders.clap_processor().tokenizer.save_pretrained(tmp_path / "roberta")
     convert(tmp_path / "best.pt", tmp_path / "out", "--tokenizer", tmp_path / "roberta", "--verify")
     printed = capsys.readouterr().out
-    assert "of the file, not read: epoch, optimizer, scaler" in printed
+    assert "epoch, optimizer, scaler" in printed
     model, processor = (
         SupCLAPModel.from_pretrained(tmp_path / "out"),
         SupCLAPProcessor.from_pretrained(tmp_path / "out"),
@@ -116,7 +117,7 @@ def test_sonar_with_the_tokenizer_beside_it(tmp_path, capsys, tokenizer):
     torch.save({"model": published.fairseq2(SONAR)}, tmp_path / "sonar_text_encoder.pt")
     capsys.readouterr()
     convert(tmp_path / "sonar_text_encoder.pt", tmp_path / "again")
-    assert "without a tokenizer: give --tokenizer" in capsys.readouterr().out
+    assert "--tokenizer" in capsys.readouterr().out
     again = SonarTextModel.from_pretrained(tmp_path / "again")
     assert all(torch.equal(again.state_dict()[name], value) for name, value in SONAR.items())
 

@@ -1,5 +1,7 @@
 """The command, as a user gives it: any checkpoint is measured, nothing embedded twice, and two results compared."""
 
+import re
+
 import builders
 import numpy as np
 import processes
@@ -55,7 +57,7 @@ def test_one_command_one_results_and_a_second_embeds_nothing(folder, capsys):
 
     run_recipe(evaluate_supclap, *command(folder, "model0"))
     printed = capsys.readouterr().out
-    assert "; 0 sets of embeddings made, " in printed
+    assert re.search(r"\b0 .*embeddings", printed)
     second = Results.load(folder / "out_model0")
     assert second.content["run"]["cache"]["embedded"] == 0
     assert second.scores == first.scores
@@ -68,7 +70,7 @@ def test_results_are_compared(folder, capsys):
     capsys.readouterr()
     run_recipe(evaluate_supclap, "--compare", folder / "out_model0", folder / "out_model1")
     table = capsys.readouterr().out
-    assert f"second: {folder / 'out_model1'}, model model1" in table
+    assert str(folder / "out_model1") in table
     for name in ("retrieval eng t2a R@1", "zero_shot eng supclap top1", "zste jpn 3A"):
         assert name in table
     with pytest.warns(UserWarning, match=r"\baudio\b"):
@@ -126,9 +128,9 @@ def test_clips_that_share_captions_and_count_as_wrong_are_told(folder, esc, capl
         folder, "model0", *words, "--tasks", "retrieval", "--split", "train+test", "--output_dir", esc / "out"
     )
     run_recipe(evaluate_supclap, *words, "--positives", "captions")
-    assert "captions of another clip" not in caplog.text
+    assert not re.search(r"\d of \d+ clips", caplog.text)
     run_recipe(evaluate_supclap, *words, "--positives", "clip")
-    assert "12 of 12 clips have just the captions of another clip" in caplog.text
+    assert "12 of 12 clips" in caplog.text
 
 
 def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path):

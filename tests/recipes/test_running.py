@@ -9,8 +9,8 @@ from modeling_supclap.recipes.running import is_first_process, run_command
 @pytest.mark.parametrize(
     ("fail", "message"),
     [
-        (lambda folder: (folder / "a file").mkdir(exist_ok=True), "a file is a file; a folder is expected"),
-        (lambda folder: SupCLAPConfig(temperature=0.0), "error: temperature must be positive"),
+        (lambda folder: (folder / "a file").mkdir(exist_ok=True), "a file"),
+        (lambda folder: SupCLAPConfig(temperature=0.0), "temperature"),
     ],
 )
 def test_an_error_is_one_line(tmp_path, capsys, fail, message):

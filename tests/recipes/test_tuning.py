@@ -34,4 +34,4 @@ def test_a_fusion_that_is_not_used_is_told(tmp_path, capsys):
         builders.clap_model(config).save_pretrained(tmp_path / "clap")
         builders.clap_processor("fusion" if fused else "rand_trunc").save_pretrained(tmp_path / "clap")
         models.load_start(str(tmp_path / "clap"))
-        assert ("fusion of long clips is not used" in capsys.readouterr().out) == fused
+        assert ("fusion" in capsys.readouterr().out) == fused
