@@ -4,7 +4,8 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,38 +81,61 @@ def torchcodec() -> ModuleType:
         pytest.skip("torchcodec does not load here; install FFmpeg")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds what `make test-fast` asks for."""
-    parser.addoption("--fast", action="store_true", help="Leave out what starts processes or takes seconds.")
+@pytest.fixture(scope="session", autouse=True)
+def commit_of_cards() -> Iterator[None]:
+    """Gives model cards a commit without a process: the real one is asked of git."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("modeling_supclap.model_card.card.code_commit", lambda: "0" * 40)
+        yield
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out of a fast run the tests that carry a mark which says that they are not."""
-    if config.getoption("--fast"):
-        items[:] = [
-            item for item in items if not {"process", "slow", "gpu"} & {mark.name for mark in item.iter_markers()}
-        ]
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Any:
+    """Fails a test whose fixtures start a process, unless it is marked with `process`."""
+    return (yield from _fail_if_a_process_starts(item))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Any:
-    """Fails a test of a fast run that starts a process: it wants the mark `process`."""
-    if item.config.getoption("--fast"):
-        _refuse_processes.append(item.nodeid)
+    """Fails a test that starts a process, unless it is marked with `process`."""
+    return (yield from _fail_if_a_process_starts(item))
+
+
+def _fail_if_a_process_starts(item: pytest.Item) -> Any:
+    _refused.clear()
+    _tests_without_processes.extend([item.nodeid] if item.get_closest_marker("process") is None else [])
     try:
-        return (yield)
+        result = yield
     finally:
-        _refuse_processes.clear()
+        _tests_without_processes.clear()
+    if _refused:  # and the error was caught
+        pytest.fail(_refused[0], pytrace=False)
+    return result
 
 
-_refuse_processes: list[str] = []  # the test that is running, in a fast run
+_tests_without_processes: list[str] = []  # the running test, unless it is marked with `process`
+_refused: list[str] = []
+
+
+def _refuse_process(event: str) -> None:
+    if _tests_without_processes:
+        _refused.append(f"{_tests_without_processes[0]} starts a process ({event}); mark it with pytest.mark.process")
+        raise RuntimeError(_refused[-1])
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if _refuse_processes and event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"):
-        raise RuntimeError(f"{_refuse_processes[0]} starts a process; mark it with pytest.mark.process")
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system"):
+        _refuse_process(event)
 
 
+def _watch_and_start(process: BaseProcess) -> None:
+    _refuse_process("multiprocessing")
+    _start_process(process)
+
+
+# No audit event tells of the processes of multiprocessing's `spawn` and `forkserver`.
+_start_process = BaseProcess.start
+BaseProcess.start = _watch_and_start  # type: ignore[method-assign]
 sys.addaudithook(_watch)
 
 

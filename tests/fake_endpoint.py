@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest import mock
 
 
 def translated(text: str, language: str) -> str:
@@ -73,12 +74,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def fake_endpoint(*script: Any) -> Iterator[FakeEndpoint]:
-    """Serves while the block runs."""
+    """Serves while the block runs; the client, which sends the platform's name, asks no process for it."""
     server = FakeEndpoint(list(script))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield server
+        with mock.patch("platform.platform", return_value="Linux"):
+            yield server
     finally:
         server.shutdown()
         server.server_close()

@@ -231,6 +231,7 @@ def test_a_bare_pickle_is_not_run(tmp_path):
     assert not mark.exists()
 
 
+@pytest.mark.process
 def test_the_cure_that_the_error_names_works(tmp_path):
     loaded, embedding = legacy(args=argparse.Namespace(arch="sonar"))
     torch.save(loaded, tmp_path / "x.pt")
@@ -333,6 +334,7 @@ for source in ("someone/folder", "someone/pickled", "someone/files/deep/b.pt"):
 """
 
 
+@pytest.mark.process
 def test_a_hub_id_and_a_file_of_it(tmp_path):
     save_file(TENSORS, tmp_path / "a.safetensors")
     torch.save(TENSORS, tmp_path / "b.pt")

@@ -46,7 +46,7 @@ def rows(tmp_path):
 GOOD = ["clip0", "clip2", "clip4", "clip5", "clip7"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.process)])
 def test_all_bad_clips_are_found_in_order(rows, workers):
     bad = find_bad_audio(rows, workers)
     assert [(clip.place, clip.clip_id) for clip in bad] == [(1, "clip1"), (3, "clip3"), (6, "clip6")]
@@ -253,7 +253,7 @@ def die_at(fatal, row):
 
 
 class TestMapInOrder:
-    @pytest.mark.parametrize("workers", [0, 1, 2])
+    @pytest.mark.parametrize("workers", [0, 1, pytest.param(2, marks=pytest.mark.process)])
     def test_results_are_in_order_and_on_one_thread(self, workers):
         before = torch.get_num_threads()
         torch.set_num_threads(2)
@@ -263,16 +263,18 @@ class TestMapInOrder:
         finally:
             torch.set_num_threads(before)
 
-    @pytest.mark.parametrize("workers", [1, 2])
+    @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.process)])
     def test_an_error_is_the_functions_own(self, workers):
         results = map_in_order(partial(fail_at, 5, MissingDecoderError("install FFmpeg")), range(10), workers)
         with pytest.raises(MissingDecoderError, match=r"^install FFmpeg$"):
             list(results)
 
+    @pytest.mark.process
     def test_a_worker_that_dies_is_told(self):
         with pytest.raises(RuntimeError, match="exited unexpectedly"):
             list(map_in_order(partial(die_at, 5), range(10), workers=2))
 
+    @pytest.mark.process
     def test_no_worker_outlives_a_parent_that_is_killed(self, monkeypatch):
         assert_workers_end_with_their_parent(map_in_order(name_worker, range(100), workers=2), monkeypatch)
 

@@ -48,6 +48,7 @@ def test_a_copy_under_another_source_is_found(folder):
     assert [[clip["clip_id"] for clip in clips] for clips in report["not_compared"]] == [[], ["3-22"]]
 
 
+@pytest.mark.process
 def test_workers_change_nothing(folder):
     cache = str(folder / "cache")
     reports = [compare(str(folder / "first"), str(folder / "second"), workers, cache) for workers in (1, 2)]

@@ -91,7 +91,7 @@ def test_shards_are_named_as_the_hub_does_and_hashed(whole):
             assert shard["payload_bytes"] <= SHARD_BYTES
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.process)])
 def test_preparing_again_gives_the_same_bytes(whole, folder, cache, tmp_path, workers):
     run(request_for(folder), tmp_path / "again", workers=workers, cache_dir=cache, quiet=True)
     assert files_of(tmp_path / "again") == files_of(whole[0])
@@ -128,6 +128,7 @@ def test_a_second_run_on_the_folder_is_refused_and_harms_nothing(whole, folder, 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.process
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(whole, folder, cache, tmp_path):
     out, options = tmp_path / "out", request_for(folder).options
     words = ["esc50", "--data_dir", options["data_dir"], "--test_fold", "4", "--languages", "eng", "jpn", "--quiet"]
@@ -364,6 +365,7 @@ class TestCommandLine:
 
     def test_a_run_ends_with_a_table(self, folder, cache, tmp_path, capsys):
         options = ["--test_fold", "4", "--languages", "eng", "fra", "--on_bad_audio", "report", "--storage", "int16"]
+        options += ["--workers", "1"]
         assert main(self.words(folder, tmp_path / "out", cache, *options)) == 0
         out, err = capsys.readouterr()
         assert re.search(r"^test\s+6\s+0\.00\s+48\s+0\s+eng fra$", out, re.MULTILINE)
@@ -429,6 +431,7 @@ class DatasetHub(FakeHub):
     do_HEAD = do_GET
 
 
+@pytest.mark.process
 def test_the_script_pushes_and_the_hub_gives_it_back(folder, cache, tmp_path):
     script = """if True:
         import runpy, sys

@@ -105,7 +105,9 @@ def test_in_order_no_row_is_left_out(stream):
         stream.shard(4, 4)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize(
+    "workers", [0, pytest.param(1, marks=pytest.mark.process), pytest.param(2, marks=pytest.mark.process)]
+)
 @pytest.mark.parametrize("after", [0, 1, 5, 10])
 def test_a_loader_goes_on_with_the_batches_that_are_left(stream, workers, after):
     shuffled = stream.shuffle(0).shard(1, 2)
@@ -184,6 +186,7 @@ print(peaks[4], peaks[-1])
 """
 
 
+@pytest.mark.process
 def test_memory_does_not_grow(folder):
     early, late = map(int, run_python("-c", MEMORY, folder / "int16", ARROW_DEFAULT_MEMORY_POOL="system").split())
     assert late < early + 8_000  # kB

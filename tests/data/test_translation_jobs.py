@@ -197,6 +197,7 @@ with folder_lock(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.process
 def test_a_killed_run_holds_nothing(path):
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 LINKED = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")] + sorted(ROOT.glob("metrics/*/README.md"))
 
 
+@pytest.mark.process
 def test_the_site_is_built_and_whole(tmp_path, monkeypatch):
     commands = pytest.importorskip("mkdocs.commands.build")
     config = pytest.importorskip("mkdocs.config")

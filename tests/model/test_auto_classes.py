@@ -25,6 +25,7 @@ assert FEATURE_EXTRACTOR_MAPPING[CNN14Config] is MSCLAPFeatureExtractor
 """
 
 
+@pytest.mark.process
 def test_the_package_alone_loads_no_library():
     before = "import sys, transformers; before = set(sys.modules)"
     loaded = run_python("-c", f"{before}; import modeling_supclap; print(*set(sys.modules) - before)").split()
@@ -32,6 +33,7 @@ def test_the_package_alone_loads_no_library():
     assert not {"torch", "torchaudio", "datasets", "numpy"} & set(loaded)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "first",
     [

@@ -376,6 +376,7 @@ for name, kind in {"nothing.wav": FileNotFoundError, "clips.npy": ValueError}.it
 """
 
 
+@pytest.mark.process
 def test_a_saved_folder_embeds_where_the_package_is_missing(tmp_path, model, processor):
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")

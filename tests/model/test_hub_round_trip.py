@@ -136,6 +136,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.process
 def test_folder_loads_where_the_package_is_missing(tmp_path):
     torch.save(CALL, tmp_path / "call.pt")
     saved = {kind: builders.save_pair(kind, tmp_path / kind) for kind in ("supclap", "sonar", "cnn14")}
@@ -174,6 +175,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.process
 def test_pushed_model_comes_back(tmp_path):
     torch.save(CALL, tmp_path / "call.pt")
     model, processor = builders.save_pair("sonar", tmp_path / "model")

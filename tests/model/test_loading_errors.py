@@ -283,6 +283,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.process
 def test_protobuf_is_missing(saved, tmp_path):
     """In a process where it is not to be found; transformers asks for tiktoken there."""
     folder = sentencepiece_folder(tmp_path / "xlmr", "XLMRobertaTokenizer", "xlm-roberta")

@@ -262,6 +262,7 @@ for name in ("someone/trained", "someone/plain"):
 """
 
 
+@pytest.mark.process
 def test_pushed_with_the_model(tmp_path):
     with fake_hub() as address:
         hub = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_none", "NO_PROXY": "127.0.0.1"}

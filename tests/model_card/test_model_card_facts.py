@@ -116,6 +116,7 @@ def test_the_command_without_the_folders_of_this_machine(monkeypatch, arguments,
     assert public_command(arguments) == expected
 
 
+@pytest.mark.process
 def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
     monkeypatch.setattr(card_facts, "_ROOT", tmp_path)
     assert code_commit() == ""

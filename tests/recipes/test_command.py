@@ -75,6 +75,28 @@ def test_what_is_shared_among_processes_is_launched_by_accelerate(name, script, 
     assert arguments.training_script_args == ["--model", "somewhere"]
 
 
+@pytest.mark.parametrize("name", command.KEYS)
+def test_help_shows_the_keys_that_the_recipe_reads(name, monkeypatch, capsys):
+    recipe = importlib.import_module(f"modeling_supclap.{command.COMMANDS[name]}")
+    parsed = mock.Mock(side_effect=InterruptedError)
+    monkeypatch.setattr(recipe, "parse_arguments", parsed)
+    monkeypatch.setattr(sys, "argv", ["recipe"])
+    with pytest.raises(InterruptedError):
+        recipe.main()
+
+    read = set()
+    for group in parsed.call_args.args[0]:
+        options = {option.name for option in dataclasses.fields(group) if option.init}
+        for base in group.__mro__:
+            if base.__module__.startswith("modeling_supclap."):
+                read |= options & set(inspect.get_annotations(base))
+
+    command.main([name, "--help"])
+    shown = set(re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE))
+    assert shown == read - {"dataloader_pin_memory"}  # the Trainer's, whose default asks torch
+
+
+@pytest.mark.process
 def test_help_waits_for_no_import_that_takes_seconds():
     lines = [
         "import contextlib, sys",
@@ -90,7 +112,8 @@ def test_help_waits_for_no_import_that_takes_seconds():
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.process
+@pytest.mark.parametrize("name", [*command.KEYS, "convert", "export", "search"])
 def test_help_of_a_script_waits_for_none_either(name):
     words = [sys.executable, "-X", "importtime", command._source(command.COMMANDS[name]), "--help"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -100,6 +123,7 @@ def test_help_of_a_script_waits_for_none_either(name):
     assert not imported & {"torch", "transformers", "datasets", "accelerate"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", ["", "train --help"])
 def test_help_may_be_read_in_part(words):
     command = f"{sys.executable} -m modeling_supclap.recipes.command {words} | head -n 1"

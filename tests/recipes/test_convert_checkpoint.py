@@ -149,6 +149,7 @@ def test_the_help_knows_all_kinds():
     assert set(KINDS) == set(layouts.KINDS)
 
 
+@pytest.mark.process
 def test_it_runs_from_the_command_line(tmp_path):
     torch.save(
         published.ced_original(published.random(published.ced_encoder()), published.random(published.ced_head())),

@@ -113,6 +113,7 @@ def test_a_second_run_on_the_same_output_is_refused(folder, whole):
         another.submit(run_recipe, embed_corpus, *words(folder, whole)).result()
 
 
+@pytest.mark.process
 def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp_path):
     output, arguments = tmp_path / "out", words(folder, tmp_path / "out", "--num_workers", 1)
     run_killed(RECIPE, *arguments, moment=Moment("os.rename", "*.parquet", 2))
@@ -125,6 +126,7 @@ def test_a_killed_run_goes_on_with_the_files_that_are_missing(folder, whole, tmp
     assert all(path.stat().st_mtime_ns == written for path, written in done.items())
 
 
+@pytest.mark.process
 def test_one_of_two_processes_is_killed_and_two_go_on(folder, tmp_path):
     outputs = tmp_path / "whole", tmp_path / "out"
     whole, cut = (words(folder, output, "--clips_per_file", 1) for output in outputs)
@@ -138,6 +140,7 @@ def test_one_of_two_processes_is_killed_and_two_go_on(folder, tmp_path):
     assert all(path.stat().st_mtime_ns == written for path, written in done.items())
 
 
+@pytest.mark.process
 def test_several_processes_write_the_same_files(folder, whole, tmp_path):
     printed = run_processes(RECIPE, *words(folder, tmp_path / "out", "--num_workers", 1))
     assert printed.count("10 of 14 recordings in") == 1

@@ -172,6 +172,7 @@ def test_other_processes_of_a_launch_do_nothing(folder, monkeypatch):
     assert not (folder / "never").exists()
 
 
+@pytest.mark.process
 def test_one_of_two_processes_without_a_gpu_evaluates(folder, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     options = ["--output_dir", folder / "two", "--cache_dir", "none", "--tasks", "retrieval"]

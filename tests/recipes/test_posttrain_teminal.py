@@ -134,6 +134,7 @@ def test_both_stages_run_and_are_scored(run):
     assert SupCLAPModel.from_pretrained(run[0]).config.temporal_prompts == "phrases"
 
 
+@pytest.mark.process
 def test_several_processes_are_one_run(run, tmp_path):
     halves = ["--output_dir", str(tmp_path), "--per_device_train_batch_size", "3", "--use_cpu", "true"]
     run_processes("recipes/posttrain_teminal.py", *run[2], *halves)

@@ -111,6 +111,7 @@ def make_home(home: Path) -> Path:
     return home
 
 
+@pytest.mark.process
 def test_no_file_of_a_recipe_names_a_folder_of_this_machine(tmp_path):
     home, out = make_home(tmp_path / "ann"), tmp_path / "ann" / "out"
 

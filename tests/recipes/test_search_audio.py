@@ -78,6 +78,7 @@ def test_what_is_wrong_is_said_in_one_line(saved, sounds, tmp_path, capsys, word
     assert told in message
 
 
+@pytest.mark.process
 def test_two_processes_and_a_kill(saved, sounds, tmp_path, capsys):
     words = ["--model", str(saved), "--quiet"]
     search(capsys, "index", sounds, *words, "--index", tmp_path / "one")

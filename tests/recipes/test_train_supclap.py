@@ -44,6 +44,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.process
 def test_launched_it_ends_with_a_table_and_a_card_that_says_how(tmp_path):
     folder = tmp_path / "run"
     output = launch_recipe(train_supclap, SMOKE, "--output_dir", folder)
@@ -139,6 +140,7 @@ def test_a_run_has_its_folder_for_itself_to_the_end(recipe, tmp_path, monkeypatc
     assert not (tmp_path / "run.lock").exists()
 
 
+@pytest.mark.process
 def test_killed_and_resumed_the_losses_are_the_same(run, tmp_path):
     folder = tmp_path / "killed"
     in_a_checkpoint = Moment("os.rename", "*/checkpoint-4")
@@ -149,6 +151,7 @@ def test_killed_and_resumed_the_losses_are_the_same(run, tmp_path):
     assert losses(folder) == losses(run)
 
 
+@pytest.mark.process
 def test_several_processes_are_one_run(tmp_path):
     config = yaml.safe_load(Path(ROOT, SMOKE).read_text())
     config["text_config"] |= dict.fromkeys(["hidden_dropout_prob", "attention_probs_dropout_prob"], 0.0)
@@ -258,6 +261,7 @@ def test_a_prepared_set_is_streamed_and_goes_by_the_name_of_what_it_was_made_fro
     assert (results["protocol"]["origin"], results["protocol"]["dataset"]) == ("audio_folder", "prepared")
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_default_job_reaches_ten_times_chance_and_what_the_readme_says(tmp_path, monkeypatch, capsys):
     output_dir = tmp_path / "outputs" / "synthetic"
@@ -271,6 +275,7 @@ def test_the_default_job_reaches_ten_times_chance_and_what_the_readme_says(tmp_p
     assert "[0 1 2 3]" in capsys.readouterr().out
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.skipif("SUPCLAP_ESC10" not in os.environ, reason="set SUPCLAP_ESC10 to a folder of ESC-10 to train on it")
 def test_real_recordings_are_learned(tmp_path):

@@ -75,6 +75,7 @@ def test_the_printed_command_gives_a_file_that_joins_and_a_report(tmp_path, enco
     assert row["captions"]["fra"] == [by_key[row["clip_id"], "fra", i] for i in range(len(row["captions"]["eng"]))]
 
 
+@pytest.mark.process
 def test_killed_and_started_again_the_bytes_are_the_same(tmp_path, encoder):
     captions = write_captions(tmp_path / "captions.csv")
     common = ["--captions", captions, "--model", "chat", "--languages", "fra", "deu", "--batch_size", 2]

@@ -153,6 +153,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("width", [390, 1280])
 def test_in_chromium_the_player_stands_at_the_second_that_was_found(searcher, folder, tmp_path, width):
     webdriver = pytest.importorskip("selenium.webdriver")

@@ -355,6 +355,7 @@ def six_pairs():
     return unit(6, 8, seed=14), unit(6, 1, 8, seed=15)
 
 
+@pytest.mark.process
 def test_every_process_measures_the_global_batch(tmp_path):
     run_processes(__file__, str(tmp_path))
     objective = regularised({"t2a": StaticRadius(0.3), "a2t": StaticRadius(0.2)})

@@ -185,6 +185,7 @@ def test_an_unknown_scheme_names_the_known(processor):
         TrainingCollator(processor, ["eng"], scheme="all")
 
 
+@pytest.mark.process
 def test_workers_that_stay_alive_see_the_next_epoch(processor, rows):
     collator = TrainingCollator(processor, ["eng", "fra"])
     loader = DataLoader(rows, batch_size=6, num_workers=1, collate_fn=collator, persistent_workers=True)
@@ -228,6 +229,7 @@ def test_groups(rows):
     assert group_id(twin, "clip") != group_id(rows[0], "clip")
 
 
+@pytest.mark.process
 def test_a_bad_recording_in_a_worker_names_the_file(processor, rows, tmp_path):
     (tmp_path / "broken.wav").write_text("no audio")
     bad = IndexedRows([{**rows[0], "audio_path": str(tmp_path / "broken.wav")}])

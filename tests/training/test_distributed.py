@@ -38,6 +38,7 @@ def one_of_two(path):
             json.dump({"world_size": world_size(), "order": order, "gradient": gradient.tolist()}, file)
 
 
+@pytest.mark.process
 def test_two_processes_have_the_gradient_of_one(tmp_path):
     run_processes(__file__, str(tmp_path / "seen.json"))
     seen = json.loads((tmp_path / "seen.json").read_text())

@@ -63,6 +63,7 @@ def whole_norm(gradients):
     return torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not dist.is_available(), reason="torch is built without torch.distributed")
 def test_two_shards_have_the_gradients_of_one_process(tmp_path):
     report_gradients(str(tmp_path), str(tmp_path / "one.json"))

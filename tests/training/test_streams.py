@@ -101,7 +101,7 @@ def assert_same_end(resumed, whole, step):
         assert torch.equal(value, resumed.model.state_dict()[name]), name
 
 
-@pytest.mark.parametrize(("step", "workers"), [(5, 0), (8, 2)])
+@pytest.mark.parametrize(("step", "workers"), [(5, 0), pytest.param(8, 2, marks=pytest.mark.process)])
 def test_a_killed_run_sees_the_same_batches_and_ends_with_the_same_weights(folder, tmp_path, step, workers):
     with served(folder) as address:
         whole = build(tmp_path / "whole", f"{address}/int16", dataloader_num_workers=workers)
@@ -138,6 +138,7 @@ def test_what_wants_all_rows_beforehand_is_refused(folder, tmp_path, options):
         build(tmp_path, str(folder / "int16"), **options)
 
 
+@pytest.mark.process
 def test_no_worker_outlives_a_run_that_is_killed(folder, tmp_path, monkeypatch):
     trainer = build(tmp_path, str(folder / "int16"), per_device_train_batch_size=2, dataloader_num_workers=2)
     trainer.data_collator = name_worker
@@ -160,6 +161,7 @@ def train_and_report(data_dir, output, batch_size):
     Path(output, f"{batch_size}-{whole.args.process_index}.json").write_text(json.dumps(report))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["int16", "hub"])
 def test_two_processes_see_the_batches_of_one_and_resume(folder, hub, tmp_path, name):
     train_and_report(str(folder / name), str(tmp_path), "4")

@@ -200,6 +200,7 @@ def train_and_report(folder, report, batch):
         Path(report).write_text(json.dumps(content))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_train_like_one(tmp_path, count):
     train_and_report(str(tmp_path), str(tmp_path / "one.json"), "8")

@@ -386,6 +386,7 @@ def one_process(tmp_path_factory):
     return folder / "report.json"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_train_like_one(one_process, tmp_path, count):
     run_processes(__file__, "train", str(tmp_path), str(tmp_path / "many.json"), str(32 // count), count=count)
@@ -402,6 +403,7 @@ def predict_and_report(folder, report):
         Path(report).write_text(json.dumps({"clips": sorted(prediction.label_ids.tolist()), "recall": recall}))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("loader", ["get_train_dataloader", "get_eval_dataloader"])
 def test_no_worker_outlives_a_run_that_is_killed(tmp_path, rows, loader, monkeypatch):
     few = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 1, "dataloader_num_workers": 2}
@@ -410,6 +412,7 @@ def test_no_worker_outlives_a_run_that_is_killed(tmp_path, rows, loader, monkeyp
     assert_workers_end_with_their_parent(getattr(trainer, loader)(), monkeypatch)
 
 
+@pytest.mark.process
 def test_several_processes_evaluate_every_clip_once(tmp_path):
     predict_and_report(str(tmp_path), str(tmp_path / "one.json"))
     run_processes(__file__, "predict", str(tmp_path), str(tmp_path / "two.json"))
