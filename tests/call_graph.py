@@ -1,8 +1,8 @@
-"""How far twelve clips travel to their results: functions and files of this project that one evaluation passes.
+"""How far twelve clips travel to their results, and a batch to its loss: the project's functions and files they pass.
 
     python tests/call_graph.py
 
-A model of one's own, which embeds by itself, stands for the encoders: what is counted is the road and not the model.
+A tiny model with real towers, all tasks, InfoNCE with support vectors.
 """
 
 from __future__ import annotations
@@ -10,61 +10,83 @@ from __future__ import annotations
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
+import builders
 from recordings import tone_rows
 
-from modeling_supclap import evaluation
+from modeling_supclap import SupCLAPTrainer, evaluation
 
+TASKS = ["retrieval", "zero_shot", "zste"]
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("modeling_supclap", "datasets_scripts", "metrics")
+FOLDERS = ("modeling_supclap", "datasets_scripts", "metrics")
 
 
-class Plain:
-    """Embeds whatever it is given, each thing in a direction of its own."""
+class Calls(NamedTuple):
+    """The functions that were called, as (file, name), and their files."""
 
-    sampling_rate = 16000
+    functions: set[tuple[str, str]]
+    files: set[str]
 
-    def encode_audio(self, waveforms: list[np.ndarray]) -> np.ndarray:
-        return np.eye(12, dtype=np.float32)[: len(waveforms)]
-
-    def encode_text(self, texts: list[str]) -> np.ndarray:
-        return np.eye(12, dtype=np.float32)[np.arange(len(texts)) % 12]
+    def __str__(self) -> str:
+        return f"{len(self.functions)} functions in {len(self.files)} files"
 
 
-def count_hops(**options: Any) -> tuple[set[tuple[str, str]], set[str]]:
-    """The functions and the files that an evaluation of twelve clips calls.
+def trace_calls(function: Callable[[], Any]) -> Calls:
+    """Record the functions of this project that a call passes, in all threads.
 
     Args:
-        **options: Fields of `EvaluationOptions`.
+        function: Is called twice; the first call, which imports and fills caches, is not recorded.
     """
     functions: set[tuple[str, str]] = set()
 
-    def watch(frame: FrameType, event: str, _: Any) -> None:
+    def record(frame: FrameType, event: str, _: Any) -> None:
         path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname
-        if event == "call" and path.is_relative_to(ROOT) and ".venv" not in path.parts and not name.endswith(">"):
-            path = path.resolve().relative_to(ROOT)
-            if path.parts[0] in ROOMS:
-                functions.add((str(path), name))
+        if event == "call" and path.is_relative_to(ROOT) and not name.endswith(">"):
+            path = path.resolve()  # modeling_supclap holds links to the other folders, and .venv may be one
+            if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in FOLDERS:
+                functions.add((str(path.relative_to(ROOT)), name))
 
+    function()
+    threading.setprofile(record)
+    sys.setprofile(record)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return Calls(functions, {path for path, _ in functions})
+
+
+def evaluation_calls() -> Calls:
+    """Trace an evaluation: twelve clips to the results of retrieval, zero-shot classification and ZSTE."""
+    model, processor = builders.pair()
+    model.processor = processor
+    zste = evaluation.ZSTEOptions(num_items=4, num_candidates=12)
     with tempfile.TemporaryDirectory() as folder:
         rows = tone_rows(Path(folder), count=12)
-        evaluation.evaluate(Plain(), rows, cache=evaluation.EmbeddingCache(None), **options)  # imports are no road
-        threading.setprofile(watch)
-        sys.setprofile(watch)
-        try:
-            evaluation.evaluate(Plain(), rows, cache=evaluation.EmbeddingCache(None), **options)
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)
-    return functions, {path for path, _ in functions}
+        return trace_calls(
+            lambda: evaluation.evaluate(model, rows, tasks=TASKS, zste=zste, cache=evaluation.EmbeddingCache(None))
+        )
+
+
+def training_calls() -> Calls:
+    """Trace a batch, as the collator makes it, to its loss."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = tone_rows(Path(folder), count=12)
+        args = builders.training_args(folder, svr="bi-static", languages=["eng"])
+        model, processor = builders.pair()
+        trainer = SupCLAPTrainer(model, args, rows, processing_class=processor)
+        batch = next(iter(trainer.get_train_dataloader()))
+        trainer.model.train()
+        return trace_calls(lambda: trainer.compute_loss(trainer.model, batch))
 
 
 if __name__ == "__main__":
-    functions, files = count_hops()
-    for path, name in sorted(functions):
-        print(path, name)
-    print(f"{len(functions)} functions in {len(files)} files")
+    for title, calls in {"12 clips to results": evaluation_calls(), "batch to loss": training_calls()}.items():
+        for path, name in sorted(calls.functions):
+            print(path, name)
+        print(f"{title}: {calls}\n")

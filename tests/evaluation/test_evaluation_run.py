@@ -5,7 +5,6 @@ from pathlib import Path
 import builders
 import numpy as np
 import pytest
-from call_graph import count_hops
 from fake_models import ToneModel, caption_tones
 from processes import run_python
 from recordings import tone_rows
@@ -145,12 +144,7 @@ def test_an_empty_split_is_an_error():
         evaluate(ToneModel(), [], cache=EmbeddingCache(None))
 
 
-def test_the_road_from_twelve_clips_to_results_stays_short():
-    functions, files = count_hops()
-    assert len(functions) <= 78  # any model takes the road of `encoding.chunk_embeddings`
-    assert len(files) <= 12
-
-
+@pytest.mark.process
 def test_evaluation_loads_nothing_of_training():
     told = "import sys, modeling_supclap.evaluation; print(*sys.modules)"
     loaded = run_python("-c", told).split()

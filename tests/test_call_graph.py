@@ -1,0 +1,15 @@
+"""The length of the roads through the code: what a reader has to follow from the input to the result."""
+
+from call_graph import evaluation_calls, training_calls
+
+
+def test_the_road_from_twelve_clips_to_results_stays_short():
+    calls = evaluation_calls()
+    assert len(calls.functions) <= 195
+    assert len(calls.files) <= 26
+
+
+def test_the_road_from_a_batch_to_its_loss_stays_short():
+    calls = training_calls()
+    assert len(calls.functions) <= 61
+    assert len(calls.files) <= 14
