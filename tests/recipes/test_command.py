@@ -75,27 +75,6 @@ def test_what_is_shared_among_processes_is_launched_by_accelerate(name, script, 
     assert arguments.training_script_args == ["--model", "somewhere"]
 
 
-@pytest.mark.parametrize("name", command.KEYS)
-def test_help_shows_the_keys_that_the_recipe_reads(name, monkeypatch, capsys):
-    recipe = importlib.import_module(f"modeling_supclap.{command.COMMANDS[name]}")
-    parsed = mock.Mock(side_effect=InterruptedError)
-    monkeypatch.setattr(recipe, "parse_arguments", parsed)
-    monkeypatch.setattr(sys, "argv", ["recipe"])
-    with pytest.raises(InterruptedError):
-        recipe.main()
-
-    read = set()
-    for group in parsed.call_args.args[0]:
-        options = {option.name for option in dataclasses.fields(group) if option.init}
-        for base in group.__mro__:
-            if base.__module__.startswith("modeling_supclap."):
-                read |= options & set(inspect.get_annotations(base))
-
-    command.main([name, "--help"])
-    shown = set(re.findall(r"^  --(\w+)", capsys.readouterr().out, re.MULTILINE))
-    assert shown == read - {"dataloader_pin_memory"}  # the Trainer's, whose default asks torch
-
-
 @pytest.mark.process
 def test_help_waits_for_no_import_that_takes_seconds():
     lines = [
@@ -113,7 +92,7 @@ def test_help_waits_for_no_import_that_takes_seconds():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", [*command.KEYS, "convert", "export", "search"])
+@pytest.mark.parametrize("name", FAST)
 def test_help_of_a_script_waits_for_none_either(name):
     words = [sys.executable, "-X", "importtime", command._source(command.COMMANDS[name]), "--help"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -254,7 +233,7 @@ def test_ctrl_c_while_a_script_imports_modules_is_one_line_of_all_processes(rank
     monkeypatch.setenv("RANK", rank)
     words = [sys.executable, "-c", INTERRUPTED, "torch", ROOT / "recipes" / "train_supclap.py"]
     done = subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (-signal.SIGINT, lines)
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (130, lines)
 
 
 @pytest.mark.process
