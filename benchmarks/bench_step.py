@@ -43,7 +43,9 @@ Batch = dict[str, Tensor]
 class PlainModule(ContrastiveModule):
     """The plain step: each tower once, on the whole batch, padded to its longest row."""
 
-    def _embed(self, tower: Any, inputs: Mapping[str, Tensor | None], mask: str, count: int) -> Tensor:
+    def _embed(
+        self, tower: Any, inputs: Mapping[str, Tensor | None], mask: str, count: int, lengths: Any = None
+    ) -> Tensor:
         return tower(**inputs).pooler_output
 
 

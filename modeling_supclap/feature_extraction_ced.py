@@ -177,6 +177,10 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             waveforms.append(waveform)
         return waveforms
 
+    def frames_of(self, samples: Any) -> Any:
+        """Return the number of frames of a clip of this many samples: an integer, or a tensor of them."""
+        return 1 + (samples if self.center else samples - self.n_fft) // self.hop_size
+
     def on_device(self, samples: torch.Tensor, sample_counts: torch.Tensor) -> dict[str, torch.Tensor]:
         """Makes the batch of a call from samples, on the device that they are on: the second half of a call.
 
@@ -198,7 +202,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         """
         waveforms = samples / 32768 if samples.dtype == torch.int16 else samples
         counts = sample_counts.unsqueeze(1)
-        n_frames = 1 + (counts if self.center else counts - self.n_fft) // self.hop_size
+        n_frames = self.frames_of(counts)
 
         if self.center:
             # Half a window before each clip and after its own end stands its mirror image: (B, S) -> (B, S + n_fft).

@@ -316,15 +316,16 @@ class CEDModel(CEDPreTrainedModel):
                 f"got {tuple(mask.shape)}"
             )
 
-        # Values are not known while a graph is traced (torch.compile, torch.export), and are not checked there.
-        is_traced = torch.compiler.is_compiling()
+        # Values are not known while a graph is traced (torch.compile, torch.export), and reading them in each training
+        # step would wait for the GPU: the feature extractor makes no other masks.
+        is_unchecked = torch.compiler.is_compiling() or self.training
         if mask is None:
             n_frames, shortest = torch.full((features.shape[0],), features.shape[2]), features.shape[2]
         else:
-            if not is_traced and (mask[:, 1:] > mask[:, :-1]).any():
+            if not is_unchecked and (mask[:, 1:] > mask[:, :-1]).any():
                 raise ValueError("audio_attention_mask must be ones followed by zeros; pad clips on the right")
             n_frames = mask.sum(dim=1)
-            shortest = self.config.patch_frames if is_traced else int(n_frames.min())
+            shortest = self.config.patch_frames if is_unchecked else int(n_frames.min())
         if shortest < self.config.patch_frames:
             raise ValueError(
                 f"clip {int(n_frames.argmin())} has {shortest} frames, fewer than the {self.config.patch_frames} of "

@@ -23,6 +23,7 @@ from modeling_supclap.datasets_scripts.schema import (
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, drawn, render
 
 from ..processing_supclap import SupCLAPProcessor
+from .grad_cache import real_lengths
 from .training_args import SupCLAPTrainingArguments
 
 Row = Mapping[str, Any]
@@ -120,10 +121,8 @@ class ContrastiveCollator:
     def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
         return read_row(row, self.rate_hz, self.max_audio_seconds, crop_position, min_seconds=self.min_seconds)
 
-    def _inputs(
-        self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]
-    ) -> dict[str, torch.Tensor]:
-        """Makes model inputs; `captions` holds the same number K of (language, text) for each of the B rows."""
+    def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
+        """Make model inputs and their lengths; `captions` has the same number K of (language, text) for each row."""
         languages: list[str] = []
         texts: list[str] = []
         for pairs in captions:
@@ -139,14 +138,22 @@ class ContrastiveCollator:
             options |= {"audio": clips, "sampling_rate": self.rate_hz}
         batch |= self.processor(text=texts, **options)
 
+        # Lists stay on the CPU, where a step reads them without waiting for a GPU.
+        lengths: dict[str, Any] = {"text_lengths": real_lengths(batch["attention_mask"])}
+        if self.gives_samples:
+            counts = batch["sample_counts"].tolist()
+            lengths["audio_lengths"] = [self.processor.feature_extractor.frames_of(count) for count in counts]
+        elif "audio_attention_mask" in batch:
+            lengths["audio_lengths"] = real_lengths(batch["audio_attention_mask"])
+
         for name in self.processor.tokenizer.model_input_names:
             if name in batch:
                 batch[name] = batch[name].unflatten(0, (len(captions), -1))  # (B K, L) -> (B, K, L)
-        return batch
+        return {**batch, **lengths}
 
     def _batch(
         self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Any]:
         """Makes model inputs of B rows, with their groups and places."""
         clips: list[np.ndarray] = []
         groups: list[int] = []
@@ -161,7 +168,8 @@ class TrainingCollator(ContrastiveCollator):
 
     Rows `{"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": [...], "fra": [...]}, "clip_index": 7, ...}`
     become `{"input_features": (B, 64, T), "audio_attention_mask": (B, T), "input_ids": (B, K, L),
-    "attention_mask": (B, K, L), "group_ids": (B,), "clip_index": (B,)}`, K texts a clip.
+    "attention_mask": (B, K, L), "group_ids": (B,), "clip_index": (B,)}`, K texts a clip. The lists
+    `audio_lengths` and `text_lengths` count the B clips' frames and the B K texts' tokens without padding.
 
     The draw depends on `(seed, epoch, clip_id)` only, not on workers, processes or the order of the batch, so a run
     that is resumed or spread over more processes sees the same data.
@@ -199,7 +207,7 @@ class TrainingCollator(ContrastiveCollator):
         """Makes the draws those of this epoch, counted from 0."""
         self._epoch.fill_(epoch)
 
-    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         positions: list[float] = []
         captions: list[list[tuple[str, str]]] = []
         for row in rows:
@@ -254,7 +262,7 @@ class EvaluationCollator(ContrastiveCollator):
     clips with fewer repeat their first caption, and whoever reads the embeddings leaves the repetitions out.
     """
 
-    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         captions = list(map(self._captions, rows))
         most = max(map(len, captions))
         for pairs in captions:
@@ -309,7 +317,7 @@ class TemporalCollator(TrainingCollator):
     def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
         return read_row(row, self.rate_hz, self.max_audio_seconds, crop_position, from_first_sound=True)
 
-    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         draw = self.items.stage_a if self.stage == "a" else self.items.triple
 
         clips: list[np.ndarray] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,10 +14,13 @@ from transformers.utils import ModelOutput
 from ..modeling_supclap import SupCLAPModel, unit_norm
 from .distributed import distributed_tiles, gather
 from .frozen import FrozenCache
-from .grad_cache import embed_in_chunks, refuse_batch_statistics
+from .grad_cache import embed_in_chunks, real_lengths, refuse_batch_statistics
 
 _WORTH_A_CALL = {"attention_mask": 128, "audio_attention_mask": 1000}
-"""The tokens, and frames, of a chunk below which less padding does not pay for one more call; on GPUs eight times."""
+"""The tokens, and frames, of a chunk below which less padding does not pay for one more call."""
+
+_GPU_CELLS = {"attention_mask": 16384, "audio_attention_mask": 65536}
+"""The tokens, and frames, of a chunk on a GPU, where calls cost more than padding; their activations stay in memory."""
 
 
 @dataclass
@@ -44,8 +47,9 @@ class ContrastiveModule(nn.Module):
     second, which inference does not need.
 
     Texts, and clips of several lengths, are embedded in chunks sorted by length, see `grad_cache.py`. Where a row has
-    several texts or clips, the step keeps the activations that one text and one clip a row would have, and makes the
-    others again in the backward pass: eight languages take no more memory than one.
+    several texts or clips, the step keeps the activations that one text and one clip a row would have, and recomputes
+    the others in the backward pass: eight languages take no more memory than one. On a GPU it keeps those of 16,384
+    tokens and 65,536 frames, if these are more; a smaller `chunk_size` then saves memory.
 
     Args:
         model: What embeds.
@@ -90,19 +94,24 @@ class ContrastiveModule(nn.Module):
         group_ids: torch.Tensor | None = None,
         class_ids: torch.Tensor | None = None,
         clip_index: torch.Tensor | None = None,
+        audio_lengths: Sequence[int] | None = None,
+        text_lengths: Sequence[int] | None = None,
     ) -> ContrastiveOutput:
-        """Embeds B rows of R clips and K texts each; in training also gathers all processes' and computes the loss."""
+        """Embed B rows of R clips and K texts each; in training also gather all processes' and compute the loss.
+
+        The lengths, B R frames and B K tokens, are those of the masks; without them a GPU is waited for to read them.
+        """
         count = len(input_ids)
         texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         for name, tensor in texts.items():
             texts[name] = None if tensor is None else tensor.flatten(0, 1)  # (B, K, L) -> (B K, L)
 
         # Texts first: the backward pass then begins with the clips, whose activations are gone when it comes to texts.
-        text_embeds = self._embed(self.model.get_text_features, texts, "attention_mask", count)
+        text_embeds = self._embed(self.model.get_text_features, texts, "attention_mask", count, text_lengths)
         text_embeds = text_embeds.unflatten(0, input_ids.shape[:2])  # (B K, d) -> (B, K, d)
 
         audio = {"input_features": input_features, "audio_attention_mask": audio_attention_mask, "is_longer": is_longer}
-        audio_embeds = self._embed(self.model.get_audio_features, audio, "audio_attention_mask", count)
+        audio_embeds = self._embed(self.model.get_audio_features, audio, "audio_attention_mask", count, audio_lengths)
         if len(audio_embeds) > count:
             audio_embeds = audio_embeds.unflatten(0, (count, -1))  # (B R, d) -> (B, R, d)
         if not self.training:
@@ -124,9 +133,14 @@ class ContrastiveModule(nn.Module):
         return ContrastiveOutput(loss=loss, audio_embeds=audio_embeds, text_embeds=text_embeds, logs=logs)
 
     def _embed(
-        self, tower: Callable[..., Any], inputs: Mapping[str, torch.Tensor | None], mask: str, count: int
+        self,
+        tower: Callable[..., Any],
+        inputs: Mapping[str, torch.Tensor | None],
+        mask: str,
+        count: int,
+        lengths: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Embeds `count` rows of one or several clips or texts each: `(count R, ...) -> (count R, d)`."""
+        """Embed `count` rows of one or several clips or texts each: `(count R, ...) -> (count R, d)`."""
         given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         options: dict[str, Any] = {"mask": mask if mask in given else None}
 
@@ -140,17 +154,22 @@ class ContrastiveModule(nn.Module):
         if "input_ids" in given:
             options["tokens"] = self.model.get_input_embeddings()
 
-        if self.chunk_size is None:
+        if mask in given:
+            options["lengths"] = lengths = real_lengths(given[mask]) if lengths is None else lengths
+        chunk_size = self.chunk_size
+        if chunk_size is None:
             rows = next(iter(given.values()))
-            first = given[mask][:: len(rows) // count] if mask in given else rows[:count, :1]
-            columns = int(first.any(dim=0).nonzero().max()) + 1 if mask in given and first.any() else 1
-            worth = _WORTH_A_CALL[mask] * (8 if rows.is_cuda else 1)
-            options |= {"kept_cells": count * columns, "fewest_cells": worth}
+            longest = 1 if lengths is None else max(1, *lengths[:: len(rows) // count])
+            chunk_size, options["kept_cells"] = count, count * longest
+            options["fewest_cells"] = _WORTH_A_CALL[mask]
+            if mask in given and _is_on_gpu(rows):
+                chunk_size, options["kept_cells"] = None, max(count * longest, _GPU_CELLS[mask])
+                options["fewest_cells"] = None
 
         def embed(rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
             return tower(**rows).pooler_output
 
-        return embed_in_chunks(embed, given, self.chunk_size or count, **options)
+        return embed_in_chunks(embed, given, chunk_size, **options)
 
     def _pool_audio(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
         pooled: torch.Tensor = self.model.run_audio_tower(**rows).pooler_output
@@ -166,3 +185,7 @@ class ContrastiveModule(nn.Module):
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
         """Passes the Trainer's request on to both towers, under the name up to transformers 5.22."""
         self.model.gradient_checkpointing_enable(**kwargs)
+
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda

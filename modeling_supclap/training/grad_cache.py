@@ -12,7 +12,7 @@ changes: it stays one forward and one backward pass, with whatever scales, synch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -32,38 +32,47 @@ _MUCH_SHORTER = 0.75
 """A row of at most this share of a chunk's longest begins a chunk of its own length."""
 
 
+def real_lengths(mask: Tensor) -> list[int]:
+    """Return the columns of each row up to its last real one, for a mask `(..., L)` of 1 and 0; waits for a GPU."""
+    columns = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
+    lengths: list[int] = (columns * mask.bool()).amax(dim=-1).flatten().tolist()
+    return lengths
+
+
 def embed_in_chunks(
     embed: Embed,
     inputs: Rows,
-    chunk_size: int,
+    chunk_size: int | None,
     mask: str | None = None,
     kept_cells: int = 0,
     fewest_cells: int | None = None,
     tokens: nn.Embedding | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> Tensor:
-    """Embeds a batch in chunks; the gradients are those of `embed(inputs)`, whatever loss the embeddings go into.
+    """Embed a batch in chunks, with the gradients of `embed(inputs)` for any loss of the embeddings.
 
     A cell is a row's column in its chunk: a token, real or padding, or a frame. The longest rows come first, and the
-    backward pass begins with the last chunk. So it is the last ones, at least one, that keep their activations; the
-    price of the others is one more forward pass. Towers that are called later are done and freed when it begins.
+    backward pass begins with the last chunk. So the last ones, at least one, keep their activations; each of the
+    others costs one more forward pass. Towers that are called later are done and freed when it begins.
 
     Args:
-        embed: Turns rows of the batch into their embeddings `(n, d)`. A row's embedding must not depend on the other
-            rows, see `refuse_batch_statistics`. Random numbers may be drawn, on the CPU and on the inputs' device.
+        embed: Function from rows of the batch to their embeddings `(n, d)`. A row's embedding must not depend on the
+            other rows, see `refuse_batch_statistics`. It may draw random numbers, on the CPU and on the inputs' device.
         inputs: Tensors by name, each with the N rows along its first axis.
-        chunk_size: The most rows of a chunk.
-        mask: The one of `inputs` that tells real columns from padding, 1 and 0, `(N, L)`; all inputs then have L
+        chunk_size: Maximum rows of a chunk; None: as many as have at most `kept_cells` cells.
+        mask: Name of the input that marks real columns with 1 and padding with 0, `(N, L)`; all inputs then have L
             columns, or one, on their last axis. None keeps rows in order and padded as they are.
-        kept_cells: The cells whose activations may stay in memory.
-        fewest_cells: A chunk with this many cells ends where rows are much shorter; None makes it full.
+        kept_cells: Number of cells whose activations may stay in memory.
+        fewest_cells: A chunk with this many cells ends where rows are much shorter; None fills each chunk.
         tokens: The embeddings in which `embed` looks up `input_ids`. Several chunks then look their tokens up in the
             rows that the batch uses, so that the gradient of the whole table is made once and not for each chunk.
+        lengths: The `real_lengths` of the mask, if known; reading them from a mask on a GPU waits for it.
 
     Returns:
         `(N, d)`, in the order of the inputs.
 
     Raises:
-        ValueError: `chunk_size` is below 1, or the inputs hold no row or different numbers of rows.
+        ValueError: `chunk_size` is below 1, or the inputs have no row or different numbers of rows.
 
     Example:
         >>> tower = nn.Linear(2, 3)
@@ -73,36 +82,46 @@ def embed_in_chunks(
         >>> embeds.shape, tower.bias.grad
         (torch.Size([5, 3]), tensor([5., 5., 5.]))
     """
-    if chunk_size < 1:
+    if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}; a chunk needs at least one row")
     counts = {name: len(tensor) for name, tensor in inputs.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise ValueError(f"got rows {counts}; give tensors with the same number of rows, at least one")
 
-    chunks = _cut(inputs, chunk_size, mask, fewest_cells)
-    if tokens is not None and len(chunks) > 1:
-        embed = _with_shared_rows(embed, tokens, inputs["input_ids"])
+    first = next(iter(inputs.values()))
+    if mask is None:
+        lengths = [1] * len(first)
+    elif lengths is None:
+        lengths = real_lengths(inputs[mask])
+    chunks = _cut(lengths, chunk_size, kept_cells, fewest_cells)
 
-    def embed_chunk(rows: Tensor, width: int) -> Tensor:
+    def embed_chunk(rows: Tensor | None, width: int) -> Tensor:
         chunk = {}  # cut here, and cut again in the backward pass, so that no second copy of the batch is kept
         for name, values in inputs.items():
-            chunk[name] = values[rows] if mask is None else values[rows, ..., :width]
+            columns = values if mask is None else values[..., :width]
+            chunk[name] = columns if rows is None else columns[rows]
         with _fresh_casts(len(chunks) > 1):
             return embed(chunk)
 
-    cells = [rows.numel() * width for rows, width in chunks]
+    if len(chunks) == 1:
+        return embed_chunk(None, chunks[0][1])
+    if tokens is not None:
+        embed = _with_shared_rows(embed, tokens, inputs["input_ids"])
+
+    cells = [len(rows) * width for rows, width in chunks]
     first_kept = len(chunks) - 1
     while first_kept > 0 and sum(cells[first_kept - 1 :]) <= kept_cells:
         first_kept -= 1
 
-    parts = []
-    for number, (rows, width) in enumerate(chunks):
+    parts, order = [], []
+    for number, (numbers, width) in enumerate(chunks):
+        rows = torch.tensor(numbers, device=first.device)
+        order.append(rows)
         if number < first_kept and torch.is_grad_enabled():
             parts.append(refuse_second_derivatives(checkpoint(embed_chunk, rows, width, use_reentrant=False)))
         else:
             parts.append(embed_chunk(rows, width))
-    order = torch.cat([rows for rows, _ in chunks])
-    return torch.cat(parts)[order.argsort()]
+    return torch.cat(parts)[torch.cat(order).argsort()]
 
 
 def refuse_batch_statistics(module: nn.Module) -> None:
@@ -126,25 +145,22 @@ def refuse_batch_statistics(module: nn.Module) -> None:
             layer.register_forward_pre_hook(partial(refuse, name))
 
 
-def _cut(inputs: Rows, chunk_size: int, mask: str | None, fewest_cells: int | None) -> list[tuple[Tensor, int]]:
-    """Cuts a batch into chunks, the longest rows first: the places of the rows of each, and its columns."""
-    tensor = next(iter(inputs.values()))
-    lengths = torch.ones(len(tensor), dtype=torch.long, device=tensor.device)
-    if mask is not None:
-        columns = torch.arange(1, inputs[mask].shape[-1] + 1, device=tensor.device)
-        lengths = (columns * inputs[mask].bool()).amax(dim=-1)  # up to the last real column, (N,)
-    order = lengths.argsort(descending=True, stable=True)
-
-    chunks: list[tuple[Tensor, int]] = []
-    widths = lengths[order].clamp_min(1).tolist()
-    start = 0
-    for place in range(1, len(widths) + 1):
-        count, width = place - start, widths[start]
-        last = place == len(widths)
-        much_shorter = fewest_cells is not None and not last and widths[place] <= _MUCH_SHORTER * width
-        if last or count == chunk_size or (much_shorter and count * width >= fewest_cells):
-            chunks.append((order[start:place], width))
-            start = place
+def _cut(
+    lengths: Sequence[int], chunk_size: int | None, kept_cells: int, fewest_cells: int | None
+) -> list[tuple[list[int], int]]:
+    """Cut rows of these lengths into chunks, the longest first: the numbers of the rows of each, and its columns."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    chunks: list[tuple[list[int], int]] = []
+    for row in order:
+        length = max(1, lengths[row])
+        if chunks:
+            rows, width = chunks[-1]
+            cells = len(rows) * width
+            is_full = cells + width > kept_cells if chunk_size is None else len(rows) == chunk_size
+            much_shorter = fewest_cells is not None and cells >= fewest_cells and length <= _MUCH_SHORTER * width
+        if not chunks or is_full or much_shorter:
+            chunks.append(([], length))
+        chunks[-1][0].append(row)
     return chunks
 
 

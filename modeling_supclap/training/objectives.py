@@ -109,11 +109,10 @@ class SupportVectorRegularizer(nn.Module):
             if direction == "t2a":
                 anchors, targets = text_embeds, audio_embeds
 
-            if chunk_size is None:
-                scaled_similarities = logit_scale * similarity_matrix(anchors, targets)
-                radius = radius_module(scaled_similarities, group_ids)
+            if isinstance(radius_module, StaticRadius) or chunk_size is not None:
+                radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size or len(anchors))
             else:
-                radius = radius_module.in_tiles(anchors, targets, logit_scale, group_ids, chunk_size)
+                radius = radius_module(logit_scale * similarity_matrix(anchors, targets), group_ids)
 
             options: dict[str, Any] = {
                 "similarity": self.similarity,

@@ -58,6 +58,7 @@ class ContrastiveOptions:
             memory linear in the global batch. By default all of them.
         cached_chunk_size: Number of clips (and texts) whose activations are in memory at a time, by gradient caching. A
             batch of any size trains with its exact gradients in the memory of one of this size, for a third more time.
+            By default one text and one clip a row; on a GPU 16,384 tokens and 65,536 frames, if these are more.
         cache_frozen: Cache the outputs of frozen towers by their input, up to 2 GiB: `auto`, where no dropout acts;
             `always`, with frozen towers in evaluation mode; `never`. Sharded weights are never cached.
         per_device_train_batch_size: Clips per device in a training step.

@@ -1,10 +1,16 @@
 """A model and its objective in one: the loss of a step, what evaluation gives, and what a checkpoint holds."""
 
+from collections import Counter
+
 import pytest
 import torch
+from test_grad_cache import Straight
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from modeling_supclap.training import contrastive_module
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.distributed import _GatherWithGradient
+from modeling_supclap.training.grad_cache import real_lengths
 from modeling_supclap.training.objectives import build_objective
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -49,3 +55,59 @@ def test_rows_of_several_clips_keep_their_rows(module, batch):
 def test_second_derivatives_of_gathered_embeddings_are_refused():
     with pytest.raises(RuntimeError, match="create_graph=True"):
         _GatherWithGradient.backward(None, torch.ones(2))
+
+
+class Calls(TorchDispatchMode):
+    """Counts operator calls by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.counts[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def calls_of_a_step(model, tmp_path, languages=1, kind=ContrastiveModule, **options):
+    """The calls of a step of 24 clips, and how many of them make the CPU wait for a GPU."""
+    codes = ["eng", "fra", "deu", "spa", "nld", "cat", "jpn", "zho"][:languages]
+    args = SupCLAPTrainingArguments(str(tmp_path), report_to="none", use_cpu=True, languages=codes, **options)
+    module = kind(model, build_objective(args)).train()
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.arange(300) < torch.randint(100, 301, (24, 1), generator=generator)
+    tokens = torch.arange(40) < torch.randint(5, 41, (24, languages, 1), generator=generator)
+    batch = {
+        "input_features": 10 * torch.randn(24, 64, 300, generator=generator) - 40,
+        "audio_attention_mask": frames.long(),
+        "audio_lengths": real_lengths(frames),
+        "input_ids": torch.randint(5, 50, tokens.shape, generator=generator) * tokens,
+        "attention_mask": tokens.long(),
+        "text_lengths": real_lengths(tokens),
+    }
+    module(**batch)  # the first step sets the radii
+    with Calls() as calls:
+        module(**batch).loss.backward()
+    counts = calls.counts
+    waits = sum(counts[name] for name in ("_local_scalar_dense", "nonzero", "item", "_unique2", "is_nonzero"))
+    return sum(counts.values()), waits
+
+
+@pytest.fixture
+def gpu_limits(monkeypatch):
+    """The limits of chunks on a GPU, with tensors on the CPU."""
+    monkeypatch.setattr(contrastive_module, "_is_on_gpu", lambda tensor: True)
+
+
+def test_kcl_of_8_languages_takes_the_calls_of_a_plain_step_on_a_gpu(model, tmp_path, gpu_limits):
+    plain, _ = calls_of_a_step(model, tmp_path, 8, kind=Straight, loss="kcl")
+    calls, waits = calls_of_a_step(model, tmp_path, 8, loss="kcl")
+    assert calls <= 1.05 * plain
+    assert waits <= 2
+
+
+def test_a_step_hardly_waits_for_a_gpu(model, tmp_path, gpu_limits):
+    calls, waits = calls_of_a_step(model, tmp_path, svr="none")
+    with_support_vectors, waits_with_support_vectors = calls_of_a_step(model, tmp_path, svr="bi-static")
+    assert max(waits, waits_with_support_vectors) <= 2
+    assert with_support_vectors - calls <= 180  # both directions, forward and backward, views included

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from modeling_supclap.losses import info_nce
+from modeling_supclap.training import contrastive_module
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.grad_cache import embed_in_chunks, refuse_batch_statistics
 from modeling_supclap.training.objectives import build_objective
@@ -37,7 +38,7 @@ class AllTexts(nn.Module):
 class Straight(ContrastiveModule):
     """The step as one would write it: each tower once, on the whole batch, padded to the longest."""
 
-    def _embed(self, tower, inputs, mask, count):
+    def _embed(self, tower, inputs, mask, count, lengths=None):
         return tower(**{name: tensor for name, tensor in inputs.items() if tensor is not None}).pooler_output
 
 
@@ -125,6 +126,27 @@ def test_several_texts_a_clip_are_cut_by_texts(model, chunk_size):
     torch.testing.assert_close(outputs.text_embeds, expected.text_embeds, atol=1e-12, rtol=0)
     assert difference(gradients, wanted) < 1e-12
     assert gradients["objective.weights"].min() > 1
+
+
+def test_gradients_within_the_limits_of_a_gpu(model, monkeypatch):
+    """Chunks are cut by their tokens and frames: three captions a clip make several, whose last one is kept."""
+    monkeypatch.setattr(contrastive_module, "_is_on_gpu", lambda tensor: True)
+    inputs = double(batch(texts_per_clip=3))
+    widths = []
+    _, wanted = step(Straight(model, AllTexts(3)).double(), inputs)
+    for limit, chunks in ((16384, 1), (1, 3)):
+        limits = {"attention_mask": limit, "audio_attention_mask": limit}
+        monkeypatch.setattr(contrastive_module, "_GPU_CELLS", limits)
+        module = ContrastiveModule(model, AllTexts(3)).double()
+        hook = model.text_model.register_forward_pre_hook(
+            lambda tower, args, rows: widths.append(len(rows["input_ids"])), with_kwargs=True
+        )
+        _, gradients = step(module, inputs)
+        hook.remove()
+        assert difference(gradients, wanted) < 1e-12
+        assert len(widths) >= chunks
+        assert (widths == [3 * CLIPS]) == (chunks == 1)
+        widths.clear()
 
 
 @pytest.mark.parametrize("chunk_size", [2, None])
