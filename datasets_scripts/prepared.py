@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
-import fsspec
 import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 from datasets.builder import Key
 
 from modeling_supclap.hub_ids import is_hub_id
+
+from .remote_files import read_file
 
 MANIFEST = "manifest.json"
 ROOT_NOTE = ".prepare/audio_root"
@@ -103,8 +104,7 @@ class PreparedSet:
         self.is_local = not remote and folder.is_dir()
         if remote:
             self.place = str(data_dir).rstrip("/")
-            with fsspec.open(f"{self.place}/{MANIFEST}", "rb") as file:
-                content = file.read()
+            content = read_file(f"{self.place}/{MANIFEST}", lambda file: file.read())
         elif self.is_local:
             self.place = str(folder.resolve())
             if not (folder / MANIFEST).is_file():

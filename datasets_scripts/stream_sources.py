@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import re
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import fsspec
 import numpy as np
 import pyarrow.parquet
 from datasets.fingerprint import Hasher
 
-from .builders.hf import Columns, HubDatasetConfig, name_splits
+from .builders.hf import Columns, HubDatasetConfig, identify_recordings, name_splits
 from .builders.recordings import SUFFIXES
 from .prepared import STORAGES, PreparedSet, with_absolute_paths
+from .remote_files import read_file, use_files
 from .schema import FILE_SOURCE, features
 from .stream import LANES, Row, RowGroup, RowStream
 
+logger = logging.getLogger(__name__)
+
+# At the beginning of a word: not in "latest" or "device".
+_SPLIT_IN_PATH = re.compile(
+    "(?<![a-z])(training|train|testing|test|validation|valid|(val|development|dev|evaluation|eval)(?![a-z]))",
+    re.IGNORECASE,
+)
 ROWS_OF_A_GROUP = 100  # of a tar file, which says nothing of groups
 
 
@@ -58,14 +66,16 @@ class ParquetSplit:
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         """Reads those columns of a row group, and gives what finds a row of it by its place."""
-        with fsspec.open(group.path, "rb") as file:
-            table = pyarrow.parquet.ParquetFile(file).read_row_group(group.place, columns=list(columns))
+        table = _read_row_group(group.path, group.place, columns)
         table = with_absolute_paths(table, self._root)
         return lambda number: table.slice(number, 1).to_pylist()[0]
 
 
 class HubSplit:
     """A split of a dataset that others made: Parquet files with a column of recordings and one of captions.
+
+    Rows without captions are left out. Rows of one recording, as of sets with one row per caption, are refused: they
+    would count as each other's negatives, and a stream cannot put them together.
 
     Args:
         row_groups: Its row groups; a `place` is the number in the file, and that of its first row in the dataset.
@@ -81,24 +91,54 @@ class HubSplit:
         self._holds_files = isinstance(types.arrow_schema.field(self._columns.audio).type, pyarrow.StructType)
         self.features = _file_features(list(dict.fromkeys(self._columns.languages.values())))
         self.licenses: dict[str, int] = {}
-        self.split, self.row_groups = split, row_groups
+        self.split = split
 
-        versions = []
-        for path in sorted({group.path for group in row_groups}):
-            system, name = fsspec.core.url_to_fs(path)
-            versions.append(system.ukey(name))
-        self.digest = Hasher.hash([versions, row_groups, config])
+        with ThreadPoolExecutor(LANES) as pool:
+            captioned = list(pool.map(self._find_captioned, row_groups))
+        self.row_groups: list[RowGroup] = []
+        for group, numbers in zip(row_groups, captioned, strict=True):
+            if numbers:
+                self.row_groups.append(group._replace(place=(*group.place[:2], numbers), rows=len(numbers)))
+        num_rows = sum(group.rows for group in row_groups)
+        num_captioned = sum(map(len, captioned))
+        if num_captioned < num_rows:
+            logger.warning("%s: left out %d of %d rows without a caption", split, num_rows - num_captioned, num_rows)
+
+        paths = sorted({group.path for group in row_groups})
+        versions = [use_files(path, lambda system, name: system.ukey(name)) for path in paths]
+        self.digest = Hasher.hash([versions, self.row_groups, config])
+
+    def _find_captioned(self, group: RowGroup) -> Sequence[int]:
+        """The rows of a row group that have captions; its column of captions is read where some may have none."""
+        number_in_file, _, may_lack = group.place
+        if not may_lack.issuperset(self._columns.languages):
+            return range(group.rows)
+        table = _read_row_group(group.path, number_in_file, list(self._columns.languages))
+        captioned = []
+        for number, row in enumerate(table.to_pylist()):
+            row = {self._columns.label: None, **row}
+            if any(self._columns.describe(row, None, "")["captions"].values()):
+                captioned.append(number)
+        return captioned
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         """Reads those columns of a row group, and gives what finds a row of it by its place."""
         audio, label = self._columns.audio, self._columns.label
         wanted = [*self._columns.languages, *filter(None, [label])]
         wanted.append(f"{audio}.path" if self._holds_files and "audio" not in columns else audio)
-        number_in_file, first_row = group.place
-        with fsspec.open(group.path, "rb") as file:
-            table = pyarrow.parquet.ParquetFile(file).read_row_group(number_in_file, columns=wanted)
+        number_in_file, first_row, numbers = group.place
+        table = _read_row_group(group.path, number_in_file, wanted)
+        if self._holds_files and "audio" in columns:
+            recordings = identify_recordings(table.column(audio))
+            if len(set(recordings)) < len(recordings):
+                raise ValueError(
+                    f"{group.path}: {len(recordings)} rows from {first_row} hold {len(set(recordings))} recordings; a "
+                    "stream needs one row per recording with all its captions: read the set without streaming, or "
+                    "prepare it first"
+                )
 
         def get_row(number: int) -> Row:
+            number = numbers[number]
             found = table.slice(number, 1).to_pylist()[0]
             stored = found[audio] if self._holds_files else {"bytes": None, "path": found[audio]}
             row = self._columns.describe(found, stored["path"], f"{self.split}-{first_row + number:06d}")
@@ -128,8 +168,7 @@ class TarSplit:
         self.language = language
 
         for path in paths:
-            system, name = fsspec.core.url_to_fs(path)
-            self.digest += system.ukey(name)
+            self.digest += use_files(path, lambda system, name: system.ukey(name))
             samples = self._samples(path)
             for first in range(0, len(samples), ROWS_OF_A_GROUP):
                 held = samples[first : first + ROWS_OF_A_GROUP]
@@ -138,9 +177,12 @@ class TarSplit:
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
         """Reads those columns of a row group, and gives what finds a row of it by its place."""
         first, last = group.place
-        with fsspec.open(group.path, "rb") as file:
+
+        def read_part(file: Any) -> bytes:
             file.seek(first)
-            content = file.read(last - first)
+            return file.read(last - first)
+
+        content = read_file(group.path, read_part)
 
         samples: dict[str, dict[str, bytes]] = {}
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
@@ -153,7 +195,10 @@ class TarSplit:
         rows = []
         for key, parts in samples.items():
             if set(parts) & set(SUFFIXES):
-                row = self._row(key, parts)
+                try:
+                    row = self._row(key, parts)
+                except (AttributeError, TypeError, ValueError) as error:
+                    raise ValueError(f"{group.path}: sample {key!r} cannot be read: {error}") from error
                 rows.append({name: row[name] for name in columns})
         return rows.__getitem__
 
@@ -176,22 +221,47 @@ class TarSplit:
         }
 
     def _samples(self, path: str) -> list[tuple[int, int]]:
-        """The first and the last byte of each sample that has a recording."""
-        found: list[tuple[int, int]] = []
-        last_key, has_audio, first = None, False, 0
-        with fsspec.open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            for member in archive:
-                key, suffix = _split_name(member.name)
-                if key != last_key:
-                    last_key, has_audio, first = key, False, member.offset
+        """The first and the last byte of each sample that has a recording.
 
-                if suffix in SUFFIXES and not has_audio:
-                    has_audio = True
-                    found.append((first, 0))
-                if has_audio:
-                    end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-                    found[-1] = first, end
+        Raises:
+            ValueError: The members of a sample are not neighbours, or a member is sparse: its header may announce any
+                size.
+        """
+        found: list[tuple[int, int]] = []
+        keys: set[str] = set()
+        last_key, has_audio, first = None, False, 0
+        for member in read_file(path, _read_headers):
+            if member.issparse():
+                raise ValueError(f"{path}: {member.name} is a sparse file; pack it without --sparse")
+            key, suffix = _split_name(member.name)
+            if key != last_key:
+                if key in keys:
+                    raise ValueError(
+                        f"{path}: the members of sample {key!r} are not neighbours; pack files sorted by name, such as "
+                        "by tar --sort=name"
+                    )
+                keys.add(key)
+                last_key, has_audio, first = key, False, member.offset
+
+            if suffix in SUFFIXES and not has_audio:
+                has_audio = True
+                found.append((first, 0))
+            if has_audio:
+                end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+                found[-1] = first, end
         return found
+
+
+def _read_headers(file: Any) -> list[tarfile.TarInfo]:
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        return [member for member in archive if not member.isdir()]
+
+
+def _read_row_group(path: str, number: int, columns: Sequence[str]) -> pyarrow.Table:
+    def read(file: Any) -> pyarrow.Table:
+        return pyarrow.parquet.ParquetFile(file).read_row_group(number, columns=list(columns))
+
+    return read_file(path, read)
 
 
 def _split_name(name: str) -> tuple[str, str]:
@@ -239,9 +309,9 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
         first_row = 0
         for path, end in zip(paths, ends, strict=True):
             for number in range(end.num_row_groups):
-                rows = end.row_group(number).num_rows
-                found.append(RowGroup(path, (number, first_row), rows))
-                first_row += rows
+                about = end.row_group(number)
+                found.append(RowGroup(path, (number, first_row, _may_be_empty(about)), about.num_rows))
+                first_row += about.num_rows
         types = datasets.Features.from_arrow_schema(ends[0].schema.to_arrow_schema())
 
     for split in ("test", "validation"):
@@ -258,8 +328,19 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
 
 def _read_end(path: str) -> pyarrow.parquet.FileMetaData:
     """Reads what a Parquet file says of itself."""
-    with fsspec.open(path, "rb") as file:
-        return pyarrow.parquet.read_metadata(file)
+    return read_file(path, pyarrow.parquet.read_metadata)
+
+
+def _may_be_empty(row_group: pyarrow.parquet.RowGroupMetaData) -> frozenset[str]:
+    """The columns that may hold nulls, empty lists or blank texts in a row group, by its statistics."""
+    columns = set()
+    for number in range(row_group.num_columns):
+        chunk = row_group.column(number)
+        about = chunk.statistics
+        is_full = about is not None and about.has_null_count and about.null_count == 0 and about.has_min_max
+        if not (is_full and isinstance(about.min, str) and about.min.strip()):
+            columns.add(chunk.path_in_schema.partition(".")[0])
+    return frozenset(columns)
 
 
 def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[RowGroup], list[RowGroup]]:
@@ -276,13 +357,18 @@ def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[
 
 
 def _find_files(data_dir: str, suffix: str) -> dict[str, list[str]]:
-    """The files of a folder by split: "train", "validation" or "valid", "test" in their paths, "train" without one."""
-    system, folder = fsspec.core.url_to_fs(str(data_dir))
+    """The files of a folder by split: the first word in their paths that names one, "train" without one."""
+
+    def find(system: Any, folder: str) -> list[tuple[str, str]]:
+        paths = sorted(system.glob(f"{folder.rstrip('/')}/**/*{suffix}"))
+        return [(path[len(folder) :], system.unstrip_protocol(path)) for path in paths]
+
+    files = use_files(str(data_dir), find)
+    words = {path: match[0].lower() for path, _ in files if (match := _SPLIT_IN_PATH.search(path))}
+    names = name_splits(dict.fromkeys(words.values()))
     splits: dict[str, list[str]] = {}
-    for path in sorted(system.glob(f"{folder.rstrip('/')}/**/*{suffix}")):
-        name = re.search("test|valid|train", path[len(folder) :])
-        split = {"valid": "validation"}.get(name[0], name[0]) if name else "train"
-        splits.setdefault(split, []).append(system.unstrip_protocol(path))
+    for path, address in files:
+        splits.setdefault(names[words[path]] if path in words else "train", []).append(address)
 
     if not splits:
         raise FileNotFoundError(f"data_dir {data_dir} holds no {suffix} file")
@@ -295,7 +381,7 @@ class TarConfig:
 
     Attributes:
         data_dir: The folder, or an address that fsspec can list. A tar file belongs to the split whose name its path
-            holds ("train", "validation" or "valid", "test"), and to "train" without one.
+            holds ("train", "validation" or "valid", "test", "development", "evaluation"), and to "train" without one.
         language: The ISO 639-3 code of the captions.
     """
 

@@ -5,6 +5,7 @@ import http.server
 import io
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -48,3 +49,31 @@ def serving(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Itera
 def served(folder):
     """The address of the folder, as long as the context lasts."""
     return serving(functools.partial(PartsHandler, directory=str(folder)))
+
+
+def flaky(folder, faults, stall_seconds=1.5):
+    """The address of the folder on a server that meets each fault once, each at a later GET.
+
+    Args:
+        folder: The folder to serve.
+        faults: "busy" answers 503, "drop" ends in the middle, "stall" sends nothing; emptied as they are met.
+        stall_seconds: How long a stalled answer takes.
+    """
+
+    class FlakyHandler(PartsHandler):
+        def do_GET(self):
+            fault = faults.pop(0) if faults else None
+            if fault == "busy":
+                self.send_error(503)
+            elif fault == "drop":
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b"half")
+                self.close_connection = True
+            else:
+                if fault == "stall":
+                    time.sleep(stall_seconds)
+                super().do_GET()
+
+    return serving(functools.partial(FlakyHandler, directory=str(folder)))

@@ -120,6 +120,26 @@ def test_what_is_missing_is_held_out_by_row_groups(hub):
         load_splits("hf", data_dir=str(hub), streaming=True, validation_fraction=0.99)
 
 
+def test_rows_without_captions_are_left_out_of_a_stream_too(tmp_path, caplog):
+    (tmp_path / "hub").mkdir()
+    texts = [["a"], [], None, [" "], ["b", ""], *([f"c{number}"] for number in range(7))]
+    french = [None] * 3 + ["un"] + [None] * 8
+    table(12, captions=texts, caption_fra=french).to_parquet(str(tmp_path / "hub" / "train.parquet"), batch_size=3)
+    options = {"data_dir": str(tmp_path / "hub"), "validation_fraction": 0, "test_fraction": 0}
+    rows = load_splits("hf", cache_dir=str(tmp_path / "cache"), **options)["train"]
+    stream = load_splits("hf", streaming=True, **options)["train"]
+    assert stream.num_rows == len(rows) == 10
+    assert list(stream) == [{**row, "clip_index": place} for place, row in enumerate(rows)]
+    assert "left out 2 of 12 rows" in caplog.text
+
+
+def test_a_stream_refuses_several_rows_of_one_recording(tmp_path):
+    per_caption(4, 2).select([0, 4, 1, 5, 2, 6]).to_parquet(str(tmp_path / "train.parquet"))
+    stream = load_splits("hf", data_dir=str(tmp_path), streaming=True, validation_fraction=0, test_fraction=0)["train"]
+    with pytest.raises(ValueError, match=r"train\.parquet: 6 rows from 0 hold 3 recordings"):
+        list(stream)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

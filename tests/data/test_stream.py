@@ -8,9 +8,9 @@ import pytest
 from prepared_sets import make_folder
 from processes import run_python
 from torch.utils.data import DataLoader
-from web_server import served
+from web_server import flaky, served
 
-from modeling_supclap.datasets_scripts import load_splits, stream_sources
+from modeling_supclap.datasets_scripts import load_splits, remote_files, stream_sources
 from modeling_supclap.datasets_scripts import prepare as preparing
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
 from modeling_supclap.datasets_scripts.stream import LANES
@@ -172,9 +172,51 @@ def test_a_web_server_will_do(folder, stream):
         assert list(rows.shuffle(0)) == list(stream.shuffle(0))
 
 
+@pytest.fixture
+def hasty(monkeypatch):
+    """Waits of a tenth of a second in place of minutes."""
+    monkeypatch.setattr(remote_files, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(remote_files, "STALL_SECONDS", 0.4)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("fault", ["busy", "drop", "stall"])
+def test_a_server_that_fails_for_a_while_is_asked_again(folder, stream, fault, caplog):
+    faults = [fault]
+    with flaky(folder, faults) as address:
+        rows = load_splits("prepared", data_dir=f"{address}/int16", streaming=True)["train"]
+        assert not faults
+        faults += [fault, fault]
+        assert list(rows) == list(stream)
+        assert not faults
+    assert "train-00000" in caplog.text
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_server_that_keeps_failing_ends_the_run_with_the_files_name(folder):
+    faults = []
+    with flaky(folder, faults) as address:
+        rows = load_splits("prepared", data_dir=f"{address}/int16", streaming=True)["train"]
+        faults += ["busy"] * 1000
+        with pytest.raises(OSError, match=r"int16/data/train-00000-of-\d+\.parquet cannot be read after 4 attempts"):
+            list(rows)
+        faults.clear()
+        with pytest.raises(FileNotFoundError, match=r"none/manifest\.json"):
+            load_splits("prepared", data_dir=f"{address}/none", streaming=True)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(OSError, match=r"train\.parquet cannot be read"):
+        load_splits("hf", data_dir=f"file://{tmp_path}", streaming=True)
+    (tmp_path / "train.tar").write_bytes(b"no tar" * 200)
+    with pytest.raises(OSError, match=r"train\.tar cannot be read"):
+        load_splits("webdataset", data_dir=str(tmp_path), streaming=True)
+
+
 MEMORY = """
 import resource, sys
-from modeling_supclap.datasets_scripts import load_splits
+from modeling_supclap.datasets_scripts import load_splits, remote_files
 
 rows = load_splits("prepared", data_dir=sys.argv[1], streaming=True)["train"].shuffle(0)
 peaks = []

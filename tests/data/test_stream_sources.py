@@ -71,3 +71,54 @@ def test_what_is_no_webdataset_is_refused(tmp_path, monkeypatch, options, error,
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=message):
         load_splits("webdataset", **options)
+
+
+def write_tar(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def test_samples_whose_members_are_not_neighbours_are_refused(tmp_path):
+    members = [("a.flac", b"1"), ("b.flac", b"2"), ("a.txt", b"a dog"), ("b.txt", b"rain")]
+    write_tar(tmp_path / "train.tar", members)
+    with pytest.raises(ValueError, match=r"train\.tar: the members of sample 'a' are not neighbours"):
+        load_splits("webdataset", data_dir=str(tmp_path), streaming=True)
+    write_tar(tmp_path / "train.tar", sorted(members))
+    captions = [
+        row["captions"]["eng"] for row in load_splits("webdataset", data_dir=str(tmp_path), streaming=True)["train"]
+    ]
+    assert captions == [["a dog"], ["rain"]]
+
+
+def test_a_sparse_member_is_refused_whatever_it_announces(tmp_path):
+    headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": "a.flac"}
+    headers |= {"GNU.sparse.size": str(30 * 2**30), "GNU.sparse.map": "0,1"}
+    with tarfile.open(tmp_path / "train.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("a.flac")
+        member.size, member.pax_headers = 1, headers
+        archive.addfile(member, io.BytesIO(b"1"))
+    assert (tmp_path / "train.tar").stat().st_size < 21_000
+    with pytest.raises(ValueError, match=r"train\.tar: a\.flac is a sparse file"):
+        load_splits("webdataset", data_dir=str(tmp_path), streaming=True)
+
+
+def test_a_sample_that_cannot_be_read_is_named(tmp_path):
+    write_tar(tmp_path / "train.tar", [("a.flac", b"1"), ("a.json", b"{")])
+    with pytest.raises(ValueError, match=r"train\.tar: sample 'a'"):
+        list(load_splits("webdataset", data_dir=str(tmp_path), streaming=True)["train"])
+
+
+def test_tar_files_belong_to_the_split_that_a_word_of_their_path_names(tmp_path):
+    (tmp_path / "latest").mkdir()
+    for name in ("development-0", "evaluation-0", "validation_0", "latest/device"):
+        write_tar(tmp_path / f"{name}.tar", [(f"{name.replace('/', '-')}.flac", b"1"), ("x.txt", b"a dog")])
+    splits = load_splits("webdataset", data_dir=str(tmp_path), streaming=True)
+    names = {split: sorted(row["clip_id"] for row in rows) for split, rows in splits.items()}
+    assert names == {
+        "train": ["development-0", "latest-device"],
+        "test": ["evaluation-0"],
+        "validation": ["validation_0"],
+    }
