@@ -55,6 +55,7 @@ METRICS = {
     "mean_rank": MetricName("mean rank", higher_is_better=False, percent=False),
     "median_rank": MetricName("median rank", higher_is_better=False, percent=False, digits=0),
     "MRV": MetricName("mean rank variance", higher_is_better=False, percent=False, digits=2),
+    "MSR": MetricName("mean squared rank", higher_is_better=False, percent=False),
     "Gap": MetricName("gap to English", higher_is_better=False, percent=False, digits=3),
     "Dis": MetricName("distance to English", higher_is_better=False, percent=False, digits=3),
     "back_translation": MetricName("similarity after translating back"),

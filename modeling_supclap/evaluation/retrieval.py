@@ -160,6 +160,8 @@ def evaluate_retrieval(
     """
     intervals = Intervals(0) if is_light else intervals or Intervals()
     at_most = count_captions(split.rows, languages, caption_handling)
+    groups = np.array([group_id(row, positives) for row in split.rows])
+    units = split.sources if is_light else resampling_units(split.sources, groups)
     scores: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     counts: dict[str, int] = {}
@@ -180,7 +182,7 @@ def evaluate_retrieval(
                 else:
                     similarity = clips.similarity(texts, direction)
             scores[language][direction], kept = _score_direction(
-                split, table, similarity, direction, positives, intervals, is_light
+                split, table, similarity, direction, units, intervals, is_light
             )
             for name, values in kept.items():
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
@@ -196,7 +198,7 @@ def evaluate_retrieval(
 
     found: dict[str, Any] = {"retrieval": scores}
     if len(languages) > 1:
-        agreement, kept = _compare_languages(split, languages, positives, intervals, is_light)
+        agreement, kept = _compare_languages(split, languages, groups, units, intervals, is_light)
         found |= {"multilingual": agreement} if agreement else {}
         arrays |= kept
         scores["mean"] = _average_languages(scores)
@@ -245,23 +247,18 @@ def _score_direction(
     table: CaptionTable,
     similarity: Any,
     direction: str,
-    positives: str,
+    units: np.ndarray,
     intervals: Intervals,
     is_light: bool,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The scores of one direction in one language, and what each query did."""
+    """Return the scores of one direction in one language, and the outcomes of each query."""
     groups = table.text_groups, table.clip_groups
     relevant = match_groups(*(groups if direction == "t2a" else groups[::-1]))
     outcomes = retrieval_outcomes(similarity, relevant, k=RECALL_CUTOFFS)
     chance = chance_scores(relevant, similarity.shape[1], k=RECALL_CUTOFFS)
     ranks = outcomes["rank"] + 1
 
-    # What a bootstrap draws are the recordings that queries are about. Where clips share captions a text belongs to no
-    # single recording: its group is then what is drawn.
-    if direction == "a2t":
-        clusters = split.sources[table.clips]
-    else:
-        clusters = split.sources[table.text_rows] if positives == "clip" else table.text_groups.astype(str)
+    clusters = units[table.clips if direction == "a2t" else table.text_rows]
     drawn = intervals.draw({**outcomes, "rank": ranks}, clusters)
 
     found: dict[str, Any] = {}
@@ -283,6 +280,32 @@ def _score_direction(
     top = find_top(similarity)
     top = table.clips[top] if direction == "t2a" else top
     return found, {**outcomes, "query_id": queries, "cluster": clusters, "top": top}
+
+
+def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return the unit that a bootstrap resamples for each row, (rows,), named after its first recording.
+
+    Rows of one recording, or with the same captions, succeed and fail together. So a unit is a connected component of
+    the graph in which rows are linked by a shared recording or a shared group.
+
+    Args:
+        sources: The recording of each row, (rows,).
+        groups: The group of each row, (rows,).
+
+    >>> resampling_units(np.array(["a", "b", "c", "a"]), np.array([1, 1, 2, 3])).tolist()
+    ['a', 'a', 'c', 'a']
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    recording = np.unique(sources, return_inverse=True)[1]
+    group = np.unique(groups, return_inverse=True)[1]
+    nodes = recording.max() + 1 + group.max() + 1
+    links = coo_array((np.ones(len(group)), (recording, recording.max() + 1 + group)), shape=(nodes, nodes))
+    _, firsts, units = np.unique(
+        connected_components(links, directed=False)[1][recording], return_index=True, return_inverse=True
+    )
+    return sources[firsts][units]
 
 
 def find_top(similarity: Any) -> np.ndarray:
@@ -335,9 +358,16 @@ def _average_languages(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compare_languages(
-    split: EmbeddedSplit, languages: Sequence[str], positives: str, intervals: Intervals, is_light: bool
+    split: EmbeddedSplit,
+    languages: Sequence[str],
+    groups: np.ndarray,
+    units: np.ndarray,
+    intervals: Intervals,
+    is_light: bool,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """MRV over the captions that exist in all languages, and how far each language is from the anchor.
+    """Compare the languages: MRV and MSR over the captions that exist in all of them, and the distances to the anchor.
+
+    MSR is the mean squared rank, counted from 0, of a caption's clip: MRV + mean over captions of (mean rank)^2.
 
     Captions with the same place in two languages are taken for translations of each other.
     """
@@ -349,7 +379,6 @@ def _compare_languages(
         return {}, {}
 
     clips = np.array(pairs)[:, 0]
-    groups = np.array([group_id(row, positives) for row in rows])
     relevant = match_groups(groups[clips], groups)
     texts: dict[str, list[str]] = {}
     embeds: dict[str, np.ndarray] = {}
@@ -359,14 +388,16 @@ def _compare_languages(
         embeds[language] = split.texts(texts[language], language)
         ranks[:, place] = best_ranks(split.clips.similarity(embeds[language]), relevant)
 
-    # The variance over the languages of the rank of one caption's clip, (queries, languages) -> (queries,).
-    variances = ranks.var(axis=1)
-    clusters = split.sources[clips]
-    interval = intervals.draw({"MRV": variances}, clusters)["MRV"]
-    # The variance of K ranks that are drawn at random, where m of n clips are right.
+    # (queries, languages) -> (queries,). MRV is also 0 where all captions have one embedding; MSR is then at chance.
+    outcomes = {"MRV": ranks.var(axis=1), "MSR": (ranks.astype(float) ** 2).mean(axis=1)}
+    clusters = units[clips]
+    drawn = intervals.draw(outcomes, clusters)
+    # Mean and variance of the best rank in random order, where m of n clips are right.
     n, m = len(rows), np.fromiter(map(len, relevant), float)
-    chance = (1 - 1 / len(languages)) * np.mean(m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2)))
-    found: dict[str, Any] = {"num_parallel": len(pairs), "all": {"MRV": score(variances.mean(), interval, chance)}}
+    mean, variance = (n - m) / (m + 1), m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2))
+    chance = {"MRV": np.mean((1 - 1 / len(languages)) * variance), "MSR": np.mean(variance + mean**2)}
+    across = {name: score(outcome.mean(), drawn[name], chance[name]) for name, outcome in outcomes.items()}
+    found: dict[str, Any] = {"num_parallel": len(pairs), "all": across}
     if is_light:
         return found, {}
 

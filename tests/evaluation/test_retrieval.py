@@ -129,10 +129,10 @@ def test_shared_captions_are_one_query_with_several_answers(rows):
     assert (own["retrieval"]["eng"]["t2a"]["num_queries"], shared["retrieval"]["eng"]["t2a"]["num_queries"]) == (6, 4)
     assert own["retrieval"]["eng"]["t2a"]["R@1"]["value"] == pytest.approx(4 / 6)  # the twin's are about the other tone
     assert shared["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
-    # What is drawn are groups, since a shared caption is about no single recording.
-    clusters = set(arrays["retrieval/eng/t2a/cluster"].tolist())
-    assert len(clusters) == 2
-    assert not clusters & {row["source"] for row in twins}
+    # Groups are resampled in both directions, since recordings that share captions succeed and fail together.
+    first, other = twins[0]["source"], twins[2]["source"]
+    assert arrays["retrieval/eng/t2a/cluster"].tolist() == [first, first, other, other]
+    assert arrays["retrieval/eng/a2t/cluster"].tolist() == [first, first, other]
     # In random order the best of m among 3 clips stands at 4 / (m + 1): two captions have two answers, two have one.
     assert shared["retrieval"]["eng"]["t2a"]["mean_rank"]["chance"] == pytest.approx((2 * 4 / 3 + 2 * 4 / 2) / 4)
     # A caption that clips share is asked once, as that of the first of them.
@@ -303,6 +303,48 @@ def test_embeddings_that_are_no_numbers_are_no_wrong_answers(place, name):
     prediction.predictions[place][1] = np.nan
     with pytest.raises(ValueError, match=rf"{name}.*\bclip 1\b"):
         in_row_order(prediction)
+
+
+def test_intervals_hold_the_truth_where_recordings_share_captions():
+    """The French captions of a group are right or useless by a fair coin, and with them all of the group's clips."""
+    groups, clips = 40, 4
+    rows = []
+    for clip in range(groups * clips):
+        text = str(clip // clips)
+        row = {"clip_id": f"c{clip}", "source": f"s{clip}", "captions": {"eng": [text], "fra": [f"fra {text}"]}}
+        rows.append({**row, "audio_path": "", "labels": []})
+    audio = np.eye(groups + 1, dtype=np.float32)[np.arange(groups * clips) // clips]
+    worst_rank = groups * clips - clips  # a tie counts against the caption
+    truth = {"R@1": 0.5, "MRV": 0.5 * (worst_rank / 2) ** 2, "MSR": 0.5 * worst_rank**2 / 2}
+
+    rng, trials = np.random.default_rng(0), 150
+    held = dict.fromkeys(truth, 0)
+    for trial in range(trials):
+        useless = (rng.random(groups) < 0.5).repeat(clips)
+        french = np.where(useless[:, None], np.eye(groups + 1, dtype=np.float32)[-1], audio)
+        prediction = SimpleNamespace(predictions=(audio, np.stack([audio, french], 1)), label_ids=np.arange(len(rows)))
+        split = split_from_predictions(prediction, rows, LANGUAGES)
+        drawn = Intervals(200, seed=trial)
+        scores, _, _ = evaluate_retrieval(split, LANGUAGES, positives="captions", intervals=drawn)
+        found = {**scores["multilingual"]["all"], "R@1": scores["retrieval"]["fra"]["a2t"]["R@1"]}
+        for name, value in truth.items():
+            held[name] += found[name]["low"] <= value <= found[name]["high"]
+    assert all(0.9 * trials <= count <= 0.99 * trials for count in held.values()), held
+
+
+def test_a_collapsed_text_encoder_wins_the_rank_variance_and_not_the_mean_squared_rank():
+    rows = [
+        {**ROWS[0], "clip_id": str(clip), "captions": {"eng": [f"e{clip}"], "fra": [f"f{clip}"]}} for clip in range(9)
+    ]
+    audio = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
+    collapsed = np.broadcast_to(audio[:1] + 1, (9, 4))
+    prediction = SimpleNamespace(
+        predictions=(audio, np.stack([collapsed, collapsed], 1)), label_ids=np.arange(len(rows))
+    )
+    scores, _, _ = evaluate_retrieval(split_from_predictions(prediction, rows, LANGUAGES), LANGUAGES)
+    found = scores["multilingual"]["all"]
+    assert found["MRV"]["value"] == 0 < found["MRV"]["chance"]
+    assert found["MSR"]["value"] == pytest.approx(found["MSR"]["chance"]) == np.mean(np.arange(9) ** 2)
 
 
 def test_intervals_draw_whole_recordings():
