@@ -1,4 +1,4 @@
-"""Bootstrap confidence intervals of scores, and a paired test of two systems, both over clusters of queries.
+"""Bootstrap confidence intervals of scores, intervals over seeds, and a paired test of two systems.
 
 The captions of one clip are correlated, so intervals from resampled single queries would be too narrow. Therefore whole
 clusters (clips with all their queries) are resampled. A resampled score is the mean over the queries drawn,
@@ -134,6 +134,43 @@ def paired_test(
             "p_value": _sign_flip_p_value(sums[:, column], num_resamples, seed),
         }
     return tested
+
+
+def seed_interval(
+    values: Sequence[float], recordings: tuple[float, float] | None = None, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of the mean of runs with several seeds: t-interval over the seeds, with the recordings' added to it.
+
+    An interval over recordings takes the trained weights as fixed, and a t-interval over seeds the test set. With m the
+    mean of n runs, s their standard deviation, t the quantile of n - 1 degrees of freedom and (low, high) the interval
+    of m over recordings, the ends are
+
+        m - sqrt(t^2 s^2 / n + (m - low)^2)   and   m + sqrt(t^2 s^2 / n + (high - m)^2),
+
+    the interval of a sum of two independent errors (MOVER; Zou and Donner 2008, "Construction of confidence limits
+    about effect measures: a general approach").
+
+    Args:
+        values: The score, or the difference to a baseline, of each run, (n,).
+        recordings: Interval of the mean of `values` over recordings; None for a score without queries.
+        confidence: Share of intervals that contain the true mean, in 0..1.
+
+    Raises:
+        ValueError: There are fewer than two runs.
+
+    >>> low, high = seed_interval([0.1, 0.2, 0.3], (0.15, 0.25))
+    >>> round(low, 3), round(high, 3)
+    (-0.053, 0.453)
+    """
+    from scipy import stats
+
+    count = len(values)
+    if count < 2:
+        raise ValueError(f"there are {count} runs; an interval over seeds needs two or more")
+    mean = float(np.mean(values))
+    over_seeds = stats.t.ppf((1 + confidence) / 2, count - 1) * np.std(values, ddof=1) / count**0.5
+    low, high = recordings or (mean, mean)
+    return mean - float(np.hypot(over_seeds, mean - low)), mean + float(np.hypot(over_seeds, high - mean))
 
 
 def _sum_clusters(

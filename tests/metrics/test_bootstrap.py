@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test
+from modeling_supclap.metrics.bootstrap import bootstrap_intervals, paired_test, seed_interval
 from modeling_supclap.metrics.recall import retrieval_outcomes
 
 
@@ -50,6 +50,35 @@ def test_intervals_cover_the_truth_only_when_clips_are_drawn():
             covered[name] += low <= 0.5 <= high
     assert 0.91 <= covered["clips"] / 300 <= 0.985
     assert covered["captions"] / 300 < 0.75
+
+
+@pytest.mark.parametrize("num_seeds", [3, 5])
+def test_an_interval_over_seeds_covers_the_truth_and_one_over_recordings_does_not(num_seeds):
+    """Two runs of one method: the truth is 0, and a part of a run's difference is its seed's, on all recordings."""
+    rng, clusters = np.random.default_rng(0), [str(clip) for clip in range(60)]
+    covered = {"both": 0, "recordings": 0}
+    for trial in range(300):
+        seeds = rng.normal(size=(num_seeds, 1))
+        clips = 8 * rng.normal(size=60)
+        runs = 0.5 * seeds + clips + rng.normal(size=(num_seeds, 60))  # the test set is the same for all seeds
+        outcome = {"x": runs.mean(axis=0)}
+        recordings = bootstrap_intervals(outcome, clusters, num_resamples=300, seed=trial)["x"]
+        low, high = seed_interval(runs.mean(axis=1), recordings)
+        covered["both"] += low <= 0 <= high
+
+        few = {"x": runs.mean(axis=0) - clips + 0.1 * clips}  # recordings that agree better
+        recordings = bootstrap_intervals(few, clusters, num_resamples=300, seed=trial)["x"]
+        covered["recordings"] += recordings[0] <= 0 <= recordings[1]
+    assert covered["both"] / 300 >= 0.93
+    assert covered["recordings"] / 300 < 0.75
+    with pytest.raises(ValueError, match="there are 1 runs"):
+        seed_interval([0.5])
+
+
+def test_seeds_alone_have_the_interval_of_the_t_test():
+    values = [0.2, 0.5, 0.3, 0.9]
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.9)
+    assert seed_interval(values, confidence=0.9) == pytest.approx((expected.low, expected.high))
 
 
 def test_the_paired_test_rejects_as_often_as_it_says():
