@@ -36,6 +36,7 @@ reproduce: setup
 # The tables of docs/results.md and of the README, from the committed files of recipes/results.
 results-page: setup
 	$(BIN)/python -m modeling_supclap.recipes.results_page
+	$(BIN)/python -m modeling_supclap.recipes.settings_page
 
 # All of them on a GPU within 40 minutes; says so where there is none.
 reproduce-gpu: setup

@@ -191,12 +191,12 @@ def _take_builder_options(group: DatasetArguments, words: list[str], keys: Colle
     group.dataset_config = {**as_mapping(group.dataset_config), **vars(given)}
 
 
-def read_settings(path: str | Path, base: str | Path | None = None) -> dict[str, Any]:
-    """The values of a YAML file, over those of the file that its key `base` names, beside it or of the package.
+def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str, Any]:
+    """Read a YAML file over the file that its key `base` names, which lies beside it or in the package.
 
     Args:
         path: The file.
-        base: Another file to take in place of its own base.
+        scale: A file whose values stand over those of the base, and below those of the file itself.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -220,11 +220,14 @@ def read_settings(path: str | Path, base: str | Path | None = None) -> dict[str,
     if not isinstance(values, dict):
         raise ValueError(f"{path} holds a {type(values).__name__}; it should hold `key: value` lines")
 
-    own_base = values.pop("base", None)
-    if base is None and own_base is not None:
-        beside = path.parent / str(own_base)
-        base = beside if beside.is_file() else str(own_base)
-    return values if base is None else {**read_settings(base), **values}
+    base = values.pop("base", None)
+    merged: dict[str, Any] = {}
+    if base is not None:
+        beside = path.parent / str(base)
+        merged |= read_settings(beside if beside.is_file() else str(base))
+    if scale is not None:
+        merged |= read_settings(scale)
+    return merged | values
 
 
 def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,9 @@ TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050, "esc50": 3
 """Clips of the training splits: AudioCaps as [S 4.1.1] counts it, Clotho's development split, WavCaps without the 5,000
 that [S E.2] holds out, ESC-10 without a fold."""
 
+CAPTIONS_PER_CLIP = {"clotho": 5}
+"""Of a clip for training, where there is more than one."""
+
 TOKENS_PER_CAPTION = 20
 FLOPS_PER_SECOND = {"cuda": 1e14, "cpu": 2e10}
 """What a training step sustains: a third of an H100's TF32 peak, and one core of a server."""
@@ -52,12 +55,14 @@ def estimate(parsed: Sequence[Any]) -> Estimate:
     data, model_args, _, args = parsed
     options = data.builder_options
     clips = options.get("num_train") or TRAIN_CLIPS.get(data.dataset, 0)
+    if args.every_caption:
+        clips *= CAPTIONS_PER_CLIP.get(data.dataset, 1)
     batch = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
     steps = args.max_steps if args.max_steps > 0 else int(clips // batch * args.num_train_epochs)
 
+    is_published = model_args.model is not None or model_args.audio_encoder != "scratch"
     shapes = as_mapping(model_args.audio_config), as_mapping(model_args.text_config)
-    is_published = shapes == ({}, {})
-    model = _shape(json.dumps(shapes), model_args.vocab_size)
+    model = _shape(json.dumps(shapes), model_args.vocab_size, is_published)
 
     texts = {"kcl": len(args.languages), "cacl": 2}.get(args.loss, 1)
     seconds = min(args.max_audio_seconds, options.get("duration_seconds", 10.0))
@@ -78,18 +83,13 @@ def estimate(parsed: Sequence[Any]) -> Estimate:
 
 
 @cache
-def _shape(configs: str, vocab_size: int) -> SupCLAPModel:
-    """A model of these shapes, or of CED-Base and SONAR where there are none, without its weights."""
+def _shape(configs: str, vocab_size: int, is_published: bool) -> SupCLAPModel:
+    """Build a model without weights: CED and BERT of these shapes, or CED-Base and SONAR with these fields."""
     audio_config, text_config = json.loads(configs)
-    text: Any = M2M100Config(
-        vocab_size=256206,
-        d_model=1024,
-        encoder_layers=24,
-        encoder_ffn_dim=8192,
-        encoder_attention_heads=16,
-        encoder_layerdrop=0.0,
-    )
-    if text_config:
-        text = BertConfig(vocab_size=vocab_size, **text_config)
+    text: Any = BertConfig(vocab_size=vocab_size, **text_config)
+    if is_published:
+        sonar = {"vocab_size": 256206, "d_model": 1024, "encoder_layers": 24, "encoder_ffn_dim": 8192}
+        sonar |= {"encoder_attention_heads": 16, "encoder_layerdrop": 0.0, **text_config}
+        text = M2M100Config(**sonar)
     with torch.device("meta"):
         return SupCLAPModel(SupCLAPConfig(audio_config=CEDConfig(**audio_config), text_config=text))

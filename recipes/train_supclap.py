@@ -83,8 +83,9 @@ def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
         return {"model": args.model}
     used = dict(vars(args))
     if args.audio_encoder != "scratch":
-        for name in ("audio_config", "text_config", "vocab_size"):
-            del used[name]
+        del used["vocab_size"]
+        for name in {"audio", "text"} - set(args.random_weights):
+            del used[f"{name}_config"]
     return used
 
 
@@ -132,9 +133,13 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 
     model = SupCLAPModel.from_encoders(args.audio_encoder, args.text_encoder, **shared)
     for name in args.random_weights:
-        tower = model.get_submodule(f"{name}_model")
-        tower.load_state_dict(SupCLAPModel(model.config).get_submodule(f"{name}_model").state_dict())
-        getattr(model.config, f"{name}_config")._name_or_path = ""  # its weights come from nowhere now
+        config = getattr(model.config, f"{name}_config")
+        config.update(as_mapping(getattr(args, f"{name}_config")))
+        config._name_or_path = ""  # its weights come from nowhere now
+    if args.random_weights:
+        fresh = SupCLAPModel(model.config)
+        for name in args.random_weights:
+            setattr(model, f"{name}_model", fresh.get_submodule(f"{name}_model"))
     return model
 
 

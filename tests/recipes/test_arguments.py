@@ -149,6 +149,13 @@ def test_a_base_lies_beside_the_file_or_is_of_the_package(write, tmp_path):
     assert read_settings(run) == {"projection_dim": 7, "svr": "bi-dynamic"}
 
 
+def test_a_scale_stands_over_the_base_and_below_the_file(write, tmp_path):
+    run = write("base: full.yaml\nsvr: none\n")
+    (tmp_path / "full.yaml").write_text("train_temperature: false\nlearning_rate: 1\nsvr: bi-dynamic\n")
+    (tmp_path / "mini.yaml").write_text("learning_rate: 2\nsvr: bi-static\n")
+    assert read_settings(run, tmp_path / "mini.yaml") == {"train_temperature": False, "learning_rate": 2, "svr": "none"}
+
+
 @pytest.mark.parametrize(
     ("name", "error", "told"),
     [

@@ -15,7 +15,7 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.translation.join import read_captions
 from modeling_supclap.datasets_scripts.translation.table import SCHEMA, source_hash, write_translations
-from modeling_supclap.recipes import train_supclap
+from modeling_supclap.recipes import settings_page, train_supclap
 from modeling_supclap.recipes.options import TrainedPartArguments
 
 CONFIGS = train_supclap.DEFAULT_CONFIG.parent
@@ -101,6 +101,9 @@ def test_table_9_begins_towers_anew_in_their_shape(towers):
     assert not torch.equal(loaded[name], begun[name])
     heard = CEDModel.from_pretrained(towers / "ced").state_dict()
     torch.testing.assert_close(dict(model.audio_model.state_dict()), dict(heard), rtol=0, atol=0)
+    shallow = train_supclap.ModelArguments(**names, random_weights=["text"], text_config={"encoder_layers": 1})
+    model = train_supclap.build_model(shallow, processor)
+    assert (len(model.text_model.layers), builders.sonar_config().encoder_layers) == (1, 2)
     with pytest.raises(ValueError, match="random_weights"):
         train_supclap.ModelArguments(random_weights=["both"])
 
@@ -120,6 +123,19 @@ def test_atri_on_audiocaps(towers, data_dir):
     results = results_of(out, "atri_kcl_audiocaps.yaml")
     assert results["training"]["arguments"]["loss"] == "kcl"
     assert set(LANGUAGES) <= results["scores"]["retrieval"].keys()
+
+
+def test_the_page_of_settings_is_that_of_the_configurations():
+    page = settings_page.PAGE.read_text()
+    assert settings_page.render_page() == page
+    known = yaml.safe_load(settings_page.SETTINGS.read_text())
+    full = {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.glob("*/full_*.yaml")}
+    assert full - known.keys() == {"supclap/full_multilingual_clotho.yaml"}  # the settings of two others together
+    different = {line.split(" | ")[0].strip("| ") for line in page.splitlines() if line.endswith("| no |")}
+    assert different == {
+        "checkpoint", "gradient clipping", "translator", "start", "model",
+        "audio-text pairs a batch in stage B", "evaluated recordings",
+    }  # fmt: skip
 
 
 def test_every_configuration_says_what_it_claims():
