@@ -91,8 +91,8 @@ class ModelArguments:
         model: SupCLAP or CLAP model to continue from (id or folder).
         audio_encoder: Audio encoder, for example mispeech/ced-base.
         text_encoder: Text encoder, for example sentence-transformers/LaBSE.
-        audio_config: CEDConfig fields of an audio encoder from scratch.
-        text_config: BertConfig fields of a text encoder from scratch.
+        audio_config: CEDConfig fields of an audio encoder from scratch or in `random_weights`.
+        text_config: BertConfig fields of a text encoder from scratch; fields of one in `random_weights`.
         vocab_size: Vocabulary size of a text encoder from scratch.
         projection_dim: Width of the shared space.
         temperature: Initial temperature of the softmax.
@@ -340,7 +340,9 @@ class ReproductionArguments:
         dry_run: Check and estimate everything, train nothing.
         data_dir: Folder of the data, or of one folder for each dataset.
         output_dir: Folder of the runs and tables.
-        settings: Further settings of every training, as JSON. They make other runs.
+        settings: Further settings of every training, as JSON. They make other runs, and a table of their own.
+        controls: YAML file with further rows, each a row with other settings.
+        skip_missing: Leave out rows that lack data or encoders, instead of raising an error.
     """
 
     scale: str = "mini"
@@ -350,6 +352,8 @@ class ReproductionArguments:
     data_dir: str | None = None
     output_dir: str = "outputs/reproduce"
     settings: dict | str | None = None
+    controls: str | None = None
+    skip_missing: bool = False
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:

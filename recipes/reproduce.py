@@ -1,4 +1,4 @@
-"""Reproduces a table or figure of the papers: trains its rows with several seeds and sets them beside what is printed.
+"""Reproduce a table or figure of the papers: train its rows with several seeds and compare with the printed numbers.
 
     supclap reproduce supclap/table1 --scale mini
     supclap reproduce supclap/table1 supclap/table2 --scale mini --data_dir ESC-10 --seeds 0 1 2
@@ -6,12 +6,19 @@
 
 `mini` takes minutes on two cores: tiny encoders from random weights, on generated sounds and, with `--data_dir`, on the
 recordings of ESC-10. It shows the direction of a claim, not its size. `full` is the papers' data and encoders;
-`--data_dir` then holds a folder for each dataset. `--dry_run true` reads every setting and file reference and estimates
-steps, time and memory, and trains nothing.
+`--data_dir` then holds a folder for each dataset. `--dry_run true` trains nothing: it reads every setting, estimates
+steps, time and memory, and lists missing data and encoders. Without it, anything missing is an error before the first
+run; `--skip_missing true` runs the other rows.
 
 `configs/<paper>/tables.yaml` says what a table compares, `configs/<paper>/<table>_<row>.yaml` how a row trains. A run
-is trained once, however many tables it is in: its folder is named after its settings, and a run whose results are whole
-is not trained again. Each table ends as `.md`, `.html`, `.json` and, where there are curves, `.png`.
+is trained once, however many tables it is in: its folder is named after its settings, and a finished run is not trained
+again. Each table is written as `.md`, `.html`, `.json` and, if it has curves, `.png`, also where a run fails: then it
+has the finished runs. `--settings` and `--controls` become part of the table's name.
+
+`--controls FILE` adds rows: YAML that maps a name to `row`, the row that it differs from, `model`, its name in the
+table, and `settings`, such as
+
+    infonce_4x: {row: table1_infonce, model: "InfoNCE, 4 x the steps", settings: {num_train_epochs: 40}}
 """
 
 from __future__ import annotations
@@ -20,10 +27,12 @@ import gc
 import hashlib
 import itertools
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -151,16 +160,44 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
             baseline = None
             for row, entry in group.items():
                 entry = entry if isinstance(entry, dict) else {"model": entry}
-                if not args.rows or row in args.rows:
-                    runs = []
-                    for seed in args.seeds or table.get("seeds", [0, 1, 2]):
-                        runs.append(_steps(name.partition("/")[0], row, entry, scale, seed, args))
-                    model = entry["model"] + scale.get("model_suffix", "")
-                    cells.append(Cell(row, model, baseline, dataset, runs))
                 baseline = baseline or row
+                if not args.rows or row in args.rows:
+                    entry = {**entry, **entry.get(args.scale, {})}
+                    for label, own in {row: entry, **_controls(row, entry, args)}.items():
+                        runs = []
+                        for seed in args.seeds or table.get("seeds", [0, 1, 2]):
+                            runs.append(_steps(name.partition("/")[0], row, own, scale, seed, args, label))
+                        model = own["model"] + scale.get("model_suffix", "")
+                        cells.append(Cell(label, model, None if label == baseline else baseline, dataset, runs))
     if not has_data:
         raise ValueError(f"{name} has nothing to train without data; give --data_dir")
     return cells
+
+
+def read_controls(args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
+    """Read the rows of `--controls`, by name.
+
+    Raises:
+        ValueError: A control lacks `row` or `model`, or has another key than these and `settings`.
+    """
+    if args.controls is None:
+        return {}
+    controls = read_settings(args.controls)
+    for name, control in controls.items():
+        keys = set(control) if isinstance(control, dict) else set()
+        if not {"row", "model"} <= keys <= {"row", "model", "settings"}:
+            raise ValueError(f"{args.controls}: {name} has the keys {sorted(keys)}; give row, model and settings")
+    return controls
+
+
+def _controls(row: str, entry: Mapping[str, Any], args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
+    """Return the controls of a row as entries of its group, by name."""
+    found = {}
+    for name, control in read_controls(args).items():
+        if control["row"] == row:
+            settings = {**entry.get("settings", {}), **control.get("settings", {})}
+            found[name] = {**entry, "model": control["model"], "settings": settings}
+    return found
 
 
 def _steps(
@@ -170,10 +207,11 @@ def _steps(
     scale: Mapping[str, Any],
     seed: int,
     args: options.ReproductionArguments,
+    label: str | None = None,
 ) -> list[Step]:
-    """What is run for one row and seed: what it starts from, the row itself, and its evaluation on other data."""
+    """Return the calls for one row and seed: its starting model, the row itself, and its evaluation on other data."""
     own = read_settings(CONFIGS / paper / f"{row}.yaml", CONFIGS / paper / scale["base"])
-    more = {**scale.get("settings", {}), **options.as_mapping(args.settings)}
+    more = {**scale.get("settings", {}), **entry.get("settings", {}), **options.as_mapping(args.settings)}
     recipe = entry.get("recipe", "train")
 
     steps = []
@@ -183,12 +221,12 @@ def _steps(
         steps = _steps(paper, start, {}, {**scale, **base, "start": None, "evaluate": None}, seed, args)
         more["model"] = str(steps[-1].folder)
     if recipe != "none":
-        steps.append(_step(row, recipe, {**own, **more, "seed": seed}, args))
+        steps.append(_step(label or row, recipe, {**own, **more, "seed": seed}, args))
 
     if scale.get("evaluate"):
         model = str(steps[-1].folder) if steps else {**own, **more}["model"]
         settings = {**scale["evaluate"], "model": model, "seed": seed}
-        steps.append(_step(row, "evaluate", settings, args))
+        steps.append(_step(label or row, "evaluate", settings, args))
     return steps
 
 
@@ -246,31 +284,99 @@ def write_settings(step: Step, folder: str | Path) -> str:
 
 
 def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
-    """Reads the settings of a step as its recipe would; nothing is run, loaded or downloaded.
+    """Check the settings and inputs of a step as its recipe would read them; nothing is trained.
 
     Returns:
-        What it would cost, for a training, and the references that lead nowhere on this machine.
+        The cost of a training, else None, and what is missing: models, encoders, translations, and data that cannot be
+        read or has fewer than nine tenths of the published number of recordings.
     """
     from modeling_supclap.recipes.estimates import estimate
 
     with TemporaryDirectory() as folder:
         parsed = parse_arguments(RECIPES[step.recipe][1], [write_settings(step, folder)])
 
-    missing = []
-    for key in ("data_dir", "model"):
-        value = step.settings.get(key)
-        if value is not None and not Path(value).exists() and Path(value).parent != step.folder.parent:
+    missing: list[str] = []
+    settings = step.settings
+    for key in ("model", "audio_encoder", "text_encoder"):
+        value = settings.get(key)
+        is_used = value not in (None, "scratch") and (key == "model" or settings.get("model") is None)
+        if is_used and Path(value).parent != step.folder.parent and not has_model(value):
             missing.append(f"{key} {value}")
-    if step.settings.get("dataset", "synthetic") != "synthetic" and "data_dir" not in step.settings:
-        missing.append(f"data of {step.settings['dataset']}")
-    translations = options.as_mapping(step.settings.get("dataset_config")).get("translations")
+    translations = options.as_mapping(settings.get("dataset_config")).get("translations")
     if translations is not None and not Path(translations).exists():
         missing.append(f"translations {translations}")
+
+    dataset = settings.get("dataset", "synthetic")
+    if dataset != "synthetic" and "data_dir" not in settings:
+        missing.append(f"data of {dataset}, which --data_dir names")
+    elif dataset != "synthetic":
+        config = {**options.as_mapping(settings.get("dataset_config")), "data_dir": settings["data_dir"]}
+        config.pop("translations", None)
+        split = "test" if step.recipe == "evaluate" else "train"
+        missing += find_lack(dataset, split, json.dumps(config, sort_keys=True))
     return (estimate(parsed) if step.recipe == "train" else None), missing
 
 
+@cache
+def has_model(name: str) -> bool:
+    """Whether a model is a folder, in the cache of the Hub, or on the Hub."""
+    from transformers import PreTrainedConfig
+
+    if Path(name).exists():
+        return True
+    try:
+        PreTrainedConfig.get_config_dict(name)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+@cache
+def find_lack(dataset: str, split: str, config: str) -> list[str]:
+    """Return a line for a split that cannot be read or has too few recordings, else nothing.
+
+    Args:
+        dataset: The builder.
+        split: "train", which must have nine tenths of the published recordings, or "test".
+        config: Options of the builder as JSON.
+    """
+    from modeling_supclap.datasets_scripts import load_splits
+    from modeling_supclap.recipes.estimates import TRAIN_CLIPS
+
+    try:
+        splits = load_splits(dataset, **json.loads(config))
+    except Exception as error:  # of any builder: its message says what is missing
+        return [f"data of {dataset}: {error}"]
+    count, published = len(splits.get(split, ())), TRAIN_CLIPS.get(dataset, 1) if split == "train" else 1
+    return [] if count >= 0.9 * published else [f"data of {dataset}: {split} has {count} recordings of {published:,}"]
+
+
+def require_inputs(name: str, cells: Sequence[Cell], args: options.ReproductionArguments) -> list[Cell]:
+    """Return the cells that can run: all, or with `skip_missing` those that lack nothing.
+
+    Raises:
+        FileNotFoundError: Data, an encoder or a model is missing, and `skip_missing` is false.
+    """
+    able, missing = [], set()
+    for cell in cells:
+        lacking: set[str] = set()
+        for step in cell.runs[0]:  # the runs of a cell differ in their seed only
+            if not step.is_done:
+                lacking.update(check_step(step)[1])
+        if not lacking:
+            able.append(cell)
+        missing |= lacking
+    if missing and not args.skip_missing:
+        raise FileNotFoundError(
+            f"{name} lacks {'; '.join(sorted(missing))}; nothing was run. --skip_missing true runs the other rows"
+        )
+    for reference in sorted(missing):
+        say(f"{name}: rows that need {reference} are left out")
+    return able
+
+
 def dry_run(name: str, cells: Sequence[Cell]) -> str:
-    """What a table would run and cost, as text. The runs of a row differ in their seed only: the first is read."""
+    """Return the runs, costs and missing inputs of a table as text."""
     lines, missing, hours = [f"{name}:"], set(), 0.0
     for cell in cells:
         done = sum(run[-1].is_done for run in cell.runs)
@@ -283,7 +389,7 @@ def dry_run(name: str, cells: Sequence[Cell]) -> str:
 
     lines.append(f"  in all {60 * hours:.0f} minutes of arithmetic, {hours:.1f} hours")
     for reference in sorted(missing):
-        lines.append(f"  not on this machine: {reference}")
+        lines.append(f"  missing: {reference}")
     return "\n".join(lines)
 
 
@@ -352,10 +458,12 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
     The mean over the languages is taken query by query, where the languages are parallel.
     """
     arrays = results.arrays
-    if place[-1] == "MRV":
+    if place[-1] in ("MRV", "MSR"):
         if "multilingual/ranks" not in arrays:
             return None
-        return arrays["multilingual/ranks"].var(axis=1), arrays["multilingual/cluster"]
+        ranks = arrays["multilingual/ranks"].astype(float)
+        outcomes = ranks.var(axis=1) if place[-1] == "MRV" else (ranks**2).mean(axis=1)
+        return outcomes, arrays["multilingual/cluster"]
 
     task, language, *rest = place
     languages = results.protocol.get("languages", []) if language == "mean" else [language]
@@ -376,18 +484,18 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
 
 def compare_seeds(
     own: Sequence[tuple[Results, Any]], other: Sequence[tuple[Results, Any]], place: Sequence[str]
-) -> dict[str, float] | None:
-    """The paired test of two rows: each query by its mean over the seeds, resampled by recordings.
+) -> tuple[float, float] | None:
+    """Return the interval over recordings of own minus other, each query by its mean over the seeds.
 
     Args:
-        own: The runs of a row, one for each seed, as `load_run` gives them.
+        own: The runs of a row, one for each seed, from `load_run`.
         other: The runs of the row that it is compared with.
         place: The place of the score, as in `get_value`.
 
     Returns:
-        "difference" (own minus other), its interval "low" and "high", and "p_value"; None where queries left nothing.
+        The lower and the upper end; None for a score without the outcomes of queries.
     """
-    from modeling_supclap.metrics.bootstrap import paired_test
+    from modeling_supclap.metrics.bootstrap import bootstrap_intervals
 
     sides = []
     for several in (own, other):
@@ -403,54 +511,117 @@ def compare_seeds(
     (first, clusters), (second, others) = sides
     if list(clusters) != list(others) or len(set(clusters)) < 2:
         return None
-    return paired_test({"score": first}, {"score": second}, clusters.tolist())["score"]
+    return bootstrap_intervals({"score": first - second}, clusters.tolist())["score"]
 
 
-def gather(name: str, table: Mapping[str, Any], cells: Sequence[Cell], scale: str) -> dict[str, Any]:
-    """All numbers of a table: what was measured, and what the paper prints.
+def gather(
+    name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: options.ReproductionArguments
+) -> dict[str, Any]:
+    """Collect all numbers of a table, measured and printed.
 
     Returns:
-        "table", "title", "claim", "scale" and "rows". A row has "row", "model", "dataset", "baseline", "seeds" and
-        "scores": by column "values" (one a seed), "mean", "std" (of a sample; None for one seed), "paper" (the
-        printed number or None) and, beside a baseline, "differences" (one a seed), "difference", "low", "high" and
-        "p_value". A table of cases has "cases" as well, of the first seed, from `tabulate_cases`.
+        "table", "title", "claim", "scale", "settings" and "rows". A row has "row", "model", "dataset", "baseline",
+        "seeds", "cost" ("steps", "captions" and "seconds" of its training, the mean of the seeds) and "scores": by
+        column "values" (one a seed), "mean", "std" (of a sample; None for one seed), "chance" and "order_blind" where
+        there is such a level, "paper" (the printed number or None) and, beside a baseline, "differences" (one a seed),
+        "recordings" (interval over recordings), "low" and "high" (over seeds and recordings; for one seed, over
+        recordings). A table of cases also has "cases", of the first seed, from `tabulate_cases`.
     """
     from modeling_supclap import evaluation
 
-    loaded: dict[tuple[str | None, str], list[tuple[Results, list[Any]]]] = {}
+    loaded: dict[tuple[str | None, str], dict[int, tuple[Results, list[Any]]]] = {}
     for cell in cells:
-        loaded[cell.row, cell.dataset] = list(map(load_run, cell.runs))
+        loaded[cell.row, cell.dataset] = {run[-1].settings["seed"]: load_run(run) for run in cell.runs}
 
     rows = []
     for cell in cells:
         own, baseline = loaded[cell.row, cell.dataset], loaded.get((cell.baseline, cell.dataset))
         scores = {}
-        for column in table.get(f"{scale}_columns", table["columns"]):
+        for column in table.get(f"{args.scale}_columns", table["columns"]):
             place = column.split()
-            values: list[Any] = [get_value(*run, place) for run in own]
+            values: list[Any] = [get_value(*run, place) for run in own.values()]
             if None in values:
                 continue
-
-            told = summarise(values)
-            told["paper"] = get_printed(name, table, cell, place, scale)
+            told = {**summarise(values), **get_levels(next(iter(own.values()))[0], place)}
+            told["paper"] = get_printed(name, table, cell, place, args.scale)
             if baseline is not None:
-                told["differences"] = []
-                for value, run in zip(values, baseline, strict=True):
-                    other = get_value(*run, place)
-                    if other is not None:
-                        told["differences"].append(value - other)
-                told |= compare_seeds(own, baseline, place) or {}
+                told |= compare_rows(own, baseline, place)
             scores[column] = told
 
-        seeds = [run[-1].settings["seed"] for run in cell.runs]
-        about = {"row": cell.row, "model": cell.model, "dataset": cell.dataset}
+        about = {"row": cell.row, "model": cell.model, "dataset": cell.dataset, "seeds": list(own)}
         compared = {"baseline": None if baseline is None else cell.baseline}
-        rows.append({**about, **compared, "seeds": seeds, "scores": scores})
+        rows.append({**about, **compared, "cost": get_cost(cell.runs), "scores": scores})
 
-    told = {key: table.get(key, "") for key in ("title", "claim")}
+    content = {"table": name, "scale": args.scale, "settings": options.as_mapping(args.settings)}
+    content |= {key: table.get(key, "") for key in ("title", "claim")}
     if table.get("cases"):
-        told["cases"] = tabulate_cases({cell.model: loaded[cell.row, cell.dataset][0][0] for cell in cells})
-    return {"table": name, "scale": scale, **told, "versions": evaluation.package_versions(), "rows": rows}
+        first = {cell.model: next(iter(loaded[cell.row, cell.dataset].values()))[0] for cell in cells}
+        content["cases"] = tabulate_cases(first)
+    return {**content, "versions": evaluation.package_versions(), "rows": rows}
+
+
+def compare_rows(
+    own: Mapping[int, tuple[Results, Any]], baseline: Mapping[int, tuple[Results, Any]], place: Sequence[str]
+) -> dict[str, Any]:
+    """Compare a row with its baseline over the seeds that both have; see `gather`."""
+    from modeling_supclap.metrics.bootstrap import seed_interval
+
+    seeds, differences = [], []
+    for seed in own:
+        if seed in baseline:
+            value, other = get_value(*own[seed], place), get_value(*baseline[seed], place)
+            if value is not None and other is not None:
+                seeds.append(seed)
+                differences.append(value - other)
+    if not seeds:
+        return {}
+
+    compared: dict[str, Any] = {"differences": differences}
+    recordings = compare_seeds([own[seed] for seed in seeds], [baseline[seed] for seed in seeds], place)
+    if recordings is not None:
+        compared["recordings"] = recordings
+    if len(seeds) > 1:
+        compared["low"], compared["high"] = seed_interval(differences, recordings)
+    elif recordings is not None:
+        compared["low"], compared["high"] = recordings
+    return compared
+
+
+def get_levels(results: Results, place: Sequence[str]) -> dict[str, float]:
+    """Return "chance" and "order_blind", the score of a model that ignores order, as far as a score has them."""
+    from modeling_supclap.evaluation.results import flat_scores
+
+    levels = {"chance": 0.5} if "eval_order_accuracy" in place else {}
+    for score in flat_scores(results.scores):
+        if score.place == tuple(place):
+            for name, level in (("chance", score.chance), ("order_blind", score.order_blind)):
+                if level is not None:
+                    levels[name] = level
+    return levels
+
+
+def get_cost(runs: Sequence[Sequence[Step]]) -> dict[str, float]:
+    """Return the mean "steps", "captions" and process "seconds" of the last training of each run, as far as recorded.
+
+    Captions are those that the text encoder embeds: steps * clips a step * texts a clip.
+    """
+    from modeling_supclap.evaluation.results import Results
+
+    costs: dict[str, list[float]] = {}
+    for run in runs:
+        training: dict[str, Any] = {}
+        for step in run:
+            training = Results.load(step.folder).content.get("training") or training
+        if "steps" in training:
+            arguments = training["arguments"]
+            texts = {"kcl": len(arguments["languages"]), "cacl": 2}.get(arguments["loss"], 1)
+            clips = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
+            costs.setdefault("steps", []).append(training["steps"])
+            costs.setdefault("captions", []).append(training["steps"] * clips * texts)
+        seconds = training.get("process_seconds", training.get("seconds"))
+        if seconds is not None:
+            costs.setdefault("seconds", []).append(seconds)
+    return {name: float(np.mean(values)) for name, values in costs.items()}
 
 
 def tabulate_cases(several: Mapping[str, Results]) -> list[list[str]]:
@@ -539,17 +710,32 @@ def load_run(run: Sequence[Step]) -> tuple[Results, list[dict[str, Any]]]:
     return results, log
 
 
+def table_stem(name: str, args: options.ReproductionArguments) -> str:
+    """Return the file name of a table, which includes other settings and controls than its own.
+
+    >>> table_stem("supclap/table3", options.ReproductionArguments(settings={"num_train_epochs": 40}))
+    'supclap_table3_num_train_epochs-40'
+    """
+    parts = [name.replace("/", "_")]
+    for key, value in options.as_mapping(args.settings).items():
+        parts.append(f"{key}-{re.sub('[^A-Za-z0-9]+', '-', json.dumps(value)).strip('-')}")
+    if args.controls is not None:
+        parts.append(Path(args.controls).stem)
+    stem = "_".join(parts)
+    return stem if len(stem) <= 100 else f"{stem[:90]}-{hashlib.sha256(stem.encode()).hexdigest()[:8]}"
+
+
 def write_table(
     name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: options.ReproductionArguments
 ) -> Path:
-    """Writes a table as JSON, HTML, Markdown, whose path it gives, and its curves or embedding spaces as PNG."""
+    """Write a table as JSON, HTML and Markdown, and its curves or embedding spaces as PNG; return the Markdown file."""
     from modeling_supclap.evaluation.report_figures import save_projections
     from modeling_supclap.evaluation.results import Results
     from modeling_supclap.recipes.result_tables import html_table, markdown_table
     from modeling_supclap.training.plots import plot_runs
 
-    stem = Path(args.output_dir) / args.scale / name.replace("/", "_")
-    content = gather(name, table, cells, args.scale)
+    stem = Path(args.output_dir) / args.scale / table_stem(name, args)
+    content = gather(name, table, cells, args)
     write_json(stem.with_suffix(".json"), content)
     write_text(stem.with_suffix(".md"), markdown_table(content))
 
@@ -598,18 +784,34 @@ def main() -> None:
     if unknown:
         raise ValueError(f"{', '.join(plans)} have no rows {unknown}; they have {', '.join(sorted(known))}")
 
-    for name, cells in plans.items():
-        if not cells:  # none of its rows was asked for
-            continue
-        if args.dry_run:
+    plans = {name: cells for name, cells in plans.items() if cells}  # without those that have none of the rows
+    if args.dry_run:
+        for name, cells in plans.items():
             say(dry_run(name, cells))
-            continue
-        for cell in cells:
-            for run in cell.runs:
-                for step in run:
+        return
+
+    plans = {name: require_inputs(name, cells, args) for name, cells in plans.items()}
+    for name, cells in plans.items():
+        try:
+            for cell in cells:
+                for step in itertools.chain(*cell.runs):
                     run_step(step)
-        path = write_table(name, tables[name], cells, args)
-        say(f"\n{path.read_text(encoding='utf-8')}\n{path}, with .html, .json and, where there are curves, .png")
+        finally:  # finished runs are tabulated, also where another fails or is interrupted
+            finished = keep_finished(cells)
+            if finished:
+                path = write_table(name, tables[name], finished, args)
+                text = path.read_text(encoding="utf-8")
+                say(f"\n{text}\n{path}, with .html, .json and, where there are curves, .png")
+
+
+def keep_finished(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells with their finished runs, without cells that have none."""
+    finished = []
+    for cell in cells:
+        runs = [run for run in cell.runs if run[-1].is_done]
+        if runs:
+            finished.append(replace(cell, runs=runs))
+    return finished
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The numbers of a reproduced table as text: Markdown for a page of the docs, HTML for a browser."""
+"""Reproduced tables as text: Markdown for a page of the docs, HTML for a browser."""
 
 from __future__ import annotations
 
@@ -60,9 +60,15 @@ def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
         datasets.add(row["dataset"])
     several = len(datasets) > 1
 
-    lines = [["row", *(["data"] if several else []), *map(format_heading, columns)]]
+    costs = []
+    for name in ("steps", "captions", "seconds"):
+        if any(name in row.get("cost", {}) for row in content["rows"]):
+            costs.append(name)
+    headings = [format_heading(column) + _format_levels(column, content["rows"]) for column in columns]
+    lines = [["row", *(["data"] if several else []), *costs, *headings]]
     for row in content["rows"]:
         line = [row["model"], *([row["dataset"]] if several else [])]
+        line += [f"{row['cost'][name]:,.0f}" if name in row.get("cost", {}) else "" for name in costs]
         for column in columns:
             told = row["scores"].get(column)
             text = "" if told is None else format_cell(column, told)
@@ -71,6 +77,17 @@ def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
             line.append(text)
         lines.append(line)
     return lines
+
+
+def _format_levels(column: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the levels of chance and of an order-blind model, each number that differs between rows once."""
+    parts = []
+    for level, name in (("chance", "chance"), ("order_blind", "order-blind")):
+        values = [row["scores"][column].get(level) for row in rows if column in row["scores"]]
+        texts = dict.fromkeys(format_value(column, value) for value in values if value is not None)
+        if texts:
+            parts.append(f"{name} {' / '.join(texts)}")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def format_heading(column: str) -> str:
@@ -102,18 +119,42 @@ def _spell(name: str) -> str:
 
 
 def caption(content: Mapping[str, Any]) -> str:
-    """What the numbers are, in two sentences."""
-    seeds = sorted({seed for row in content["rows"] for seed in row["seeds"]})
-    return (
-        f"Scale {content['scale']}, seeds {', '.join(map(str, seeds))}: mean ± standard deviation; in brackets the "
-        "difference to the row's baseline, where there is one its 95 % interval over recordings (paired, mean of the "
-        "seeds), and in how many seeds the difference is above 0."
-    )
+    """Return what the numbers are, in a few sentences."""
+    seeds = ", ".join(map(str, sorted({seed for row in content["rows"] for seed in row["seeds"]})))
+    fewest = min((len(row["seeds"]) for row in content["rows"]), default=0)
+    sentences = [f"Scale {content['scale']}, seeds {seeds}: mean ± standard deviation over the seeds."]
+    if content.get("settings"):
+        sentences.append(f"Other settings than the table's own: {_list_settings(content)}.")
+    if fewest == 1:
+        sentences.append(
+            "In brackets the difference to the row's baseline and its 95 % interval over recordings. **One seed**: the "
+            "interval says nothing of other seeds."
+        )
+    else:
+        sentences.append(
+            "In brackets the difference to the row's baseline, its 95 % interval over seeds and recordings, and in how "
+            "many seeds the difference is above 0."
+        )
+        if fewest < 5:
+            sentences.append(f"**Fewer than five seeds** ({fewest}): an indication, not evidence.")
+    if any(row.get("cost") for row in content["rows"]):
+        sentences.append("Captions are those that the text encoder embeds in training; seconds are of the processor.")
+    return " ".join(sentences)
+
+
+def full_title(content: Mapping[str, Any]) -> str:
+    """Return the name and title of a table, with other settings than its own."""
+    settings = f" with {_list_settings(content)}" if content.get("settings") else ""
+    return f"{content['table']}{settings}: {content['title']}"
+
+
+def _list_settings(content: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in content["settings"].items())
 
 
 def markdown_table(content: Mapping[str, Any]) -> str:
-    """A table in Markdown, with its title and claim."""
-    written = [f"### {content['table']}: {content['title']}", "", f"Claim: {content['claim']}", ""]
+    """Return a table in Markdown, with its title and claim."""
+    written = [f"### {full_title(content)}", "", f"Claim: {content['claim']}", ""]
     written += [*_markdown_lines(table_lines(content)), "", caption(content), ""]
     if "cases" in content:
         written += [*_markdown_lines(content["cases"]), "", CASES, ""]
@@ -127,7 +168,7 @@ def _markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
     """A table, as `reproduce.gather` gives it, as a page of its own, with a picture of the same folder."""
-    title = escape(f"{content['table']}: {content['title']}")
+    title = escape(full_title(content))
     picture = "" if figure is None else f'<img src="{escape(figure)}" alt="{title}">'
     cases = f"{_html_lines(content['cases'])}<p>{CASES}</p>" if "cases" in content else ""
     style = (
