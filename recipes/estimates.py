@@ -88,7 +88,7 @@ def _shape(configs: str, vocab_size: int, is_published: bool) -> SupCLAPModel:
     audio_config, text_config = json.loads(configs)
     text: Any = BertConfig(vocab_size=vocab_size, **text_config)
     if is_published:
-        sonar = {"vocab_size": 256206, "d_model": 1024, "encoder_layers": 24, "encoder_ffn_dim": 8192}
+        sonar: dict[str, Any] = {"vocab_size": 256206, "d_model": 1024, "encoder_layers": 24, "encoder_ffn_dim": 8192}
         sonar |= {"encoder_attention_heads": 16, "encoder_layerdrop": 0.0, **text_config}
         text = M2M100Config(**sonar)
     with torch.device("meta"):

@@ -298,8 +298,8 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
     missing: list[str] = []
     settings = step.settings
     for key in ("model", "audio_encoder", "text_encoder"):
-        value = settings.get(key)
-        is_used = value not in (None, "scratch") and (key == "model" or settings.get("model") is None)
+        value = str(settings.get(key) or "scratch")
+        is_used = value != "scratch" and (key == "model" or settings.get("model") is None)
         if is_used and Path(value).parent != step.folder.parent and not has_model(value):
             missing.append(f"{key} {value}")
     translations = options.as_mapping(settings.get("dataset_config")).get("translations")
@@ -552,7 +552,7 @@ def gather(
         compared = {"baseline": None if baseline is None else cell.baseline}
         rows.append({**about, **compared, "cost": get_cost(cell.runs), "scores": scores})
 
-    content = {"table": name, "scale": args.scale, "settings": options.as_mapping(args.settings)}
+    content: dict[str, Any] = {"table": name, "scale": args.scale, "settings": options.as_mapping(args.settings)}
     content |= {key: table.get(key, "") for key in ("title", "claim")}
     if table.get("cases"):
         first = {cell.model: next(iter(loaded[cell.row, cell.dataset].values()))[0] for cell in cells}
