@@ -337,7 +337,7 @@ def test_a_collapsed_text_encoder_wins_the_rank_variance_and_not_the_mean_square
         {**ROWS[0], "clip_id": str(clip), "captions": {"eng": [f"e{clip}"], "fra": [f"f{clip}"]}} for clip in range(9)
     ]
     audio = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
-    collapsed = np.broadcast_to(audio[:1] + 1, (9, 4))
+    collapsed = np.broadcast_to(np.full(4, 0.5, np.float32), (9, 4))
     prediction = SimpleNamespace(
         predictions=(audio, np.stack([collapsed, collapsed], 1)), label_ids=np.arange(len(rows))
     )
