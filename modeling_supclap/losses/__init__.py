@@ -1,4 +1,4 @@
-"""The losses of the three papers as pure functions on embeddings: one file per paper, importing only torch."""
+"""Losses of the three papers as pure functions of embeddings. One file per paper; the only dependency is torch."""
 
 from .contrastive import info_nce, reweighted_info_nce, sigmoid_loss
 from .multilingual import (

@@ -1,8 +1,8 @@
-"""Contrastive losses on one matrix of similarities: InfoNCE, SigLIP and the re-weighted InfoNCE.
+"""Contrastive losses on one similarity matrix: InfoNCE, SigLIP and the re-weighted InfoNCE.
 
-Conventions of all the losses: embeddings are (N, d) with unit norm, `similarity[i, j]` is audio i against text j, and
-`logit_scale` is the multiplier itself, 1 / temperature. Leading dimensions, (..., N, d), are batches of their own
-(languages, say) that broadcast and over which the loss is averaged.
+Conventions of all losses: embeddings are (N, d) with unit norm, `similarity[i, j]` compares audio i with text j, and
+`logit_scale` is 1 / temperature, not its logarithm. Leading dimensions, (..., N, d), are separate batches (for example
+languages). They broadcast, and the loss is their mean.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .tiles import tiled_sigmoid_contrast, tiled_symmetric_contrast
 
 
 def softmax_contrast(logits: Tensor, group_ids: Tensor | None = None, decoupled: bool = False) -> Tensor:
-    """Compute one direction of InfoNCE: mean over rows of -log softmax of the row's positives among all columns.
+    """Compute one direction of InfoNCE: the mean over rows of -log softmax at the row's positives.
 
     Args:
-        logits: (..., N, N), the positives on the diagonal.
+        logits: (..., N, N), positives on the diagonal.
         group_ids: (N,) integers; clips with the same id are positives of each other.
         decoupled: Leave the positives out of the denominator.
 
@@ -40,7 +40,7 @@ def softmax_contrast(logits: Tensor, group_ids: Tensor | None = None, decoupled:
 
 
 def sigmoid_contrast(logits: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """Compute 1/N times the sum over all pairs of -log sigmoid(z logit), z = +1 on positives and -1 elsewhere.
+    """Compute 1/N times the sum of -log sigmoid(z logit) over all pairs, z = +1 for positives and -1 for negatives.
 
     >>> round(sigmoid_contrast(torch.zeros(2, 2)).item(), 4)  # 2 log 2
     1.3863
@@ -56,28 +56,28 @@ def info_nce(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """InfoNCE, the sum of its two directions [SupCLAP eq. 5].
+    """Compute InfoNCE, the sum of the audio-to-text and text-to-audio directions [SupCLAP eq. 5].
 
     L = mean_i -log softmax_j(logit_scale a_i . t_j)[i] + mean_i -log softmax_j(logit_scale t_i . a_j)[i].
 
-    A random model gives 2 log N. A perfect one tends to 0 as the scale grows; with groups of g clips to 2 log g, since
-    the target is then uniform over the g positives of a row. CLIP and ML-CLAP take the mean of the two directions,
-    which is half of this.
+    The loss of a random model is 2 log N. That of a perfect model tends to 0 as the scale grows. With groups of g clips
+    it tends to 2 log g, because the target is uniform over the g positives of a row. CLIP and ML-CLAP use the mean of
+    the two directions, half of this loss.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor, which then gets a gradient.
+        logit_scale: 1 / temperature, > 0; a number, or a 0-d tensor if it is learned.
         group_ids: (N,) integers; clips with the same id (two captions of one recording, two crops of one file) are
-            positives of each other. By default every clip is its own.
-        chunk_size: So many rows of the similarities are made at a time, which keeps the memory linear in N; see
-            `tiles`. By default they are one matrix.
+            positives of each other. None: each clip is its own group.
+        chunk_size: Rows of the similarity matrix computed at a time; memory is then linear in N (see `tiles`). None:
+            all rows.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The shapes do not fit, or there are fewer than two clips.
+        ValueError: The shapes do not match, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(info_nce(pairs, pairs, logit_scale=1.0).item(), 4)  # 2 log(1 + exp(-1))
@@ -97,26 +97,26 @@ def sigmoid_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """SigLIP's loss: every pair is a two-way question of its own (Zhai et al. 2023, [SupCLAP 4.2]).
+    """Compute the SigLIP loss: a binary classification of every pair (Zhai et al. 2023, [SupCLAP 4.2]).
 
     L = 1/N sum_ij -log sigmoid(z_ij (logit_scale a_i . t_j + logit_bias)), z_ij = +1 on positives, -1 elsewhere.
 
-    A model without knowledge (logits 0) gives N log 2, and at the usual start (scale 10, bias -10, cosines 0) about 10:
-    the bias already rejects all negatives. A perfect one tends to 0.
+    With all logits 0 the loss is N log 2. At the usual start (scale 10, bias -10, cosines 0) it is about 10, because
+    the bias already rejects all negatives. For a perfect model it tends to 0.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor. Starts at 10.
-        logit_bias: The number added to every logit, or a 0-d tensor. Starts at -10.
-        group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
-        chunk_size: So many rows are made at a time, as in `info_nce`.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor. SigLIP starts at 10.
+        logit_bias: Added to every logit; a number or a 0-d tensor. SigLIP starts at -10.
+        group_ids: (N,) integers; clips with the same id are positives of each other. None: each clip is its own group.
+        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`. None: all rows.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The shapes do not fit, or there are fewer than two clips.
+        ValueError: The shapes do not match, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(sigmoid_loss(pairs, pairs, logit_scale=2.0, logit_bias=-1.0).item(), 4)  # 2 log(1 + exp(-1))
@@ -135,35 +135,35 @@ def reweighted_info_nce(
     group_ids: Tensor | None = None,
     reading: Literal["pull", "softmax"] = "pull",
 ) -> Tensor:
-    """InfoNCE whose positive is re-weighted, the "Simple Reweight" baseline [SupCLAP E.4].
+    """Compute InfoNCE with a re-weighted positive, the "Simple Reweight" baseline [SupCLAP E.4].
 
-    It is there to be compared with: the paper finds it worse than plain InfoNCE. The paper says in words only that a
-    learnable w amplifies the gradient of the positive, and so changes its direction and inflates its size. With P+ the
-    positive's probability, InfoNCE moves an anchor by logit_scale ((1 - P+) a+ - sum_- P a-), and the readings are:
+    The paper reports lower retrieval than with plain InfoNCE. It prints no equation: a learnable scalar w amplifies the
+    gradient of the positive, which changes the direction of the gradient and increases its size. Let P+ be the
+    probability of the positive. InfoNCE moves an anchor by logit_scale ((1 - P+) a+ - sum_- P a-). Two readings fit:
 
-    - "pull": the first of the two terms is multiplied by w. The loss is InfoNCE - (w - 1) (1 - P+) s+ with 1 - P+ held
-      constant. Its derivative with respect to w is -(1 - P+) s+: w grows while the positives are similar, and with it
-      the pull. This is what the paper describes, and of the readings the one that costs retrieval (`recipes/LOG.md`).
-    - "softmax": w multiplies exp(s+) in the softmax, L = -log(w exp(s+) / (w exp(s+) + sum_- exp(s-))). As this is
-      P+ of other logits, both terms of the gradient shrink alike as w grows and its direction stays, whereas
-      dL/dlog w = -(1 - P+) is always negative: w grows until nothing is left of the gradient.
+    - "pull": w multiplies the first term. The loss is InfoNCE - (w - 1) (1 - P+) s+, with 1 - P+ detached. Its
+      derivative with respect to w is -(1 - P+) s+, so w and the pull grow while the positives are similar. This is
+      closer to the paper's description, and only this reading lowers retrieval here (`recipes/LOG.md`).
+    - "softmax": w multiplies exp(s+) in the softmax, L = -log(w exp(s+) / (w exp(s+) + sum_- exp(s-))). Both terms of
+      the gradient shrink by the same factor as w grows, and its direction does not change. dL/dlog w = -(1 - P+) is
+      always negative, so w grows until the gradient vanishes.
 
-    A weight of 1 gives `info_nce` in both.
+    With w = 1 both equal `info_nce`.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        positive_weight: w > 0; a number or a 0-d tensor. A learnable one is best kept as its logarithm.
-        group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
-        reading: What is re-weighted, "pull" or "softmax".
+        positive_weight: w > 0; a number or a 0-d tensor. If it is learned, store its logarithm as the parameter.
+        group_ids: (N,) integers; clips with the same id are positives of each other. None: each clip is its own group.
+        reading: Which quantity w multiplies, "pull" or "softmax".
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The number w is not positive, the reading is unknown, the shapes do not fit, or there are fewer than
-            two clips.
+        ValueError: The number w is not positive, the reading is unknown, the shapes do not match, or there are fewer
+            than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(reweighted_info_nce(pairs, pairs, logit_scale=1.0, positive_weight=1.0).item(), 4)
@@ -178,13 +178,13 @@ def reweighted_info_nce(
     positives = positive_mask(logits.shape[-1], group_ids, logits.device)
     if reading == "softmax":
         log_weight = torch.as_tensor(positive_weight, dtype=logits.dtype, device=logits.device).log()
-        weighed = logits + log_weight * positives
-        return softmax_contrast(weighed, group_ids) + softmax_contrast(weighed.mT, group_ids)
+        weighted = logits + log_weight * positives
+        return softmax_contrast(weighted, group_ids) + softmax_contrast(weighted.mT, group_ids)
 
     total = logits.new_zeros(())
     target = positives / positives.sum(dim=-1, keepdim=True)
-    for scores in (logits, logits.mT):
-        pull = (target - scores.detach().softmax(dim=-1)) * positives  # (..., N, N)
-        added = (positive_weight - 1) * (pull * scores).sum(dim=-1).mean()
-        total = total + softmax_contrast(scores, group_ids) - added
+    for direction in (logits, logits.mT):
+        pull = (target - direction.detach().softmax(dim=-1)) * positives  # (..., N, N)
+        extra_pull = (positive_weight - 1) * (pull * direction).sum(dim=-1).mean()
+        total = total + softmax_contrast(direction, group_ids) - extra_pull
     return total

@@ -1,6 +1,6 @@
-"""The multilingual losses of ATRI, and the errors of a step's languages that they are meant to reduce.
+"""Multilingual losses of ATRI, and the errors caused by training on some of the languages in each step.
 
-Random-language training (ML-CLAP) needs no loss of its own: it is InfoNCE on one drawn language per clip.
+Random-language training (ML-CLAP) is `info_nce` on one randomly drawn language per clip.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from torch import Tensor
 from .contrastive import info_nce
 from .similarity import at_least_float32
 
-# Weight of one direction, as a mean over its clips and texts: 1/(2NK) NK for KCL, 1/(6N) 2N for the two texts of CACL.
-# Support vectors on them have it too [SupCLAP table 8]: on CACL those of the two audio-text terms, none for its third.
+# Weight of one direction as a mean over its pairs: 1/(2NK) NK for KCL; 1/(6N) 2N for CACL, with its two texts per clip.
+# SVR terms have the same weight [SupCLAP table 8]. CACL has them on its two audio-text terms, not on text-text.
 DIRECTION_SCALE = {"kcl": 1 / 2, "cacl": 1 / 3}
 
 
 def by_language(text_embeds: Tensor) -> Tensor:
-    """(N, K, d) to (K, N, d): languages as a leading dimension, over which every loss here averages.
+    """Transpose (N, K, d) to (K, N, d): the losses average over leading dimensions, here the languages.
 
     Raises:
-        ValueError: There are not three dimensions.
+        ValueError: The tensor does not have three dimensions.
 
     >>> by_language(torch.zeros(4, 8, 16)).shape
     torch.Size([8, 4, 16])
     """
     if text_embeds.ndim != 3:
         raise ValueError(
-            f"got text_embeds of shape {tuple(text_embeds.shape)}; give (N, K, d), each clip's caption in K languages"
+            f"got text_embeds of shape {tuple(text_embeds.shape)}; "
+            "expected (N, K, d), the caption of each clip in K languages"
         )
     return text_embeds.transpose(0, 1)
 
@@ -40,24 +41,24 @@ def kcl_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """1-to-K contrastive learning: every clip with its caption in all K languages at once [ATRI eq. 9-11].
+    """Compute the 1-to-K contrastive loss (KCL): each clip with its caption in all K languages [ATRI eq. 9-11].
 
     L = 1/(2NK) sum_ik (-log softmax_j(logit_scale a_i . t_jk)[i] - log softmax_j(logit_scale t_ik . a_j)[i]), the mean
-    over languages and directions; the negatives of a caption are of its own language. That is half the scale of
-    `info_nce`, which sums the directions. A random model gives log N, a perfect one tends to 0.
+    over languages and directions. The negatives of a caption are in the same language. `info_nce` sums the directions
+    and is twice as large. The loss of a random model is log N. For a perfect model it tends to 0.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
-        chunk_size: So many rows of the similarities are made at a time, as in `info_nce`.
+        group_ids: (N,) integers; clips with the same id are positives of each other. None: each clip is its own group.
+        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`. None: all rows.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: There is a single language, the shapes do not fit, or there are fewer than two clips.
+        ValueError: There is only one language, the shapes do not match, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(kcl_loss(pairs, torch.stack([pairs, pairs], dim=1), logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
@@ -66,7 +67,7 @@ def kcl_loss(
     texts = by_language(text_embeds)
     if len(texts) < 2:
         raise ValueError(
-            f"got captions in K = {len(texts)} language; KCL contrasts two or more at once, for one use info_nce"
+            f"got captions in K = {len(texts)} languages; KCL needs two or more, use info_nce for one language"
         )
     return DIRECTION_SCALE["kcl"] * info_nce(audio_embeds, texts, logit_scale, group_ids, chunk_size)
 
@@ -79,24 +80,25 @@ def cacl_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Audio-English co-anchor contrastive learning: English and one drawn language a clip [ATRI eq. 12-13].
+    """Compute the audio-English co-anchor loss (CACL): English and one other language per clip [ATRI eq. 12-13].
 
-    L = 1/(6N) (L_ae + L_at + L_et), each the sum over clips and both directions: the mean of the six directed losses of
-    audio, English (e) and the other language (t). A random model gives log N, a perfect one tends to 0.
+    L = 1/(6N) (L_ae + L_at + L_et), each term the sum over clips and both directions. This is the mean of the six
+    one-direction losses between audio (a), English (e) and the other language (t). The loss of a random model is log N.
+    For a perfect model it tends to 0.
 
     Args:
         audio_embeds: (N, d), unit norm.
         anchor_text_embeds: (N, d), unit norm; the captions in the anchor language, English.
-        other_text_embeds: (N, d), unit norm; the same captions, each in a language drawn from the others.
+        other_text_embeds: (N, d), unit norm; the same captions, each in a random other language.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        group_ids: (N,) integers; clips with the same id are positives of each other. By default every clip is its own.
-        chunk_size: So many rows of the similarities are made at a time, as in `info_nce`.
+        group_ids: (N,) integers; clips with the same id are positives of each other. None: each clip is its own group.
+        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`. None: all rows.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The shapes do not fit, or there are fewer than two clips.
+        ValueError: The shapes do not match, or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(cacl_loss(pairs, pairs, pairs, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
@@ -109,13 +111,13 @@ def cacl_loss(
 
 
 def language_distribution_error(trained: Tensor) -> Tensor:
-    """How far a step's languages are from all languages alike, whatever the model [ATRI eq. 6].
+    """Compute the distance of a step's languages from a uniform distribution, without a model [ATRI eq. 6].
 
-    mean_i sum_k |1/K - q_ik|, q_i uniform over the languages that clip i is trained in: 0 for KCL, 2(1 - 2/K) for CACL,
-    2(1 - 1/K), the most there is, for one language drawn at random.
+    mean_i sum_k |1/K - q_ik|, q_i uniform over the languages in which clip i is trained. This is 0 for KCL, 2(1 - 2/K)
+    for CACL, and 2(1 - 1/K), the maximum, for one random language.
 
     Args:
-        trained: (N, K) bool; [i, k] says whether this step trains clip i in language k, at least one of each clip.
+        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k. At least one per clip.
 
     Returns:
         0-d tensor, 0 to 2.
@@ -131,23 +133,23 @@ def language_distribution_error(trained: Tensor) -> Tensor:
 def data_distribution_error(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> Tensor:
-    """The data distribution error of a batch as the model weighs it, sum |p - p'_e| [ATRI eq. 6, with eq. 2 and 4].
+    """Compute the data distribution error of a batch under the model, sum |p - p'_e| [ATRI eq. 6, with eq. 2 and 4].
 
-    p is the softmax of the scaled similarity over all positive pairs of the batch, in all languages; p'_e that over the
-    pairs trained on. Hence 2(1 - the share of p that is trained): 0 for KCL, and more for one language than for the two
-    of CACL; with all similarities equal, `language_distribution_error`.
+    p is the softmax of the scaled similarity over all positive pairs of the batch, in all languages. p'_e is the
+    softmax over the trained pairs only. The error is 2 (1 - sum of p over the trained pairs): 0 for KCL, and larger for
+    one language than for the two of CACL. With equal similarities it is `language_distribution_error`.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        trained: (N, K) bool; [i, k] says whether this step trains clip i in language k.
+        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k.
 
     Returns:
         0-d tensor, 0 to 2, without gradient.
 
     Raises:
-        ValueError: The shapes do not fit.
+        ValueError: The shapes do not match.
 
     >>> captions = torch.eye(2).unsqueeze(1).expand(2, 4, 2)
     >>> data_distribution_error(torch.eye(2), captions, 1.0, torch.eye(4, dtype=torch.bool)[:2])
@@ -162,23 +164,24 @@ def data_distribution_error(
 def weight_error_term(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> Tensor:
-    """A term whose gradient is the weight error of one step [ATRI eq. 21].
+    """Compute a term with the weight error of one step as its gradient [ATRI eq. 21].
 
-    Two runs from the same weights w, one on all languages and one on those of a step, are apart by eta times the norm
-    of sum (p'_e - p) grad_w log p after one step of SGD; p and p'_e are those of `data_distribution_error`. This is
-    sum (p'_e - p) log p with both weights held fixed: its gradient with respect to w is that sum, 0 for KCL.
+    Take two runs from the same weights w, one on all languages and one on the languages of a step. After one step of
+    SGD with learning rate eta their weights differ by eta times the norm of sum (p'_e - p) grad_w log p, with p and
+    p'_e of `data_distribution_error`. This term is sum (p'_e - p) log p with detached (p'_e - p), so its gradient with
+    respect to w is that sum. It is 0 for KCL.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        trained: (N, K) bool; [i, k] says whether this step trains clip i in language k.
+        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The shapes do not fit.
+        ValueError: The shapes do not match.
     """
     logits, trained = _positive_logits(audio_embeds, text_embeds, logit_scale, trained)
     ideal = logits.detach().softmax(0)
@@ -189,10 +192,10 @@ def weight_error_term(
 def _positive_logits(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The scaled similarity of every clip to its own caption in every language, and which are trained; (N K,) each."""
+    """Compute the scaled similarity of each clip to its caption in every language; return it and `trained`, (N K,)."""
     if trained.shape != text_embeds.shape[:2]:
         raise ValueError(
-            f"got trained of shape {tuple(trained.shape)} for text_embeds {tuple(text_embeds.shape)}; give (N, K)"
+            f"got trained of shape {tuple(trained.shape)} for text_embeds {tuple(text_embeds.shape)}; expected (N, K)"
         )
     audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
     logits = logit_scale * (audio_embeds.unsqueeze(1) * text_embeds).sum(-1)  # (N, 1, d), (N, K, d) -> (N, K)
@@ -201,18 +204,18 @@ def _positive_logits(
 
 @torch.no_grad()
 def alignment_direction_error(audio_embeds: Tensor, text_embeds: Tensor, trained: Tensor) -> Tensor:
-    """How far a step aligns clips in another direction than all languages would [ATRI 3.2, fig. 2].
+    """Compute the angle between the alignment direction of a step and that of all languages [ATRI 3.2, fig. 2].
 
-    The best direction for a clip a is that toward the mean of its captions in all languages [eq. 20]; a step aligns it
-    toward the mean of those that it trains. The error is the angle between the two, 0 for KCL.
+    The best direction of a clip points to the mean of its captions in all languages [eq. 20]. A step aligns the clip
+    with the mean of the captions that it trains. The error is the angle between the two, 0 for KCL.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
-        trained: (N, K) bool; [i, k] says whether this step trains clip i in language k, at least one of each clip.
+        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k. At least one per clip.
 
     Returns:
-        0-d tensor, the mean over the clips in degrees, 0 to 180, without gradient.
+        0-d tensor, the mean over clips in degrees, 0 to 180, without gradient.
 
     >>> captions = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
     >>> alignment_direction_error(torch.zeros(1, 2), captions, torch.tensor([[True, False]]))
@@ -223,7 +226,7 @@ def alignment_direction_error(audio_embeds: Tensor, text_embeds: Tensor, trained
     aligned = (weights.unsqueeze(-1) * text_embeds).sum(dim=1) - audio_embeds  # (N, K, d) -> (N, d)
     best = text_embeds.mean(dim=1) - audio_embeds
 
-    # Exact for small angles, where the arc cosine is not.
+    # atan2 is exact for small angles, the arc cosine is not.
     aligned, best = F.normalize(aligned, dim=-1), F.normalize(best, dim=-1)
     half = torch.atan2((aligned - best).norm(dim=-1), (aligned + best).norm(dim=-1))
     return half.mul(2).rad2deg().mean()

@@ -1,7 +1,7 @@
-"""Products of embeddings, and which of them are positives: what all losses are made of.
+"""Similarity matrices and masks of positive pairs, which all losses share.
 
-All arithmetic is in float32 or wider, whatever the dtype of the embeddings and under autocast too: at a temperature of
-0.07 the spacing of bfloat16 near a cosine of 1 would move the logits by 0.06.
+All arithmetic is in float32 or wider, for every dtype of the embeddings and under autocast. At a temperature of 0.07
+the spacing of bfloat16 near a cosine of 1 would change the logits by 0.06.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Both tensors in the widest of their dtypes and float32."""
+    """Convert both tensors to the widest of their dtypes and float32."""
     if first.dtype == second.dtype == torch.float32:
         return first, second
     dtype = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
@@ -22,14 +22,14 @@ def at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which products keep their dtype."""
+    """Return a context without autocast, so that matrix products keep their dtype."""
     if not torch.is_autocast_enabled(device.type):
-        return nullcontext()  # a tenth of the time, which is a product's of a small batch
+        return nullcontext()  # ten times faster than a disabled autocast, which costs as much as a small product
     return torch.autocast(device.type, enabled=False)
 
 
 def check_pairs(first: Tensor, second: Tensor) -> None:
-    """Refuses embeddings that are no batch of pairs.
+    """Raise if the embeddings are not a batch of pairs.
 
     Raises:
         ValueError: The shapes differ, or there are fewer than two rows.
@@ -37,14 +37,17 @@ def check_pairs(first: Tensor, second: Tensor) -> None:
     if first.ndim < 2 or second.ndim < 2 or first.shape[-2:] != second.shape[-2:]:
         raise ValueError(
             f"got embeddings of shapes {tuple(first.shape)} and {tuple(second.shape)}; "
-            "both must be (N, d), row i of one being the positive of row i of the other"
+            "both must be (N, d), and row i of one is the positive of row i of the other"
         )
     if first.shape[-2] < 2:
-        raise ValueError(f"got a batch of {first.shape[-2]}; contrast needs two: the negatives are the other clips")
+        raise ValueError(
+            f"got a batch of {first.shape[-2]}; a contrastive loss needs at least two clips, "
+            "because the other clips are the negatives"
+        )
 
 
 def check_negatives(group_ids: Tensor | None) -> None:
-    """Refuses a batch that is one group where the positives are left out of the denominator.
+    """Raise if the whole batch is one group, so that a decoupled loss has an empty denominator.
 
     Raises:
         ValueError: No row has a negative.
@@ -54,7 +57,7 @@ def check_negatives(group_ids: Tensor | None) -> None:
 
 
 def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
-    """Cosine of every row of `first` with every row of `second`.
+    """Compute the cosine of every row of `first` with every row of `second`.
 
     Args:
         first: (..., N, d), unit norm.
@@ -77,18 +80,18 @@ def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
 
 
 def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> Tensor:
-    """Which pairs are positive: the diagonal, or all pairs whose clips share a group.
+    """Return the mask of positive pairs: the diagonal, or all pairs of clips with the same group id.
 
     Args:
-        size: The number of clips, N.
-        group_ids: (N,) integers, or None for the diagonal alone.
-        device: Where the mask is to be.
+        size: Number of clips, N.
+        group_ids: (N,) integers; None: the diagonal only.
+        device: Device of the mask.
 
     Returns:
-        (N, N) bool, symmetric, true on the diagonal.
+        (N, N) bool, symmetric, True on the diagonal.
 
     Raises:
-        ValueError: `group_ids` does not hold one id per clip.
+        ValueError: `group_ids` is not (N,).
 
     >>> positive_mask(3, torch.tensor([7, 7, 2]), torch.device("cpu")).int()
     tensor([[1, 1, 0],
@@ -98,13 +101,16 @@ def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> 
     if group_ids is None:
         return torch.eye(size, dtype=torch.bool, device=device)
     if group_ids.shape != (size,):
-        raise ValueError(f"got group_ids of shape {tuple(group_ids.shape)} for {size} clips; give one id per clip")
+        raise ValueError(f"got group_ids of shape {tuple(group_ids.shape)} for {size} clips; expected one id per clip")
     group_ids = group_ids.to(device)
     return group_ids.unsqueeze(1) == group_ids
 
 
 def positive_mean(values: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """Mean over the positives of each row of `values` (..., N, N); (..., N). Without groups, the diagonal."""
+    """Compute the mean over the positives of each row; without groups, return the diagonal.
+
+    (..., N, N) -> (..., N)
+    """
     if group_ids is None:
         return values.diagonal(dim1=-2, dim2=-1)
     positives = positive_mask(values.shape[-1], group_ids, values.device)

@@ -1,11 +1,12 @@
-"""Support Vector Regularization (SVR) [SupCLAP section 3, appendices B and D]: the loss, the radius, the constraint.
+"""Support Vector Regularization (SVR) [SupCLAP section 3, appendices B and D].
 
-An anchor t (a text, say) moves by a radius R toward its target a (the audio of the text), and is contrasted from there:
+A support vector is a text embedding t (the anchor) displaced by a semantic radius R toward its positive audio embedding
+a (the target). The SVR term is InfoNCE of the support vectors against all audio embeddings:
 
     t_sup = t + R u,    u = (a - t) / ||a - t||,    L = mean_i -log softmax_j(cos(t_sup_i, a_j) / temperature)[i].
 
-With texts as anchors this is the text-to-audio direction. Exchange the two, with another radius, for audio-to-text.
-Inference needs nothing of this file.
+This is the text-to-audio direction. For audio-to-text, pass audio as anchors and texts as targets, with a second
+radius. Inference does not use support vectors.
 
 Pairs closer than the square root of the machine epsilon (3e-4 in float32) count as coincident: u = 0 and t_sup = t.
 """
@@ -25,14 +26,14 @@ from .tiles import checkpoint_tiles, pairs_of_batches, tiled_row_contrast, tiled
 Similarity = Literal["cosine", "dot"]
 
 
-# ---- support vectors and their loss [SupCLAP 3.1] ----
+# ---- support vectors and the SVR term [SupCLAP 3.1] ----
 
 
 def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
-    """Compute ||a - t|| of each pair, 0 to 2 for unit norms; (..., N), float32 or wider.
+    """Compute the distance ||a - t|| of each pair, 0 to 2 for unit norms; (..., N), float32 or wider.
 
-    The difference of the embeddings is exact where sqrt(2 - 2 cos) is not: that is off by 3e-4 for close pairs in
-    float32, and by 0.02 to 0.05 in bfloat16.
+    The norm of the difference is exact for close pairs. sqrt(2 - 2 cos) is wrong by 3e-4 there in float32, and by 0.02
+    to 0.05 in bfloat16.
 
     >>> positive_distance(torch.eye(2), torch.eye(2).flip(0))
     tensor([1.4142, 1.4142])
@@ -42,13 +43,13 @@ def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
-    """Compute R / ||a - t||, the share of the way to its target by which each anchor moves; 0 for coincident pairs.
+    """Compute R / ||a - t||, the displacement of each anchor relative to its distance; 0 for coincident pairs.
 
-    SVR scales the perpendicular push by 1 minus this ratio [SupCLAP eq. 8].
+    SVR scales the perpendicular component of the pushing force by 1 minus this ratio [SupCLAP eq. 8].
 
     Args:
         distance: (..., N), from `positive_distance`.
-        radius: A number, a 0-d tensor or (..., N).
+        radius: R, a number, a 0-d tensor or (..., N).
 
     Returns:
         (..., N).
@@ -63,7 +64,7 @@ def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
     if radius.ndim and radius.shape != distance.shape:
         raise ValueError(
             f"got a radius of shape {tuple(radius.shape)} for pairs of shape {tuple(distance.shape)}; "
-            "give one number for all or one per pair"
+            "expected one number for all pairs or one per pair"
         )
     return radius / F.threshold(distance, torch.finfo(distance.dtype).eps ** 0.5, torch.inf)
 
@@ -74,18 +75,18 @@ def support_vectors(
     """Compute the support vectors t_sup = t + R (a - t) / ||a - t||.
 
     Args:
-        anchors: (N, d), unit norm; the embeddings that move.
+        anchors: (N, d), unit norm; the embeddings to displace.
         targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, a distance like ||a - t||: a number, a 0-d tensor or (N,).
-        similarity: "cosine" gives the support vectors unit norm, "dot" leaves them as they are.
+        radius: R, a distance on the scale of ||a - t||: a number, a 0-d tensor or (N,).
+        similarity: "cosine" normalises the support vectors, "dot" does not.
 
     Returns:
         (N, d), float32 or wider.
 
     Raises:
-        ValueError: The shapes do not fit, there are fewer than two pairs, or the similarity is unknown.
+        ValueError: The shapes do not match, there are fewer than two pairs, or the similarity is unknown.
 
-    >>> support_vectors(torch.eye(3)[:2], torch.eye(3)[1:], radius=0.5**0.5, similarity="dot")  # half-way
+    >>> support_vectors(torch.eye(3)[:2], torch.eye(3)[1:], radius=0.5**0.5, similarity="dot")  # half the distance
     tensor([[0.5000, 0.5000, 0.0000],
             [0.0000, 0.5000, 0.5000]])
     """
@@ -98,7 +99,7 @@ def support_vectors(
     supports = anchors + ratio.unsqueeze(-1) * (targets - anchors)
     if similarity == "dot":
         return supports
-    # Half-way between opposite embeddings the support vector is null and has no direction.
+    # The support vector is zero at half the distance between opposite embeddings; eps then avoids a division by zero.
     return F.normalize(supports, dim=-1, eps=torch.finfo(supports.dtype).eps ** 0.5)
 
 
@@ -108,20 +109,20 @@ def support_similarity(
     """Compute the similarity of every anchor's support vector to every target.
 
     Args:
-        anchors: (N, d), unit norm; the embeddings that move.
+        anchors: (N, d), unit norm; the embeddings to displace.
         targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, a distance like ||a - t||: a number, a 0-d tensor or (N,).
-        similarity: "cosine", the paper's s; the loss then has an optimal radius near ||a - t||. "dot" grows with R
-            without bound, but the identities of appendix D are exact for it.
+        radius: R, a distance on the scale of ||a - t||: a number, a 0-d tensor or (N,).
+        similarity: "cosine" is s in the paper; the loss then has an optimal radius near ||a - t||. "dot" makes the
+            identities of appendix D exact, but grows with R without bound.
 
     Returns:
         (N, N), float32 or wider: entry [i, j] is the similarity of support vector i to target j.
 
     Raises:
-        ValueError: The shapes do not fit, there are fewer than two pairs, or the similarity is unknown.
+        ValueError: The shapes do not match, there are fewer than two pairs, or the similarity is unknown.
 
     >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
-    >>> support_similarity(texts, audios, radius=2**0.5)  # moved all the way: the audios among themselves
+    >>> support_similarity(texts, audios, radius=2**0.5)  # R = ||a - t||, so t_sup = a
     tensor([[1., 0.],
             [0., 1.]])
     """
@@ -138,31 +139,32 @@ def support_vector_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Compute the SVR term in one direction [SupCLAP eq. 6]: InfoNCE of the support vectors against all targets.
+    """Compute the SVR term in one direction: InfoNCE of the support vectors against all targets [SupCLAP eq. 6].
 
     L = mean_i -log( exp(s(t_sup_i, a_i)) / sum_j exp(s(t_sup_i, a_j)) ), t_sup_i = t_i + R_i u_i, s = logit_scale cos.
 
-    Compared with InfoNCE the push of the negatives along u is unchanged and that across u is scaled by
-    1 - R / ||a - t|| (exactly so for `similarity="dot"`, eq. 16). A random model gives log N at R = 0 and less above
-    it; a perfect one tends to 0.
+    In this term the perpendicular component of the negatives' pushing force is scaled by 1 - R / ||a - t||, and the
+    component parallel to u is unchanged [eq. 7, 8]; this is exact for `similarity="dot"` [eq. 16]. The loss of a random
+    model is log N at R = 0 and smaller at R > 0. For a perfect model it tends to 0.
 
     Args:
         anchors: (N, d), unit norm; texts for the text-to-audio direction.
         targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, the distance by which anchors move: a number, a 0-d tensor (StaticSVR) or (N,) (DynamicSVR).
+        radius: R, the length of the displacement: a number, a 0-d tensor (StaticSVR) or (N,) (DynamicSVR).
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         similarity: Similarity of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
-        decoupled: Leave the positives out of the denominator, as eq. 6 is printed; eq. 3, to which eq. 16 refers,
-            includes them.
+        decoupled: Leave the positives out of the denominator, as eq. 6 is printed. Eq. 3, which eq. 16 uses, includes
+            them.
         group_ids: (N,) integers; targets with the same id are positives of each other's anchors, and the softmax
-            target is uniform over them. An anchor always moves toward its own target. None: each pair is its own group.
-        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`; None: all.
+            target is uniform over them. An anchor is always displaced toward its own target. None: each pair is its
+            own group.
+        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`. None: all rows.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The shapes do not fit, there are fewer than two pairs, the similarity is unknown, or a decoupled
+        ValueError: The shapes do not match, there are fewer than two pairs, the similarity is unknown, or a decoupled
             row has no negative.
 
     >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
@@ -185,27 +187,28 @@ def support_vector_sigmoid_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Compute the SVR term for SigLIP in one direction [SupCLAP tables 1 and 8]: its loss on the support vectors.
+    """Compute the SVR term for SigLIP in one direction: its loss on the support vectors [SupCLAP tables 1 and 8].
 
     L = 1/N sum_ij -log sigmoid(z_ij (logit_scale cos(t_sup_i, a_j) + logit_bias)), z_ij = +1 on positives, else -1.
 
-    A radius of 0 gives `sigmoid_loss`, which has one direction only: there bi-SVR adds two terms to one.
+    At R = 0 this equals `sigmoid_loss`. That loss has one direction only, so bi-SVR adds two terms to it.
 
     Args:
         anchors: (N, d), unit norm; texts for the text-to-audio direction.
         targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, the distance by which anchors move: a number, a 0-d tensor or (N,).
+        radius: R, the length of the displacement: a number, a 0-d tensor or (N,).
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         logit_bias: Added to every logit; a number or a 0-d tensor.
         similarity: Similarity of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
-        group_ids: (N,) integers; targets with the same id are positives of each other's anchors.
-        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`; None: all.
+        group_ids: (N,) integers; targets with the same id are positives of each other's anchors. None: each pair is
+            its own group.
+        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`. None: all rows.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The shapes do not fit, there are fewer than two pairs, or the similarity is unknown.
+        ValueError: The shapes do not match, there are fewer than two pairs, or the similarity is unknown.
 
     >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
     >>> round(support_vector_sigmoid_loss(texts, audios, 2**0.5, logit_scale=2.0, logit_bias=-1.0).item(), 4)
@@ -217,7 +220,7 @@ def support_vector_sigmoid_loss(
     return sigmoid_contrast(logit_scale * similarity_matrix(supports, targets) + logit_bias, group_ids)
 
 
-# ---- the radius [SupCLAP 3.2] and its constraint [appendix B] ----
+# ---- the semantic radius [SupCLAP 3.2] and its constraint [appendix B] ----
 
 
 class StaticRadius(nn.Module):
@@ -232,7 +235,7 @@ class StaticRadius(nn.Module):
 
     def __init__(self, init: float = 0.1) -> None:
         super().__init__()
-        # One element and not 0-d: FSDP shards no scalar parameters.
+        # One element, not 0-d: FSDP does not shard scalar parameters.
         self.radius = nn.Parameter(torch.tensor([init]))
 
     def forward(self, scaled_similarities: Tensor, group_ids: Tensor | None = None) -> Tensor:
@@ -252,25 +255,25 @@ class StaticRadius(nn.Module):
 
 
 class DynamicRadius(nn.Module):
-    """DynamicSVR: a three-layer perceptron predicts each pair's radius from its row of similarities [SupCLAP 3.2].
+    """DynamicSVR: an MLP that predicts the radius of each pair from its row of similarities [SupCLAP 3.2].
 
-    R_i = f([s(t_i, a_i), s(t_i, a_j), ...]): the positive first, then the hardest `num_similarities - 1` negatives. The
-    paper's predictor is tied to its batch size, f: R^N -> R; with `num_similarities` = N this is the same. A smaller
-    batch is padded with zeros before the hardest negatives are taken, so that it gets the radius of a full batch whose
-    other clips are unrelated (orthogonal), at any temperature. Of a larger batch only the hardest negatives count.
+    R_i = f([s(t_i, a_i), s(t_i, a_j), ...]): the positive first, then the `num_similarities - 1` hardest negatives. In
+    the paper f: R^N -> R takes the whole batch of N clips; `num_similarities` = N is the same. A smaller batch is
+    padded with zeros (orthogonal clips) before the hardest negatives are selected. Its radius is then that of a full
+    batch with unrelated other clips, at any temperature. In a larger batch only the hardest negatives count.
 
-    The last layer starts at zero with bias `init`, so that training starts from `StaticRadius(init)`.
+    The last layer starts with zero weights and bias `init`, so that training starts from `StaticRadius(init)`.
 
     Args:
-        num_similarities: Length of the perceptron's input with the positive; usually the training batch size.
+        num_similarities: Length of the input of the MLP, with the positive; usually the training batch size.
         hidden_size: Width of the two hidden layers.
-        order: "sorted" puts the negatives in descending order, so that the radius does not depend on the order of the
-            batch; "batch" keeps the order of the batch.
+        order: "sorted": negatives in descending order, so that the radius does not depend on the order of the batch.
+            "batch": negatives in the order of the batch.
         init: The radius at the start of training.
         detach_input: Stop gradients from the radius to the encoders.
 
     Raises:
-        ValueError: `num_similarities` leaves no place for a negative, or the order is unknown.
+        ValueError: `num_similarities` is below 2, or the order is unknown.
 
     >>> DynamicRadius(num_similarities=4)(torch.eye(3)).tolist() == StaticRadius()(torch.eye(3)).tolist()
     True
@@ -286,7 +289,9 @@ class DynamicRadius(nn.Module):
     ) -> None:
         super().__init__()
         if num_similarities < 2:
-            raise ValueError(f"got num_similarities={num_similarities}; at least 2, the positive and one negative")
+            raise ValueError(
+                f"got num_similarities={num_similarities}; it must be at least 2, the positive and one negative"
+            )
         if order not in ("sorted", "batch"):
             raise ValueError(f"got order={order!r}; it must be 'sorted' or 'batch'")
 
@@ -304,11 +309,11 @@ class DynamicRadius(nn.Module):
         """Predict a radius for each row.
 
         Args:
-            scaled_similarities: (..., N, N), logit_scale times anchors . targets, the positives on the diagonal.
-            group_ids: (N,) integers; other positives of a row are not negatives and count as unrelated clips.
+            scaled_similarities: (..., N, N), logit_scale times anchors . targets, positives on the diagonal.
+            group_ids: (N,) integers; the other positives of a row are not negatives, and their similarity is set to 0.
 
         Returns:
-            (..., N), float32 or wider. `radius_constraint` penalizes negative and too large values.
+            (..., N), float32 or wider, not clamped; `radius_constraint` penalises values outside [0, ||a - t||].
         """
         if self.detach_input:
             scaled_similarities = scaled_similarities.detach()
@@ -322,14 +327,14 @@ class DynamicRadius(nn.Module):
         group_ids: Tensor | None = None,
         chunk_size: int = 1024,
     ) -> Tensor:
-        """Predict radii as `forward` does, from embeddings, with `chunk_size` rows of similarities at a time.
+        """Predict the radii from embeddings, as `forward` does, from `chunk_size` rows of similarities at a time.
 
         Args:
             anchors: (..., N, d), unit norm.
             targets: (..., N, d), unit norm.
             logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
             group_ids: (N,) integers, as in `forward`.
-            chunk_size: Rows of similarities that exist at a time.
+            chunk_size: Rows of the similarity matrix computed at a time.
 
         Returns:
             (..., N), as from `forward`.
@@ -347,7 +352,7 @@ class DynamicRadius(nn.Module):
         return radius.reshape(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
 
     def _inputs(self, scaled: Tensor, start: int, group_ids: Tensor | None) -> Tensor:
-        """Select the perceptron's inputs from n rows of similarities, the first of them row `start` of N.
+        """Select the inputs of the MLP from n of the N rows of similarities, beginning at row `start`.
 
         (..., n, N) -> (..., n, num_similarities)
         """
@@ -362,7 +367,7 @@ class DynamicRadius(nn.Module):
         if missing > 0:
             negatives = F.pad(negatives, (0, missing))
 
-        # Take one more than needed: then drop the positive if it is among them, and the last one if it is not.
+        # Take one more than needed, then drop the positive if it is among them, otherwise the smallest.
         hardest = negatives.topk(self.num_negatives + 1, dim=-1)  # (..., n, N) -> (..., n, num_similarities)
         diagonal = torch.arange(size, device=device)[rows, None]
         hardest_negatives = hardest.values.masked_fill(hardest.indices == diagonal, -torch.inf).topk(self.num_negatives)
@@ -380,13 +385,14 @@ class DynamicRadius(nn.Module):
 def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) -> Tensor:
     """Compute the penalty of a radius outside [0, ||a - t||] [SupCLAP appendix B].
 
-    L = mean(relu(R - ||a - t||) + relu(-R)). A radius beyond the target would invert the perpendicular push, one below
-    0 would magnify it. The distance is detached: the term trains the radius, not the encoders.
+    L = mean(relu(R - ||a - t||) + relu(-R)). R > ||a - t|| would invert the perpendicular component of the pushing
+    force, and R < 0 would amplify it. The distance is detached, so that the term trains the radius and not the
+    encoders.
 
     Args:
         anchors: (N, d), unit norm.
         targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: A number, a 0-d tensor or (N,).
+        radius: R, a number, a 0-d tensor or (N,).
 
     Returns:
         0-d tensor.

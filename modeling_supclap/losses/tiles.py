@@ -1,10 +1,10 @@
-"""The losses in tiles of a few rows, each made anew in the backward pass: memory linear in the number of clips.
+"""Losses computed in tiles of a few rows that the backward pass recomputes: memory linear in the number of clips.
 
-A global batch of 65,536 clips has a matrix of similarities of 16 GB. Here `chunk_size` rows of it exist at a time, and
-nothing is kept of them but a number for each row and, a tile, for each column (as open_clip and the distributed SigLIP
-do). The price is one product more, since the backward pass repeats that of the forward pass. Values are those of the
-plain losses to the rounding of float32. On a CPU a tile should be larger than 32 MB (256 rows for 32,768 clips): those
-below leave holes in the heap, which the C library does not give back.
+The similarity matrix of a global batch of 65,536 clips takes 16 GB. Here `chunk_size` rows of it exist at a time. A
+tile keeps only one number per row and one per column, as open_clip and the distributed SigLIP do. The cost is one more
+matrix product, because the backward pass repeats that of the forward pass. The values equal the plain losses up to
+float32 rounding. On a CPU, use tiles above 32 MB (256 rows for 32,768 clips): smaller ones fragment the heap, and the C
+library does not return that memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def tiled_symmetric_contrast(
     group_ids: Tensor | None,
     chunk_size: int,
 ) -> Tensor:
-    """`info_nce` of (..., N, d) embeddings, of which `chunk_size` clips are compared with all texts at a time.
+    """Compute `info_nce` of (..., N, d) embeddings, comparing `chunk_size` clips with all texts at a time.
 
     >>> round(tiled_symmetric_contrast(torch.eye(2), torch.eye(2), 1.0, None, chunk_size=1).item(), 4)
     0.6265
@@ -42,12 +42,12 @@ def tiled_symmetric_contrast(
         audio_positives = logit_scale * _positive_similarity(audio, text, group_ids)
         text_positives = logit_scale * _positive_similarity(text, audio, group_ids)
 
-        def both_sums(rows: slice) -> tuple[Tensor, Tensor]:
+        def row_and_column_sums(rows: slice) -> tuple[Tensor, Tensor]:
             logits = logit_scale * audio[rows] @ text.mT  # (n, N)
-            # Relative to the positives, whose own share is then 1: small losses are not lost to rounding.
+            # Relative to the positives, so that small losses are not lost to rounding.
             return (logits - audio_positives[rows, None]).logsumexp(-1), (logits - text_positives).logsumexp(-2)
 
-        per_clip, per_tile = zip(*checkpoint_tiles(both_sums, len(audio), chunk_size), strict=True)
+        per_clip, per_tile = zip(*checkpoint_tiles(row_and_column_sums, len(audio), chunk_size), strict=True)
         return torch.cat(per_clip).mean() + torch.stack(per_tile).logsumexp(0).mean()
 
     return _mean_over_batches(loss, audio_embeds, text_embeds)
@@ -61,9 +61,10 @@ def tiled_row_contrast(
     decoupled: bool,
     chunk_size: int,
 ) -> Tensor:
-    """Mean over the anchors of -log softmax of their positives among all targets, in tiles of `chunk_size` anchors.
+    """Compute the mean over anchors of -log softmax at their positives, `chunk_size` anchors at a time.
 
-    Anchors (..., N, d) may have any norm, as support vectors have; all else is as in `support_vector_loss`.
+    The anchors (..., N, d) may have any norm, because support vectors are not always normalised. The other arguments
+    are those of `support_vector_loss`.
 
     >>> pairs = torch.eye(2)
     >>> loss = tiled_row_contrast(pairs, pairs, 1.0, None, decoupled=False, chunk_size=1)
@@ -76,13 +77,13 @@ def tiled_row_contrast(
     def loss(anchors: Tensor, targets: Tensor) -> Tensor:
         positives = logit_scale * _positive_similarity(anchors, targets, group_ids)
 
-        def sums(rows: slice) -> Tensor:
+        def row_sums(rows: slice) -> Tensor:
             logits = logit_scale * anchors[rows] @ targets.mT  # (n, N)
             if decoupled:
                 logits = logits.masked_fill(_positive_rows(rows, len(anchors), group_ids, logits.device), -torch.inf)
             return (logits - positives[rows, None]).logsumexp(-1)
 
-        return torch.cat(checkpoint_tiles(sums, len(anchors), chunk_size)).mean()
+        return torch.cat(checkpoint_tiles(row_sums, len(anchors), chunk_size)).mean()
 
     return _mean_over_batches(loss, anchors, targets)
 
@@ -95,19 +96,19 @@ def tiled_sigmoid_contrast(
     group_ids: Tensor | None,
     chunk_size: int,
 ) -> Tensor:
-    """`sigmoid_loss` of (..., N, d) anchors, clips or support vectors, `chunk_size` of them at a time.
+    """Compute `sigmoid_loss` of (..., N, d) anchors (clips or support vectors), `chunk_size` of them at a time.
 
     >>> round(tiled_sigmoid_contrast(torch.eye(2), torch.eye(2), 2.0, -1.0, None, chunk_size=1).item(), 4)
     0.6265
     """
 
     def loss(anchors: Tensor, targets: Tensor) -> Tensor:
-        def total(rows: slice) -> Tensor:
+        def tile_sum(rows: slice) -> Tensor:
             logits = logit_scale * anchors[rows] @ targets.mT + logit_bias  # (n, N)
             positives = _positive_rows(rows, len(anchors), group_ids, logits.device)
             return -F.logsigmoid(torch.where(positives, logits, -logits)).sum()
 
-        return torch.stack(checkpoint_tiles(total, len(anchors), chunk_size)).sum() / len(anchors)
+        return torch.stack(checkpoint_tiles(tile_sum, len(anchors), chunk_size)).sum() / len(anchors)
 
     return _mean_over_batches(loss, anchors, targets)
 
@@ -123,13 +124,15 @@ _share: ContextVar[_Share | None] = ContextVar("share", default=None)
 
 @contextmanager
 def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Within this context each process makes the tiles of its own rows, and hears what the others' tiles give.
+    """Return a context in which each process computes the tiles of its rows and all-gathers the results.
 
     Args:
-        process: Which process this is, counted from 0.
-        num_processes: How many compute this loss, on the same embeddings of all clips. Their gradients are to be
-            averaged afterwards, those of the loss's parameters too, as data-parallel training does.
-        gather: Concatenates a tensor of every process along its first axis; its backward pass sums what they want.
+        process: Rank of this process.
+        num_processes: Number of processes that compute this loss, all on the same embeddings of all clips. The caller
+            must average the gradients over the processes, also of the parameters of the loss, as data-parallel training
+            does.
+        gather: Function that concatenates a tensor of every process along its first axis; its backward pass sums the
+            gradients of all processes.
     """
     token = _share.set(_Share(process, num_processes, gather))
     try:
@@ -139,15 +142,18 @@ def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Te
 
 
 def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> list[T]:
-    """What a function gives for each slice of rows; its matrices are dropped, and made anew for the gradient.
+    """Apply a function to each slice of rows, with activation checkpointing.
 
     Args:
-        tile: Gives a tensor, or several, for a slice.
-        size: How many rows there are.
-        chunk_size: The most rows of a slice.
+        tile: Function from a slice to a tensor, or to a tree of tensors.
+        size: Number of rows.
+        chunk_size: Maximum number of rows of a slice.
+
+    Returns:
+        The results in the order of the rows, in `shared_tiles` those of all processes.
 
     Raises:
-        ValueError: A slice would hold no row.
+        ValueError: `chunk_size` is below 1.
     """
     if chunk_size < 1:
         raise ValueError(f"got chunk_size={chunk_size}; it must be 1 or more rows")
@@ -155,26 +161,27 @@ def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> 
     if share is None or size % share.num_processes:
         share = _Share(0, 1, lambda tensor: tensor)
 
-    own = size // share.num_processes
+    rows_per_process = size // share.num_processes
+    first, last = share.process * rows_per_process, (share.process + 1) * rows_per_process
     parts: list[T] = []
-    for start in range(share.process * own, (share.process + 1) * own, chunk_size):
-        rows = slice(start, min(start + chunk_size, (share.process + 1) * own))
+    for start in range(first, last, chunk_size):
+        rows = slice(start, min(start + chunk_size, last))
         part = checkpoint(_without_autocast, tile, rows, use_reentrant=False, preserve_rng_state=False)
         parts.append(tree_map(refuse_second_derivatives, part))
     if share.num_processes == 1:
         return parts
 
     gathered = tree_map(lambda result: share.gather(result.unsqueeze(0)), parts)  # each (processes, ...)
-    every: list[T] = []
+    all_parts: list[T] = []
     for process in range(share.num_processes):
-        every += tree_map(lambda results, process=process: results[process], gathered)
-    return every
+        all_parts += tree_map(lambda results, process=process: results[process], gathered)
+    return all_parts
 
 
 def refuse_second_derivatives(recomputed: Tensor) -> Tensor:
     """Make the backward pass through a recomputed tensor raise if it builds a graph; return the tensor.
 
-    Checkpointing saves detached activations, so that a second derivative would be wrong without an error.
+    Checkpointing saves detached activations, so a second derivative would be wrong without any error.
 
     Raises:
         RuntimeError: In the backward pass, with `create_graph=True`.
@@ -183,8 +190,8 @@ def refuse_second_derivatives(recomputed: Tensor) -> Tensor:
     def check(gradient: Tensor) -> None:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "got create_graph=True for activations that the backward pass recomputes, whose second derivatives are "
-                "wrong; leave out chunk_size (loss_chunk_size, cached_chunk_size), which keeps all activations"
+                "got create_graph=True for recomputed activations, but their second derivatives would be wrong; "
+                "leave out chunk_size (loss_chunk_size, cached_chunk_size) to keep all activations"
             )
 
     if recomputed.requires_grad:
@@ -193,7 +200,7 @@ def refuse_second_derivatives(recomputed: Tensor) -> Tensor:
 
 
 def pairs_of_batches(first: Tensor, second: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The (N, d) pairs of embeddings that may have leading dimensions, in float32 or wider.
+    """Yield the (N, d) pairs of batches of (..., N, d) embeddings, in float32 or wider.
 
     >>> [tuple(text.shape) for _, text in pairs_of_batches(torch.zeros(2, 8), torch.zeros(3, 2, 8))]
     [(2, 8), (2, 8), (2, 8)]
@@ -216,12 +223,12 @@ def _without_autocast(tile: Callable[[slice], T], rows: slice) -> T:
 
 
 def _positive_similarity(anchors: Tensor, targets: Tensor, group_ids: Tensor | None) -> Tensor:
-    """(N,) the mean product of each anchor with its positives, without the matrix of all of them."""
+    """Compute the mean similarity of each anchor to its positives, (N,), without the similarity matrix."""
     if group_ids is None:
         return (anchors * targets).sum(-1)
     if group_ids.shape != anchors.shape[:1]:
         raise ValueError(
-            f"got group_ids of shape {tuple(group_ids.shape)} for {len(anchors)} clips; give one id per clip"
+            f"got group_ids of shape {tuple(group_ids.shape)} for {len(anchors)} clips; expected one id per clip"
         )
     _, group, sizes = group_ids.to(anchors.device).unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(sizes), targets.shape[-1], dtype=targets.dtype, device=targets.device)
@@ -230,6 +237,6 @@ def _positive_similarity(anchors: Tensor, targets: Tensor, group_ids: Tensor | N
 
 
 def _positive_rows(rows: slice, size: int, group_ids: Tensor | None, device: torch.device) -> Tensor:
-    """The rows of `positive_mask`, (n, N)."""
+    """Compute only `rows` of `positive_mask`; (n, N)."""
     ids = torch.arange(size, device=device) if group_ids is None else group_ids.to(device)
     return ids[rows, None] == ids
