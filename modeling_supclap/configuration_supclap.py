@@ -246,6 +246,9 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         projection_hidden_act: Activation between the two layers of each projection.
         temperature: Temperature that training starts from, the papers' unit; the model learns log(1 / temperature).
         logit_bias: Where a learnable bias of the logits starts (SigLIP has -10); None means that there is none.
+        audio_pooling: How the frames of an audio encoder of transformers become one vector: "mean" over a clip's own
+            frames, or "pooler" (the tower's own `pooler_output`). None is "pooler" if the tower has one, else "mean".
+            CED, CNN14 and HTSAT always have their own.
         text_pooling: How the text tower's tokens become one vector: "mean" over real tokens, "cls" (the first
             token), "last" (the last real token, which is how a decoder such as GPT-2 is read) or "pooler" (the
             tower's own `pooler_output`).
@@ -270,6 +273,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     projection_hidden_act: str = "relu"
     temperature: float | int = 0.07
     logit_bias: float | int | None = None
+    audio_pooling: str | None = None
     text_pooling: str = "mean"
     text_dense: list | None = None
     text_normalize: bool = False
@@ -303,6 +307,8 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
             raise ValueError(f"temperature must be positive (0.07 in the papers), got {self.temperature}")
         if self.projection_type not in ("mlp", "residual"):
             raise ValueError(f"projection_type must be 'mlp' or 'residual', got {self.projection_type!r}")
+        if self.audio_pooling not in (None, "mean", "pooler"):
+            raise ValueError(f"audio_pooling must be None, 'mean' or 'pooler', got {self.audio_pooling!r}")
         if self.text_pooling not in ("mean", "cls", "last", "pooler"):
             raise ValueError(f"text_pooling must be 'mean', 'cls', 'last' or 'pooler', got {self.text_pooling!r}")
 

@@ -399,8 +399,13 @@ def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np
 
 
 def max_chunk_seconds(feature_extractor: Any) -> float | None:
-    """The longest clip that a model's front end takes: 10 s for CLAP's; None where it takes any length."""
-    return getattr(feature_extractor, "max_length_s", None)
+    """Return the longest clip that a front end takes: CLAP 10 s, Whisper 30 s, AST 10.24 s; None for any length."""
+    for name in ("max_length_s", "chunk_length"):
+        if (seconds := getattr(feature_extractor, name, None)) is not None:
+            return float(seconds)
+    if (frames := getattr(feature_extractor, "max_length", None)) is not None:
+        return frames / 100  # AST counts frames, of 10 ms
+    return None
 
 
 def max_window_seconds(config: Any, feature_extractor: Any) -> float | None:
@@ -454,7 +459,7 @@ def get_chunk_samples(
     """
     own_seconds = max_chunk_seconds(extractor)
     if own_seconds is not None and chunk_seconds is None:
-        return extractor.nb_max_samples
+        return round(own_seconds * extractor.sampling_rate)
 
     least = getattr(extractor, "min_samples", 1) / extractor.sampling_rate
     longest = own_seconds or longest_seconds

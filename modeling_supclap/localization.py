@@ -22,8 +22,16 @@ import numpy as np
 import torch
 
 from .audio_input import as_recordings
-from .encoding import audio_inputs, chunk_embeddings, encode_text, get_chunk_samples, inference
+from .encoding import (
+    audio_inputs,
+    chunk_embeddings,
+    encode_text,
+    get_chunk_samples,
+    inference,
+    max_chunk_seconds,
+)
 from .processing_supclap import SupCLAPProcessor, as_list
+from .towers import has_pooler
 
 # What a tower that takes any length hears at once.
 _CHUNK_SECONDS = 5.0
@@ -109,7 +117,7 @@ def localize(
     def encode(waveforms: list[np.ndarray]) -> torch.Tensor:  # (B, samples) -> (B, steps, D)
         nonlocal step_samples
         hidden = model.get_audio_features(**audio_inputs(model, processor, waveforms)).last_hidden_state
-        vectors, step_samples = _steps_of_time(model.audio_model.config, extractor, hidden)
+        vectors, step_samples = _steps_of_time(model, extractor, hidden, max(map(len, waveforms)))
         return vectors
 
     with inference(model):
@@ -133,8 +141,9 @@ def localize(
     return Localization(scores.cpu().numpy(), starts_seconds, ends_seconds)
 
 
-def _steps_of_time(config: Any, extractor: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, float]:
+def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_samples: int) -> tuple[torch.Tensor, float]:
     """A tower's output of chunks as steps of time, (B, steps, D), and the samples of a step."""
+    config = model.audio_model.config
     match config.model_type:
         case "ced":  # (B, rows * steps, D): time runs fastest
             by_row = hidden.unflatten(1, (config.n_mels // config.patch_mels, -1))
@@ -143,8 +152,16 @@ def _steps_of_time(config: Any, extractor: Any, hidden: torch.Tensor) -> tuple[t
             return hidden.mean(dim=2).transpose(1, 2), extractor.nb_max_samples / hidden.shape[3]
         case "cnn14":  # (B, steps, channels); all blocks but the last halve the frames
             return hidden, extractor.hop_length * 2 ** (len(config.channels) - 1)
-        case unknown:
-            raise ValueError(f"where the output of a tower of type {unknown!r} lies in time is not known here")
+        case other:  # (B, steps, D) of a clip, or of the one length to which clips are padded
+            pooling, tower = model.config.audio_pooling, model.audio_model
+            has_times = hasattr(tower, "_get_feat_extract_output_lengths")
+            if not has_times or pooling == "pooler" or (pooling is None and has_pooler(tower)):
+                raise ValueError(
+                    f"localize needs a tower whose output is a mean over steps of time; that of {other!r} is not"
+                )
+            seconds = max_chunk_seconds(extractor)
+            samples = chunk_samples if seconds is None else seconds * extractor.sampling_rate
+            return hidden, samples / hidden.shape[1]
 
 
 def _windows(seconds: float, window_seconds: float, hop_seconds: float) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
+from .audio_encoder import run_encoder
 from .auto_classes import register
 from .configuration_supclap import SupCLAPConfig
 from .encoding import EncodingMixin
@@ -21,7 +22,7 @@ from .pipeline_supclap import ClipPipeline  # noqa: F401, registers itself
 from .pooling import last_pool, mean_pool
 from .sentence_modules import SentenceDense, read_sentence_modules
 from .strict_loading import StrictLoadingMixin
-from .towers import build_tower, check_pooling, check_width, load_tower, takes
+from .towers import AUDIO_TOWERS, build_tower, check_pooling, check_width, load_tower, takes
 
 
 @dataclass
@@ -139,7 +140,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         self.text_model = text_model or build_tower("text", config.text_config, config.text_pooling)
         check_width(self.audio_model, config.audio_config, "audio_config")
         check_width(self.text_model, config.text_config, "text_config")
-        check_pooling(self.text_model, config.text_pooling)
+        check_pooling(self.audio_model, config.audio_pooling, "audio")
+        check_pooling(self.text_model, config.text_pooling, "text")
         self.audio_projection = SupCLAPProjection(self.audio_model.config.hidden_size, config)
         self.text_dense = nn.ModuleList()
         text_width = self.text_model.config.hidden_size
@@ -161,7 +163,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         """Joins two pretrained towers; projections and temperature are new and want training.
 
         Args:
-            audio: Hub id or folder of the audio tower, for example "mispeech/ced-base".
+            audio: Hub id or folder of the audio tower, for example "mispeech/ced-base", or any audio encoder that
+                `AutoModel` and `AutoFeatureExtractor` load: AST, Whisper (its encoder), wav2vec 2.0, HuBERT, ...
             text: Hub id or folder of the text tower: SONAR, or any encoder that `AutoModel` loads. The pooling, dense
                 layers and norm of a folder of sentence-transformers (LaBSE, e5) are taken over.
             **kwargs: Further fields of `SupCLAPConfig`. A `text_pooling` that differs from the folder's own takes its
@@ -234,7 +237,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         """Embeds recordings.
 
         Args:
-            input_features: What the feature extractor made of them, (B, 64, T) for CED.
+            input_features: What the processor made of them: (B, 64, T) for CED, (B, samples) for wav2vec 2.0.
             audio_attention_mask: (B, T), 1 for a clip's own frames; None means that there is no padding.
             is_longer: (B, 1), which clips CLAP's feature extractor had to shorten; kept from towers that know no such
                 thing.
@@ -255,6 +258,10 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         **kwargs: Any,
     ) -> Any:
         """What `get_audio_features` projects: the tower's output, its `pooler_output` (B, width)."""
+        if self.audio_model.config.model_type not in AUDIO_TOWERS:
+            return run_encoder(
+                self.audio_model, input_features, audio_attention_mask, self.config.audio_pooling, **kwargs
+            )
         if self._audio_takes_mask:
             kwargs["audio_attention_mask"] = audio_attention_mask
         if self._audio_takes_longer:

@@ -25,6 +25,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 from transformers.processing_utils import ProcessingKwargs
 from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file, is_protobuf_available
 
+from .audio_encoder import extract_clips
 from .audio_input import one_for_each
 from .auto_classes import register
 from .configuration_supclap import CEDConfig, SupCLAPConfig
@@ -183,13 +184,19 @@ class SupCLAPProcessor(ProcessorMixin):
         """The feature extractor's fields, the same for the same clip whatever its batch mates."""
         if kwargs.get("padding") in (True, "longest"):  # as any caller may ask; clips are padded so anyway
             del kwargs["padding"]
-        if "is_longer" not in self.feature_extractor.model_input_names:
+        names = self.feature_extractor.model_input_names
+        if "audio_attention_mask" in names:
             return self.feature_extractor(audio, **kwargs)
 
         clips = [audio] if np.ndim(audio[0]) == 0 else audio
-        rate_hz, most = self.feature_extractor.sampling_rate, self.feature_extractor.nb_max_samples
+        rate_hz = self.feature_extractor.sampling_rate
+        if "is_longer" not in names:
+            from_hz = kwargs["sampling_rate"]
+            waveforms = [as_waveform(clip, from_hz, rate_hz, f"clip {index}") for index, clip in enumerate(clips)]
+            return extract_clips(self.feature_extractor, waveforms)
 
         # Mono by ours: CLAP's extractor takes the channels of a clip for its spectrum, and fills the memory.
+        most = self.feature_extractor.nb_max_samples
         mono = [as_waveform(clip, rate_hz, rate_hz, f"clip {index}")[:most] for index, clip in enumerate(clips)]
         features = self.feature_extractor(mono, **kwargs)
 

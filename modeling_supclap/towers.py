@@ -21,11 +21,13 @@ from transformers import (
 from .configuration_supclap import OWN_TOWERS, config_from_dict
 from .strict_loading import naming_damaged_files
 
+# Audio towers with a pooling of their own; all others run as `audio_encoder` describes.
 AUDIO_TOWERS = ("ced", "clap_audio_model", "cnn14")
+# Randomness that would change from one pass to the next of gradient caching, or leave weights without a gradient.
+_RANDOM = {"apply_spec_augment": False, "layerdrop": 0.0, "encoder_layerdrop": 0.0}
 # Towers of transformers that AutoModel does not know.
 _PARTS: dict[str, type[PreTrainedModel]] = {"clap_audio_model": ClapAudioModel, "clap_text_model": ClapTextModel}
-# What to say of a tower without a pooler.
-POOLINGS_OF_ALL = "text_pooling must be 'mean' or 'cls'"
+POOLINGS_OF_ALL = {"audio": "audio_pooling must be 'mean'", "text": "text_pooling must be 'mean' or 'cls'"}
 EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
 
 
@@ -42,7 +44,7 @@ def build_tower(kind: str, config: Any, pooling: str = "mean") -> PreTrainedMode
 
     Args:
         kind: "audio" or "text".
-        config: That of an audio encoder of `AUDIO_TOWERS`; or of SONAR or any text encoder that `AutoModel` knows.
+        config: That of any audio or text encoder that `AutoModel` knows, or of an own tower.
         pooling: Of a text tower: "mean", "cls", "last" or "pooler".
 
     Raises:
@@ -67,14 +69,23 @@ def load_tower(kind: str, name: str, pooling: str = "mean") -> PreTrainedModel:
     """
     config = _load_config(name, kind)
     tower_class, options = _get_class(kind, config, pooling)
+    if kind == "audio" and config.model_type not in AUDIO_TOWERS:
+        for field in _RANDOM.keys() & config.to_dict().keys():
+            setattr(config, field, _RANDOM[field])
+        tower_class = AutoModel  # of an encoder with a decoder, both: their weights have common names
+
     with naming_damaged_files(name):
         tower, report = tower_class.from_pretrained(
             name, config=config, dtype=torch.float32, output_loading_info=True, **options
         )
 
-    if missing := sorted(report["missing_keys"]):
+    missing = sorted(key for key in report["missing_keys"] if not key.endswith("masked_spec_embed"))
+    if kind == "audio" and config.is_encoder_decoder:
+        tower = tower.get_encoder()
+        missing = [key for key in missing if key.startswith("encoder.")]
+    if missing:
         only_pooler = all(key.startswith("pooler.") for key in missing)
-        advice = POOLINGS_OF_ALL if only_pooler else "give a checkpoint of this encoder alone"
+        advice = POOLINGS_OF_ALL[kind] if only_pooler else "give a checkpoint of this encoder alone"
         raise ValueError(
             f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; {advice}"
         )
@@ -83,11 +94,16 @@ def load_tower(kind: str, name: str, pooling: str = "mean") -> PreTrainedModel:
 
 
 def check_audio_config(config: PreTrainedConfig) -> None:
-    """Refuses what is not the configuration of an audio tower by a ValueError that names the types that there are."""
-    if config.model_type not in AUDIO_TOWERS:
+    """Raise a ValueError unless the configuration is that of one audio encoder."""
+    if config.model_type in AUDIO_TOWERS:
+        return
+    model_class = MODEL_MAPPING.get(type(config), None)
+    takes_audio = getattr(model_class, "main_input_name", None) in ("input_values", "input_features")
+    if config.sub_configs or not takes_audio or not hasattr(config, "hidden_size"):
         raise ValueError(
             f"{config.model_type!r} cannot be a tower for audio; give the checkpoint or configuration of one audio "
-            f"encoder: {', '.join(AUDIO_TOWERS)} (clap_audio_model is the HTSAT of CLAP)"
+            f"encoder: {', '.join(AUDIO_TOWERS)} (clap_audio_model is the HTSAT of CLAP), or one that AutoModel loads, "
+            "such as AST, Whisper, wav2vec 2.0, HuBERT, WavLM"
         )
 
 
@@ -128,13 +144,16 @@ def check_width(tower: PreTrainedModel, config: Any, name: str) -> None:
         )
 
 
-def check_pooling(tower: PreTrainedModel, pooling: str) -> None:
-    """Refuses, by a ValueError, to pool with the pooler of a text tower that has none, before a batch meets it."""
-    if pooling == "pooler" and not _has_pooler(tower):
-        raise ValueError(f"{type(tower).__name__} has no pooler; {POOLINGS_OF_ALL}, got 'pooler'")
+def check_pooling(tower: PreTrainedModel, pooling: str | None, kind: str) -> None:
+    """Raise a ValueError if a tower cannot be pooled like this, before a batch meets it."""
+    if kind == "audio" and tower.config.model_type in AUDIO_TOWERS:
+        if pooling == "mean":
+            raise ValueError(f"{type(tower).__name__} has a pooling of its own; audio_pooling must be None, got 'mean'")
+    elif pooling == "pooler" and not has_pooler(tower):
+        raise ValueError(f"{type(tower).__name__} has no pooler; {POOLINGS_OF_ALL[kind]}, got 'pooler'")
 
 
-def _has_pooler(tower: PreTrainedModel) -> bool:
+def has_pooler(tower: PreTrainedModel) -> bool:
     """BERT's kin have a `pooler`, or None where it was left out; of others what `forward` returns declares it."""
     if hasattr(tower, "pooler"):
         return tower.pooler is not None
@@ -162,7 +181,7 @@ def _get_class(kind: str, config: PreTrainedConfig, pooling: str) -> tuple[Any, 
     """The class of a tower and what it is built with, or an error that says why it can be none."""
     if kind == "audio":
         check_audio_config(config)
-        return get_tower_class(config.model_type), {}
+        return get_tower_class(config.model_type) or _get_encoder_class(config), {}
 
     check_text_config(config, pooling)
     own_class = get_tower_class(config.model_type)
@@ -172,6 +191,15 @@ def _get_class(kind: str, config: PreTrainedConfig, pooling: str) -> tuple[Any, 
     if isinstance(model_class, type) and "add_pooling_layer" in inspect.signature(model_class).parameters:
         options["add_pooling_layer"] = pooling == "pooler"
     return own_class or AutoModel, options
+
+
+def _get_encoder_class(config: PreTrainedConfig) -> Any:
+    """The class of the encoder within a model of encoder and decoder; of others, `AutoModel`."""
+    if not config.is_encoder_decoder:
+        return AutoModel
+    model_class: Any = MODEL_MAPPING[type(config)]
+    with torch.device("meta"):
+        return type(model_class(config).get_encoder())
 
 
 def _load_config(name: str, kind: str) -> PreTrainedConfig:

@@ -89,7 +89,7 @@ class ModelArguments:
 
     Args:
         model: SupCLAP or CLAP model to continue from (id or folder).
-        audio_encoder: Audio encoder, for example mispeech/ced-base.
+        audio_encoder: Audio encoder, for example mispeech/ced-base or openai/whisper-tiny.
         text_encoder: Text encoder, for example sentence-transformers/LaBSE.
         audio_config: CEDConfig fields of an audio encoder from scratch or in `random_weights`.
         text_config: BertConfig fields of a text encoder from scratch; fields of one in `random_weights`.
@@ -97,6 +97,7 @@ class ModelArguments:
         projection_dim: Width of the shared space.
         temperature: Initial temperature of the softmax.
         logit_bias: Initial bias of SigLIP's logits, usually -10.
+        audio_pooling: Pooling of the audio encoder: mean or pooler. By default, its pooler if it has one.
         text_pooling: Pooling of the text encoder: mean, cls, last or pooler.
         random_weights: Encoders to start from random weights in their own shape: audio, text, or both.
     """
@@ -110,6 +111,7 @@ class ModelArguments:
     projection_dim: int = 1024
     temperature: float = 0.07
     logit_bias: float | None = None
+    audio_pooling: str | None = None
     text_pooling: str = "mean"
     random_weights: list[str] = field(default_factory=list)
 

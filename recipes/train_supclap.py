@@ -118,6 +118,7 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
         "projection_dim": args.projection_dim,
         "temperature": args.temperature,
         "logit_bias": args.logit_bias,
+        "audio_pooling": args.audio_pooling,
         "text_pooling": args.text_pooling,
     }
     if (args.audio_encoder == "scratch") != (args.text_encoder == "scratch"):

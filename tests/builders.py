@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from audio_encoders import make_encoder
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import (
     BertTokenizer,
@@ -209,8 +210,8 @@ def supclap_model(config: SupCLAPConfig | None = None, seed: int = 0) -> SupCLAP
 def pair(kind: str = "supclap") -> tuple[Any, Any]:
     """A model and its processor.
 
-    CED with BERT ("supclap") or with SONAR ("sonar"), CNN14 with BERT ("cnn14"), transformers' "clap" or a "fused" one,
-    or CLAP under our model ("converted").
+    CED with BERT ("supclap") or with SONAR ("sonar"), CNN14 or Whisper with BERT ("cnn14", "whisper"), transformers'
+    "clap" or a "fused" one, or CLAP under our model ("converted").
     """
     if kind == "converted":
         return supclap_from_clap(clap_model()), processor_from_clap(clap_processor())
@@ -219,6 +220,10 @@ def pair(kind: str = "supclap") -> tuple[Any, Any]:
         return model, clap_processor("fusion" if kind == "fused" else "rand_trunc")
     if kind == "sonar":
         return supclap_model(supclap_config(sonar_config())), nllb_processor()
+    if kind == "whisper":
+        encoder, extractor = make_encoder("whisper")
+        model = SupCLAPModel(supclap_config(audio=encoder.config)).eval()
+        return model, SupCLAPProcessor(extractor, bert_tokenizer())
     if kind == "cnn14":
         towers = {"hidden_size": 16, "channels": [4, 8], "dropout": 0.0, "embedding_dropout": 0.0}
         model = SupCLAPModel(supclap_config(audio=CNN14Config(**towers))).eval()

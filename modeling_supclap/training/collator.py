@@ -22,6 +22,7 @@ from modeling_supclap.datasets_scripts.schema import (
 )
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems, drawn, render
 
+from ..encoding import max_chunk_seconds
 from ..processing_supclap import SupCLAPProcessor
 from .grad_cache import real_lengths
 from .training_args import SupCLAPTrainingArguments
@@ -106,7 +107,7 @@ class ContrastiveCollator:
         self.positives = positives
         self.max_audio_seconds = max_audio_seconds
 
-        limit = getattr(processor.feature_extractor, "max_length_s", None)
+        limit = max_chunk_seconds(processor.feature_extractor)
         if limit is not None:
             share = limit / self.recordings_per_clip
             self.max_audio_seconds = share if max_audio_seconds is None else min(max_audio_seconds, share)

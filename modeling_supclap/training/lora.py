@@ -126,7 +126,7 @@ def add_lora(
 
     Raises:
         ValueError: The model has adapters already, a tower has fewer blocks than asked for or no attention in them,
-            or none is to be adapted.
+            or none is to be adapted; or the audio tower is WavLM.
     """
     if getattr(model, "peft_config", None):
         raise ValueError("the model has adapters already; call merge_lora first")
@@ -136,6 +136,11 @@ def add_lora(
         found = _attention_layers(model, _last_blocks(model, tower, layers))
         if layers and not found:
             raise ValueError(f"the blocks of {tower} have no attention to adapt, so it must stay as it is: 0 layers")
+        if found and getattr(model, tower).config.model_type == "wavlm":
+            raise ValueError(
+                "WavLM's attention uses its weights without calling its layers, so adapters would not train; train its "
+                "last layers instead (train_last_layers), or give 0 audio layers"
+            )
         targets += found
     if not targets:
         raise ValueError("audio_layers and text_layers are 0, so nothing gets an adapter; see train_last_layers")

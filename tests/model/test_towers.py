@@ -1,5 +1,6 @@
 """Every audio tower with every text tower: joined from folders, padded, saved, trained, in all languages."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import builders
 import numpy as np
 import pytest
 import torch
+from audio_encoders import ENCODERS, make_encoder, save_encoder
 from safetensors.torch import load_file
 from transformers import (
     BertConfig,
@@ -24,7 +26,7 @@ from transformers import (
     MPNetConfig,
     MPNetModel,
     T5Config,
-    WhisperConfig,
+    ViTConfig,
     XLMRobertaConfig,
     XLMRobertaModel,
 )
@@ -44,7 +46,7 @@ from modeling_supclap.towers import check_audio_config, check_text_config, load_
 
 # Less than a chunk of CED (10.12 s), exactly one, more; less than what the other extractors here take (1 s), and more.
 SHORT = [4000, 9000, 16000, 40000]
-SAMPLES = {"ced": [4000, 16000, 161_760, 200_000], "htsat": SHORT, "cnn14": SHORT}
+SAMPLES = {"ced": [4000, 16000, 161_760, 200_000]}
 TEXTS, LANGUAGES = list(builders.CAPTIONS.values()), list(builders.CAPTIONS)
 SIZES: dict[str, Any] = {"vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 BERT_LIKE: dict[str, Any] = {
@@ -57,6 +59,7 @@ ROBERTA_LIKE: dict[str, Any] = {**BERT_LIKE, "max_position_embeddings": 70, "typ
 DISTIL: dict[str, Any] = {"vocab_size": 300, "dim": 24, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
 AUDIO = ["ced", "htsat", "cnn14"]
 TEXT = ["bert", "labse", "xlmr", "distilbert", "modernbert", "mpnet", "sonar"]
+PAIRS = [*product(AUDIO, TEXT), *((audio, "bert") for audio in ENCODERS)]
 
 
 def save_audio_encoder(name: str, folder: Path) -> None:
@@ -108,13 +111,15 @@ def encoders(tmp_path_factory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("encoders")
     for name in AUDIO:
         save_audio_encoder(name, root / name)
+    for name in ENCODERS:
+        save_encoder(name, root / name)
     for name in TEXT:
         for part in text_encoder(name):
             part.save_pretrained(root / name)
-    return {name: str(root / name) for name in (*AUDIO, *TEXT)}
+    return {name: str(root / name) for name in (*AUDIO, *ENCODERS, *TEXT)}
 
 
-@pytest.fixture(scope="module", params=[(audio, text) for audio in AUDIO for text in TEXT], ids="-".join)
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def pair(request, encoders):
     """The names of two encoders, and the model and the processor that join them."""
     audio, text = request.param
@@ -125,7 +130,7 @@ def pair(request, encoders):
 
 
 def clips(audio: str) -> list[np.ndarray]:
-    return [builders.noise(samples, seed) for seed, samples in enumerate(SAMPLES[audio])]
+    return [builders.noise(samples, seed) for seed, samples in enumerate(SAMPLES.get(audio, SHORT))]
 
 
 def call(audio: str, **kwargs) -> dict:
@@ -185,7 +190,8 @@ def test_gradient_reaches_every_weight_of_both_towers(pair):
     model.train()(**inputs, return_loss=True).loss.backward()
     model.eval()
     still = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
-    assert still == []
+    # What SpecAugment, which is off, writes over frames; and Whisper's sines.
+    assert not [name for name in still if not name.endswith(("masked_spec_embed", "embed_positions.weight"))]
 
 
 MODES = [{"dtype": torch.bfloat16}, {"dtype": torch.float16}, {"attn_implementation": "eager"}]
@@ -200,7 +206,7 @@ def test_half_precision_and_eager_attention_point_the_same_way(pair, kwargs, tmp
     other = SupCLAPModel.from_pretrained(tmp_path, **kwargs)
     if "attn_implementation" in kwargs:
         assert {tower.config._attn_implementation for tower in (other.audio_model, other.text_model)} == {"eager"}
-    if "dtype" in kwargs and audio != "htsat":  # in which decibels from -100 to 40 would be rounded
+    if "dtype" in kwargs and audio in ("ced", "cnn14"):  # in which decibels from -100 to 40 would be rounded
         first_norm = other.get_submodule({"ced": "audio_model.init_bn", "cnn14": "audio_model.bn0"}[audio])
         assert (other.dtype, first_norm.weight.dtype) == (kwargs["dtype"], torch.float32)
     expected, got = model(**inputs), other(**inputs)
@@ -213,13 +219,17 @@ def test_half_precision_and_eager_attention_point_the_same_way(pair, kwargs, tmp
 def test_each_encoder_keeps_its_weights_and_its_front_end(pair, encoders):
     audio, text, model, processor = pair
     extractors = {"ced": CEDFeatureExtractor, "htsat": ClapFeatureExtractor, "cnn14": MSCLAPFeatureExtractor}
-    assert type(processor.feature_extractor) is extractors[audio]
+    extractor = extractors[audio] if audio in extractors else type(make_encoder(audio)[1])
+    assert type(processor.feature_extractor) is extractor
     assert processor.tokenizer.get_vocab() == text_encoder(text)[1].get_vocab()
     assert not model.training
     for tower, encoder in ((model.audio_model, audio), (model.text_model, text)):
+        # AST's file has the names of an older transformers.
         saved = load_file(f"{encoders[encoder]}/model.safetensors")
+        if encoder in ENCODERS:
+            saved = make_encoder(encoder)[0].state_dict()
         for name, value in tower.state_dict().items():
-            assert torch.equal(value, saved[name]), name
+            assert torch.equal(value, saved[f"encoder.{name}" if encoder == "whisper" else name]), name
 
 
 @pytest.mark.parametrize("text", TEXT)
@@ -302,7 +312,7 @@ def test_no_text_tower(config, message):
         check_text_config(config)
 
 
-@pytest.mark.parametrize("config", [BertConfig(), builders.clap_config(), builders.supclap_config(), WhisperConfig()])
+@pytest.mark.parametrize("config", [BertConfig(), builders.clap_config(), builders.supclap_config(), ViTConfig()])
 def test_no_audio_tower(config):
     message = f"'{config.model_type}'.*audio"
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,122 @@
+"""Any audio encoder of transformers as a tower: its inputs, its forward pass and its pooling.
+
+The feature extractor of an encoder names its input `input_values` or `input_features`; here it is `input_features`
+for all, with `audio_attention_mask`. Clips have one length (Whisper 30 s, AST 10.24 s) or any (wav2vec 2.0, HuBERT,
+WavLM, Data2Vec, wav2vec2-BERT, ...).
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from .pooling import mean_pool
+
+
+def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Compute the inputs of an encoder, clip by clip, so that none depends on the others.
+
+    Args:
+        feature_extractor: The feature extractor of the encoder.
+        clips: Waveforms (samples,) at its sampling rate.
+
+    Returns:
+        `input_features`, float32, (B, T), (B, T, features) or of clips of one length (B, features, T); zero after the
+        end of a shorter clip. `audio_attention_mask` (B, T), int64, 1 for a clip's own samples or frames.
+    """
+    options: dict[str, Any] = {"sampling_rate": feature_extractor.sampling_rate, "return_tensors": "np"}
+    if "return_attention_mask" in inspect.signature(feature_extractor.__call__).parameters:
+        options["return_attention_mask"] = True
+
+    features, masks = [], []
+    for clip in clips:
+        fields = feature_extractor(clip, **options)
+        features.append(fields[feature_extractor.model_input_names[0]][0])
+        own = fields["attention_mask"][0] if "attention_mask" in fields else np.ones(len(features[-1]))
+        masks.append(np.asarray(own, dtype=np.int64))
+
+    longest = max(map(len, masks))
+    for index, mask in enumerate(masks):
+        missing = longest - len(mask)
+        if missing:
+            features[index] = np.pad(features[index], [(0, missing)] + [(0, 0)] * (features[index].ndim - 1))
+            masks[index] = np.pad(mask, (0, missing))
+    return {"input_features": np.stack(features).astype(np.float32), "audio_attention_mask": np.stack(masks)}
+
+
+def run_encoder(
+    encoder: Any, features: torch.Tensor, mask: torch.Tensor | None, pooling: str | None = None, **kwargs: Any
+) -> BaseModelOutputWithPooling:
+    """Encode clips with an encoder of transformers, each clip as if it were alone.
+
+    Clips of different lengths go through the encoder one length at a time and without padding, because a group norm
+    over time (wav2vec 2.0, HuBERT) and convolutions over positions (Data2Vec) see the padding that a mask hides.
+
+    Args:
+        encoder: The encoder.
+        features: (B, T), (B, T, features), or (B, features, T) if all clips have one length.
+        mask: (B, T), ones followed by zeros; None means that there is no padding.
+        pooling: "pooler" takes the pooler of the encoder, "mean" the mean of its frames; None, its pooler if any.
+        **kwargs: `output_hidden_states` and `output_attentions`, as in transformers.
+
+    Returns:
+        `pooler_output` (B, D) and `last_hidden_state` (B, N, D), zero after the end of a shorter clip.
+        `hidden_states` and `attentions` only if the clips have one length.
+
+    Raises:
+        ValueError: A clip is shorter than one frame.
+    """
+    if mask is None or mask.shape[1] != features.shape[1]:
+        return _run(encoder, features, mask, pooling, **kwargs)
+
+    lengths = mask.sum(dim=1)
+    count_frames = getattr(encoder, "_get_feat_extract_output_lengths", None)
+    shortest = int(lengths.min())
+    if count_frames is not None and int(count_frames(torch.tensor(shortest))) < 1:
+        raise ValueError(
+            f"clip {int(lengths.argmin())} has {shortest} values, fewer than one frame of {type(encoder).__name__}; "
+            "give longer clips"
+        )
+
+    parts: list[Any] = []
+    rows: list[torch.Tensor] = []
+    for length in lengths.unique().tolist():
+        rows.append((lengths == length).nonzero().flatten())
+        parts.append(_run(encoder, features[rows[-1], :length], None, pooling, **kwargs))
+    if len(parts) == 1:
+        return parts[0]
+
+    # In the order of the clips, and to one number of frames: (b, n, D) of each length -> (B, N, D)
+    order = torch.cat(rows).argsort()
+    most = max(part.last_hidden_state.shape[1] for part in parts)
+    hidden = []
+    for part in parts:
+        hidden.append(nn.functional.pad(part.last_hidden_state, (0, 0, 0, most - part.last_hidden_state.shape[1])))
+    return BaseModelOutputWithPooling(
+        last_hidden_state=torch.cat(hidden)[order],
+        pooler_output=torch.cat([part.pooler_output for part in parts])[order],
+    )
+
+
+def _run(
+    encoder: Any, features: torch.Tensor, mask: torch.Tensor | None, pooling: str | None, **kwargs: Any
+) -> BaseModelOutputWithPooling:
+    """One forward pass over clips of one length; a mask says which frames of it are sound."""
+    outputs = encoder(**{encoder.main_input_name: features.to(encoder.dtype)}, **{**kwargs, "return_dict": True})
+    pooled = outputs.get("pooler_output")
+    if pooling == "mean" or pooled is None:
+        hidden = outputs.last_hidden_state
+        if mask is not None:
+            frames = encoder._get_feat_extract_output_lengths(mask.sum(dim=1)).clamp(min=1)
+            mask = torch.arange(hidden.shape[1], device=hidden.device) < frames.unsqueeze(1)
+        pooled = mean_pool(hidden, mask)
+    return BaseModelOutputWithPooling(
+        last_hidden_state=outputs.last_hidden_state,
+        pooler_output=pooled,
+        hidden_states=outputs.get("hidden_states"),
+        attentions=outputs.get("attentions"),
+    )
