@@ -1,5 +1,6 @@
 """The languages that the project has captions in: the one table of their codes and names."""
 
+import re
 from typing import NamedTuple
 
 
@@ -31,6 +32,28 @@ LANGUAGE_TABLE = {
 
 LANGUAGES = tuple(LANGUAGE_TABLE)
 """Their ISO 639-3 codes. The first is the anchor of the multilingual objectives."""
+
+
+def require_language_code(language: str) -> None:
+    """Raise unless a language is given by its ISO 639-3 code, or by that of FLORES-200.
+
+    Args:
+        language: The code, of any language, such as "deu" or "deu_Latn".
+
+    Raises:
+        ValueError: It is a two-letter code or a name; the message suggests a code.
+
+    Example:
+        >>> require_language_code("de")
+        Traceback (most recent call last):
+        ValueError: language 'de' is no ISO 639-3 code; did you mean 'deu'?
+    """
+    if re.fullmatch("[a-z]{3}(_[A-Z][a-z]{3})?", language):
+        return
+    asked = language.lower()
+    known = [code for code, about in LANGUAGE_TABLE.items() if asked in (about.iso_639_1, about.name.lower())]
+    hint = f"did you mean {known[0]!r}?" if known else f"give three letters, such as {', '.join(LANGUAGES)}"
+    raise ValueError(f"language {language!r} is no ISO 639-3 code; {hint}")
 
 
 def get_language_name(language: str) -> str:

@@ -30,7 +30,7 @@ from .audio_input import one_for_each
 from .auto_classes import register
 from .configuration_supclap import CEDConfig, SupCLAPConfig
 from .feature_extraction_ced import CEDFeatureExtractor, as_waveform
-from .languages import LANGUAGES, get_flores_code
+from .languages import LANGUAGES, get_flores_code, require_language_code
 from .sentence_modules import read_text_settings
 
 # Where the tokenizer states no limit: SONAR was trained on 514 tokens, BERT and its kin on 512.
@@ -220,7 +220,10 @@ class SupCLAPProcessor(ProcessorMixin):
             return encoding
 
         languages = one_for_each("language", language, len(captions), str)
-        if hasattr(self.tokenizer, "src_lang"):
+        if not hasattr(self.tokenizer, "src_lang"):
+            for name in set(languages):
+                require_language_code(name)
+        else:
             # One call for all languages: the tokenizer's src_lang is a setting for a whole batch, and stays as it is.
             codes = _language_ids(self.tokenizer)
             placed = self.tokenizer.convert_tokens_to_ids(self.tokenizer.src_lang)
@@ -333,6 +336,8 @@ def as_list(texts: Any) -> list[Any]:
 
     Its keys would be taken for texts.
     """
+    if texts is None:
+        raise ValueError("got None; give a text or a list of texts")
     if isinstance(texts, Mapping):
         raise ValueError(
             f"got a {type(texts).__name__} with the keys {list(texts)}; give a text or a list of texts, for example "

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoProcessor, BertTokenizer, NllbTokenizer
 
 from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
+from modeling_supclap.encoding import encode_text
 from modeling_supclap.processing_supclap import load_tokenizer
 
 TEXTS = list(builders.CAPTIONS.values())
@@ -238,3 +239,13 @@ def test_a_bare_sentencepiece_file_is_nllbs_tokenizer(tmp_path):
                 expected = [pieces.vocab_size() + 1 + place, *[3 if i == 0 else i + 1 for i in pieces.encode(text)], 2]
                 assert each(text=text, language=language)["input_ids"] == [expected], text
     assert len(tokenizer) == pieces.vocab_size() + 1 + 202 + 1
+
+
+def test_a_language_that_is_no_code_is_refused_by_every_tokenizer(processor):
+    with pytest.raises(ValueError, match="'klingon'"):
+        processor(text="a dog", language="klingon")
+
+
+def test_no_text_is_refused(processor):
+    with pytest.raises(ValueError, match="None"):
+        encode_text(builders.supclap_model(), None, processor)
