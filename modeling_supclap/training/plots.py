@@ -36,7 +36,7 @@ def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | P
 
     Args:
         log_history: What was logged, `trainer.state.log_history`.
-        path: The PNG to write; it appears whole or not at all.
+        path: The picture to write, in the format of its suffix: .png, .pdf, .svg ...
         language: The language whose recall is drawn.
 
     Raises:
@@ -63,7 +63,7 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
 
     Args:
         log_history: What was logged, `trainer.state.log_history`.
-        path: The PNG to write; it appears whole or not at all.
+        path: The picture to write, in the format of its suffix: .png, .pdf, .svg ...
 
     Raises:
         ValueError: No drift was logged.
@@ -97,7 +97,7 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
         panels: By the title of a panel, and by the label in it, what is drawn. A curve is the mean over the seeds, its
             band reaches from the least to the largest; that of the mean radius of one seed is one standard deviation
             within the batch. Histograms are added up.
-        path: The PNG to write; it appears whole or not at all.
+        path: The picture to write, in the format of its suffix: .png, .pdf, .svg ...
 
     Raises:
         ValueError: No run of a panel has logged what it draws.
@@ -109,7 +109,7 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
     for place, (title, curves) in enumerate(panels.items(), start=1):
         _draw_panel(figure.add_subplot(rows, columns, place), title, curves)
     with atomic_write(path) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=120)
+        figure.savefig(unfinished, format=Path(path).suffix.removeprefix(".") or "png", dpi=120)
 
 
 def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:

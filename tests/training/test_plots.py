@@ -20,6 +20,13 @@ def test_panels_follow_the_log(tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.parametrize(("suffix", "start"), [(".pdf", b"%PDF"), (".svg", b"<?xml"), (".png", b"\x89PNG")])
+def test_a_picture_has_the_format_of_its_suffix(tmp_path, suffix, start):
+    path = tmp_path / f"figure{suffix}"
+    plot_training_curves(HISTORY, path)
+    assert path.read_bytes().startswith(start)
+
+
 def test_nothing_to_draw_is_said(tmp_path):
     with pytest.raises(ValueError, match=r"\b1\b"):
         plot_training_curves([{"step": 1, "total_flos": 3}], tmp_path / "none.png")
