@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from modeling_supclap.datasets_scripts import load_splits
-from modeling_supclap.languages import LANGUAGES
+from modeling_supclap.datasets_scripts import load_builder, load_splits, splits_of
+from modeling_supclap.languages import LANGUAGES, require_language_code
 from modeling_supclap.recipes.running import say
 
 if TYPE_CHECKING:
     from modeling_supclap import SupCLAPModel
 
 SCALES = ("mini", "full")
+MISSING_SHARE = 0.2
 
 
 @dataclass
@@ -70,17 +72,38 @@ class DataArguments(DatasetArguments):
         streaming: Read the training split while training; for prepared, hf and webdataset.
         zero_shot_templates: Class prompts for zero-shot classification of the test split, such as 'This is a sound of
             {}'. Without any there is no such test.
+        allow_missing: Train although more than a fifth of the recordings in the metadata are missing.
     """
 
     streaming: bool = False
     zero_shot_templates: list[str] = field(default_factory=list)
+    allow_missing: bool = False
 
     def load_splits(self) -> dict[str, Any]:
-        """Return all splits of the dataset; with `streaming`, the training split as a stream."""
+        """Return all splits of the dataset; with `streaming`, the training split as a stream.
+
+        Raises:
+            FileNotFoundError: More than `MISSING_SHARE` of the recordings are missing, without `allow_missing`.
+        """
         if not self.streaming:
-            return super().load_splits()
+            options = self.builder_options
+            translations = options.pop("translations", None)
+            builder = load_builder(self.dataset, **options)
+            splits = splits_of(builder, translations)
+            if not self.allow_missing and "limit" not in options:
+                _refuse_missing(builder.report()["missing"], sum(map(len, splits.values())))
+            return splits
         splits = load_splits(self.dataset, streaming=True, **self.builder_options)
         return {name: rows if name == "train" else rows.to_dataset() for name, rows in splits.items()}
+
+
+def _refuse_missing(missing: Sequence[str], count: int) -> None:
+    total = count + len(missing)
+    if len(missing) > MISSING_SHARE * total:
+        raise FileNotFoundError(
+            f"{len(missing):,} of {total:,} recordings are missing, such as {missing[0]}; complete the folder, or give "
+            f"--allow_missing true to train on the other {count:,}"
+        )
 
 
 @dataclass
@@ -283,6 +306,10 @@ class EvaluationArguments(DatasetArguments):
     cache_dir: str | None = None
     compare: list[str] = field(default_factory=list)
     allow_different: bool = False
+
+    def __post_init__(self) -> None:
+        for language in (*self.languages, *self.zero_shot_languages, *self.zste_languages):
+            require_language_code(language)
 
 
 @dataclass

@@ -6,10 +6,11 @@ import re
 import sys
 from dataclasses import dataclass, field
 
+import dataset_folders
 import pytest
 
 from modeling_supclap.recipes.arguments import format_help, parse_arguments, read_settings
-from modeling_supclap.recipes.options import DatasetArguments, as_mapping
+from modeling_supclap.recipes.options import DataArguments, DatasetArguments, EvaluationArguments, as_mapping
 from modeling_supclap.training.options import ContrastiveOptions
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
@@ -215,3 +216,19 @@ def test_every_option_is_described(recipe, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert len(re.findall(r"^  --\w+", printed, re.MULTILINE)) > 5
     assert not re.findall(r"^  (--\w+)(?: +|\n +)(?:Default.*)?$", printed, re.MULTILINE)
+
+
+def test_a_folder_that_lacks_many_recordings_needs_a_word(tmp_path):
+    made = dataset_folders.audiocaps(tmp_path / "audiocaps")
+    for path in made.audio[:5]:
+        path.unlink()
+    data = DataArguments("audiocaps", made.config["data_dir"])
+    with pytest.raises(FileNotFoundError, match=r"\b5 of 10\b.*--allow_missing"):
+        data.load_splits()
+    data.allow_missing = True
+    assert sum(map(len, data.load_splits().values())) == 5
+
+
+def test_the_languages_of_an_evaluation_are_checked():
+    with pytest.raises(ValueError, match=r"'de'.*'deu'"):
+        EvaluationArguments(languages=["de"])
