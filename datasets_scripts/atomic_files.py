@@ -41,6 +41,16 @@ def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
+def apply_umask(folder: str | Path) -> None:
+    """Give the weights in a folder the permissions of other new files, because safetensors writes them for their owner
+    alone.
+    """
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in Path(folder).glob("*.safetensors"):
+        path.chmod(0o666 & ~umask)
+
+
 def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
     """Writes a text in UTF-8, the same bytes on every system; arguments as of `atomic_write`."""
     with atomic_write(path, one_writer) as unfinished:

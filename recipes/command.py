@@ -25,7 +25,7 @@ from pathlib import Path
 
 from modeling_supclap import __version__
 from modeling_supclap.recipes.arguments import asks_for_help, print_help
-from modeling_supclap.recipes.running import report_stop, run_command
+from modeling_supclap.recipes.running import STOPPED_BY_SIGTERM, report_stop, run_command
 
 LAUNCHED = {"train": "recipes.train_supclap", "posttrain": "recipes.posttrain_teminal", "embed": "recipes.embed_corpus"}
 COMMANDS = {
@@ -111,7 +111,7 @@ def _launch(module: str, words: Sequence[str]) -> int:
         if failure.exitcode < 0:  # one that was killed could say nothing
             signal_name = signal.Signals(-failure.exitcode).name
             print(f"supclap: error: process {process} (pid {failure.pid}) was ended by {signal_name}", file=sys.stderr)
-        return 1
+        return STOPPED_BY_SIGTERM if failure.exitcode == STOPPED_BY_SIGTERM else 1
     return 0
 
 

@@ -21,12 +21,19 @@ if TYPE_CHECKING:
 
     from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
+STOPPED_BY_SIGTERM = 128 + signal.SIGTERM
+"""Exit status of a run that SIGTERM stopped after it saved a checkpoint: 143, for scripts that requeue it."""
+
 USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError)
 """Errors of data and arguments, whose message is enough; any other error is printed with its traceback."""
 
 
+class StoppedError(Exception):
+    """SIGTERM has stopped a run, and its checkpoint is saved."""
+
+
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a recipe as a script: an error ends the process with status 1, Ctrl-C with 130.
+    """Run a recipe as a script: an error ends the process with status 1, Ctrl-C with 130, SIGTERM with 143.
 
     Args:
         main: The recipe. It reads `sys.argv` and may return an exit status.
@@ -41,6 +48,9 @@ def run_command(main: Callable[[], int | None]) -> None:
     except KeyboardInterrupt as stopped:
         report_stop(str(stopped))
         code = 130
+    except StoppedError as stopped:
+        report_stop(str(stopped))
+        code = STOPPED_BY_SIGTERM
     except Exception as error:
         cause = builder_error(error)
         if not isinstance(cause, USERS_ERRORS):
@@ -71,7 +81,7 @@ def is_first_process() -> bool:
 
 
 def report_stop(advice: str = "") -> None:
-    """Print one line after Ctrl-C, in the first process only, and ignore further Ctrl-C."""
+    """Print one line after a stop, in the first process only, and ignore Ctrl-C from now on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a launcher of several processes sends it once more
     if is_first_process():
         print(f"\n{command_name()}: stopped{advice and f'; {advice}'}", file=sys.stderr)
@@ -89,7 +99,11 @@ def only_run(args: SupCLAPTrainingArguments) -> AbstractContextManager[None]:
 
 
 def train(trainer: Trainer, checkpoint: str | None = None) -> None:
-    """Train, from a checkpoint if one is given; Ctrl-C and unusable recordings say how to go on."""
+    """Train, from a checkpoint if one is given; Ctrl-C and unusable recordings say how to go on.
+
+    Raises:
+        StoppedError: `enable_jit_checkpoint` is set and SIGTERM has stopped the run, so that it has no results yet.
+    """
     from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
     from modeling_supclap.training.checkpoints import last_checkpoint
 
@@ -111,6 +125,9 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
             bar = getattr(callback, "training_bar", None)
             if bar is not None:
                 bar.close()  # so that a message is the last line
+
+    if trainer.args.enable_jit_checkpoint and trainer.state.global_step < trainer.state.max_steps:
+        raise StoppedError("go on with the same command and --resume_from_checkpoint last")
 
 
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import zipfile
@@ -21,7 +22,7 @@ from modeling_supclap.datasets_scripts.stream import EpochBatches
 from .options import get_default
 
 RUN_FILE = "supclap_run.json"
-"""What a checkpoint remembers of its run: the settings that make its loss, and which parameters train."""
+"""Settings of a checkpoint's run that make its loss, the parameters that train, and the hashes of its files."""
 
 _PARTS: dict[str, tuple[str, ...]] = {
     "weights": ("*.safetensors", "pytorch_model*", "global_step*"),
@@ -101,11 +102,22 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
         for file in sorted(files):
             if _is_damaged(file):
                 flaws.append(f"{file.name} damaged")
+    if not flaws:
+        run = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))
+        for name, digest in run.get("sha256", {}).items():
+            path = Path(checkpoint, name)
+            if path.is_file() and _sha256(path) != digest:
+                flaws.append(f"{path.name} damaged")
     return list(dict.fromkeys(flaws))
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _is_damaged(file: Path) -> bool:
-    """Tells whether a file ends too early, without reading all of it."""
+    """Return whether a file ends too early, without reading all of it."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, framework="pt"):
@@ -125,8 +137,13 @@ def _is_damaged(file: Path) -> bool:
 def write_run_file(
     folder: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
 ) -> None:
-    """Writes what `refuse_another_run` compares, into a checkpoint."""
-    write_json(Path(folder) / RUN_FILE, {"settings": _settings(args, batches), "trainable": _trainable(module)})
+    """Write the file that `refuse_another_run` and `checkpoint_flaws` read, as the last one of a checkpoint."""
+    files = {}
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_file():
+            files[path.relative_to(folder).as_posix()] = _sha256(path)
+    content = {"settings": _settings(args, batches), "trainable": _trainable(module), "sha256": files}
+    write_json(Path(folder) / RUN_FILE, content)
 
 
 def refuse_another_run(

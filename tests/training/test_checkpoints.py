@@ -1,8 +1,10 @@
 """Checkpoints: written whole or not at all, resumed only by their own run, and by one run at a time."""
 
 import json
+import os
 import re
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +14,7 @@ from test_trainer import build, losses, with_dropout
 from transformers import Trainer, TrainerCallback
 
 from modeling_supclap.datasets_scripts.atomic_files import folder_lock
+from modeling_supclap.recipes.running import run_command, train
 from modeling_supclap.training.checkpoints import RUN_FILE, checkpoint_flaws, last_checkpoint
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "no", "load_best_model_at_end": False}
@@ -145,6 +148,48 @@ def test_a_checkpoint_that_is_not_whole_is_named_and_passed_over(run, rows, tmp_
     again.train(resume_from_checkpoint=True)
     assert losses(again) == losses(run)
     assert checkpoint_flaws(tmp_path / "checkpoint-4") == []
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
+def test_a_checkpoint_with_a_flipped_bit_is_damaged(run, tmp_path, file):
+    path = tmp_path / "checkpoint-4" / file
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert checkpoint_flaws(tmp_path / "checkpoint-4") == [f"{file} damaged"]
+    assert last_checkpoint(tmp_path, resumes=True) == str(tmp_path / "checkpoint-2")
+
+
+def test_weights_have_the_permissions_of_other_files(run, tmp_path):
+    run.save_model(str(tmp_path / "final"))
+    for folder in (tmp_path / "checkpoint-4", tmp_path / "final"):
+        modes = {path.stat().st_mode & 0o777 for path in folder.glob("*.*")}
+        assert modes == {(folder / "config.json").stat().st_mode & 0o777}
+
+
+class Terminate(TrainerCallback):
+    """Sends SIGTERM at the first step, as a scheduler does before it kills."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_ends_a_run_with_a_checkpoint_and_a_status_of_its_own(tmp_path, rows, capsys):
+    trainer = build(tmp_path, rows, callbacks=[Terminate()], num_train_epochs=500, enable_jit_checkpoint=True, **STEPS)
+    for callback in trainer.callback_handler.callbacks:
+        if getattr(callback, "jit_manager", None):
+            callback.jit_manager.kill_wait = 0
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_command(lambda: train(trainer))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 143
+    assert "--resume_from_checkpoint last" in capsys.readouterr().err
+    assert last_checkpoint(tmp_path, resumes=True) == str(tmp_path / f"checkpoint-{trainer.state.global_step}")
 
 
 def test_a_folder_in_use_is_continued_when_asked_and_never_written_over(tmp_path, run):
