@@ -177,6 +177,8 @@ def push_to_hub(
 def _describe_objective(arguments: Mapping[str, Any]) -> str:
     if arguments.get("stage"):
         return "TeminAL's temporal objective."
+    if arguments.get("objective"):
+        return f"The custom objective `{arguments['objective']}`."
 
     base = LOSS_NAMES.get(str(arguments.get("loss")), "A contrastive objective")
     svr = arguments.get("svr", "none")

@@ -77,7 +77,8 @@ def facts_of_run(trainer: Any) -> CardFacts:
     of_run = results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
     recorded = of_run["training"].get("arguments", {})
 
-    arguments = _relevant_arguments(args, recorded)
+    objective = type(trainer.module.objective).__name__ if trainer.has_own_objective else ""
+    arguments = _relevant_arguments(args, recorded, objective)
     for stages in of_run["scores"].get("temporal", {}).values():
         arguments["stage"] = ", then ".join(stage[-1] for stage in stages if stage.startswith("stage_"))
 
@@ -132,7 +133,7 @@ def count_licenses(rows: Any) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _relevant_arguments(args: Any, recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _relevant_arguments(args: Any, recorded: Mapping[str, Any], objective: str = "") -> dict[str, Any]:
     """Return the arguments that differ from their defaults, those of the recipe, and those in `_ALWAYS`."""
     plain = args.to_dict()
     relevant = {}
@@ -147,10 +148,12 @@ def _relevant_arguments(args: Any, recorded: Mapping[str, Any]) -> dict[str, Any
         if each.name in _ALWAYS or (each.init and not is_default and not is_empty):
             relevant[each.name] = value
 
-    # TeminAL has its own objective and ignores `loss` and `svr`.
-    left_out = {*_LOCAL_ARGUMENTS, "loss", "svr"} if "stage" in relevant else _LOCAL_ARGUMENTS
+    # TeminAL and custom objectives ignore `loss` and `svr`.
+    left_out = {*_LOCAL_ARGUMENTS, "loss", "svr"} if objective or "stage" in relevant else _LOCAL_ARGUMENTS
     for name in left_out & relevant.keys():
         del relevant[name]
+    if objective:
+        relevant["objective"] = objective
     return redact(relevant)
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -21,7 +22,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
-from modeling_supclap.datasets_scripts.atomic_files import folder_lock
+from modeling_supclap.datasets_scripts.atomic_files import apply_umask, folder_lock
 from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import group_id, require_captions, warn_of_shared_captions, without_audio
@@ -70,7 +71,8 @@ class SupCLAPTrainer(Trainer):
             a resumed run sees the same batches of either. A set of `datasets` with a column of type `Audio` and one of
             captions is read by `builders.hf.as_rows`, which knows other names of columns too. What `args.on_bad_audio`
             leaves out is left out here: `trainer.train_rows` and `trainer.eval_rows` are the rest.
-        eval_dataset: The rows to evaluate on, map-style, treated alike.
+        eval_dataset: The rows to evaluate on, map-style, treated alike; or a dict of several such sets by name, whose
+            metrics are then called `eval_<name>_...`.
         processing_class: The model's processor.
         objective: An objective of your own; by default `build_objective(args)`.
         callbacks: As the Trainer's.
@@ -109,12 +111,23 @@ class SupCLAPTrainer(Trainer):
         extractor = processing_class.feature_extractor
         self._min_seconds = getattr(extractor, "min_samples", 0) / extractor.sampling_rate
         train_dataset = self._usable(train_dataset, args)
-        eval_dataset = self._usable(eval_dataset, args)
+        if isinstance(eval_dataset, dict):
+            eval_dataset = {name: self._usable(rows, args) for name, rows in eval_dataset.items()}
+        else:
+            eval_dataset = self._usable(eval_dataset, args)
         batch = args.train_batch_size * args.world_size
         if train_dataset is not None and len(train_dataset) < batch:
             raise ValueError(
                 f"the training split has {len(train_dataset)} clips, fewer than one batch of {batch}; "
                 "lower per_device_train_batch_size"
+            )
+
+        if (args.gradient_accumulation_steps > 1 or args.auto_find_batch_size) and args.process_index == 0:
+            warnings.warn(
+                f"gradient_accumulation_steps is {args.gradient_accumulation_steps} and auto_find_batch_size "
+                f"{args.auto_find_batch_size}: clips are contrasted only with those of the same smaller batch. To save "
+                "memory with all negatives, set cached_chunk_size instead",
+                stacklevel=2,
             )
 
         collator, self.evaluation_collator = self._collators(processing_class, args)
@@ -124,6 +137,7 @@ class SupCLAPTrainer(Trainer):
                 f"{type(extractor).__name__}"
             )
         collator.gives_samples = self.evaluation_collator.gives_samples = args.features_on_device
+        self.has_own_objective = objective is not None and not isinstance(objective, TemporalObjective)
         objective = build_objective(args) if objective is None else objective
 
         sharded = args.fsdp or args.deepspeed  # a forward pass then wants all processes
@@ -148,7 +162,7 @@ class SupCLAPTrainer(Trainer):
             args=args,
             data_collator=collator,
             train_dataset=indexed,
-            eval_dataset=None if eval_dataset is None else IndexedRows(eval_dataset),
+            eval_dataset=_indexed(eval_dataset),
             processing_class=processing_class,
             callbacks=[EpochCallback(*epochs), BestCheckpointCallback(), *(callbacks or [])],
             optimizers=optimizers,
@@ -163,6 +177,7 @@ class SupCLAPTrainer(Trainer):
 
         self._saving = False  # whether a checkpoint is being written
         self._logs = Averages()
+        self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []  # since the last test
         if args.track_drift:
             self.add_callback(DriftCallback(self.module.objective, self._logs))
         if args.track_language_errors and train_dataset is not None:
@@ -275,20 +290,44 @@ class SupCLAPTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Runs the module, which has its own loss; NaN stops the run and names the clips."""
+        """Run the module, which computes its loss; a loss that is not finite stops the run at the next log."""
         outputs = model(**inputs)
-        if not torch.isfinite(outputs.loss):
-            broken = [name for name, value in outputs.logs.items() if not torch.isfinite(value)]
-            clips = inputs["clip_index"].tolist()
-            if self._batches is None:
-                clips = [self.train_rows[index]["clip_id"] for index in clips]
-            raise FloatingPointError(
-                f"the loss is {outputs.loss.item()} at step {self.state.global_step + 1}, "
-                f"from {broken or 'the total'}, on clips {clips}; "
-                "the last checkpoint is untouched, a lower learning rate or fp32 may help"
-            )
+        if model.training:
+            step = self.state.global_step + 1
+            self._recent.append((step, outputs.loss.detach(), outputs.logs, inputs["clip_index"]))
         self._logs.add(outputs.logs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    def _require_finite_losses(self) -> None:
+        """Test the losses since the last call at once, because each test waits for the GPU.
+
+        Raises:
+            FloatingPointError: A loss is not finite; the message names its step, its terms and the clips.
+        """
+        recent, self._recent = self._recent, []
+        if not recent or torch.isfinite(torch.stack([loss for _, loss, _, _ in recent])).all():
+            return
+
+        step, loss, logs, indices = next(entry for entry in recent if not torch.isfinite(entry[1]))
+        broken = [name for name, value in logs.items() if not torch.isfinite(value)]
+        clips = indices.tolist()
+        if self._batches is None:
+            clips = [self.train_rows[index]["clip_id"] for index in clips]
+        raise FloatingPointError(
+            f"the loss is {loss.item()} at step {step}, from {broken or 'the total'}, on clips {clips}; "
+            "the last checkpoint is untouched, a lower learning rate or fp32 may help"
+        )
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
+        """Not supported.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "SupCLAPTrainer does not support hyperparameter_search, because its model and objective are made once; "
+            "make a new trainer for each trial"
+        )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains as the Trainer does, as the only run in its folder, and resumes only what is whole and its own.
@@ -312,6 +351,7 @@ class SupCLAPTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the objective's numbers and the throughput to those of the Trainer."""
+        self._require_finite_losses()
         if "loss" in logs:
             logs = {**logs, **self._logs.drain()}
             logs["clips_per_second"] = 1 / logs.pop("seconds_per_clip")
@@ -322,24 +362,42 @@ class SupCLAPTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Scores retrieval on a split, in both directions and each language; see `evaluation.retrieval_metrics`."""
-        rows: Any = self.eval_dataset if eval_dataset is None else IndexedRows(eval_dataset)
+        """Score retrieval on a split, in both directions and each language; see `evaluation.retrieval_metrics`.
+
+        Metrics of your own, `trainer.compute_metrics = f`, are added to these.
+
+        Args:
+            eval_dataset: Rows, a dict of several sets of rows, or the name of one of the trainer's own; by default all
+                of the trainer's own.
+            ignore_keys: As the Trainer's.
+            metric_key_prefix: As the Trainer's.
+        """
+        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(rows, dict):
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)  # calls this for each of them
+
+        if isinstance(rows, str):
+            sets: Any = self.eval_dataset
+            rows = sets[rows]
+        rows = _indexed(rows)
         with self._evaluating(rows):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
         """As the Trainer's: `predictions` holds the audio `(N, d)` and text `(N, K, d)` embeddings."""
-        rows: Any = IndexedRows(test_dataset)
+        rows: Any = _indexed(test_dataset)
         with self._evaluating(rows):
             return super().predict(rows, ignore_keys, metric_key_prefix)
 
     @contextmanager
     def _evaluating(self, rows: IndexedRows) -> Iterator[None]:
-        """Swaps in what evaluation needs: the collator that draws nothing, the last incomplete batch, our metrics."""
+        """Use the collator without random draws, the last incomplete batch and our metrics."""
+        self._require_finite_losses()
         before = self.data_collator, self.args.dataloader_drop_last, self.compute_metrics
         self.data_collator = self.evaluation_collator
         self.args.dataloader_drop_last = False
-        self.compute_metrics = self._metrics_of(rows)
+        own, ours = self.compute_metrics, self._metrics_of(rows)
+        self.compute_metrics = ours if own is None else lambda prediction: ours(prediction) | own(prediction)
 
         try:
             yield
@@ -368,6 +426,7 @@ class SupCLAPTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes a checkpoint beside the others, and gives it its name when it is whole and all processes are done."""
+        self._require_finite_losses()
         folder = Path(self._get_output_dir(trial))
         unfinished, name = folder / UNFINISHED, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
@@ -430,6 +489,7 @@ class SupCLAPTrainer(Trainer):
                 self.args = args
             if self.args.should_save:
                 self.clap.config.save_pretrained(folder)
+                apply_umask(folder)
 
         elif self.args.should_save:
             inference = {name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")}
@@ -440,6 +500,7 @@ class SupCLAPTrainer(Trainer):
             else:
                 self.clap.save_pretrained(folder, state_dict=inference)
             self.processor.save_pretrained(folder)
+            apply_umask(folder)
 
     def create_model_card(
         self,
@@ -524,6 +585,13 @@ class TemporalTrainer(SupCLAPTrainer):
         from ..evaluation.zste import temporal_metrics
 
         return temporal_metrics
+
+
+def _indexed(rows: Any) -> Any:
+    """Return rows, or each set of a dict of them, with the index of a row in it."""
+    if isinstance(rows, dict):
+        return {name: _indexed(each) for name, each in rows.items()}
+    return rows if rows is None or isinstance(rows, IndexedRows) else IndexedRows(rows)
 
 
 def _numbered(items: TemporalItems) -> list[dict[str, str]]:

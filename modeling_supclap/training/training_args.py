@@ -13,8 +13,17 @@ from transformers.utils.generic import strtobool
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
 from modeling_supclap.metrics.names import METRICS
 
+from ..languages import require_language_code
 from . import options
 from .distributed import join_processes_on_cpus, require_the_launched_processes
+
+_UNSUPPORTED = {
+    "neftune_noise_alpha": (None, "noise is not added to the embeddings of captions"),
+    "label_smoothing_factor": (0.0, "a contrastive loss has no labels to smooth"),
+    "train_sampling_strategy": ("random", "batches are drawn at random from all clips"),
+    "remove_unused_columns": (False, "the collator reads the whole row"),
+}
+"""Arguments of the Trainer that a contrastive run does not support: their only value, and the reason."""
 
 
 @dataclass
@@ -39,6 +48,12 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             self.greater_is_better = _is_better_higher(self.metric_for_best_model)
         super().__post_init__()
         require_the_launched_processes(self.world_size)
+
+        for name, (value, reason) in _UNSUPPORTED.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but {reason}; leave it at {value!r}")
+        for language in (*self.languages, *self.eval_languages):
+            require_language_code(language)
 
         _require_one_of("loss", self.loss, options.LOSSES)
         _require_one_of("svr", self.svr, options.SUPPORT_VECTORS)

@@ -16,6 +16,7 @@ from datasets import Audio, Dataset
 from processes import assert_same_training, run_processes
 from recordings import tone_rows
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.conversion import processor_from_clap
@@ -100,6 +101,12 @@ def test_an_objective_of_one_s_own_trains_and_is_watched(tmp_path, rows, make, r
     (entry,) = (entry for entry in trainer.state.log_history if "loss" in entry)
     assert entry.keys() >= {"drift_cosine", "drift_cosine_objective"}
     assert ("radius_mean_a2t" in entry) == radius
+
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text()
+    assert f"`{type(trainer.module.objective).__name__}`" in card
+    assert "InfoNCE" not in card
+    assert "oord2018" not in card
 
 
 SCHEMES = [("infonce", "bi-static"), ("kcl", "bi-dynamic"), ("cacl", "bi-static")]
@@ -267,6 +274,60 @@ def test_nan_stops_the_run_and_names_the_clips(tmp_path, rows):
         model.audio_projection.linear2.weight[0, 0] = torch.nan
     with pytest.raises(FloatingPointError, match=r"loss_infonce.*'clip"):
         build(tmp_path, rows, model=model).train()
+
+
+class BreakWeights(TrainerCallback):
+    """Puts NaN into the weights at the end of a step."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 2:
+            with torch.no_grad():
+                model.model.audio_projection.linear2.weight[0, 0] = torch.nan
+
+
+@pytest.mark.parametrize("options", [{"logging_steps": 4}, {"logging_steps": 50, "eval_strategy": "epoch"}])
+def test_the_first_step_with_nan_is_named_at_the_next_log_or_evaluation(tmp_path, rows, options):
+    trainer = build(tmp_path, rows, callbacks=[BreakWeights()], **{**QUICK, **options})
+    with pytest.raises(FloatingPointError, match=r"step 3, .*loss_infonce") as stopped:
+        trainer.train()
+    assert len(re.findall(r"'clip", str(stopped.value))) == 4
+
+
+def test_several_sets_are_evaluated_under_their_names(tmp_path, rows):
+    trainer = SupCLAPTrainer(
+        builders.supclap_model(),
+        arguments(tmp_path, metric_for_best_model="eval_many_mean_recall", num_train_epochs=1),
+        rows,
+        {"few": rows[:4], "many": rows[:8]},
+        processor(),
+    )
+    trainer.train()
+    scores = trainer.evaluate()
+    assert {"eval_few_mean_recall", "eval_many_mean_recall"} <= scores.keys()
+    assert (
+        scores["eval_many_mean_recall"] == trainer.evaluate(rows[:8])["eval_mean_recall"] == trainer.state.best_metric
+    )
+    given = trainer.evaluate({"many": rows[:8]})
+    assert given["eval_many_mean_recall"] == scores["eval_many_mean_recall"]
+
+
+def test_metrics_of_one_s_own_are_added(tmp_path, rows):
+    trainer = build(tmp_path, rows)
+    trainer.compute_metrics = lambda prediction: {"width": prediction.predictions[0].shape[1]}
+    scores = trainer.evaluate()
+    assert scores["eval_width"] == trainer.clap.config.projection_dim
+    assert "eval_mean_recall" in scores
+
+
+@pytest.mark.parametrize("options", [{"gradient_accumulation_steps": 2}, {"auto_find_batch_size": True}])
+def test_smaller_batches_of_negatives_are_named(tmp_path, rows, options):
+    with pytest.warns(UserWarning, match="cached_chunk_size"):
+        build(tmp_path, rows, **options)
+
+
+def test_hyperparameter_search_is_refused(tmp_path, rows):
+    with pytest.raises(NotImplementedError, match="hyperparameter_search"):
+        build(tmp_path, rows).hyperparameter_search(n_trials=1)
 
 
 def test_activation_checkpointing_reaches_both_towers(tmp_path, rows):

@@ -50,6 +50,12 @@ def test_the_best_checkpoint_is_the_better_one(tmp_path, metric, higher):
             "track_language_errors|every_caption",
         ),
         ({"cached_chunk_size": 0}, "cached_chunk_size.*0"),
+        ({"languages": ["de"]}, "'de'.*'deu'"),
+        ({"eval_languages": ["klingon"]}, "'klingon'"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha.*5.0"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor.*0.1"),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy.*group_by_length"),
+        ({"remove_unused_columns": True}, "remove_unused_columns.*True"),
     ],
 )
 def test_wrong_arguments_are_explained(options, message):
