@@ -26,7 +26,7 @@ class _GatherWithGradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled():
             raise RuntimeError("got create_graph=True; second derivatives of gathered embeddings need a single process")
-        gradient = gradient.contiguous()
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # autograd may share it with other nodes
         dist.all_reduce(gradient)
 
         return gradient.chunk(dist.get_world_size())[dist.get_rank()]
