@@ -1,4 +1,4 @@
-"""Evaluates any model that embeds recordings and texts: retrieval, zero-shot classification and ZSTE.
+"""Evaluation of audio-text models: retrieval, zero-shot classification and ZSTE.
 
     from modeling_supclap import evaluation
 
@@ -6,8 +6,8 @@
     print(results.table())
     results.save("outputs/evaluation")
 
-Embedding is in `embed`, each task in a file of its own, what results hold in `results`; formulas live in `metrics/`.
-During training `retrieval_metrics` and `temporal_metrics` are the Trainer's `compute_metrics`.
+`embed` computes the embeddings, `results` defines the results, and each task has its own file. The formulas are in
+`metrics/`. The Trainer's `compute_metrics` during training are `retrieval_metrics` and `temporal_metrics`.
 """
 
 import importlib
@@ -85,7 +85,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: training needs two of these modules, and searching three."""
+    """Import the module of a name on first use, because training and search need only a few of these modules."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

@@ -1,4 +1,4 @@
-"""Embeddings on disk, found again by what they were made of: the same model, data and policy embed only once."""
+"""Disk cache of embeddings, keyed by the hash of the model, the data and the audio policy."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from huggingface_hub import constants
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json
 
 CACHE_VERSION = 4
-"""Raise it with any change to what is stored under a key."""
+"""Increase it with every change of the stored arrays."""
 
 Arrays = dict[str, np.ndarray]
 
-_MOST_HELD = 32
+_MAX_IN_MEMORY = 32
 
 
 class EmbeddingCache:
-    """A folder of npz files, each named by the hash of its key.
+    """Cache of embeddings in a folder of npz files, each named by the hash of its key.
 
-    Files appear whole or not at all, so several processes may share the folder. Nothing is ever removed: delete the
-    folder to be rid of it.
+    Writes are atomic, so several processes can share the folder. Files are never removed; delete the folder to free
+    the space. The last 32 entries also stay in memory.
 
     Args:
-        folder: Where the files are; None keeps nothing beyond the last few sets, in memory.
+        folder: Folder of the files; None caches in memory only.
 
     Attributes:
-        read: How many sets of embeddings were read from the disk.
-        embedded: How many had to be made.
+        read: Number of entries read from the disk.
+        embedded: Number of entries computed.
 
     Example:
         >>> cache = EmbeddingCache(None)
@@ -48,23 +48,26 @@ class EmbeddingCache:
         self.read = 0
         self.embedded = 0
         self._digests: dict[str, str] | None = None
-        self._held: dict[str, Arrays] = {}
+        self._recent: dict[str, Arrays] = {}
 
     @classmethod
     def default(cls) -> EmbeddingCache:
-        """The one in Hugging Face's own cache folder, `$HF_HOME/supclap/embeddings`."""
+        """Return the cache in the Hugging Face cache folder, `$HF_HOME/supclap/embeddings`."""
         return cls(Path(constants.HF_HOME) / "supclap" / "embeddings")
 
     def fetch(self, key: Mapping[str, Any], make: Callable[[], Arrays], keep: bool = True) -> Arrays:
-        """Gives what was made of this key before, or makes it now.
+        """Return the cached arrays of a key, or compute and store them.
 
         Args:
-            key: All that the arrays depend on, in types of JSON.
-            make: Makes them.
-            keep: False neither looks on the disk nor writes, as where the key does not name the model.
+            key: Everything that determines the arrays, as JSON types.
+            make: Computes the arrays.
+            keep: False neither reads nor writes the cache; needed if the key does not identify the model.
 
         Returns:
             The arrays by name.
+
+        Warns:
+            UserWarning: A cached file is unreadable; its arrays are computed again.
         """
         if not keep:
             self.embedded += 1
@@ -72,14 +75,14 @@ class EmbeddingCache:
 
         name = digest_of({"cache": CACHE_VERSION, **key})
         path = None if self.folder is None else self.folder / name[:2] / f"{name}.npz"
-        arrays = self._held.pop(name, None)
+        arrays = self._recent.pop(name, None)
         if arrays is None and path is not None and path.is_file():
             try:
                 with np.load(path, allow_pickle=False) as stored:
                     arrays = dict(stored)
                 self.read += 1
             except Exception as error:
-                warnings.warn(f"{path} cannot be read ({error}); its embeddings are made again", stacklevel=3)
+                warnings.warn(f"{path} cannot be read ({error}); computing its embeddings again", stacklevel=3)
         if arrays is None:
             arrays = make()
             self.embedded += 1
@@ -88,39 +91,38 @@ class EmbeddingCache:
                 with atomic_write(path) as unfinished:
                     unfinished.write_bytes(pack_arrays(arrays))
 
-        self._held[name] = arrays  # the youngest last
-        if len(self._held) > _MOST_HELD:
-            del self._held[next(iter(self._held))]
+        self._recent[name] = arrays  # the newest entry is last
+        if len(self._recent) > _MAX_IN_MEMORY:
+            del self._recent[next(iter(self._recent))]
         return arrays
 
     def file_digest(self, path: str | Path) -> str:
-        """The SHA-256 of a file's bytes; read again only when the file system says that it may be another file.
+        """Return the SHA-256 of a file's bytes.
 
-        Args:
-            path: The file.
+        The file is read again only if its path, size, inode, or modification or change time differ.
 
         Raises:
-            FileNotFoundError: There is no such file.
+            FileNotFoundError: The file does not exist.
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no audio file {path}")
 
-        remembered = None if self.folder is None else self.folder / "digests.json"
+        stored = None if self.folder is None else self.folder / "digests.json"
         if self._digests is None:
             self._digests = {}
-            if remembered is not None and remembered.is_file():
-                self._digests = _load_digests(remembered)
+            if stored is not None and stored.is_file():
+                self._digests = _load_digests(stored)
 
-        # Size and time of change alone do not tell two files apart that have exchanged their names.
-        found = os.stat(path)
-        known = f"{os.path.abspath(path)}|{found.st_size}|{found.st_mtime_ns}|{found.st_ino}|{found.st_ctime_ns}"
-        if known not in self._digests:
+        # Size and modification time cannot distinguish two files that have swapped their names.
+        stat = os.stat(path)
+        key = f"{os.path.abspath(path)}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ino}|{stat.st_ctime_ns}"
+        if key not in self._digests:
             with open(path, "rb") as file:
-                self._digests[known] = hashlib.file_digest(file, "sha256").hexdigest()
-        return self._digests[known]
+                self._digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
+        return self._digests[key]
 
     def save_digests(self) -> None:
-        """Keeps what `file_digest` has found for the next run."""
+        """Save the digests that `file_digest` has computed, for the next run."""
         if self.folder is None or not self._digests:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +130,7 @@ class EmbeddingCache:
 
 
 def digest_of(value: Any) -> str:
-    """The SHA-256 of a value of JSON's types, in hex; the same on every machine.
+    """Return the SHA-256, in hex, of a value of JSON types; it is the same on every machine.
 
     >>> digest_of({"b": 1, "a": 2}) == digest_of({"a": 2, "b": 1})
     True
@@ -137,7 +139,7 @@ def digest_of(value: Any) -> str:
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Arrays by name, which may hold slashes, as the bytes of an npz; the same bytes for the same arrays."""
+    """Pack named arrays into the bytes of an npz, the same for equal arrays; names may contain slashes."""
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     return packed.getvalue()
@@ -147,9 +149,9 @@ def _load_digests(path: Path) -> dict[str, str]:
     try:
         digests = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
-            raise ValueError("it is no object of strings")
+            raise ValueError("expected a JSON object of strings")
     except (OSError, ValueError) as error:
-        warnings.warn(f"{path} cannot be read ({error}); the recordings are read again", stacklevel=3)
+        warnings.warn(f"{path} cannot be read ({error}); hashing the recordings again", stacklevel=3)
         return {}
 
     return digests

@@ -1,7 +1,7 @@
-"""A split, embedded once: what is heard of each recording, and the embeddings of its clips and texts.
+"""The embeddings of a split's clips and texts, computed once and scored by every task.
 
-Both roads end here: `embed_split` embeds rows with any model, `split_from_predictions` takes what the Trainer has
-embedded in all its processes. Everything that is scored afterwards reads the one `EmbeddedSplit`.
+`embed_split` embeds rows with any model. `split_from_predictions` takes embeddings that the Trainer has computed in all
+its processes. Both return an `EmbeddedSplit`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Row = Mapping[str, Any]
 
 # Threads that read ahead of the model.
 _READERS = 4
-# Up to so many similarities, 64 MB, are held as a matrix: ranks and best hits of both directions come from one product.
-_HELD_SIMILARITIES = 1 << 24
+# Largest similarity matrix kept in memory (64 MB); both directions then share one matrix product.
+_MAX_SIMILARITIES = 1 << 24
 
 
 @dataclass(frozen=True)
 class AudioPolicy:
-    """What is heard of a recording.
+    """How recordings are truncated, split into chunks and pooled.
 
     Attributes:
-        max_audio_seconds: Longer recordings are cut to their beginning; None keeps everything.
-        chunk_seconds: Longer ones are embedded in chunks of this length, the last moved back to end with the recording;
-            None leaves it to the model, which takes any length (SupCLAP) or 10 s at a time (CLAP).
-        pooling: "mean", a recording's embedding is the normalised mean of its chunks'; or "best", a text is compared
-            with each chunk and the highest cosine counts.
+        max_audio_seconds: Longer recordings are truncated to this length; None uses all of them.
+        chunk_seconds: Longer recordings are embedded in chunks of this length. The last chunk starts earlier, so that
+            it ends with the recording. None uses the model's maximum: any length (SupCLAP) or 10 s (CLAP).
+        pooling: "mean" averages the chunk embeddings of a recording and normalises the mean; "best" scores a text by
+            its highest cosine with any chunk.
     """
 
     max_audio_seconds: float | None = None
@@ -55,15 +55,15 @@ class AudioPolicy:
         for name in ("max_audio_seconds", "chunk_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}; give more than 0 seconds")
+                raise ValueError(f"{name} is {value}; it must be more than 0 seconds")
 
     def sentence(self) -> str:
-        """The policy in words."""
-        kept = "all of" if self.max_audio_seconds is None else f"the first {self.max_audio_seconds:g} s of"
+        """Describe the policy in one sentence."""
+        part = "all of" if self.max_audio_seconds is None else f"the first {self.max_audio_seconds:g} s of"
         if self.chunk_seconds is None:
-            return f"{kept} each recording, embedded at once"
+            return f"{part} each recording, embedded at once"
         pooled = "the normalised mean of their embeddings" if self.pooling == "mean" else "the best chunk for each text"
-        return f"{kept} each recording, in chunks of {self.chunk_seconds:g} s where it is longer; {pooled}"
+        return f"{part} each recording, in chunks of {self.chunk_seconds:g} s if it is longer; {pooled}"
 
 
 @dataclass
@@ -71,10 +71,10 @@ class ClipEmbeddings:
     """The embeddings of N clips, chunk by chunk.
 
     Attributes:
-        embeds: Unit norm, (P, d), the chunks of one clip after those of another.
-        counts: How many chunks each clip has, (N,); 0 where it could not be read.
-        onset_seconds: Where each chunk begins, (P,).
-        pooling: See `AudioPolicy`.
+        embeds: Chunk embeddings of unit norm, (P, d), in the order of the clips.
+        counts: Number of chunks per clip, (N,); 0 if the clip could not be read.
+        onset_seconds: Start of each chunk in its recording, (P,).
+        pooling: "mean" or "best", see `AudioPolicy`.
     """
 
     embeds: np.ndarray
@@ -84,24 +84,24 @@ class ClipEmbeddings:
 
     @property
     def starts(self) -> np.ndarray:
-        """The row of each clip's first chunk, (N,)."""
+        """Index of each clip's first chunk, (N,)."""
         return np.cumsum(self.counts) - self.counts
 
     def chunk_rows(self, clips: np.ndarray) -> np.ndarray:
-        """The rows of the chunks of some clips, one clip after the other."""
+        """Return the chunk indices of the given clips, clip by clip."""
         counts = self.counts[clips]
         before = np.cumsum(counts) - counts
         return np.repeat(self.starts[clips] - before, counts) + np.arange(counts.sum())
 
     def select(self, clips: Sequence[int] | np.ndarray) -> ClipEmbeddings:
-        """Only these clips, in this order."""
+        """Return the embeddings of these clips, in this order."""
         clips = np.asarray(clips, dtype=np.int64)
         rows = self.chunk_rows(clips)
         return ClipEmbeddings(self.embeds[rows], self.counts[clips], self.onset_seconds[rows], self.pooling)
 
     @cached_property
     def mean(self) -> np.ndarray:
-        """One vector a clip, (N, d), unit norm: what a clip of one chunk has anyway."""
+        """Normalised mean of each clip's chunk embeddings, (N, d); a single chunk is unchanged."""
         if (self.counts == 1).all():
             return self.embeds
 
@@ -113,29 +113,29 @@ class ClipEmbeddings:
         return means
 
     def similarity(self, text_embeds: np.ndarray, direction: str = "t2a") -> np.ndarray | LazySimilarity:
-        """Return the cosines of texts and clips: a matrix of a small split, a `LazySimilarity` of a large one.
+        """Return the cosines of texts and clips: an array for a small split, a `LazySimilarity` for a large one.
 
-        With the best chunk for each text it is a matrix always. Equal embeddings get equal cosines, to the last bit.
+        Pooling "best" of several chunks always returns an array. Equal embeddings have bitwise equal cosines.
 
         Args:
             text_embeds: Unit norm, (M, d).
-            direction: "t2a" for texts by clips, (M, N), or "a2t" for (N, M).
+            direction: "t2a" returns texts by clips, (M, N); "a2t" returns (N, M).
         """
         if self.pooling == "best" and not (self.counts == 1).all():
-            # (M, P) -> (M, N): of each clip the chunk with the highest cosine
+            # (M, P) -> (M, N): maximum over the chunks of each clip
             similarity = np.maximum.reduceat(LazySimilarity(text_embeds, self.embeds)[:], self.starts, axis=1)
             return similarity if direction == "t2a" else np.ascontiguousarray(similarity.T)
 
         pair = (text_embeds, self.mean) if direction == "t2a" else (self.mean, text_embeds)
         lazy = LazySimilarity(*pair)
-        return lazy if math.prod(lazy.shape) > _HELD_SIMILARITIES else lazy[:]
+        return lazy if math.prod(lazy.shape) > _MAX_SIMILARITIES else lazy[:]
 
     def pair_cosines(self, text_embeds: np.ndarray, clips: np.ndarray) -> np.ndarray:
-        """The score of each text with one clip of its own.
+        """Compute the cosine of each text with one clip.
 
         Args:
             text_embeds: Unit norm, (M, d).
-            clips: The clip of each text, (M,).
+            clips: Index of the clip for each text, (M,).
 
         Returns:
             (M,) float32.
@@ -150,21 +150,21 @@ class ClipEmbeddings:
 
 @dataclass
 class EmbeddedSplit:
-    """The clips of a split that can be heard, and how to embed anything else with the same model.
+    """The embedded clips of a split, and the model that embeds its texts.
 
     Attributes:
-        rows: The clips that are there, without their audio.
+        rows: Rows of the embedded clips, without audio.
         clips: Their embeddings, in the same order.
-        model: The model that embeds; None where all that is scored has been embedded.
-        dataset: What the rows are of, with their audio.
-        missing: The ids of the clips that are not there.
-        policy: What was heard of each recording.
-        cache: Where embeddings are kept.
-        batch_size: How much goes through the model at once.
-        files: The digest of each recording, by clip id; empty where none was taken.
-        held: The embedding of each text that was asked for, by language and text, so that nothing is embedded twice.
-        ids: The id of each clip, (N,) strings.
-        sources: The recording that each clip was cut from, (N,) strings.
+        model: The model; None if every text to score is already embedded.
+        dataset: The dataset of the rows, with audio.
+        missing: Ids of the clips that are missing or unreadable.
+        policy: How recordings were truncated, split and pooled.
+        cache: Cache of text embeddings and of the composed clips of ZSTE.
+        batch_size: Clips or texts per batch.
+        files: SHA-256 of each recording by clip id; empty if not computed.
+        held: Embeddings computed so far, by (language, text).
+        ids: Clip ids, (N,) strings.
+        sources: Id of the source recording of each clip, (N,) strings.
     """
 
     rows: list[Row]
@@ -187,10 +187,10 @@ class EmbeddedSplit:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        return {row["clip_id"]: place for place, row in enumerate(without_audio(self.dataset))}
+        return {row["clip_id"]: index for index, row in enumerate(without_audio(self.dataset))}
 
     def read(self, clip_id: str, max_seconds: float | None = None) -> np.ndarray:
-        """The beginning of a clip at the model's rate, or from its first sound on where that is silent."""
+        """Read the start of a clip at the model's sampling rate; if it is silent, read from the first sound."""
         assert self.model is not None
         return read_row(
             self.dataset[self._places[clip_id]],
@@ -201,24 +201,24 @@ class EmbeddedSplit:
         )
 
     def texts(self, texts: Sequence[str], language: str) -> np.ndarray:
-        """Embeds texts of one language, or finds them; equal texts get equal embeddings.
+        """Embed texts of one language, each distinct text once.
 
         Args:
-            texts: M of them, repetitions allowed.
+            texts: M texts; repetitions are allowed.
             language: ISO 639-3 code.
 
         Returns:
             Unit norm, (M, d).
         """
-        wanted = sorted({text for text in texts if (language, text) not in self.held})
-        if wanted:
+        missing = sorted({text for text in texts if (language, text) not in self.held})
+        if missing:
             model, size = self.model, self.batch_size
-            assert model is not None, f"{wanted[0]!r} was not embedded, and there is no model to embed it"
-            key = {"model": model.fingerprint, "language": language, "texts": wanted}
-            made = self.cache.fetch(
-                key, lambda: {"embeds": model.encode_text(wanted, language, size)}, keep=model.fingerprint is not None
+            assert model is not None, f"{missing[0]!r} has no embedding, and there is no model to compute it"
+            key = {"model": model.fingerprint, "language": language, "texts": missing}
+            arrays = self.cache.fetch(
+                key, lambda: {"embeds": model.encode_text(missing, language, size)}, keep=model.fingerprint is not None
             )
-            for text, embed in zip(wanted, made["embeds"], strict=True):
+            for text, embed in zip(missing, arrays["embeds"], strict=True):
                 self.held[language, text] = embed
         return np.stack([self.held[language, text] for text in texts])
 
@@ -231,64 +231,67 @@ def embed_split(
     on_bad_audio: str = "error",
     batch_size: int = 32,
 ) -> EmbeddedSplit:
-    """Embeds the recordings of a split, or finds them in the cache.
+    """Embed the recordings of a split, or load their embeddings from the cache.
 
     Args:
         model: The model that embeds.
         rows: Rows of the schema.
-        policy: What is heard of each.
-        cache: Where embeddings are kept; None keeps none.
-        on_bad_audio: What to do about recordings that are not there or cannot be read: "error", or "skip" them and name
-            them.
-        batch_size: How many clips go through the model at once.
+        policy: How recordings are truncated, split and pooled.
+        cache: Cache of embeddings; None caches in memory only.
+        on_bad_audio: Missing or unreadable recordings: "error" raises; "skip" leaves them out and lists them in
+            `EmbeddedSplit.missing`.
+        batch_size: Clips per batch.
 
     Raises:
-        ValueError: The split is empty, two rows have one id, no recording can be read, or the policy's length is too
-            long or too short for the model.
-        FileNotFoundError: A recording is not there, with `on_bad_audio="error"`.
-        BadAudioError: A recording holds no usable sound, with `on_bad_audio="error"`.
+        ValueError: The split is empty, two rows have the same id, no recording is readable, or the policy's lengths are
+            outside the model's limits.
+        FileNotFoundError: A recording is missing, with `on_bad_audio="error"`.
+        BadAudioError: A recording is unusable, with `on_bad_audio="error"`.
     """
     if on_bad_audio not in ("error", "skip"):
         raise ValueError(f"on_bad_audio is {on_bad_audio!r}; it must be error or skip")
 
     policy, cache = policy or AudioPolicy(), cache or EmbeddingCache(None)
-    model.chunk_samples(policy.chunk_seconds)  # raises where the model takes no such chunks
+    model.chunk_samples(policy.chunk_seconds)  # raises if the model does not support this length
     if policy.max_audio_seconds is not None and policy.max_audio_seconds < model.min_seconds:
         raise ValueError(
-            f"max_audio_seconds is {policy.max_audio_seconds}; {model.name} takes {model.min_seconds:g} s or more"
+            f"max_audio_seconds is {policy.max_audio_seconds}; {model.name} needs at least {model.min_seconds:g} s"
         )
     policy = replace(policy, chunk_seconds=policy.chunk_seconds or model.chunk_seconds)
 
-    listed = list(without_audio(rows))
-    if not listed:
+    listed_rows = list(without_audio(rows))
+    if not listed_rows:
         raise ValueError("the split is empty; there is nothing to evaluate")
 
     files = hash_recordings(rows, cache, on_bad_audio)
-    there = [place for place, row in enumerate(listed) if row["clip_id"] in files]
-    if not there:
-        raise ValueError(f"none of the {len(listed)} recordings is there, such as {listed[0]['audio_path']}")
+    existing = [index for index, row in enumerate(listed_rows) if row["clip_id"] in files]
+    if not existing:
+        raise ValueError(
+            f"none of the {len(listed_rows)} recordings exists, for example {listed_rows[0]['audio_path']}"
+        )
 
-    def read(place: int, rate_hz: int) -> np.ndarray:
-        return read_row(rows[place], rate_hz, policy.max_audio_seconds, min_seconds=model.min_seconds)
+    def read(index: int, rate_hz: int) -> np.ndarray:
+        return read_row(rows[index], rate_hz, policy.max_audio_seconds, min_seconds=model.min_seconds)
 
-    recordings = [Recording(partial(read, place), None, f"clip {listed[place]['clip_id']}") for place in there]
-    # The digests stand in the order of the rows.
+    recordings = [Recording(partial(read, index), None, f"clip {listed_rows[index]['clip_id']}") for index in existing]
+    # The digests are in the order of the rows.
     key = {"max_audio_seconds": policy.max_audio_seconds, "files": list(files.values())}
     clips = embed_recordings(model, recordings, policy, cache, key, on_bad_audio, batch_size)
-    heard = np.flatnonzero(clips.counts)
-    if not len(heard):
-        raise ValueError(f"none of the {len(there)} recordings can be read, such as {listed[there[0]]['audio_path']}")
+    readable = np.flatnonzero(clips.counts)
+    if not len(readable):
+        path = listed_rows[existing[0]]["audio_path"]
+        raise ValueError(f"none of the {len(existing)} recordings can be read, for example {path}")
 
-    kept, missing = [], []
-    heard_places = set(np.array(there)[heard].tolist())
-    for place, row in enumerate(listed):
-        if place in heard_places:
-            kept.append(row)
+    valid_rows, missing = [], []
+    readable_indices = set(np.array(existing)[readable].tolist())
+    for index, row in enumerate(listed_rows):
+        if index in readable_indices:
+            valid_rows.append(row)
         else:
             missing.append(row["clip_id"])
     return EmbeddedSplit(
-        rows=kept,
-        clips=clips if len(heard) == len(there) else clips.select(heard),
+        rows=valid_rows,
+        clips=clips if len(readable) == len(existing) else clips.select(readable),
         model=model,
         dataset=rows,
         missing=missing,
@@ -306,31 +309,31 @@ def split_from_predictions(
     model: EmbeddingModel | None = None,
     policy: AudioPolicy | None = None,
 ) -> EmbeddedSplit:
-    """The split that `trainer.predict` has embedded, whichever process saw which clip.
+    """Build the embedded split from the predictions of `trainer.predict`, in row order.
 
     Args:
         prediction: The Trainer's `EvalPrediction` or `PredictionOutput`: audio (N, d) and text (N, K, d) embeddings,
-            and the place of each clip as its label.
+            and the row index of each clip as its label.
         rows: The split.
-        languages: All that were embedded, in the order of `EvaluationCollator`, which lays out the K captions of a row.
-        model: The model behind them, for whatever else is to be embedded.
-        policy: What was heard of each recording.
+        languages: The embedded languages, in the order of `EvaluationCollator`, which lays out the K captions of a row.
+        model: The model, to embed further texts and clips.
+        policy: How recordings were truncated, split and pooled.
 
     Raises:
-        ValueError: A clip is missing or came twice.
+        ValueError: A clip is missing or repeated, or an embedding is not finite.
     """
     audio_embeds, text_embeds = in_row_order(prediction)
     listed = list(without_audio(rows))
     held: dict[tuple[str, str], np.ndarray] = {}
     for row, embeds in zip(listed, text_embeds, strict=True):
-        for caption, embed in zip(all_captions(row, languages), embeds, strict=False):  # those beyond are padding
+        for caption, embed in zip(all_captions(row, languages), embeds, strict=False):  # the rest is padding
             held.setdefault(caption, embed)
     clips = ClipEmbeddings(audio_embeds, np.ones(len(listed), np.int64), np.zeros(len(listed)))
     return EmbeddedSplit(listed, clips, model, rows, policy=policy or AudioPolicy(), held=held)
 
 
 def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Undoes the order in which several processes saw a split.
+    """Sort the gathered predictions of all processes by row index.
 
     Args:
         prediction: The Trainer's `EvalPrediction` or `PredictionOutput`.
@@ -339,7 +342,7 @@ def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
         The audio and the text embeddings in the order of the rows.
 
     Raises:
-        ValueError: A clip is missing or came twice, or its embeddings are not finite.
+        ValueError: A clip is missing or repeated, or an embedding is not finite.
     """
     order = np.argsort(prediction.label_ids)
     if not np.array_equal(prediction.label_ids[order], np.arange(len(order))):
@@ -347,10 +350,10 @@ def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
     audio_embeds, text_embeds = prediction.predictions
     for name, embeds in (("audio", audio_embeds), ("text", text_embeds)):
         bad = ~np.isfinite(embeds[order]).reshape(len(order), -1).all(axis=1)
-        if bad.any():  # no comparison with NaN holds: it would count as a wrong answer and not as none
+        if bad.any():  # comparisons with NaN are False: the clip would count as a wrong answer
             raise ValueError(
                 f"the {name} embeddings of {bad.sum()} of {len(order)} clips are not finite, "
-                f"such as clip {bad.argmax()}"
+                f"for example clip {bad.argmax()}"
             )
     return audio_embeds[order], text_embeds[order]
 
@@ -369,14 +372,15 @@ def embed_recordings(
     Args:
         model: The model that embeds.
         recordings: N recordings.
-        policy: Length of the chunks, and how they are pooled.
-        cache: Where embeddings are kept.
-        key: All that the waveforms depend on, except the model's sampling rate.
-        on_bad_audio: "skip" leaves bad recordings without chunks; "error" raises.
-        batch_size: Chunks that go through the model at once.
+        policy: Length of the chunks, and pooling.
+        cache: Cache of embeddings.
+        key: Everything that determines the waveforms, except the model's sampling rate.
+        on_bad_audio: "skip" returns no chunks for bad recordings; "error" raises.
+        batch_size: Chunks per batch.
 
     Raises:
-        OSError: A recording cannot be read. With `on_bad_audio="skip"` only where it exists: the cache would keep it.
+        OSError: A recording cannot be read. `on_bad_audio="skip"` skips only missing files, because the cache would
+            store other read errors for good.
         ValueError: A recording is unusable, with `on_bad_audio="error"`.
     """
 
@@ -394,66 +398,65 @@ def embed_recordings(
         joined = np.concatenate(embeds[1:] or embeds)
         return {"embeds": joined, "counts": np.array(counts, np.int64), "onset_seconds": np.concatenate(onsets)}
 
-    made_of = {
+    full_key = {
         "model": model.fingerprint,
         "sampling_rate_hz": model.sampling_rate_hz,
         "chunk_seconds": policy.chunk_seconds,
         "audio": dict(key),
     }
-    stored = cache.fetch(made_of, make, keep=model.fingerprint is not None)
+    stored = cache.fetch(full_key, make, keep=model.fingerprint is not None)
     if on_bad_audio == "error" and not stored["counts"].all():
         bad = recordings[int(np.argmin(stored["counts"]))]
-        bad.read(model.sampling_rate_hz)  # raises what is wrong with it
-        raise ValueError(f"{bad.name} could not be embedded before, but can be read now; delete {cache.folder}")
+        bad.read(model.sampling_rate_hz)  # raises the error of this recording
+        raise ValueError(f"the cache lists {bad.name} as unreadable, but it can be read now; delete {cache.folder}")
     return ClipEmbeddings(**stored, pooling=policy.pooling)
 
 
 def hash_recordings(rows: Any, cache: EmbeddingCache, on_bad_audio: str = "error") -> dict[str, str]:
-    """The SHA-256 of each recording that is there, by clip id: of the audio that a row holds, or of its file.
+    """Return the SHA-256 of each existing recording by clip id, computed from the row's audio or from its file.
 
     Args:
         rows: Rows of the schema.
-        cache: Remembers the digests of files.
-        on_bad_audio: See `embed_split`.
+        cache: Stores the digests of files.
+        on_bad_audio: Missing files: "error" raises, "skip" leaves them out.
 
     Raises:
-        ValueError: Two rows have one id.
-        FileNotFoundError: A recording is not there, with `on_bad_audio="error"`.
+        ValueError: Two rows have the same id.
+        FileNotFoundError: A recording is missing, with `on_bad_audio="error"`.
     """
     digests: dict[str, str] = {}
     seen: set[str] = set()
-    for number in range(len(rows)):
-        row = rows[number]
+    for index in range(len(rows)):
+        row = rows[index]
         clip_id, audio = row["clip_id"], row.get("audio")
         if clip_id in seen:
             raise ValueError(f"two rows have the clip_id {clip_id!r}; ids must be unique")
         seen.add(clip_id)
 
-        held = None
+        content = None
         path = row.get("audio_path")
         if row.get("samples") is not None:
-            held = row["samples"] + str(row["sampling_rate_hz"]).encode()
+            content = row["samples"] + str(row["sampling_rate_hz"]).encode()
         elif isinstance(audio, Mapping) and "array" not in audio:
-            held, path = audio.get("bytes"), audio.get("path") or path
+            content, path = audio.get("bytes"), audio.get("path") or path
         elif audio is not None:
-            held = np.asarray(audio["array"], np.float32).tobytes() + str(audio["sampling_rate"]).encode()
+            content = np.asarray(audio["array"], np.float32).tobytes() + str(audio["sampling_rate"]).encode()
 
         try:
-            digests[clip_id] = cache.file_digest(path) if held is None else hashlib.sha256(held).hexdigest()
+            digests[clip_id] = cache.file_digest(path) if content is None else hashlib.sha256(content).hexdigest()
         except FileNotFoundError as error:
             if on_bad_audio == "error":
-                told = f"clip {clip_id}: {error}; --on_bad_audio skip goes on without it"
-                raise FileNotFoundError(told) from None
+                raise FileNotFoundError(f"clip {clip_id}: {error}; --on_bad_audio skip leaves it out") from None
     cache.save_digests()
     return digests
 
 
 def hash_dataset(rows: Sequence[Row], files: Mapping[str, str]) -> str:
-    """The name of a set of clips: their ids, captions, labels and recordings, in any order and in any folder.
+    """Hash the ids, captions, labels and recordings of a split; row order and folders do not change the hash.
 
     Args:
         rows: Rows of the schema.
-        files: The digest of each recording, from `hash_recordings`.
+        files: SHA-256 of each recording, from `hash_recordings`.
     """
     content = []
     for row in rows:

@@ -1,15 +1,17 @@
-"""Any model that embeds recordings and texts, behind one face: ours, transformers' CLAP, or a stranger's.
+"""One interface for the models that can be evaluated: SupCLAP, transformers' CLAP, and custom models.
 
-A stranger needs two methods:
+A custom model needs two methods:
 
     encode_audio(waveforms, sampling_rate=...)  # a list of float32 (samples,) at `sampling_rate` hertz to (N, d)
     encode_text(texts, language=...)            # a list of strings, all in one language (ISO 639-3), to (N, d)
 
-It may leave out the named arguments, take `batch_size` too, and say more of itself by the attributes `sampling_rate`
-(what it wants its waveforms at; 48000 where it takes any), `chunk_seconds` (longer recordings come in chunks; without,
-those longer than five minutes do), `min_seconds` (shorter ones are refused) and `fingerprint` (a string that changes
-with its weights and with whatever else its embeddings depend on; without, they are not cached: weights alone do not
-tell what a stranger does before and after them).
+The named arguments are optional, and the methods may also take `batch_size`. Optional attributes of the model:
+
+- `sampling_rate`: Sampling rate of the waveforms in hertz. Default 48000.
+- `chunk_seconds`: Maximum length of a chunk; longer recordings are split. Default five minutes.
+- `min_seconds`: Minimum length; shorter recordings are rejected. Default 0.
+- `fingerprint`: String that changes with the weights and everything else that determines the embeddings. Without it
+  the embeddings are not cached, because the weights of a custom model alone do not determine them.
 """
 
 from __future__ import annotations
@@ -39,30 +41,30 @@ from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 
 DEFAULT_RATE_HZ = 48000
-# Half precision leaves the norm of a unit vector within this of 1.
+# Largest error of a unit vector's norm in half precision.
 _NORM_TOLERANCE = 1e-2
 _INCIDENTAL = ("transformers_version", "auto_map", "architectures", "processor_class", "dtype")
 
 
 @dataclass
 class EmbeddingModel:
-    """A model as the evaluation sees it. What it gives is of unit norm.
+    """A model with the interface that evaluation and search use. All embeddings have unit norm.
 
     Attributes:
-        name: What the user calls it.
+        name: Name in results and messages.
         kind: "supclap", "clap" or "custom".
-        model: The model itself.
-        encode_audio: `(waveforms, batch_size)`, one batch of waveforms (samples,) at `sampling_rate_hz`, to float32
-            (n, d). `chunk_embeddings` cuts recordings and forms batches.
-        encode_text: `(texts, language, batch_size)`, texts of one language, to float32 (N, d).
-        sampling_rate_hz: The rate of the waveforms.
-        chunk_seconds: The longest recording that it takes at once; None, any length.
-        window_seconds: The longest recording whose parts it hears in relation to each other; None, any length.
-        prompts: What it was taught to call sounds in temporal post-training, "labels" or "phrases"; None, neither.
-        min_seconds: The shortest recording that it takes.
-        fingerprint: Changes with anything that its embeddings depend on; None where that is not known.
-        device: Where it runs.
-        dtype: Its precision.
+        model: The wrapped model.
+        encode_audio: `(waveforms, batch_size)` -> float32 (n, d): embeds one batch of waveforms (samples,) at
+            `sampling_rate_hz`. `chunk_embeddings` splits recordings and forms batches.
+        encode_text: `(texts, language, batch_size)` -> float32 (N, d), for texts of one language.
+        sampling_rate_hz: Sampling rate of the waveforms.
+        chunk_seconds: Maximum length of a chunk in seconds; None for any length.
+        window_seconds: Longest recording that one forward pass of the encoder covers, in seconds; None for any length.
+        prompts: Sound names used in temporal post-training, "labels" or "phrases"; None without post-training.
+        min_seconds: Minimum length of a recording in seconds.
+        fingerprint: Hash of everything that determines the embeddings; None if unknown.
+        device: Device of the model.
+        dtype: Precision of the model.
     """
 
     name: str
@@ -80,16 +82,16 @@ class EmbeddingModel:
     dtype: str = "unknown"
 
     def chunk_samples(self, chunk_seconds: float | None = None) -> int:
-        """Return the length of a chunk; by default the most that the model takes, but at most five minutes.
+        """Return the chunk length in samples; by default the model's maximum, limited to five minutes.
 
         Raises:
-            ValueError: The model takes only shorter or only longer chunks.
+            ValueError: `chunk_seconds` is shorter or longer than the model supports.
         """
         longest = self.chunk_seconds or math.inf
         seconds = min(longest, encoding.LONGEST_SECONDS) if chunk_seconds is None else chunk_seconds
         if not self.min_seconds <= seconds <= longest:
-            span = f"{self.min_seconds:g} s or more" if seconds < self.min_seconds else f"{longest} s at once"
-            raise ValueError(f"chunk_seconds is {seconds}; {self.name} takes {span}")
+            limit = f"at least {self.min_seconds:g} s" if seconds < self.min_seconds else f"at most {longest} s"
+            raise ValueError(f"chunk_seconds is {seconds}; {self.name} takes {limit}")
         return round(seconds * self.sampling_rate_hz)
 
     def chunk_embeddings(
@@ -118,20 +120,19 @@ class EmbeddingModel:
 def load_embedding_model(
     model: Any, processor: Any = None, device: str | torch.device | None = None, name: str | None = None
 ) -> EmbeddingModel:
-    """Puts any model behind the one face.
+    """Load or wrap a model as an `EmbeddingModel`.
 
     Args:
-        model: A folder or Hub id of a SupCLAP or a CLAP; `"module:function"`, where the function takes nothing and
-            gives a model; a `SupCLAPModel` or `ClapModel`; an object with `encode_audio` and `encode_text`.
-        processor: Of a model that is given as an object and does not know its own: a `SupCLAPProcessor` or a
-            `ClapProcessor`.
-        device: Where a loaded model goes; by default a GPU if there is one. A model given as an object stays where
-            it is.
-        name: What to call it; by default the folder, the id, or the class.
+        model: One of: folder or Hub id of a SupCLAP or CLAP checkpoint; `"module:function"`, a function without
+            arguments that returns a model; a `SupCLAPModel` or `ClapModel`; an object with `encode_audio` and
+            `encode_text`.
+        processor: `SupCLAPProcessor` or `ClapProcessor`. Required for a `ClapModel` object.
+        device: Device for a checkpoint; default a GPU if available. Objects stay on their device.
+        name: Name in results and messages; default the folder, the id or the class name.
 
     Raises:
-        ValueError: It is none of these, or a CLAP without its processor.
-        FileNotFoundError: There is no such folder.
+        ValueError: The model is none of these, a `ClapModel` has no processor, or the device is not available.
+        FileNotFoundError: The folder or Hub model does not exist.
 
     Example:
         >>> class Constant:
@@ -155,66 +156,66 @@ def load_embedding_model(
             from ..conversion import processor_from_clap
 
             adapted = processor_from_clap(processor)
-        return _of_features(model, adapted, name, "clap")
+        return _wrap_pretrained(model, adapted, name, "clap")
     if isinstance(model, SupCLAPModel):
-        return _of_features(model, processor or model.processor, name, "supclap")
+        return _wrap_pretrained(model, processor or model.processor, name, "supclap")
     if callable(getattr(model, "encode_audio", None)) and callable(getattr(model, "encode_text", None)):
-        return _of_stranger(model, name)
+        return _wrap_custom(model, name)
     raise ValueError(
-        f"{name} is a {type(model).__name__}; give a SupCLAP or CLAP model, its folder or Hub id, or an object with "
+        f"{name} is a {type(model).__name__}; pass a SupCLAP or CLAP model, its folder or Hub id, or an object with "
         "encode_audio(waveforms, sampling_rate=...) and encode_text(texts, language=...)"
     )
 
 
 def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
-    """Checks embeddings, and normalises those that are not.
+    """Validate embeddings and normalise them to unit norm.
 
     Args:
-        embeds: (count, d), an array or a tensor.
-        count: How many there should be.
-        name: What messages call them.
+        embeds: Array or tensor, (count, d).
+        count: Expected number of embeddings.
+        name: Name in messages.
 
     Returns:
         float32 (count, d), unit norm.
 
     Raises:
-        ValueError: They are of another shape or number, hold NaN or inf, or one is zero.
+        ValueError: The shape differs, or an embedding contains NaN or inf or is zero.
 
     Warns:
-        UserWarning: They are not of unit norm.
+        UserWarning: A norm differs from 1 by more than 0.01.
     """
     array = embeds.detach().float().cpu().numpy() if isinstance(embeds, torch.Tensor) else np.asarray(embeds)
     if array.ndim != 2 or len(array) != count or not array.shape[1]:
-        raise ValueError(f"{name} have shape {array.shape}; {count} inputs should give ({count}, dimensions)")
+        raise ValueError(f"{name} have shape {array.shape}; expected ({count}, dimensions) for {count} inputs")
 
     array = array.astype(np.float32, copy=False)
     norms = np.linalg.norm(array.astype(np.float64), axis=1)
     bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
     if len(bad):
-        raise ValueError(f"{name} must be finite and not zero; number {bad[0]} is not ({len(bad)} of {count})")
+        raise ValueError(f"{name}: {len(bad)} of {count} are zero or not finite, the first at index {bad[0]}")
 
     furthest = float(norms[np.abs(norms - 1).argmax()]) if count else 1.0
     if abs(furthest - 1) > _NORM_TOLERANCE:
-        warnings.warn(f"{name} have norms up to {furthest:.4g} where 1 is expected; normalising them", stacklevel=3)
+        warnings.warn(f"{name} have a norm of {furthest:.4g}, expected 1; normalising them", stacklevel=3)
     if abs(furthest - 1) > 1e-6:
         array = (array / norms[:, None]).astype(np.float32)
     return array
 
 
 def check_device(device: str | torch.device) -> None:
-    """Refuses a device that torch does not know, or does not find on this machine.
+    """Raise if torch cannot use a device on this machine.
 
     Raises:
-        ValueError: It is one of these.
+        ValueError: The device is unknown or not available.
     """
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"the device {device} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"device {device} is not available: {str(error).splitlines()[0]}") from error
 
 
 def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
-    """A SHA-256 in hex of all weights and buffers of a model, their names, shapes and types, and of further strings."""
+    """Return the SHA-256, in hex, of a model's weights and buffers (names, shapes, dtypes, values) and of `parts`."""
     digest = hashlib.sha256("\n".join([type(model).__name__, *parts]).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -223,30 +224,30 @@ def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
 
 
 def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
-    """A model and its processor, where it has one, from a folder, the Hub or a function."""
+    """Load a model, and its processor if it has one, from a folder, the Hub or a function."""
     if not os.path.exists(name) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
         module_name, function_name = name.split(":")
         if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())  # as `python -m` does: the function may be in a file beside the user
+            sys.path.insert(0, os.getcwd())  # as `python -m` does, for modules in the current folder
         module = importlib.import_module(module_name)
         if not callable(getattr(module, function_name, None)):
             raise ValueError(f"module {module_name} has no function {function_name!r}")
         return getattr(module, function_name)(), processor
 
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
-        held = sorted(os.listdir(name))
-        inside = sorted(Path(name).glob("*/config.json"))
-        hint = f"; did you mean {inside[-1].parent}?" if inside else ""
+        files = sorted(os.listdir(name))
+        configs = sorted(Path(name).glob("*/config.json"))
+        hint = f"; did you mean {configs[-1].parent}?" if configs else ""
         raise ValueError(
-            f"the folder {name} has no config.json, it holds {', '.join(held[:8]) or 'nothing'}; give one that "
-            f"save_pretrained has written{hint}"
+            f"the folder {name} has no config.json, it contains {', '.join(files[:8]) or 'nothing'}; pass a folder "
+            f"written by save_pretrained{hint}"
         )
     if not os.path.exists(name) and not is_hub_id(name):
         raise FileNotFoundError(f"there is no model folder {name}")
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
     except OSError as error:
-        raise FileNotFoundError(f"there is no folder {name} here, and no such model on the Hub: {error}") from error
+        raise FileNotFoundError(f"{name} is neither a local folder nor a model on the Hub: {error}") from error
 
     kind = fields.get("model_type")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -258,12 +259,12 @@ def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
     if kind == "supclap":
         return SupCLAPModel.from_pretrained(name).eval().to(device), processor
     raise ValueError(
-        f"{name} is a {kind!r} model; give a SupCLAP or CLAP checkpoint, or module:function for any other model"
+        f"{name} is a {kind!r} model; pass a SupCLAP or CLAP checkpoint, or module:function for any other model"
     )
 
 
-def _of_features(model: Any, processor: SupCLAPProcessor, name: str, kind: str) -> EmbeddingModel:
-    """SupCLAP and CLAP: what `encoding` can drive, which normalises."""
+def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: str) -> EmbeddingModel:
+    """Wrap a SupCLAP or CLAP model through `encoding`, which normalises."""
     extractor: Any = processor.feature_extractor
     rate_hz = int(extractor.sampling_rate)
 
@@ -273,8 +274,8 @@ def _of_features(model: Any, processor: SupCLAPProcessor, name: str, kind: str) 
     def encode_text(texts: Sequence[str], language: str, batch_size: int = 32) -> np.ndarray:
         return encoding.encode_text(model, texts, processor, language=language, batch_size=batch_size)
 
-    # Embeddings depend on the feature extractor and on the vocabulary as on the weights. What the tokenizer's last call
-    # padded and cut to stays in its backend and says nothing of the model.
+    # The feature extractor and the vocabulary determine the embeddings, too. The tokenizer backend also stores the
+    # padding and truncation of its last call, which are not part of the model.
     tokenizer: Any = processor.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     words = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
@@ -299,7 +300,7 @@ def _of_features(model: Any, processor: SupCLAPProcessor, name: str, kind: str) 
 
 
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Settings without what may differ between two copies of one model: paths, versions, where the code is."""
+    """Drop the settings that may differ between two copies of one model: paths, versions and location of the code."""
 
     def drop_incidental(fields: dict[str, Any]) -> dict[str, Any]:
         return {key: fields[key] for key in sorted(fields) if not key.startswith("_") and key not in _INCIDENTAL}
@@ -307,23 +308,23 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(config, default=str), object_hook=drop_incidental)
 
 
-def _of_stranger(model: Any, name: str) -> EmbeddingModel:
-    takes = {}
+def _wrap_custom(model: Any, name: str) -> EmbeddingModel:
+    accepted = {}
     for function in ("encode_audio", "encode_text"):
         parameters = inspect.signature(getattr(model, function)).parameters
-        takes[function] = set(parameters)
+        accepted[function] = set(parameters)
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-            takes[function] = {"sampling_rate", "batch_size", "language"}
+            accepted[function] = {"sampling_rate", "batch_size", "language"}
 
-    if "sampling_rate" not in takes["encode_audio"] and getattr(model, "sampling_rate", None) is None:
+    if "sampling_rate" not in accepted["encode_audio"] and getattr(model, "sampling_rate", None) is None:
         warnings.warn(
-            f"{name} neither takes sampling_rate= nor has the attribute; it gets {DEFAULT_RATE_HZ} Hz", stacklevel=3
+            f"{name} has no sampling_rate argument or attribute; its waveforms have {DEFAULT_RATE_HZ} Hz", stacklevel=3
         )
     rate_hz = int(getattr(model, "sampling_rate", None) or DEFAULT_RATE_HZ)
 
-    def encode(kind: str, inputs: Sequence[Any], **offered: Any) -> np.ndarray:
-        taken = {key: offered[key] for key in takes[f"encode_{kind}"] & offered.keys()}
-        embeds = getattr(model, f"encode_{kind}")(list(inputs), **taken)
+    def encode(kind: str, inputs: Sequence[Any], **options: Any) -> np.ndarray:
+        options = {key: options[key] for key in accepted[f"encode_{kind}"] & options.keys()}
+        embeds = getattr(model, f"encode_{kind}")(list(inputs), **options)
         return unit_norm(embeds, len(inputs), f"{name}: {kind} embeddings")
 
     return EmbeddingModel(

@@ -1,4 +1,4 @@
-"""The pictures of an evaluation report, drawn from results as SVG elements."""
+"""Figures of the evaluation report as SVG elements."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def figures(results: Results) -> Iterator[tuple[str, str]]:
-    """Name and SVG of each picture that the results have the numbers for.
+    """Draw the figures for which the results have data.
 
     Args:
-        results: Of an evaluation with retrieval.
+        results: Results of an evaluation with retrieval.
 
     Yields:
-        "similarity", and where scikit-learn is installed and there are three clips, "projection"; then also
-        "class_colors", the classes, where they have the colours of that picture.
+        Name and SVG of each figure: "similarity", and "projection" if scikit-learn is installed and there are at least
+        three clips. Then "class_colors" and the class names, if "projection" colours clips by class.
     """
     arrays = results.arrays
     languages = [name for name in results.protocol["languages"] if f"similarity/{name}/positive" in arrays]
@@ -43,17 +43,17 @@ def figures(results: Results) -> Iterator[tuple[str, str]]:
 
 
 def similarity_figure(results: Results, languages: Sequence[str]) -> str:
-    """Cosine of right pairs by language, and of wrong pairs of the first language [S fig. 4]."""
+    """Draw cosine histograms of correct pairs per language, and of wrong pairs of the first language [S fig. 4]."""
     figure, axes = _figure(3.4)
-    right = {language: results.arrays[f"similarity/{language}/positive"] for language in languages}
+    correct = {language: results.arrays[f"similarity/{language}/positive"] for language in languages}
     wrong = results.arrays[f"similarity/{languages[0]}/negative"]
-    edges = np.histogram_bin_edges(np.concatenate([*right.values(), wrong]), bins=40)
-    for number, (language, cosines) in enumerate(right.items(), start=1):  # audio has the first colour below
-        _draw_share(axes, cosines, edges, f"right, {language}", color=f"C{number}")
+    edges = np.histogram_bin_edges(np.concatenate([*correct.values(), wrong]), bins=40)
+    for number, (language, cosines) in enumerate(correct.items(), start=1):  # C0 is audio in the projection
+        _draw_share(axes, cosines, edges, f"correct, {language}", color=f"C{number}")
     _draw_share(axes, wrong, edges, f"wrong, {languages[0]}", color="black", linestyle="--")
-    axes.set(xlabel="cosine of clip and caption", ylabel="share of the pairs")
+    axes.set(xlabel="cosine of clip and caption", ylabel="share of pairs")
     _legend(axes)
-    return _svg(figure, f"Histograms of the cosine of right pairs in {', '.join(languages)} and of wrong pairs")
+    return _svg(figure, f"Histograms of the cosine of correct pairs in {', '.join(languages)} and of wrong pairs")
 
 
 def _draw_share(axes: Any, cosines: np.ndarray, edges: np.ndarray, label: str, **style: Any) -> None:
@@ -62,26 +62,26 @@ def _draw_share(axes: Any, cosines: np.ndarray, edges: np.ndarray, label: str, *
 
 
 def projection_figure(results: Results, languages: Sequence[str], classes: Sequence[str] = ()) -> str:
-    """Clips and their captions in two dimensions by t-SNE, a line joining what belongs together [A fig. 3 and 4].
+    """Draw a t-SNE projection of clips and captions, with a line from each caption to its clip [A fig. 3 and 4].
 
     Args:
-        results: Of an evaluation with retrieval.
-        languages: Whose captions are drawn.
-        classes: Where there are any, they have the colours, and the languages have shapes.
+        results: Results of an evaluation with retrieval.
+        languages: Languages of the captions.
+        classes: Classes to show as colours; languages then have different markers. Empty: colours show languages.
     """
     figure, axes = _figure(4.6)
     _draw_projection(axes, results, languages, classes)
     _legend(axes)
-    told = f", coloured by class: {', '.join(classes)}" if classes else ""
-    return _svg(figure, f"Map of the embeddings of clips and of their captions in {', '.join(languages)}{told}")
+    colors = f", coloured by class: {', '.join(classes)}" if classes else ""
+    return _svg(figure, f"Projection of the embeddings of clips and captions in {', '.join(languages)}{colors}")
 
 
 def save_projections(several: Mapping[str, Results], path: str | Path) -> None:
-    """Draws the embedding spaces of several models side by side, as `projection_figure` does [A fig. 3 and 4].
+    """Draw the projections of several models side by side, as `projection_figure` [A fig. 3 and 4].
 
     Args:
-        several: The results of each, by its name.
-        path: The PNG to write; it appears whole or not at all.
+        several: Results by model name.
+        path: The PNG file, written atomically.
     """
     from matplotlib.figure import Figure
 
@@ -96,23 +96,23 @@ def save_projections(several: Mapping[str, Results], path: str | Path) -> None:
 
 def _draw_projection(axes: Any, results: Results, languages: Sequence[str], classes: Sequence[str] = ()) -> None:
     arrays = results.arrays
-    shown = arrays["embeddings/audio_clip"][:MAX_PROJECTED_CLIPS]
-    groups = {"audio": (arrays["embeddings/audio"][: len(shown)], shown)}
+    shown_clips = arrays["embeddings/audio_clip"][:MAX_PROJECTED_CLIPS]
+    groups = {"audio": (arrays["embeddings/audio"][: len(shown_clips)], shown_clips)}
     for language in languages:
         clips = arrays[f"embeddings/text_clip/{language}"]
-        kept = np.isin(clips, shown)
-        groups[language] = (arrays[f"embeddings/text/{language}"][kept], clips[kept])
+        is_shown = np.isin(clips, shown_clips)
+        groups[language] = (arrays[f"embeddings/text/{language}"][is_shown], clips[is_shown])
 
     embeds, owners = zip(*groups.values(), strict=True)
-    places = np.split(_tsne(np.concatenate(embeds)), np.cumsum(list(map(len, owners)))[:-1])
-    audio_places = dict(zip(shown.tolist(), places[0], strict=True))
+    positions = np.split(_tsne(np.concatenate(embeds)), np.cumsum(list(map(len, owners)))[:-1])
+    audio_positions = dict(zip(shown_clips.tolist(), positions[0], strict=True))
 
-    for number, ((name, (_, clips)), points) in enumerate(zip(groups.items(), places, strict=True)):
+    for number, ((name, (_, clips)), points) in enumerate(zip(groups.items(), positions, strict=True)):
         style: dict[str, Any] = {"s": 60 if name == "audio" else 14, "zorder": 2}
         style["marker"] = "*" if name == "audio" else ("osD^vPX<>"[(number - 1) % 9] if classes else "o")
         if name != "audio":
-            # One line with gaps, not one for each caption: half the bytes of the picture.
-            starts = np.array(list(map(audio_places.__getitem__, clips.tolist())))
+            # A single line with gaps instead of one per caption halves the size of the SVG.
+            starts = np.array(list(map(audio_positions.__getitem__, clips.tolist())))
             ends = np.stack([starts, points, np.full_like(points, np.nan)], axis=1)  # (captions, 3, 2)
             axes.plot(*ends.reshape(-1, 2).T, color="0.6", linewidth=0.5, zorder=1)
 
@@ -120,9 +120,15 @@ def _draw_projection(axes: Any, results: Results, languages: Sequence[str], clas
             axes.scatter(points[:, 0], points[:, 1], label=name, **style)
             continue
         labels = arrays["clips/label"][clips]
-        for place, label in enumerate(classes):
-            own = points[labels == label]
-            axes.scatter(own[:, 0], own[:, 1], color=f"C{place}", label=label if name == "audio" else None, **style)
+        for number, label in enumerate(classes):
+            class_points = points[labels == label]
+            axes.scatter(
+                class_points[:, 0],
+                class_points[:, 1],
+                color=f"C{number}",
+                label=label if name == "audio" else None,
+                **style,
+            )
 
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
@@ -132,12 +138,12 @@ def _tsne(embeds: np.ndarray) -> np.ndarray:
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(embeds) - 1) / 3)
-    # The other half of the 1,000 steps that are usual lowers the divergence by 2 %, which no eye sees.
+    # The default of 1,000 steps lowers the divergence by only another 2 %.
     return TSNE(perplexity=perplexity, init="pca", random_state=0, metric="cosine", max_iter=500).fit_transform(embeds)
 
 
 def _figure(height: float) -> tuple[Any, Any]:
-    """Of few inches, so that the letters can still be read where a telephone makes it narrower."""
+    """Create a small figure, so that its text stays legible when a phone scales it down."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, height), layout="constrained")
@@ -147,12 +153,12 @@ def _figure(height: float) -> tuple[Any, Any]:
 
 
 def _legend(axes: Any) -> None:
-    """Beside the axes, where it hides nothing."""
+    """Draw the legend beside the axes."""
     axes.legend(fontsize="medium", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2)
 
 
 def _svg(figure: Any, label: str) -> str:
-    """The figure as an SVG element whose text stays text, with a name; the same figure gives the same string."""
+    """Convert a figure to an SVG element with selectable text and an ARIA label; the output is deterministic."""
     import matplotlib
 
     drawn = io.StringIO()

@@ -1,4 +1,4 @@
-"""The whole evaluation of a model: what is measured and how, the run, and what its results say of both.
+"""Evaluation of a model on a split: options, the run, and its results.
 
 rows --+-- embed_split (this file's `evaluate`) -----------+
        +-- trainer.predict, then split_from_predictions ---+--> EmbeddedSplit --> `score_split` --> Results
@@ -29,23 +29,23 @@ TASKS = ("retrieval", "zero_shot", "zste")
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """What is measured, and how; the protocol of results.
+    """Options of an evaluation.
 
     Attributes:
-        tasks: Some of "retrieval", "zero_shot" and "zste"; the last two need clips with exactly one label.
-        languages: The languages of retrieval, ISO 639-3 codes; with several also MRV, Gap and Dis, the last two towards
-            English.
-        positives: Who answers whom, see `schema.group_id`.
-        caption_handling: "all", and each clip must have as many captions in every language; "parallel", those that
-            exist in all; or "each", all that a language has.
-        on_bad_audio: What to do about recordings that are not there or cannot be read: "error" or "skip".
-        audio: What is heard of a recording.
-        template_sets: Class prompts by name.
-        zero_shot_languages: The languages of zero-shot classification.
-        zste: What ZSTE asks; None, the tasks and numbers of the paper.
-        zste_languages: The languages of ZSTE; with several also MRV.
-        intervals: How intervals are drawn.
-        batch_size: Clips or texts that go through the model at once; changes no result.
+        tasks: Any of "retrieval", "zero_shot" and "zste". The last two need clips with exactly one label.
+        languages: Languages of retrieval, ISO 639-3 codes. Several languages add MRV, Gap and Dis; Gap and Dis are
+            relative to English, or to the first language without English.
+        positives: Definition of a correct match, "clip" or "captions", see `schema.group_id`.
+        caption_handling: "all" uses every caption and requires the same number in each language; "parallel" uses the
+            captions that exist in all languages; "each" uses all captions of each language.
+        on_bad_audio: Missing or unreadable recordings: "error" raises, "skip" leaves them out.
+        audio: How recordings are truncated, split and pooled.
+        template_sets: Templates of the class prompts, by name.
+        zero_shot_languages: Languages of zero-shot classification.
+        zste: Options of ZSTE; None uses the defaults of `ZSTEOptions`.
+        zste_languages: Languages of ZSTE; several languages add MRV.
+        intervals: Options of the confidence intervals.
+        batch_size: Clips or texts per batch.
     """
 
     tasks: Sequence[str] = ("retrieval",)
@@ -63,15 +63,15 @@ class EvaluationOptions:
 
     def __post_init__(self) -> None:
         if not self.tasks or set(self.tasks) - set(TASKS):
-            raise ValueError(f"tasks is {list(self.tasks)}; give some of {', '.join(TASKS)}")
+            raise ValueError(f"tasks is {list(self.tasks)}; choose from {', '.join(TASKS)}")
         for name, allowed in (("positives", ("clip", "captions")), ("caption_handling", CAPTION_HANDLINGS)):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; give one of {', '.join(allowed)}")
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
 
         for name in ("languages", "zero_shot_languages", "zste_languages"):
-            given = list(getattr(self, name))
-            if isinstance(getattr(self, name), str) or not given or len(set(given)) < len(given):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; give a list of codes, each once, such as ['eng']")
+            codes = list(getattr(self, name))
+            if isinstance(getattr(self, name), str) or not codes or len(set(codes)) < len(codes):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; pass a list of distinct codes, such as ['eng']")
 
 
 def evaluate(
@@ -85,27 +85,25 @@ def evaluate(
     data: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Results:
-    """Evaluates a model on a split.
+    """Evaluate a model on a split.
 
     Args:
-        model: Anything that `models.load_embedding_model` takes.
+        model: Model, folder, Hub id or `"module:function"`, see `models.load_embedding_model`.
         rows: Rows of the schema.
-        options: What is measured; None, English retrieval.
-        cache: Where embeddings are kept; None, Hugging Face's cache folder. `EmbeddingCache(None)` keeps none.
-        phrases: See `score_split`, as the three that follow.
-        classes: See there.
-        folds: See there.
-        data: See there.
-        **changes: Fields of `EvaluationOptions` to change, such as `tasks=["retrieval", "zste"]`.
-
-    Returns:
-        The results.
+        options: Tasks, languages and other options; None evaluates English retrieval.
+        cache: Cache of embeddings; None uses the Hugging Face cache folder. `EmbeddingCache(None)` writes nothing to
+            disk.
+        phrases: Phrase of each class as `phrases[label][language]`, for languages other than English.
+        classes: Candidate classes of zero-shot classification; None uses the labels of the split.
+        folds: Fold of each clip by id, if the split joins several folds.
+        data: Protocol entries about the source of the rows, such as "dataset" and "split".
+        **changes: Fields of `EvaluationOptions` to override, such as `tasks=["retrieval", "zste"]`.
 
     Raises:
-        ValueError: The split is empty, or what the tasks raise.
+        ValueError: The split is empty, or an error of `embed_split` or of one of the tasks.
 
     Warns:
-        UserWarning: The model's embeddings are not of unit norm; they are normalised.
+        UserWarning: The model's embeddings do not have unit norm; they are normalised.
     """
     started = time.perf_counter()
     options = EvaluationOptions(**{**vars(options or EvaluationOptions()), **changes})
@@ -129,15 +127,15 @@ def score_split(
     folds: Mapping[str, int] | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> Results:
-    """Scores a split that is embedded, by `embed_split` or by the Trainer.
+    """Score an embedded split.
 
     Args:
-        split: The embedded split.
-        options: What is measured.
-        phrases: `phrases[label][language]`, for classes in other languages than English.
-        classes: What zero-shot classification chooses from; None, the labels of the split.
-        folds: The fold of each clip by its id, where the split joins several.
-        data: What the protocol says of where the rows are from, such as "dataset" and "split".
+        split: Split from `embed_split` or `split_from_predictions`.
+        options: Tasks, languages and other options.
+        phrases: Phrase of each class as `phrases[label][language]`, for languages other than English.
+        classes: Candidate classes of zero-shot classification; None uses the labels of the split.
+        folds: Fold of each clip by id, if the split joins several folds.
+        data: Protocol entries about the source of the rows, such as "dataset" and "split".
     """
     assert split.model is not None
     labels: set[str] = set()
@@ -180,25 +178,25 @@ def score_split(
     }
 
     if "retrieval" in options.tasks:
-        found, kept, protocol["captions"] = evaluate_retrieval(
+        task_scores, task_arrays, protocol["captions"] = evaluate_retrieval(
             split, options.languages, options.positives, options.caption_handling, options.intervals
         )
-        scores |= found
-        arrays |= kept
+        scores |= task_scores
+        arrays |= task_arrays
 
     if "zero_shot" in options.tasks:
-        found, kept, protocol["zero_shot"] = evaluate_zero_shot(
+        task_scores, task_arrays, protocol["zero_shot"] = evaluate_zero_shot(
             split, options.template_sets, options.zero_shot_languages, classes, phrases, folds, options.intervals
         )
-        scores |= found
-        arrays |= kept
+        scores |= task_scores
+        arrays |= task_arrays
 
     if "zste" in options.tasks:
-        found, kept, protocol["zste"] = evaluate_zste(
+        task_scores, task_arrays, protocol["zste"] = evaluate_zste(
             split, options.zste, options.zste_languages, phrases, options.intervals
         )
-        scores |= found
-        arrays |= kept
+        scores |= task_scores
+        arrays |= task_arrays
 
     return make_results(split.model, scores, arrays, protocol, split.clips.embeds.shape[1])
 
@@ -210,14 +208,14 @@ def make_results(
     protocol: Mapping[str, Any],
     embedding_dim: int | None = None,
 ) -> Results:
-    """Puts together what was measured, with the model, the versions and the machine.
+    """Combine scores and protocol with the model's description, package versions and device.
 
     Args:
-        model: What was measured.
-        scores: By task, see `Results`.
-        arrays: The outcome of each query, see `Results`.
-        protocol: How it was measured, and on what.
-        embedding_dim: The width of the embeddings.
+        model: The evaluated model.
+        scores: Scores by task, see `Results`.
+        arrays: Outcomes of the queries, see `Results`.
+        protocol: Data and settings of the evaluation.
+        embedding_dim: Dimension of the embeddings.
     """
     parameters = None
     if isinstance(model.model, torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Zero-shot classification: a recording belongs to the class whose text it is closest to [S 4.2.2]."""
+"""Zero-shot classification: the predicted class is the class prompt with the highest cosine [S 4.2.2]."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEMPLATE_SETS: dict[str, list[str]] = {
     "label": ["{}"],
     "ensemble": ["This is a sound of {}", "The sound of {}", "A recording of {}", "I can hear {}", "{}"],
 }
-"""Class prompts by name: the papers' own, the bare name, and several whose embeddings are averaged."""
+"""Templates of class prompts by name: those of the papers, the label alone, and an ensemble (averaged embeddings)."""
 
 Phrases = Mapping[str, Mapping[str, str]]
 
@@ -29,49 +29,49 @@ Phrases = Mapping[str, Mapping[str, str]]
 def class_texts(
     classes: Sequence[str], templates: Sequence[str], language: str = "eng", phrases: Phrases | None = None
 ) -> list[list[str]]:
-    """The prompts of each class.
+    """Build the prompts of each class.
 
     Args:
-        classes: Names; underscores read as blanks.
-        templates: Such as `"This is a sound of {}"`, for English. Other languages take the sentences of
-            `datasets_scripts/phrases/templates.json` around the class's phrase, which needs no inflection there.
+        classes: Class names; underscores become spaces.
+        templates: English templates, such as `"This is a sound of {}"`. Other languages use the sentences of
+            `datasets_scripts/phrases/templates.json`, which need no inflected phrases.
         language: ISO 639-3 code.
-        phrases: `phrases[label][language]`, for other languages than English.
+        phrases: Phrase of each class as `phrases[label][language]`, for languages other than English.
 
     Returns:
-        One list a class, all of one length.
+        One list of prompts per class, all of the same length.
 
     Raises:
-        ValueError: There is no template or one has no place for the label, a class repeats or two read the same, or a
-            class has no phrase in the language.
+        ValueError: There are no templates, a template has no `{}`, two class names are equal, or a class has no phrase
+            in the language.
     """
     if not templates or not all("{}" in template for template in templates):
         raise ValueError(f"every template needs a {{}} for the label, got {list(templates)}")
 
     texts: dict[str, list[str]] = {}
-    without = []
+    missing = []
     for label in classes:
-        name, spoken = label.replace("_", " "), (phrases or {}).get(label, {})
+        name, translations = label.replace("_", " "), (phrases or {}).get(label, {})
         if name in texts:
-            raise ValueError(f"the label set repeats {[name]}; name each class once")
+            raise ValueError(f"the classes contain {name!r} twice; list each class once")
         if language == "eng":
             texts[name] = [template.format(name) for template in templates]
-        elif language in spoken:
-            texts[name] = render_captions({**spoken}, [language])[language]
+        elif language in translations:
+            texts[name] = render_captions({**translations}, [language])[language]
         else:
             texts[name] = []
-            without.append(label)
-    if without:
-        raise ValueError(f"the classes {without[:3]} have no phrase in {language!r}; pass phrases[label][language]")
+            missing.append(label)
+    if missing:
+        raise ValueError(f"the classes {missing[:3]} have no phrase in {language!r}; pass phrases[label][language]")
     return list(texts.values())
 
 
 def class_means(text_embeds: np.ndarray, num_classes: int) -> np.ndarray:
-    """The normalised mean of the embeddings of each class's prompts.
+    """Compute the normalised mean of each class's prompt embeddings.
 
     Args:
-        text_embeds: (num_classes * prompts, d), class by class, unit norm.
-        num_classes: C.
+        text_embeds: Prompt embeddings of unit norm, ordered by class, (num_classes * prompts, d).
+        num_classes: Number of classes C.
 
     Returns:
         (C, d), unit norm.
@@ -90,24 +90,26 @@ def evaluate_zero_shot(
     folds: Mapping[str, int] | None = None,
     intervals: Intervals | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
-    """Classifies the clips of a split with each set of templates, in each language.
+    """Classify the clips of a split with each set of templates in each language.
+
+    A tie between the correct class and another counts as wrong.
 
     Args:
         split: The embedded split; each clip has exactly one label.
-        template_sets: English templates by name; None, `TEMPLATE_SETS["supclap"]`. Other languages have one set,
+        template_sets: English templates by name; None uses `TEMPLATE_SETS["supclap"]`. Other languages have one set,
             "captions".
         languages: ISO 639-3 codes.
-        classes: What to choose from; None, the labels of the split.
-        phrases: `phrases[label][language]`, for other languages than English.
-        folds: The fold of each clip by its id; adds the accuracy of each fold, and their mean.
-        intervals: How intervals are drawn.
+        classes: Candidate classes; None uses the labels of the split.
+        phrases: Phrase of each class as `phrases[label][language]`, for languages other than English.
+        folds: Fold of each clip by id; adds the accuracy of each fold and the mean over folds.
+        intervals: Options of the confidence intervals.
 
     Returns:
-        The scores "zero_shot", the arrays of `Results`, and what the protocol says of the prompts. A clip whose class
-        ties with another is wrong.
+        The scores {"zero_shot": ...}, the arrays for `Results`, and the protocol entry of the prompts.
 
     Raises:
-        ValueError: A clip has no label or several, or one that is none of the classes; or as `class_texts`.
+        ValueError: A clip does not have exactly one label, a label is not among the classes, or an error of
+            `class_texts`.
     """
     template_sets = template_sets or {"supclap": TEMPLATE_SETS["supclap"]}
     intervals = intervals or Intervals()
@@ -115,7 +117,7 @@ def evaluate_zero_shot(
     names = sorted(set(labels)) if classes is None else list(classes)
     unknown = sorted(set(labels) - set(names))
     if unknown:
-        raise ValueError(f"the labels {unknown[:5]} are none of the {len(names)} classes")
+        raise ValueError(f"the labels {unknown[:5]} are not among the {len(names)} classes")
     truth = np.array(list(map(names.index, labels)))
 
     scores: dict[str, Any] = {}
@@ -123,49 +125,50 @@ def evaluate_zero_shot(
     prompts: dict[str, list[list[str]]] = {}
     for language in languages:
         scores[language] = {}
-        # Other languages than English have one set of prompts, from the tables of captions.
+        # Languages other than English have one set of prompts, from the caption templates.
         sets = template_sets if language == "eng" else {"captions": ["{}"]}
         for name, templates in sets.items():
             texts = prompts[f"{language} {name}"] = class_texts(names, templates, language, phrases)
             embeds = class_means(split.texts(list(itertools.chain(*texts)), language), len(names))
             outcomes = _classify(split, embeds, truth)
             scores[language][name] = _summarize(split, outcomes, truth, names, folds, intervals)
-            kept = {**outcomes, "query_id": split.ids, "cluster": split.sources, "truth": truth}
-            for key, values in kept.items():
+            query_arrays = {**outcomes, "query_id": split.ids, "cluster": split.sources, "truth": truth}
+            for key, values in query_arrays.items():
                 arrays[f"zero_shot/{language}/{name}/{key}"] = values
 
     protocol = {
         "templates": dict(template_sets),
         "languages": list(languages),
         "classes": None if classes is None else list(classes),
-        # Outside English prompts follow from tables of phrases and not from the templates.
+        # Prompts in other languages come from tables of phrases, which `templates` does not include.
         "prompts_hash": digest_of(prompts),
     }
     return {"zero_shot": scores}, arrays, protocol
 
 
 def single_labels(rows: Sequence[Row]) -> list[str]:
-    """The label of each clip.
+    """Return the label of each clip.
 
     Raises:
-        ValueError: A clip has none, or several.
+        ValueError: A clip does not have exactly one label.
     """
     labels = []
     for row in rows:
         if len(row.get("labels") or ()) != 1:
             raise ValueError(
-                f"zero-shot classification needs one label of each clip; {row['clip_id']} has {row.get('labels')}"
+                f"clip {row['clip_id']} has the labels {row.get('labels')}; zero-shot classification and ZSTE need "
+                "exactly one label per clip"
             )
         labels += row["labels"]
     return labels
 
 
 def _classify(split: EmbeddedSplit, class_embeds: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
-    """Whether each clip's class is the nearest or among the five nearest, and what was taken for what."""
+    """Compute top-1 and top-5 hits, the predicted class of each clip, and the confusion matrix."""
     cosines = split.clips.similarity(class_embeds, "a2t")[:]
     outcomes = retrieval_outcomes(cosines, truth[:, None], k=(1, 5))
 
-    # A tie counts as wrong, here as in top1: the best of the other classes is then what was answered.
+    # A tie counts as wrong, as in top1: the prediction is then the best of the other classes.
     rivals = cosines.copy()
     rivals[np.arange(len(truth)), truth] = -np.inf
     predicted = np.where(outcomes["rank"] == 0, truth, rivals.argmax(axis=1))
@@ -182,25 +185,25 @@ def _summarize(
     folds: Mapping[str, int] | None,
     intervals: Intervals,
 ) -> dict[str, Any]:
-    """The scores of one set of prompts: over all clips, class by class, and fold by fold."""
+    """Compute the scores of one set of prompts: over all clips, per class and per fold."""
     hits = {"top1": outcomes["top1"], "top5": outcomes["top5"]}
-    drawn = intervals.draw(hits, split.sources)
+    interval_of = intervals.draw(hits, split.sources)
     chance = chance_scores(truth[:, None], len(classes), k=(1, 5))
     per_class = {}
-    for place in np.unique(truth).tolist():
-        per_class[classes[place]] = float(hits["top1"][truth == place].mean())
+    for index in np.unique(truth).tolist():
+        per_class[classes[index]] = float(hits["top1"][truth == index].mean())
 
-    found: dict[str, Any] = {
-        "top1": score(hits["top1"].mean(), drawn["top1"], chance["R@1"]),
-        "top5": score(hits["top5"].mean(), drawn["top5"], chance["R@5"]),
+    scores: dict[str, Any] = {
+        "top1": score(hits["top1"].mean(), interval_of["top1"], chance["R@1"]),
+        "top5": score(hits["top5"].mean(), interval_of["top5"], chance["R@5"]),
         "mean_per_class": score(float(np.mean(list(per_class.values()))), None, chance["R@1"]),
         "num_clips": len(truth),
         "per_class": per_class,
     }
     if folds is not None:
-        own = np.array(list(map(folds.__getitem__, split.ids.tolist())))
-        found["per_fold"] = {}
-        for fold in np.unique(own).tolist():
-            found["per_fold"][str(fold)] = float(hits["top1"][own == fold].mean())
-        found["mean_over_folds"] = score(float(np.mean(list(found["per_fold"].values()))), None, chance["R@1"])
-    return found
+        clip_folds = np.array(list(map(folds.__getitem__, split.ids.tolist())))
+        scores["per_fold"] = {}
+        for fold in np.unique(clip_folds).tolist():
+            scores["per_fold"][str(fold)] = float(hits["top1"][clip_folds == fold].mean())
+        scores["mean_over_folds"] = score(float(np.mean(list(scores["per_fold"].values()))), None, chance["R@1"])
+    return scores

@@ -1,4 +1,4 @@
-"""Embeddings found again: whole files, exact arrays, and nothing made twice."""
+"""The embedding cache: atomic writes, exact arrays, and nothing computed twice."""
 
 import hashlib
 import os
@@ -25,11 +25,11 @@ def test_the_same_key_is_made_once_and_comes_back_to_the_last_bit(tmp_path):
     values = np.random.default_rng(0).standard_normal((3, 4))
     first = EmbeddingCache(tmp_path).fetch(KEY, counted(values, calls))
     again = EmbeddingCache(tmp_path)
-    found = again.fetch(dict(reversed(KEY.items())), counted(values, calls))
+    arrays = again.fetch(dict(reversed(KEY.items())), counted(values, calls))
     assert len(calls) == 1
     assert (again.read, again.embedded) == (1, 0)
-    assert found.keys() == first.keys()
-    assert all(np.array_equal(found[name], first[name]) and found[name].dtype == first[name].dtype for name in first)
+    assert arrays.keys() == first.keys()
+    assert all(np.array_equal(arrays[name], first[name]) and arrays[name].dtype == first[name].dtype for name in first)
     again.fetch(KEY, counted(values, calls))
     assert (again.read, again.embedded) == (1, 0)
 
@@ -49,9 +49,9 @@ def test_without_a_folder_or_a_name_nothing_is_written(tmp_path):
     for _ in range(2):
         cache.fetch(KEY, counted([[1]], calls))
     assert len(calls) == 1  # in memory
-    kept = EmbeddingCache(tmp_path)
+    cache = EmbeddingCache(tmp_path)
     for _ in range(2):
-        kept.fetch(KEY, counted([[1]], calls), keep=False)
+        cache.fetch(KEY, counted([[1]], calls), keep=False)
     assert len(calls) == 3
     assert list(tmp_path.iterdir()) == []
 
@@ -60,7 +60,7 @@ def test_memory_stays_bounded():
     cache = EmbeddingCache(None)
     for number in range(100):
         cache.fetch({"number": number}, lambda number=number: {"embeds": np.array([number])})
-    assert len(cache._held) == 32
+    assert len(cache._recent) == 32
     assert cache.fetch({"number": 99}, lambda: {})["embeds"][0] == 99
 
 
@@ -82,9 +82,9 @@ def test_a_broken_file_is_made_again(tmp_path, damage):
     whole = path.read_bytes()
     path.write_bytes(DAMAGES[damage](whole))
     with pytest.warns(UserWarning, match=re.escape(path.name)):
-        found = EmbeddingCache(tmp_path).fetch(KEY, counted([[1]], calls))
+        arrays = EmbeddingCache(tmp_path).fetch(KEY, counted([[1]], calls))
     assert len(calls) == 2
-    assert found["embeds"].tolist() == [[1]]
+    assert arrays["embeds"].tolist() == [[1]]
     assert [file.suffix for file in tmp_path.glob("*/*")] == [".npz"]
     again = EmbeddingCache(tmp_path)
     assert again.fetch(KEY, counted([[2]], calls))["embeds"].tolist() == [[1]]

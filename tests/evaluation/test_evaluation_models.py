@@ -1,4 +1,4 @@
-"""Any model behind one face: ours, CLAP fused and unfused, and strangers that offer the two methods."""
+"""Models behind the evaluation interface: SupCLAP, CLAP fused and unfused, and custom models with the two methods."""
 
 import sys
 
@@ -71,7 +71,7 @@ def test_a_function_by_name(tmp_path, monkeypatch):
 
 
 class Plain:
-    """Says as little as it may."""
+    """Model with the two required methods and no optional attribute."""
 
     def encode_audio(self, waveforms):
         return torch.ones(len(waveforms), 2)
@@ -81,33 +81,33 @@ class Plain:
         return np.full((len(texts), 2), 0.5**0.5)
 
 
-def test_strangers_get_only_what_they_take():
+def test_custom_models_get_only_the_arguments_they_accept():
     with pytest.warns(UserWarning, match="48000"):
         adapted = load_embedding_model(Plain())
     with pytest.warns(UserWarning, match=r"Plain.*1\.414"):
         assert adapted.encode_audio(CLIPS).tolist() == pytest.approx(np.full((3, 2), 0.5**0.5))
     assert adapted.encode_text(["pluie"], "fra", batch_size=7).shape == (1, 2)
     assert adapted.fingerprint is None
-    listener = ToneModel()
-    load_embedding_model(listener).encode_audio([builders.tone(200, 8000)], batch_size=3)
-    assert listener.calls == [("audio", 1, 16000)]
+    model = ToneModel()
+    load_embedding_model(model).encode_audio([builders.tone(200, 8000)], batch_size=3)
+    assert model.calls == [("audio", 1, 16000)]
 
 
 class PlainModule(torch.nn.Linear):
-    """Has weights, and says nothing of what it does around them."""
+    """Custom model with weights and no fingerprint."""
 
     sampling_rate = 16000
     encode_audio, encode_text = Plain.encode_audio, Plain.encode_text
 
 
-def test_weights_alone_do_not_name_what_a_stranger_embeds():
-    stranger = PlainModule(2, 2)
-    assert load_embedding_model(stranger).fingerprint is None
-    stranger.fingerprint = "v1"
-    assert load_embedding_model(stranger).fingerprint == "v1"
+def test_the_weights_of_a_custom_model_are_no_fingerprint():
+    module = PlainModule(2, 2)
+    assert load_embedding_model(module).fingerprint is None
+    module.fingerprint = "v1"
+    assert load_embedding_model(module).fingerprint == "v1"
 
 
-def test_a_folder_that_holds_no_model_is_told_by_what_it_holds(tmp_path):
+def test_the_error_of_a_folder_without_a_model_lists_its_files(tmp_path):
     with pytest.raises(ValueError, match=r"config\.json"):
         load_embedding_model(tmp_path)
     builders.supclap_model().save_pretrained(tmp_path / "checkpoint-3")
@@ -121,7 +121,7 @@ def test_a_folder_that_holds_no_model_is_told_by_what_it_holds(tmp_path):
 
 
 @pytest.mark.parametrize(("thing", "message"), [(3, "SupCLAP"), (torch.nn.Linear(1, 1), "encode_audio")])
-def test_what_is_no_model_is_refused(thing, message):
+def test_other_objects_are_refused_as_models(thing, message):
     with pytest.raises(ValueError, match=message):
         load_embedding_model(thing)
 
@@ -149,6 +149,6 @@ def test_bad_embeddings_are_named(embeds, message):
 
 def test_half_precision_is_normalised_without_a_word(recwarn):
     rough = torch.nn.functional.normalize(torch.randn(50, 64), dim=-1).to(torch.bfloat16)
-    found = unit_norm(rough, 50)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    normalised = unit_norm(rough, 50)
+    np.testing.assert_allclose(np.linalg.norm(normalised, axis=1), 1, atol=1e-6)
     assert not recwarn.list

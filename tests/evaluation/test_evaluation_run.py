@@ -34,15 +34,15 @@ def steady(results):
 def test_a_perfect_listener_and_a_second_run_from_the_cache(tmp_path, rows):
     models = [ToneModel(caption_tones(rows)) for _ in range(2)]
     results = [evaluate(one, rows, tasks=TASKS, zste=ZSTE, cache=EmbeddingCache(tmp_path / "cache")) for one in models]
-    for place, value in results[0].scores["zste"]["eng"].items():
-        assert value["value"] == 1, place
+    for task, value in results[0].scores["zste"]["eng"].items():
+        assert value["value"] == 1, task
     assert results[0].scores["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
     assert results[0].scores["zero_shot"]["eng"]["supclap"]["top1"]["value"] == 1
     assert models[1].calls == []
     assert results[1].content["run"]["cache"]["embedded"] == 0
     assert steady(results[0]) == steady(results[1])
-    for folder, found in zip(("one", "two"), results, strict=True):
-        found.save(tmp_path / folder)
+    for folder, result in zip(("one", "two"), results, strict=True):
+        result.save(tmp_path / folder)
     one, two = ((tmp_path / folder / "outcomes.npz").read_bytes() for folder in ("one", "two"))
     assert one == two
 
@@ -90,14 +90,14 @@ def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
         template_sets=evaluation.TEMPLATE_SETS,
     )
     results = evaluate(tmp_path / kind, rows, options, EmbeddingCache(None), PHRASES)
-    found = results.scores
-    assert found.keys() == {"retrieval", "multilingual", "zero_shot", "zste"}
-    assert found["zero_shot"]["eng"].keys() == evaluation.TEMPLATE_SETS.keys()
-    assert found["zero_shot"]["jpn"].keys() == {"captions"}
-    assert found["zste"].keys() == {"eng", "fra", "all"}
+    scores = results.scores
+    assert scores.keys() == {"retrieval", "multilingual", "zero_shot", "zste"}
+    assert scores["zero_shot"]["eng"].keys() == evaluation.TEMPLATE_SETS.keys()
+    assert scores["zero_shot"]["jpn"].keys() == {"captions"}
+    assert scores["zste"].keys() == {"eng", "fra", "all"}
     assert results.protocol["audio"]["chunk_seconds"] == (None if kind == "supclap" else 1)
     ranks = results.arrays["multilingual/ranks"]
-    assert found["multilingual"]["all"]["MRV"]["value"] == pytest.approx(ranks.var(axis=1).mean())
+    assert scores["multilingual"]["all"]["MRV"]["value"] == pytest.approx(ranks.var(axis=1).mean())
     # Against the embeddings of the results itself: whose first caption is nearest to which clip?
     similarity = results.arrays["embeddings/text/eng"] @ results.arrays["embeddings/audio"].T
     first = results.arrays["retrieval/eng/t2a/top"][::2, 0]
@@ -110,8 +110,8 @@ def test_real_models_in_every_task_and_language(tmp_path, rows, kind):
 def test_embeddings_that_are_not_normalised_are_with_a_warning(rows):
     expected = evaluate(ToneModel(caption_tones(rows)), rows, cache=EmbeddingCache(None))
     with pytest.warns(UserWarning, match=r"\b3\b"):
-        found = evaluate(ToneModel(caption_tones(rows), scale=3.0), rows, cache=EmbeddingCache(None))
-    assert found.scores == expected.scores
+        result = evaluate(ToneModel(caption_tones(rows), scale=3.0), rows, cache=EmbeddingCache(None))
+    assert result.scores == expected.scores
 
 
 def test_embeddings_that_are_not_numbers_are_an_error(rows):
@@ -146,7 +146,7 @@ def test_an_empty_split_is_an_error():
 
 @pytest.mark.process
 def test_evaluation_loads_nothing_of_training():
-    told = "import sys, modeling_supclap.evaluation; print(*sys.modules)"
-    loaded = run_python("-c", told).split()
+    code = "import sys, modeling_supclap.evaluation; print(*sys.modules)"
+    loaded = run_python("-c", code).split()
     unwanted = ("modeling_supclap.training", "peft", "transformers.trainer", "transformers.training_args")
     assert not [name for name in loaded if name.startswith(unwanted)]

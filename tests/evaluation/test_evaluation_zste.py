@@ -32,11 +32,11 @@ def split_of(rows, cache=None, policy=None, **listener):
 
 def test_who_encodes_order_answers_every_question(rows):
     scores, arrays, protocol = evaluate_zste(split_of(rows), OPTIONS)
-    found = scores["zste"]["eng"]
-    assert {task: found[task]["value"] for task in ZSTE_FAMILIES} == dict.fromkeys(ZSTE_FAMILIES, 1.0)
-    assert found["3A"]["chance"] == pytest.approx(1 / 3)
-    assert found["4B"]["chance"] == pytest.approx(1 / 12)
-    assert found["2A"]["chance"] == pytest.approx(1 / 6)
+    tasks = scores["zste"]["eng"]
+    assert {task: tasks[task]["value"] for task in ZSTE_FAMILIES} == dict.fromkeys(ZSTE_FAMILIES, 1.0)
+    assert tasks["3A"]["chance"] == pytest.approx(1 / 3)
+    assert tasks["4B"]["chance"] == pytest.approx(1 / 12)
+    assert tasks["2A"]["chance"] == pytest.approx(1 / 6)
     assert protocol["set_hash"] == set_hash(zste_set(rows, 0, 8))
     assert protocol["prompts"] == "labels"
     assert len(arrays["zste/eng/3A/score"]) == 8
@@ -47,12 +47,12 @@ def test_who_encodes_order_answers_every_question(rows):
 
 
 def test_who_hears_only_what_sounds_cannot_tell_the_order(rows):
-    found = evaluate_zste(split_of(rows, encodes_order=False), OPTIONS)[0]["zste"]["eng"]
-    assert {task: found[task]["value"] for task in ("1A", "2A", "2B", "2C", "2D")} == dict.fromkeys(
+    tasks = evaluate_zste(split_of(rows, encodes_order=False), OPTIONS)[0]["zste"]["eng"]
+    assert {task: tasks[task]["value"] for task in ("1A", "2A", "2B", "2C", "2D")} == dict.fromkeys(
         ("1A", "2A", "2B", "2C", "2D"), 1.0
     )
     # Every candidate of these says the same to it, and a tie is wrong.
-    assert {found[task]["value"] for task in ("3A", "3B", "4A", "4B", "5B")} == {0.0}
+    assert {tasks[task]["value"] for task in ("3A", "3B", "4A", "4B", "5B")} == {0.0}
 
 
 def test_each_clip_is_composed_once_and_not_again(tmp_path, rows):
@@ -67,15 +67,15 @@ def test_each_clip_is_composed_once_and_not_again(tmp_path, rows):
     assert len(listener.calls) == before
 
 
-@pytest.mark.parametrize(("taught", "asked", "used"), [("phrases", None, "phrases"), ("phrases", "labels", "labels")])
-def test_a_model_is_asked_in_the_words_that_it_was_taught(rows, taught, asked, used):
+@pytest.mark.parametrize(("trained", "option", "used"), [("phrases", None, "phrases"), ("phrases", "labels", "labels")])
+def test_zste_uses_the_prompts_of_the_post_training(rows, trained, option, used):
     split = split_of(rows)
-    split.model.prompts = taught
-    options = ZSTEOptions(num_items=8, num_candidates=12, prompts=asked)
+    split.model.prompts = trained
+    options = ZSTEOptions(num_items=8, num_candidates=12, prompts=option)
     assert evaluate_zste(split, options, phrases=PHRASES)[2]["prompts"] == used
 
 
-def test_a_pair_is_cut_to_what_is_heard_at_once_and_from_its_first_sound_on(rows):
+def test_a_pair_is_cut_to_the_models_window_from_its_first_sound_on(rows):
     tone, rate_hz = soundfile.read(rows[0]["audio_path"])
     split = split_of(rows)
     soundfile.write(rows[0]["audio_path"], np.concatenate([np.zeros(rate_hz), tone]), rate_hz)
@@ -111,18 +111,18 @@ class Anglophone(ToneModel):
 def test_languages_are_asked_the_same_and_compared(rows):
     split = embed_split(load_embedding_model(Anglophone()), rows)
     scores, arrays, protocol = evaluate_zste(split, OPTIONS, ["eng", "fra"], PHRASES)
-    found = scores["zste"]
+    tasks = scores["zste"]
     assert protocol["prompts"] == "phrases"
-    assert (found["eng"]["3A"]["value"], found["fra"]["3A"]["value"]) == (1, 0)
-    assert found["eng"]["3A"]["chance"] == found["fra"]["3A"]["chance"]
-    assert found["all"].keys() == {"3A", "3B", "4A", "4B", "5A", "5B"}
-    assert found["all"]["3A"]["MRV"]["value"] == 1  # ranks 0 and 2
-    assert found["all"]["4A"]["MRV"]["value"] == pytest.approx((11 / 2) ** 2)
+    assert (tasks["eng"]["3A"]["value"], tasks["fra"]["3A"]["value"]) == (1, 0)
+    assert tasks["eng"]["3A"]["chance"] == tasks["fra"]["3A"]["chance"]
+    assert tasks["all"].keys() == {"3A", "3B", "4A", "4B", "5A", "5B"}
+    assert tasks["all"]["3A"]["MRV"]["value"] == 1  # ranks 0 and 2
+    assert tasks["all"]["4A"]["MRV"]["value"] == pytest.approx((11 / 2) ** 2)
     assert arrays["zste/ranks/3A"].tolist() == [[0, 2]] * 8
     assert arrays["zste/eng/3A/query_id"].tolist() == arrays["zste/fra/3A/query_id"].tolist()
 
 
-def test_both_clips_of_a_pair_are_heard_within_the_models_limit(rows):
+def test_both_clips_of_a_pair_fit_into_the_models_limit(rows):
     model = load_embedding_model(ToneModel())
     model.chunk_seconds = 0.5
     lengths = []
@@ -136,12 +136,12 @@ def test_both_clips_of_a_pair_are_heard_within_the_models_limit(rows):
 
 def test_other_joins_and_other_seeds_are_other_sets(tmp_path, rows):
     cache = EmbeddingCache(tmp_path)
-    made = []
+    num_embedded = []
     for options in (OPTIONS, ZSTEOptions(8, 12, seed=1), ZSTEOptions(8, 12, join=RenderOptions(gap_seconds=0.1))):
         before = cache.embedded
         evaluate_zste(split_of(rows, cache), options)
-        made.append(cache.embedded - before)
-    assert all(made)
+        num_embedded.append(cache.embedded - before)
+    assert all(num_embedded)
 
 
 @pytest.mark.parametrize("tasks", [(), ("9Z",)])
@@ -159,17 +159,17 @@ def test_too_few_classes_for_the_candidates_are_an_error(rows):
 
 def test_best_chunks_serve_too(rows):
     policy = AudioPolicy(chunk_seconds=0.25, pooling="best")
-    found = evaluate_zste(split_of(rows, policy=policy), OPTIONS)[0]["zste"]["eng"]
-    assert found["1A"]["value"] == 1
+    tasks = evaluate_zste(split_of(rows, policy=policy), OPTIONS)[0]["zste"]["eng"]
+    assert tasks["1A"]["value"] == 1
 
 
 def test_the_level_of_an_order_blind_model_stands_beside_chance(rows):
-    found = evaluate_zste(split_of(rows), OPTIONS)[0]["zste"]["eng"]
-    assert {task for task, own in found.items() if "order_blind" in own} == {"3A", "4A"}
-    assert (found["3A_order"]["value"], found["3A_order"]["chance"]) == (1, 1 / 2)
+    tasks = evaluate_zste(split_of(rows), OPTIONS)[0]["zste"]["eng"]
+    assert {task for task, own in tasks.items() if "order_blind" in own} == {"3A", "4A"}
+    assert (tasks["3A_order"]["value"], tasks["3A_order"]["chance"]) == (1, 1 / 2)
     deaf = evaluate_zste(split_of(rows, encodes_order=False), OPTIONS)[0]["zste"]["eng"]
     assert deaf["3A_order"]["value"] == 0  # a tie is wrong
-    assert (found["3A"]["chance"], found["3A"]["order_blind"]) == (pytest.approx(1 / 3), 1 / 2)
+    assert (tasks["3A"]["chance"], tasks["3A"]["order_blind"]) == (pytest.approx(1 / 3), 1 / 2)
 
 
 # ---- the pairs of a post-training ----
@@ -190,9 +190,9 @@ def test_temporal_accuracy_counts_ties_as_wrong(roles, names):
 def test_a_model_that_hears_no_order_scores_at_its_level():
     draw = np.random.default_rng(0)
     sequence, overlap, noise = np.eye(2, 3)[0], np.eye(2, 3)[1], 1e-3 * draw.standard_normal((2000, 3, 3))
-    heard = np.stack([sequence, sequence, overlap]) + noise[:1000]  # forward and reversed sound alike
+    audio_embeds = np.stack([sequence, sequence, overlap]) + noise[:1000]  # forward and reversed sound alike
     read = np.stack([sequence, sequence, overlap]) + noise[1000:]
-    prediction = SimpleNamespace(predictions=(heard, read), label_ids=np.arange(1000))
+    prediction = SimpleNamespace(predictions=(audio_embeds, read), label_ids=np.arange(1000))
     scores, arrays = evaluate_pairs(prediction)
     for name in ("temporal_accuracy", "forward_accuracy", "reversed_accuracy"):
         assert scores[name]["value"] == pytest.approx(scores[name]["order_blind"], abs=0.04)

@@ -18,13 +18,13 @@ def results(tmp_path):
 
 def test_figures_are_drawn_from_the_numbers(results):
     drawn = dict(report_figures.figures(results))
-    assert all(drawn["similarity"].count(name) for name in ("right, eng", "right, fra", "wrong, eng"))
+    assert all(drawn["similarity"].count(name) for name in ("correct, eng", "correct, fra", "wrong, eng"))
     assert all(svg.startswith("<svg") and "http" not in svg.split(">", 1)[1] for svg in drawn.values())
     moved = Results(results.content, {**results.arrays, "similarity/fra/positive": np.full(NUM_CLIPS, -0.9)})
     assert dict(report_figures.figures(moved))["similarity"] != drawn["similarity"]
 
 
-def test_without_scikit_learn_the_page_says_what_is_left_out(results, monkeypatch):
+def test_without_scikit_learn_the_page_names_the_extra(results, monkeypatch):
     monkeypatch.setattr(report_figures, "find_spec", lambda name: None)
     page = render_report(results)
     assert "The embedding space" not in page
@@ -41,15 +41,15 @@ def test_the_axis_is_that_of_the_cosines(results):
 
 
 def test_a_caption_is_joined_to_its_own_clip(results, monkeypatch):
-    places = np.arange(6 * NUM_CLIPS, dtype=float).reshape(-1, 2)
-    monkeypatch.setattr(report_figures, "_tsne", lambda embeds: places)
+    positions = np.arange(6 * NUM_CLIPS, dtype=float).reshape(-1, 2)
+    monkeypatch.setattr(report_figures, "_tsne", lambda embeds: positions)
     lines = []
     monkeypatch.setattr(report_figures, "_svg", lambda figure, label: lines.extend(figure.axes[0].lines) or "")
     results.arrays["embeddings/text_clip/fra"] = np.arange(NUM_CLIPS)[::-1]
     dict(report_figures.figures(results))
     joined = np.concatenate([np.stack(line.get_data(), axis=1) for line in lines])
     joined = joined[~np.isnan(joined).any(axis=1)].reshape(-1, 2, 2)
-    clips, english, french = np.split(places, 3)
+    clips, english, french = np.split(positions, 3)
     assert joined[:, 0].tolist() == [*clips.tolist(), *clips[::-1].tolist()]
     assert joined[:, 1].tolist() == [*english.tolist(), *french.tolist()]
 
@@ -64,8 +64,8 @@ def test_a_few_classes_have_colors_of_their_own(results, monkeypatch):
     monkeypatch.setattr(report_figures, "_svg", lambda figure, label: drawn.append((figure, label)) or "")
     assert "class_colors" not in dict(report_figures.figures(results))  # all clips are dogs
     results.arrays["clips/label"] = np.array(["dog", "cat"] * 3)
-    found = dict(report_figures.figures(results))
-    assert found["class_colors"] == "cat, dog"
+    drawings = dict(report_figures.figures(results))
+    assert drawings["class_colors"] == "cat, dog"
     figure, label = drawn[-1]
     assert "coloured by class: cat, dog" in label
     by_color = {tuple(points.get_facecolor()[0]): len(points.get_offsets()) for points in figure.axes[0].collections}

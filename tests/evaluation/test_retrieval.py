@@ -223,7 +223,7 @@ def test_the_best_are_found_without_the_matrix():
 @pytest.mark.parametrize("held", [0, 1 << 24])
 @pytest.mark.parametrize("count", [1, 331, 1337])
 def test_equal_embeddings_tie_in_both_directions(monkeypatch, held, count):
-    monkeypatch.setattr("modeling_supclap.evaluation.embed._HELD_SIMILARITIES", held)
+    monkeypatch.setattr("modeling_supclap.evaluation.embed._MAX_SIMILARITIES", held)
     texts, audios = builders.unit_rows(count, 96).float().numpy(), builders.unit_rows(203, 96).float().numpy()
     texts[-1], audios[-1] = texts[0], audios[0]
     clips = ClipEmbeddings(audios, np.ones(len(audios), int), np.zeros(len(audios)))
