@@ -1,4 +1,4 @@
-"""Find a sound in one's own recordings by words or by another sound, with the second in the file where it is.
+"""Search in your own recordings by text or by example, with the position of each hit in seconds.
 
 from modeling_supclap.evaluation import load_embedding_model
 from modeling_supclap.search import Searcher, build_index

@@ -1,7 +1,7 @@
-"""The page: a search box, the places that answer, players that start there, and a strip of where else it matches.
+"""Search page: a search box, the hits with a player each, and a strip of scores along each recording.
 
-It is a Gradio app, so the same folder deploys as a Space: `launch_page(Searcher("index"), "recordings")`. It serves the
-recordings of the index and no other file, and shows no path outside of their folder.
+It is a Gradio app, so it can be deployed as a Space: `launch_page(Searcher("index"), "recordings")`. It serves only the
+indexed recordings, and shows only paths below their folder.
 """
 
 from __future__ import annotations
@@ -38,52 +38,52 @@ def serve(
     device: str | None = None,
     host: str = "127.0.0.1",
 ) -> None:
-    """Open the page and stay.
+    """Load an index with its model, and serve the search page until interrupted.
 
     Args:
-        index: The folder of the index.
-        recordings: Where the recordings are; None, where they were when they were indexed.
+        index: Folder of the index.
+        recordings: Folder of the recordings; None uses the folder that was indexed.
         port: Port of the page.
-        share: Whether Gradio also makes it public.
-        device: Where the model runs.
-        host: Address to listen on; "0.0.0.0" lets other machines in.
+        share: Whether to create a public Gradio link.
+        device: Device of the model; None uses a GPU if available.
+        host: Address to listen on; "0.0.0.0" accepts connections from other machines.
 
     Raises:
-        FileNotFoundError: There is no index, or no folder of recordings.
-        ImportError: Gradio is not installed.
-        OSError: The port is in use.
+        FileNotFoundError: The index or the folder of recordings does not exist.
+        ImportError: Gradio or LanceDB is not installed.
+        OSError: The address is not available or the port is in use.
     """
     try:
-        socket.create_server((host, port)).close()  # before the model is loaded
+        socket.create_server((host, port)).close()  # fail before loading the model
     except OSError as error:
         raise OSError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from error
 
     searcher = Searcher(index, device=device)
     page = launch_page(searcher, find_recordings(searcher, recordings), server_name=host, server_port=port, share=share)
-    print(f"the page is at {page.share_url or page.local_url}; Ctrl-C ends it", flush=True)
+    print(f"serving the page at {page.share_url or page.local_url}; press Ctrl-C to stop", flush=True)
     page.block_thread()
 
 
 def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
-    """Launch the page, and serve the indexed recordings to it.
+    """Launch the page and serve the indexed recordings.
 
     Args:
-        searcher: What answers.
-        recordings: The folder that was indexed.
-        **options: Of Gradio's `launch`.
+        searcher: The index and its model.
+        recordings: Folder of the recordings.
+        **options: Options of Gradio's `launch`.
 
     Returns:
         The running `gradio.Blocks`.
     """
     page = make_page(searcher, recordings)
     app, _, _ = page.launch(css=STYLE, quiet=True, prevent_thread_lock=True, **options)
-    # Before Gradio's own routes, one of which takes every path.
+    # Insert before Gradio's routes, because one of them matches every path.
     app.router.routes.insert(0, make_route(searcher, Path(recordings).resolve()))
     return page
 
 
 def make_route(searcher: Searcher, root: Path) -> Any:
-    """Return the route that serves the indexed recordings below a folder, and nothing else."""
+    """Return the route that serves only the indexed recordings below a folder."""
     from starlette.responses import FileResponse, PlainTextResponse
     from starlette.routing import Route
 
@@ -98,40 +98,37 @@ def make_route(searcher: Searcher, root: Path) -> Any:
 
 
 def find_recordings(searcher: Searcher, recordings: str | Path | None = None) -> Path:
-    """The folder of the recordings, as a full path.
+    """Return the absolute path of the folder of recordings; by default the folder that was indexed.
 
     Raises:
-        FileNotFoundError: It is not there.
+        FileNotFoundError: The folder does not exist.
     """
     root = Path(recordings or searcher.index.about["folder"]).resolve()
     if not root.is_dir():
-        raise FileNotFoundError(f"the recordings were indexed in {root}, which is not there; name their folder now")
+        raise FileNotFoundError(f"the folder of recordings {root} does not exist; pass their folder with --recordings")
     return root
 
 
 def make_page(searcher: Searcher, recordings: str | Path) -> Any:
-    """The page as a Gradio app.
+    """Build the page as a `gradio.Blocks`, without launching it.
 
     Args:
-        searcher: What answers.
-        recordings: The folder that was indexed.
-
-    Returns:
-        A `gradio.Blocks`; `launch_page` launches it.
+        searcher: The index and its model.
+        recordings: Folder of the recordings.
     """
     gradio = _import_gradio()
     root = Path(recordings).resolve()
     languages = [(language.name, code) for code, language in LANGUAGE_TABLE.items()]
 
     def answer(text: str, language: str, sound: str | None, number: float) -> str:
-        """Return the results as HTML, or what is wrong."""
+        """Return the hits or the error message as HTML."""
         try:
             if sound:
                 vector = searcher.embed_audio(Path(sound).read_bytes())
             elif text.strip():
                 vector = searcher.embed(text, language)
             else:
-                return "<p>Type what you want to hear, or upload a sound.</p>"
+                return "<p>Enter a query or upload a sound.</p>"
             return render_hits(searcher, searcher.search(vector=vector, k=int(number)), vector)
         except (ValueError, OSError) as error:
             message = str(error)
@@ -141,40 +138,38 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
 
     with gradio.Blocks(title="Search recordings", analytics_enabled=False) as page:
         gradio.Markdown(
-            lambda: f"# Search recordings\n{searcher.index.files.count_rows()} files, by words or by a sound"
+            lambda: f"# Search recordings\n{searcher.index.files.count_rows()} files, by text or by example"
         )
         with gradio.Row():
-            text = gradio.Textbox(
-                label="What do you want to hear?", placeholder="rain on a tin roof", scale=4, min_width=280
-            )
+            text = gradio.Textbox(label="Sound to search for", placeholder="rain on a tin roof", scale=4, min_width=280)
             language = gradio.Dropdown(languages, value="eng", label="Language", scale=1)
-        with gradio.Accordion("Search by a sound", open=False):
-            sound = gradio.Audio(type="filepath", label="A recording that sounds alike")
-        number = gradio.Slider(1, 50, value=5, step=1, label="Places")
+        with gradio.Accordion("Search by example", open=False):
+            sound = gradio.Audio(type="filepath", label="Recording of a similar sound")
+        number = gradio.Slider(1, 50, value=5, step=1, label="Number of hits")
         button = gradio.Button("Search", variant="primary")
         results = gradio.HTML()
 
-        asked = [text, language, sound, number]
-        button.click(answer, asked, results, api_name="search")
-        text.submit(answer, asked, results, api_name=False)
+        inputs = [text, language, sound, number]
+        button.click(answer, inputs, results, api_name="search")
+        text.submit(answer, inputs, results, api_name=False)
     return page
 
 
 def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> str:
-    """Return the hits as HTML, with one strip a file.
+    """Return the hits as HTML, with one strip of scores per file.
 
     Args:
         searcher: Computes the scores along each recording.
-        hits: The places, best first.
-        vector: The query's embedding, (d,).
+        hits: The hits, best first.
+        vector: Embedding of the query, (d,).
     """
     if not hits:
-        return "<p>Nothing is indexed.</p>"
+        return "<p>The index is empty.</p>"
 
-    # One scale for all strips: that of a short recording, whose windows are nearly the same, would tell nothing.
+    # All strips share one scale, because the scores within a short recording hardly differ.
     scored = {hit.file: searcher.strip(vector, hit.file) for hit in hits}
-    every = np.concatenate([scores for _, scores in scored.values()])
-    lowest, span = every.min(), np.ptp(every)
+    all_scores = np.concatenate([scores for _, scores in scored.values()])
+    lowest, span = all_scores.min(), np.ptp(all_scores)
 
     strips: dict[str, dict[str, Any]] = {}
     for hit in hits:
@@ -192,7 +187,7 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> 
 
 
 def clock(seconds: float) -> str:
-    """Seconds as minutes and seconds.
+    """Format seconds as minutes and seconds.
 
     >>> clock(62.5), clock(3600)
     ('01:02.5', '60:00.0')

@@ -1,10 +1,9 @@
-"""A folder of recordings to a store of embeddings with time stamps.
+"""Index of the recordings in a folder: embeddings of overlapping windows with their times.
 
-Recordings are cut into overlapping windows, and each window is embedded. The store is LanceDB (the extra `search`): a
-folder of Arrow files, local or in object storage. A small store is searched exactly in memory; a large one has an
-approximate index. Beside the windows it holds a table of files: when it was read, what it looked like then, and what
-was wrong with it. That table makes building resumable and incremental: a file is written there after its windows, so
-whatever a kill left half done is done again, and a file that has not changed is not read again.
+The index is a LanceDB store (the extra `search`): a folder of Arrow files, local or in object storage. A small store is
+searched exactly in memory; a large one has an approximate index. A second table stores size, times, digest and error of
+each file. It makes building resumable and incremental: a file is added there after its windows, so unfinished files are
+processed again after a crash, and unchanged files are skipped.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from modeling_supclap.datasets_scripts.progress import progress
 from ..audio_input import Recording
 from ..evaluation import EmbeddingModel
 
-# Below this many windows all embeddings are held in memory and compared; beyond, an approximate index pays.
+# Below this number of windows search is exact and in memory; from it on there is an approximate index.
 APPROXIMATE_FROM_ROWS = 100_000
-# The share of new windows from which the approximate index is made anew: its partitions no longer fit.
+# Share of new windows above which the approximate index is rebuilt, because its partitions no longer fit.
 _NEW_SHARE = 0.1
-# What of the approximate index stays in memory between queries.
+# Memory for the approximate index between queries.
 _CACHE_BYTES = 2**29
-# Recordings whose windows are written together.
+# Recordings per write.
 _FILES_AT_ONCE = 64
 
-# What every index says of itself.
+# Required metadata of an index.
 _ABOUT = ("model", "fingerprint", "window_seconds", "hop_seconds", "folder")
 
 FILES_SCHEMA = pa.schema(
@@ -59,18 +58,17 @@ FILES_SCHEMA = pa.schema(
 
 @dataclass
 class IndexReport:
-    """What a call of `build_index` did.
+    """Summary of a call of `build_index`.
 
     Attributes:
-        added: Files that were not there before.
-        changed: Files whose content has changed.
-        removed: Files that are gone.
-        unchanged: Files that were left as they were.
-        windows: Windows that the store holds now.
-        unreadable: What is wrong with each file that could not be read, by its path.
-        seconds: How long it took.
-        recall: The share of exact search's ten best that the approximate index finds; None where search is exact, or
-            the index is as it was.
+        added: Number of new files.
+        changed: Number of files with new content, or read again after an error.
+        removed: Number of files that no longer exist.
+        unchanged: Number of unchanged files.
+        windows: Number of windows in the index.
+        unreadable: Error message of each unreadable file, by path.
+        seconds: Duration of the call.
+        recall: Recall@10 of the approximate index against exact search; None if search is exact or no window is new.
     """
 
     added: int = 0
@@ -88,19 +86,19 @@ class IndexReport:
             f"{self.windows} windows in the index ({self.seconds:.1f} s)",
         ]
         if self.recall is not None:
-            lines.append(f"approximate search finds {100 * self.recall:.1f} % of the ten best of exact search")
+            lines.append(f"the approximate index finds {100 * self.recall:.1f} % of the ten best windows")
         for file, problem in self.unreadable.items():
-            lines.append(f"cannot be read: {file}: {problem}")
+            lines.append(f"cannot read {file}: {problem}")
         return "\n".join(lines)
 
 
 class Stamp(NamedTuple):
-    """What a file looks like from outside; another stamp means that its content may be another.
+    """Size and times of a file; if they differ, its content may have changed.
 
     Attributes:
-        size: Its bytes.
-        modified_ns: When its content was last written.
-        changed_ns: When its content or its name was last changed, which a copied time stamp cannot hide.
+        size: Size in bytes.
+        modified_ns: Modification time (mtime) in ns.
+        changed_ns: Change time (ctime) in ns. Unlike the mtime it cannot be set by a program.
     """
 
     size: int
@@ -108,12 +106,12 @@ class Stamp(NamedTuple):
     changed_ns: int
 
 
-# The stamp of a file that vanished, changed while it was read or could not be read: it is read again next time.
+# Stamp of a file that vanished, changed while it was read, or was unreadable. The next run reads it again.
 _UNKNOWN = Stamp(0, 0, 0)
 
 
 class _Loaded(NamedTuple):
-    """All windows of one version of a store, in memory."""
+    """All windows of one version of the store, in memory."""
 
     version: int
     files: np.ndarray
@@ -123,23 +121,24 @@ class _Loaded(NamedTuple):
 
 
 class SoundIndex:
-    """The store. Every read sees what other processes have written.
+    """Index of audio windows in LanceDB. Reads always see the latest writes of other processes.
 
     Args:
-        folder: A local folder, or an address of object storage that LanceDB knows (`s3://...`).
-        dim: The width of the embeddings, to make a new store; None opens the one that is there.
-        about: What the store says of itself, such as the model's name; kept with the windows when it is made.
+        folder: Local folder, or a URL of object storage that LanceDB supports (`s3://...`).
+        dim: Dimension of the embeddings, to create a missing store; None only opens an existing store.
+        about: Metadata of a new store, such as the model's name.
 
     Raises:
-        FileNotFoundError: There is no store, and `dim` is None.
+        FileNotFoundError: The store does not exist, and `dim` is None.
         ImportError: LanceDB is not installed.
+        ValueError: The store is damaged.
     """
 
     def __init__(self, folder: str | Path, dim: int | None = None, about: dict[str, str] | None = None) -> None:
         self.folder = str(folder)
-        missing = f"{folder} holds no index of sounds; make one with `supclap search index`"
+        missing = f"there is no index in {folder}; create one with `supclap search index`"
         if dim is None and "://" not in self.folder and not Path(folder).is_dir():
-            raise FileNotFoundError(missing)  # LanceDB would make the folder
+            raise FileNotFoundError(missing)  # LanceDB would create the folder
 
         self._loaded: _Loaded | None = None
         lancedb = _import_lancedb()
@@ -165,34 +164,35 @@ class SoundIndex:
 
     @property
     def dim(self) -> int:
-        """The width of the embeddings."""
+        """Dimension of the embeddings."""
         return self.windows.schema.field("vector").type.list_size
 
     @property
     def about(self) -> dict[str, str]:
-        """What the store says of itself: the model, the length of a window and the hop, the folder of recordings.
+        """Metadata of the store: model, fingerprint, window and hop in seconds, folder of the recordings.
 
         Raises:
-            ValueError: It says none of this: another program made the store.
+            ValueError: An entry is missing, because another program created the store.
         """
         metadata = self.windows.schema.metadata or {}
         about = {key.decode(): value.decode() for key, value in metadata.items()}
         if missing := [key for key in _ABOUT if key not in about]:
-            lacks = ", ".join(missing)
-            raise ValueError(f"{self.folder} was not made by `supclap search index`: it lacks {lacks}; name another")
+            raise ValueError(
+                f"{self.folder} has no metadata {', '.join(missing)}; use an index made by `supclap search index`"
+            )
         return about
 
     def known_files(self) -> dict[str, dict[str, Any]]:
-        """The rows of the table of files, by path."""
+        """Return the rows of the file table, by path."""
         return {row["file"]: row for row in self._read(lambda: self.files.to_arrow()).to_pylist()}
 
     def holds(self, file: str) -> bool:
-        """Whether a recording is indexed, by its path below the folder."""
+        """Return whether a recording is in the index, by its path relative to the indexed folder."""
         query = self.files.search().where(f"file = {quoted(file)}").limit(1)
         return bool(self._read(query.to_list))
 
     def replace(self, entries: Sequence[IndexedFile]) -> None:
-        """Puts the windows of some files in the place of those that are there, then notes the files as done."""
+        """Replace the windows of some files, then add the files to the file table."""
         self.remove([entry.file for entry in entries])
 
         tables = [entry.as_windows(self.windows.schema) for entry in entries if len(entry.embeds)]
@@ -201,26 +201,26 @@ class SoundIndex:
         self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
 
     def remove(self, files: Sequence[str]) -> None:
-        """Takes files out, first from the table of files: a kill in between leaves them to be read again."""
+        """Remove files, first from the file table, so that an interrupted removal leads to reading them again."""
         for start in range(0, len(files), 500):
             listed = ", ".join(quoted(name) for name in files[start : start + 500])
             self.files.delete(f"file IN ({listed})")
             self.windows.delete(f"file IN ({listed})")
 
     def update_stamps(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Notes new stamps of files whose content is the same."""
+        """Update the stamps of files with unchanged content."""
         if rows:
             table = pa.Table.from_pylist(list(rows), schema=FILES_SCHEMA)
             self.files.merge_insert("file").when_matched_update_all().execute(table)
 
     def optimize(self) -> float | None:
-        """Joins small fragments, and beyond `APPROXIMATE_FROM_ROWS` sees to the approximate index.
+        """Merge small fragments, and from `APPROXIMATE_FROM_ROWS` windows on update the approximate index.
 
-        New windows are put into the partitions that are there; the index is made anew when they are a tenth of all.
+        New windows are added to the existing partitions; the index is rebuilt if they are more than a tenth of all.
 
         Returns:
-            The index's recall of the ten best windows against exact search, over windows of the store as queries; None
-            where search is exact, or no window is new.
+            Recall@10 of the approximate index against exact search, with 20 windows of the store as queries; None if
+            search is exact or no window is new.
         """
         rows = self.windows.count_rows()
         new_rows = self.windows.index_stats("vector_idx").num_unindexed_rows if self.is_approximate else rows
@@ -231,70 +231,71 @@ class SoundIndex:
         if new_rows and rows >= APPROXIMATE_FROM_ROWS:
             if new_rows > _NEW_SHARE * rows:
                 partitions = 2 ** round(math.log2(math.sqrt(rows)))
-                # Whole vectors: several times as fast as those quantised to 8 bits, for as much disk as the windows.
+                # Without quantisation search is several times faster than with 8 bits; it doubles the disk space.
                 config = _import_lancedb().index.IvfFlat(
                     distance_type="dot", num_partitions=partitions, sample_rate=64, max_iterations=20
                 )
                 self.windows.create_index("vector", config=config, replace=True)
             recall = self.measure_recall(self.draw_vectors(20))
 
-        # Old versions go at once, or the store would hold its windows twice. A reader of one of them reads again.
-        for table in (self.files, self.windows, self.windows):  # once more: the first time may write a new index
+        # Delete old versions now, because they double the size of the store. Their readers retry in `_read`.
+        for table in (self.files, self.windows, self.windows):  # twice, because the first call may write a new index
             table.optimize(cleanup_older_than=timedelta(milliseconds=1))
         return recall
 
     @property
     def is_approximate(self) -> bool:
-        """Whether there is an approximate index."""
+        """Whether the store has an approximate index."""
         return bool(self.windows.list_indices())
 
     def draw_vectors(self, count: int, seed: int = 0) -> list[list[float]]:
-        """The embeddings of some windows, to ask with."""
-        places = np.random.default_rng(seed).choice(self.windows.count_rows(), size=count, replace=False)
-        return self.windows.take_offsets(sorted(places.tolist())).select(["vector"]).to_arrow()["vector"].to_pylist()
+        """Draw the embeddings of random windows, as queries for `measure_recall`."""
+        indices = np.random.default_rng(seed).choice(self.windows.count_rows(), size=count, replace=False)
+        return self.windows.take_offsets(sorted(indices.tolist())).select(["vector"]).to_arrow()["vector"].to_pylist()
 
     def measure_recall(self, vectors: Sequence[Any]) -> float:
-        """The share of exact search's ten best windows that the approximate index finds, for some embeddings."""
-        found = 0
+        """Compute the recall@10 of the approximate index against exact search, for the given query embeddings."""
+        num_matches = 0
         for vector in vectors:
             exact = {(row["file"], row["start_seconds"]) for row in self.nearest(vector, 10, exact=True)}
-            found += len(exact & {(row["file"], row["start_seconds"]) for row in self.nearest(vector, 10)})
-        return found / (10 * len(vectors))
+            num_matches += len(exact & {(row["file"], row["start_seconds"]) for row in self.nearest(vector, 10)})
+        return num_matches / (10 * len(vectors))
 
     def nearest(self, vector: Any, limit: int, within: str | None = None, exact: bool = False) -> list[dict[str, Any]]:
-        """The windows with the highest cosine to an embedding.
+        """Return the windows with the highest cosine to an embedding.
 
         Args:
-            vector: Unit norm, (d,).
-            limit: How many.
-            within: Only windows of this file.
-            exact: Whether every window is compared, also where there is an approximate index.
+            vector: Embedding of unit norm, (d,).
+            limit: Maximum number of windows.
+            within: Search only this file.
+            exact: Whether to score every window even if there is an approximate index.
 
         Returns:
-            Rows with `file`, `start_seconds`, `end_seconds` and `score`, best first; of equal scores by file and time.
+            Rows with `file`, `start_seconds`, `end_seconds` and `score`, best first; equal scores are sorted by file
+            and time.
         """
         rows = self._read(self.windows.count_rows)
         limit = min(limit, rows)
         if not limit:
             return []
         if rows < APPROXIMATE_FROM_ROWS and not self.is_approximate:
-            found = self._nearest_in_memory(np.asarray(vector, np.float32), limit, within)
+            hits = self._nearest_in_memory(np.asarray(vector, np.float32), limit, within)
         else:
-            found = self._nearest_in_store(np.asarray(vector, np.float32), limit, within, exact)
-        return sorted(found, key=lambda row: (-row["score"], row["file"], row["start_seconds"]))[:limit]
+            hits = self._nearest_in_store(np.asarray(vector, np.float32), limit, within, exact)
+        return sorted(hits, key=lambda row: (-row["score"], row["file"], row["start_seconds"]))[:limit]
 
     def _nearest_in_memory(self, vector: np.ndarray, limit: int, within: str | None) -> list[dict[str, Any]]:
         loaded = self._load()
-        places = np.arange(len(loaded.files)) if within is None else np.flatnonzero(loaded.files == within)
-        scores = (loaded.vectors if within is None else loaded.vectors[places]) @ vector
-        if limit < len(places):  # and whatever ties with the last
-            kept = np.flatnonzero(scores >= np.partition(scores, -limit)[-limit])
-            places, scores = places[kept], scores[kept]
+        indices = np.arange(len(loaded.files)) if within is None else np.flatnonzero(loaded.files == within)
+        scores = (loaded.vectors if within is None else loaded.vectors[indices]) @ vector
+        if limit < len(indices):  # keep all windows tied with the last one
+            best = np.flatnonzero(scores >= np.partition(scores, -limit)[-limit])
+            indices, scores = indices[best], scores[best]
 
         rows = []
-        for place, score in zip(places.tolist(), scores.tolist(), strict=True):
-            start, end = float(loaded.starts_seconds[place]), float(loaded.ends_seconds[place])
-            rows.append({"file": loaded.files[place], "start_seconds": start, "end_seconds": end, "score": score})
+        for index, score in zip(indices.tolist(), scores.tolist(), strict=True):
+            start, end = float(loaded.starts_seconds[index]), float(loaded.ends_seconds[index])
+            rows.append({"file": loaded.files[index], "start_seconds": start, "end_seconds": end, "score": score})
         return rows
 
     def _nearest_in_store(
@@ -315,7 +316,7 @@ class SoundIndex:
         return rows
 
     def _load(self) -> _Loaded:
-        """All windows; loaded again when another process has written."""
+        """Return all windows; reload them if the store has a new version."""
         version = self.windows.version
         if self._loaded is None or self._loaded.version != version:
             table = self._read(lambda: self.windows.to_arrow()).combine_chunks()
@@ -325,7 +326,7 @@ class SoundIndex:
         return self._loaded
 
     def _read(self, read: Callable[[], Any]) -> Any:
-        """Read, once more where `index` has just removed the version that was open.
+        """Call `read`; retry once, because another process may just have deleted the open version.
 
         Raises:
             ValueError: The store is damaged.
@@ -342,17 +343,17 @@ class SoundIndex:
 
 
 class IndexedFile(NamedTuple):
-    """One file, read and embedded, or what was wrong with it.
+    """An embedded file, or the error of an unreadable file.
 
     Attributes:
-        file: Its path below the folder, with slashes.
-        stamp: What it looked like when it was read.
-        digest: Names its content.
-        duration_seconds: How long it is.
-        starts_seconds: Where each window begins, (windows,).
-        ends_seconds: Where each ends, (windows,).
-        embeds: Unit norm, (windows, d).
-        problem: Why there are none; empty if there are.
+        file: Path relative to the indexed folder, with slashes.
+        stamp: Size and times when the file was read.
+        digest: SHA-256 of the content; empty if unknown.
+        duration_seconds: Duration of the recording.
+        starts_seconds: Start of each window, (windows,).
+        ends_seconds: End of each window, (windows,).
+        embeds: Embeddings of unit norm, (windows, d).
+        problem: Error message; empty if the file is readable.
     """
 
     file: str
@@ -365,12 +366,12 @@ class IndexedFile(NamedTuple):
     problem: str = ""
 
     def as_row(self) -> dict[str, Any]:
-        """The file's row of the table of files."""
-        named = {"file": self.file, "digest": self.digest, "duration_seconds": self.duration_seconds}
-        return {**named, **self.stamp._asdict(), "problem": self.problem}
+        """Return the file's row of the file table."""
+        fields = {"file": self.file, "digest": self.digest, "duration_seconds": self.duration_seconds}
+        return {**fields, **self.stamp._asdict(), "problem": self.problem}
 
     def as_windows(self, schema: pa.Schema) -> pa.Table:
-        """The file's rows of the table of windows."""
+        """Return the file's rows of the window table."""
         dim = schema.field("vector").type.list_size
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.embeds.astype(np.float32).ravel()), dim)
         names = pa.array([self.file] * len(self.embeds))
@@ -389,32 +390,35 @@ def build_index(
     process: tuple[int, int] = (0, 1),
     barrier: Callable[[], None] = lambda: None,
 ) -> IndexReport:
-    """Brings the index of a folder up to date: new and changed files are embedded, those that are gone are taken out.
+    """Build or update the index of a folder: embed new and changed files, and remove deleted files.
 
     Args:
-        model: What embeds, from `evaluation.load_embedding_model`.
-        folder: Recordings, in any sub-folders, of every format that is read elsewhere.
-        index: The store; made where there is none.
-        window_seconds: The length of a window; at most what the model takes at once.
-        hop_seconds: From the beginning of one window to that of the next.
-        batch_size: Windows that go through the model at once.
-        num_workers: Threads that read files ahead of the model; None, one for each core, at most 8.
-        show_progress_bar: Shows one, over files.
-        process: The number of this process and how many there are: each takes its share of the files.
+        model: Model from `evaluation.load_embedding_model`.
+        folder: Folder of the recordings, including its sub-folders.
+        index: Folder or URL of the index; created if missing.
+        window_seconds: Length of a window, at most the model's maximum.
+        hop_seconds: Time between the starts of consecutive windows, at most `window_seconds`.
+        batch_size: Windows per batch.
+        num_workers: Threads that read files ahead of the model; None uses one per core, at most 8.
+        show_progress_bar: Whether to show a progress bar over files.
+        process: Rank and number of processes; each process embeds its share of the files.
         barrier: Waits for the other processes.
 
     Returns:
-        What was done. In several processes each reports its share, and the first the state of the store.
+        Summary of the changes. Each process reports its share; only rank 0 reports `removed`, `windows`, `unreadable`
+        and `recall`.
 
     Raises:
-        InUseError: Another run writes to the store.
-        FileNotFoundError: The folder is not there or holds no recordings.
-        ValueError: The window does not suit the model, or the store was made with another model, window or hop, or
-            of another folder, none of whose files are in this one.
+        InUseError: Another run is writing to the index.
+        FileNotFoundError: The folder does not exist or contains no recordings.
+        ValueError: The window or hop is invalid, or the index was built with another model, window or hop, or from
+            another folder that shares no file with this one.
     """
-    model.chunk_samples(window_seconds)  # raises where the model takes no such windows
+    model.chunk_samples(window_seconds)  # raises if the model does not support this length
     if not 0 < hop_seconds <= window_seconds:
-        raise ValueError(f"hop_seconds is {hop_seconds}; give more than 0 and at most window_seconds, {window_seconds}")
+        raise ValueError(
+            f"hop_seconds is {hop_seconds}; it must be positive and at most window_seconds={window_seconds}"
+        )
 
     started = time.perf_counter()
     root, (rank, processes) = Path(folder), process
@@ -437,15 +441,15 @@ def build_index(
         indexed = store.about["folder"]
         if known and not known.keys() & files.keys() and indexed != str(root.resolve()):
             raise ValueError(
-                f"{index} is an index of {indexed}, of whose files {root} holds none: they would all be taken out; "
-                "name another index"
+                f"{index} is an index of {indexed}, and {root} contains none of its files, so all would be removed; "
+                "use another index"
             )
         barrier()
         report = IndexReport()
         if rank == 0:
-            gone = sorted(known.keys() - files.keys())
-            store.remove(gone)
-            report.removed = len(gone)
+            deleted = sorted(known.keys() - files.keys())
+            store.remove(deleted)
+            report.removed = len(deleted)
         barrier()
 
         todo, moved = [], []
@@ -465,8 +469,8 @@ def build_index(
         workers = min(8, os.cpu_count() or 1) if num_workers is None else max(1, num_workers)
         entries = iter(_embed_files(model, files, todo, window_seconds, hop_seconds, batch_size, workers))
         entries = iter(progress(entries, "indexing", len(todo), "files", not show_progress_bar or rank > 0))
-        while done := list(itertools.islice(entries, _FILES_AT_ONCE)):
-            store.replace(done)
+        while entries_done := list(itertools.islice(entries, _FILES_AT_ONCE)):
+            store.replace(entries_done)
         barrier()
 
         if rank == 0:
@@ -480,19 +484,19 @@ def build_index(
 
 
 def list_recordings(folder: str | Path) -> dict[str, Path]:
-    """The recordings of a folder and its sub-folders: their paths, by the path below the folder.
+    """Return the recordings of a folder and its sub-folders: full path by relative path.
 
     Raises:
-        FileNotFoundError: There is no such folder, or no recording in it.
+        FileNotFoundError: The folder does not exist or contains no recordings.
     """
-    found = {name: Path(folder, name) for name in Recordings(folder).files}
-    if not found:
-        raise FileNotFoundError(f"{folder} holds no recordings: no file ends in one of {', '.join(SUFFIXES)}")
-    return found
+    paths = {name: Path(folder, name) for name in Recordings(folder).files}
+    if not paths:
+        raise FileNotFoundError(f"{folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
+    return paths
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of a filter."""
+    """Quote a string for a filter expression."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -505,7 +509,7 @@ def _embed_files(
     batch_size: int,
     num_workers: int,
 ) -> Iterator[IndexedFile]:
-    """Yield the files in their order, as they are done."""
+    """Embed files and yield them in order."""
     before: deque[tuple[Stamp, str]] = deque()
 
     def recordings() -> Iterator[Recording]:
@@ -513,10 +517,10 @@ def _embed_files(
             before.append((_stamp(files[name]), _digest(files[name])))
             yield Recording(str(files[name]), None, name)
 
-    found = model.chunk_embeddings(recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip")
-    for name, chunks in zip(names, found, strict=True):
+    embedded = model.chunk_embeddings(recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip")
+    for name, chunks in zip(names, embedded, strict=True):
         stamp, digest = before.popleft()
-        # Stamp and digest are those of the bytes that were embedded, or the file is read again next time.
+        # Store stamp and digest only if the file did not change during reading; otherwise the next run reads it again.
         if _stamp(files[name]) != stamp or isinstance(chunks.error, OSError):
             stamp, digest = _UNKNOWN, ""
         starts, ends = chunks.onset_seconds, chunks.offset_seconds
@@ -525,22 +529,22 @@ def _embed_files(
 
 
 def _check_about(store: SoundIndex, about: dict[str, str]) -> None:
-    """Refuses to mix windows that cannot be compared."""
+    """Raise if the store was built with another model, window or hop."""
     for key, value in about.items():
-        found = store.about.get(key, "")
-        if found != value and not (key == "model" and store.about.get("fingerprint") == about["fingerprint"] != ""):
+        stored = store.about.get(key, "")
+        if stored != value and not (key == "model" and store.about.get("fingerprint") == about["fingerprint"] != ""):
             raise ValueError(
-                f"the index {store.folder} was made with {key} {found!r}, and now it is {value!r}; windows of both "
-                "cannot be compared: name another folder for the index, or delete this one"
+                f"the index {store.folder} was built with {key} {stored!r}, not {value!r}; use another folder for the "
+                "index, or delete this one"
             )
 
 
 def _stamp(path: Path) -> Stamp:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return _UNKNOWN
-    return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return Stamp(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 def _digest(path: Path) -> str:
@@ -555,5 +559,5 @@ def _import_lancedb() -> Any:
         import lancedb
         import lancedb.index
     except ImportError as error:
-        raise ImportError("searching needs LanceDB: pip install 'supclap[search]'") from error
+        raise ImportError("search needs LanceDB: pip install 'supclap[search]'") from error
     return lancedb

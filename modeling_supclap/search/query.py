@@ -1,4 +1,4 @@
-"""Asks an index: which of my recordings sounds like these words, or like this sound, and at which second?"""
+"""Search in an index by text, by audio or by embedding."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .index import SoundIndex
 
 
 class Hit(NamedTuple):
-    """A place that answers a query.
+    """One search result: a window of a recording.
 
     Attributes:
-        file: The recording, by its path below the indexed folder.
-        start_seconds: Where the place begins.
-        end_seconds: Where it ends.
-        score: The cosine of its embedding and the query's.
+        file: Path of the recording, relative to the indexed folder.
+        start_seconds: Start of the window.
+        end_seconds: End of the window.
+        score: Cosine of the embeddings of the window and the query.
     """
 
     file: str
@@ -31,27 +31,27 @@ class Hit(NamedTuple):
 
 
 class Searcher:
-    """An index together with the model that it was made with.
+    """An index and the model that built it.
 
     Args:
-        index: The folder of the index.
-        model: The model; None loads the one that the index names.
-        device: Where a model that is loaded goes.
+        index: Folder of the index.
+        model: The model; None loads the model recorded in the index.
+        device: Device of the loaded model; None uses a GPU if available.
 
     Raises:
-        FileNotFoundError: There is no index.
-        ValueError: The index was made with another model.
+        FileNotFoundError: The index does not exist.
+        ValueError: The index was built with another model.
     """
 
     def __init__(self, index: str | Path, model: EmbeddingModel | None = None, device: str | None = None) -> None:
         self.index = SoundIndex(index)
         about = self.index.about
         self.model = load_embedding_model(about["model"], device=device) if model is None else model
-        made_with = about["fingerprint"]
-        if made_with and self.model.fingerprint and self.model.fingerprint != made_with:
+        fingerprint = about["fingerprint"]
+        if fingerprint and self.model.fingerprint and self.model.fingerprint != fingerprint:
             raise ValueError(
-                f"the index {index} was made with another state of {about['model']} than {self.model.name} is now; "
-                "index the folder again"
+                f"the index {index} was built with {about['model']}, whose fingerprint differs from that of "
+                f"{self.model.name}; delete the index and build it again"
             )
 
     def search(
@@ -65,67 +65,66 @@ class Searcher:
         exact: bool = False,
         merge_overlaps: bool = True,
     ) -> list[Hit]:
-        """The k best places.
+        """Return the k best hits for a query. Pass exactly one of `query`, `audio` and `vector`.
 
         Args:
-            query: What is wanted, in words.
-            language: The ISO 639-3 code of the query's language.
-            audio: In place of words, a sound: a path, an open file, or a pair of a waveform and its rate.
-            vector: In place of both, the embedding of a query, (d,), from `embed` or `embed_audio`.
-            k: How many places.
-            within: Only places in this recording.
-            exact: Whether every window is compared, also where there is an approximate index.
-            merge_overlaps: Whether windows that overlap a better one of the same file are left out: they mostly hold
-                the same sound.
+            query: Text query.
+            language: Language of the text query, ISO 639-3 code.
+            audio: Audio query: a path, an open file, or a pair of waveform and sampling rate.
+            vector: Embedding of a query, (d,), from `embed` or `embed_audio`.
+            k: Maximum number of hits.
+            within: Search only this file.
+            exact: Whether to score every window even if there is an approximate index.
+            merge_overlaps: Whether to drop hits that overlap a better hit in the same file.
 
         Returns:
-            At most k hits, best first; of equal scores by file and time. The same call gives the same hits.
+            At most k hits, best first; equal scores are sorted by file and time. The result is deterministic.
 
         Raises:
-            ValueError: Not one of words, sound and embedding is given, or several; or no file of the index has the name
+            ValueError: Not exactly one query is given, k is less than 1, or the index does not contain the file
                 `within`.
         """
         if (query is None) + (audio is None) + (vector is None) != 2:
-            raise ValueError(f"give either words, a sound or an embedding, got query={query!r} and audio={audio!r}")
+            raise ValueError(f"got query={query!r} and audio={audio!r}; pass either query, audio or vector")
         if k < 1:
-            raise ValueError(f"k is {k}; give 1 or more")
+            raise ValueError(f"k is {k}; it must be at least 1")
         if within is not None and within not in (known := self.index.known_files()):
-            alike = [name for name in known if Path(name).name == Path(within).name]
-            hint = f", such as {alike[0]!r}" if alike else ""
-            raise ValueError(f"the index holds no file {within!r}; name it by its path below the indexed folder{hint}")
+            similar = [name for name in known if Path(name).name == Path(within).name]
+            hint = f", such as {similar[0]!r}" if similar else ""
+            raise ValueError(f"{within!r} is not in the index; pass a path relative to the indexed folder{hint}")
 
         if vector is None:
             vector = self.embed_audio(audio) if query is None else self.embed(query, language)
-        rows = self.index.windows.count_rows()
-        limit = k = min(k, max(rows, 1))
+        num_windows = self.index.windows.count_rows()
+        limit = k = min(k, max(num_windows, 1))
         while True:
-            found = self.index.nearest(vector, limit, within, exact)
-            hits = [Hit(row["file"], row["start_seconds"], row["end_seconds"], row["score"]) for row in found]
+            rows = self.index.nearest(vector, limit, within, exact)
+            hits = [Hit(row["file"], row["start_seconds"], row["end_seconds"], row["score"]) for row in rows]
             if merge_overlaps:
                 hits = without_overlaps(hits)
-            if len(hits) >= k or len(found) < limit or limit >= rows:
+            if len(hits) >= k or len(rows) < limit or limit >= num_windows:
                 return hits[:k]
             limit *= 4
 
     def embed(self, query: str, language: str = "eng") -> np.ndarray:
-        """The embedding of a query in words, (d,)."""
+        """Embed a text query, (d,)."""
         return self.model.encode_text([query], language, 1)[0]
 
     def embed_audio(self, audio: Any) -> np.ndarray:
-        """The embedding of a sound, (d,): the normalised mean over its parts where it is longer than a window."""
+        """Embed an audio query, (d,): the normalised mean over its chunks of at most one window length."""
         (recording, *_), _ = as_recordings(audio)
         (chunks,) = self.model.chunk_embeddings([recording], float(self.index.about["window_seconds"]))
         return mean_embedding(chunks.embeds).numpy()
 
     def strip(self, vector: np.ndarray, file: str) -> tuple[np.ndarray, np.ndarray]:
-        """How well each window of a recording answers a query.
+        """Score all windows of one recording.
 
         Args:
-            vector: The query's embedding, (d,).
-            file: The recording.
+            vector: Embedding of the query, (d,).
+            file: Path of the recording, relative to the indexed folder.
 
         Returns:
-            Where the windows begin in seconds, in order of time, and their scores; both (windows,).
+            Start times of the windows in seconds, ascending, and their scores; both (windows,).
         """
         rows = self.index.nearest(vector, self.index.windows.count_rows(), within=file, exact=True)
         rows.sort(key=lambda row: row["start_seconds"])
@@ -133,15 +132,15 @@ class Searcher:
 
 
 def without_overlaps(hits: Sequence[Hit]) -> list[Hit]:
-    """Leaves out hits that overlap a better one of the same file.
+    """Drop hits that overlap an earlier hit in the same file; `hits` are sorted by score.
 
     >>> hits = [Hit("a.wav", 5.0, 10.0, 0.9), Hit("a.wav", 7.5, 12.5, 0.8), Hit("a.wav", 10.0, 15.0, 0.7)]
     >>> [hit.start_seconds for hit in without_overlaps(hits)]
     [5.0, 10.0]
     """
-    kept: list[Hit] = []
+    selected: list[Hit] = []
     for hit in hits:
-        others = (other for other in kept if other.file == hit.file)
+        others = (other for other in selected if other.file == hit.file)
         if all(hit.start_seconds >= other.end_seconds or hit.end_seconds <= other.start_seconds for other in others):
-            kept.append(hit)
-    return kept
+            selected.append(hit)
+    return selected

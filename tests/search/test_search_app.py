@@ -1,4 +1,4 @@
-"""The page in a real Chromium, where there is one: type, see places, press play, hear from the right second."""
+"""The search page, also in Chromium if installed: type a query, see hits, and play from the right second."""
 
 import os
 import re
@@ -197,7 +197,7 @@ def button(browser, label):
 
 
 def wait(look, seconds=120):
-    """What `look` gives once it gives something."""
+    """Call `look` until it returns something."""
     end = time.monotonic() + seconds
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The index of sounds: what is found, that it follows the folder, and that a kill costs nothing."""
+"""The index: its windows, updates of the folder, and interrupted builds."""
 
 import contextlib
 import os
