@@ -1,4 +1,4 @@
-"""A model and its objective as one module: what a step of training, of the Trainer or of a loop of yours, runs."""
+"""A model and its objective as one module, for one training step in the Trainer or in your own loop."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .distributed import distributed_tiles, gather
 from .frozen import FrozenCache
 from .grad_cache import embed_in_chunks, real_lengths, refuse_batch_statistics
 
-_WORTH_A_CALL = {"attention_mask": 128, "audio_attention_mask": 1000}
-"""The tokens, and frames, of a chunk below which less padding does not pay for one more call."""
+_MIN_CHUNK_CELLS = {"attention_mask": 128, "audio_attention_mask": 1000}
+"""Minimum tokens or frames of a chunk on a CPU; in smaller chunks an extra call costs more than the padding."""
 
 _GPU_CELLS = {"attention_mask": 16384, "audio_attention_mask": 65536}
-"""The tokens, and frames, of a chunk on a GPU, where calls cost more than padding; their activations stay in memory."""
+"""Tokens or frames per chunk on a GPU, where calls cost more than padding. Their activations stay in memory."""
 
 
 @dataclass
 class ContrastiveOutput(ModelOutput):
-    """What a training step returns.
+    """Output of a training step.
 
     Args:
-        loss: The objective on the global batch, `()`; absent when the module is in evaluation mode.
-        audio_embeds: Unit norm, `(B, d)`, or `(B, R, d)` with R clips a row.
-        text_embeds: Unit norm, `(B, K, d)`, K texts a clip.
-        logs: Detached scalars of the objective, by name.
+        loss: The objective on the global batch, `()`; None in evaluation mode.
+        audio_embeds: Unit norm, `(B, d)`, or `(B, R, d)` with R clips per row.
+        text_embeds: Unit norm, `(B, K, d)`, K texts per row.
+        logs: Detached scalars of the objective and the temperature, by name; None in evaluation mode.
     """
 
     loss: torch.Tensor | None = None
@@ -41,22 +41,24 @@ class ContrastiveOutput(ModelOutput):
 
 
 class ContrastiveModule(nn.Module):
-    """A model and its objective as one module, so that the parameters of a loss train, clip and save like any other.
+    """A model and its objective as one module, so that parameters of the loss are trained, clipped and saved too.
 
-    Its checkpoints hold `model.*` and `objective.*`; `SupCLAPModel.from_pretrained` reads the first and leaves out the
+    Its checkpoints contain `model.*` and `objective.*`. `SupCLAPModel.from_pretrained` reads the first and ignores the
     second, which inference does not need.
 
-    Texts, and clips of several lengths, are embedded in chunks sorted by length, see `grad_cache.py`. Where a row has
-    several texts or clips, the step keeps the activations that one text and one clip a row would have, and recomputes
-    the others in the backward pass: eight languages take no more memory than one. On a GPU it keeps those of 16,384
-    tokens and 65,536 frames, if these are more; a smaller `chunk_size` then saves memory.
+    Texts, and clips of several lengths, are embedded in chunks sorted by length, see `grad_cache.py`. If a row has
+    several texts or clips, the step keeps the activations for one text and one clip per row, and recomputes the others
+    in the backward pass. Eight languages then take no more memory than one. On a GPU it keeps the activations of at
+    least 16,384 tokens and 65,536 frames; a smaller `chunk_size` then saves memory.
 
     Args:
-        model: What embeds.
-        objective: What turns embeddings into a loss, see `objectives.py`.
-        chunk_size: The clips, and texts, to hold the activations of; None holds those of one clip and text a row.
-        cache_frozen: What a tower of which nothing trains does in training: "auto", remember its vectors if it draws no
-            random numbers, see `frozen.py`; "always", be in evaluation mode, so that it draws none; "never".
+        model: Computes the embeddings.
+        objective: Computes the loss from the embeddings, see `objectives.py`.
+        chunk_size: Number of clips, and of texts, embedded at a time and kept in memory. None: one clip and one text
+            per row, on a GPU at least the numbers above.
+        cache_frozen: Caching of towers without trainable parameters. "auto": cache the outputs if the tower draws no
+            random numbers, see `frozen.py`. "always": also put the tower in evaluation mode, so that it draws none.
+            "never": no caching.
     """
 
     accepts_loss_kwargs = False
@@ -76,7 +78,7 @@ class ContrastiveModule(nn.Module):
         refuse_batch_statistics(model)
 
     def train(self, mode: bool = True) -> ContrastiveModule:
-        """As in torch, but for frozen towers that are to stay in evaluation mode."""
+        """Set the mode as in torch; with `cache_frozen="always"` frozen towers stay in evaluation mode."""
         super().train(mode)
         for kind, cache in self._caches.items():
             if self.cache_frozen == "always" and cache.is_frozen():
@@ -97,16 +99,27 @@ class ContrastiveModule(nn.Module):
         audio_lengths: Sequence[int] | None = None,
         text_lengths: Sequence[int] | None = None,
     ) -> ContrastiveOutput:
-        """Embed B rows of R clips and K texts each; in training also gather all processes' and compute the loss.
+        """Embed B rows of R clips and K texts each. In training mode, also gather all processes and compute the loss.
 
-        The lengths, B R frames and B K tokens, are those of the masks; without them a GPU is waited for to read them.
+        Args:
+            input_features: `(B R, ...)`, features of the clips.
+            input_ids: `(B, K, L)`.
+            attention_mask: `(B, K, L)`.
+            audio_attention_mask: `(B R, frames)`, 1 for real frames.
+            is_longer: `(B R, 1)`, an input of HTSAT towers.
+            token_type_ids: `(B, K, L)`.
+            group_ids: Passed to the objective.
+            class_ids: Passed to the objective, if given.
+            clip_index: Not used.
+            audio_lengths: Real frames of each of the B R clips, if known; reading a mask on a GPU waits for the GPU.
+            text_lengths: Real tokens of each of the B K texts, if known.
         """
         count = len(input_ids)
         texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         for name, tensor in texts.items():
             texts[name] = None if tensor is None else tensor.flatten(0, 1)  # (B, K, L) -> (B K, L)
 
-        # Texts first: the backward pass then begins with the clips, whose activations are gone when it comes to texts.
+        # Texts first: the backward pass begins with the clips and frees their activations before it reaches the texts.
         text_embeds = self._embed(self.model.get_text_features, texts, "attention_mask", count, text_lengths)
         text_embeds = text_embeds.unflatten(0, input_ids.shape[:2])  # (B K, d) -> (B, K, d)
 
@@ -127,7 +140,7 @@ class ContrastiveModule(nn.Module):
                 **({} if class_ids is None else {"class_ids": gather(class_ids)}),
             )
         if self.model.logit_bias is not None:
-            # Most objectives leave the bias alone; without a gradient it would stop DistributedDataParallel.
+            # Most objectives do not use the bias; DistributedDataParallel would fail if it had no gradient.
             loss = loss + 0 * self.model.logit_bias.sum()
         logs = {**logs, "temperature": 1 / self.model.logit_scale.detach().exp().squeeze()}
         return ContrastiveOutput(loss=loss, audio_embeds=audio_embeds, text_embeds=text_embeds, logs=logs)
@@ -140,36 +153,36 @@ class ContrastiveModule(nn.Module):
         count: int,
         lengths: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Embed `count` rows of one or several clips or texts each: `(count R, ...) -> (count R, d)`."""
-        given = {name: tensor for name, tensor in inputs.items() if tensor is not None}
-        options: dict[str, Any] = {"mask": mask if mask in given else None}
+        """Embed `count` rows of R clips or texts each: `(count R, ...) -> (count R, d)`."""
+        present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
+        options: dict[str, Any] = {"mask": mask if mask in present else None}
 
-        kind = "text" if "input_ids" in given else "audio"
+        kind = "text" if "input_ids" in present else "audio"
         cache, pool = self._caches[kind], getattr(self, f"_pool_{kind}")
-        if self.training and self.cache_frozen != "never" and cache.is_usable(pool, given):
+        if self.training and self.cache_frozen != "never" and cache.is_usable(pool, present):
             in_chunks = partial(embed_in_chunks, pool, chunk_size=self.chunk_size or count, **options)
-            pooled = cache(in_chunks, given, **options)  # (count R, width)
+            pooled = cache(in_chunks, present, **options)  # (count R, width)
             return unit_norm(self.model.get_submodule(f"{kind}_projection")(pooled))
 
-        if "input_ids" in given:
+        if "input_ids" in present:
             options["tokens"] = self.model.get_input_embeddings()
 
-        if mask in given:
-            options["lengths"] = lengths = real_lengths(given[mask]) if lengths is None else lengths
+        if mask in present:
+            options["lengths"] = lengths = real_lengths(present[mask]) if lengths is None else lengths
         chunk_size = self.chunk_size
         if chunk_size is None:
-            rows = next(iter(given.values()))
+            rows = next(iter(present.values()))
             longest = 1 if lengths is None else max(1, *lengths[:: len(rows) // count])
             chunk_size, options["kept_cells"] = count, count * longest
-            options["fewest_cells"] = _WORTH_A_CALL[mask]
-            if mask in given and _is_on_gpu(rows):
+            options["fewest_cells"] = _MIN_CHUNK_CELLS[mask]
+            if mask in present and _is_on_gpu(rows):
                 chunk_size, options["kept_cells"] = None, max(count * longest, _GPU_CELLS[mask])
                 options["fewest_cells"] = None
 
         def embed(rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
             return tower(**rows).pooler_output
 
-        return embed_in_chunks(embed, given, chunk_size, **options)
+        return embed_in_chunks(embed, present, chunk_size, **options)
 
     def _pool_audio(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
         pooled: torch.Tensor = self.model.run_audio_tower(**rows).pooler_output
@@ -179,11 +192,11 @@ class ContrastiveModule(nn.Module):
         return self.model.run_text_tower(**rows)[1]
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Passes the Trainer's request on to both towers, under the name of transformers 5.23 and later."""
+        """Enable activation checkpointing of both towers; the Trainer of transformers 5.23 and later calls this."""
         self.model.activation_checkpointing_enable(**kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Passes the Trainer's request on to both towers, under the name up to transformers 5.22."""
+        """Enable activation checkpointing of both towers; the Trainer up to transformers 5.22 calls this."""
         self.model.gradient_checkpointing_enable(**kwargs)
 
 

@@ -1,11 +1,11 @@
-"""Optimisation trajectory drift: the forces on a batch's texts, split along and across the pull [SupCLAP 2, C, D].
+"""Optimization trajectory drift: forces on texts, parallel and perpendicular to the pull [SupCLAP 2, C, D].
 
-The text-to-audio half of InfoNCE moves text i by -g_i, g_i = s (sum_j P_ij a_j - a_i), with s = logit_scale and P_ij
-the softmax of s t_i . a_j over j. The positive pulls in the direction u_i = (a_i - t_i) / ||a_i - t_i||; the negatives
-push with s sum_{j != i} P_ij a_j, whose part across u_i makes the text drift. Exchange the embeddings for the other
-half.
+The text-to-audio direction of InfoNCE moves text i by -g_i, g_i = s (sum_j P_ij a_j - a_i), with s = logit_scale and
+P_ij the softmax of s t_i . a_j over j. The positive pulls in the direction u_i = (a_i - t_i) / ||a_i - t_i||. The
+negatives push with s sum_{j != i} P_ij a_j. The component of this push perpendicular to u_i causes the drift. For the
+audio-to-text direction, exchange the embeddings.
 
-Numbers from embeddings alone: those of the loss once more, and one product with the probabilities, P a.
+The statistics need only the embeddings. They cost about as much as the loss, plus one matrix product P a.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ..losses.support_vector import DynamicRadius, Similarity, displacement_rati
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits each force into its parts along and across a direction of unit norm (or 0); (N, d) each.
+    """Split each force into components parallel and perpendicular to a direction of unit norm (or 0); (N, d) each.
 
-    >>> along, across = decompose(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]))
-    >>> along.tolist(), across.tolist()
+    >>> parallel, perpendicular = decompose(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]))
+    >>> parallel.tolist(), perpendicular.tolist()
     ([[0.0, 4.0]], [[3.0, 0.0]])
     """
-    along = (force * direction).sum(dim=-1, keepdim=True) * direction
-    return along, force - along
+    parallel = (force * direction).sum(dim=-1, keepdim=True) * direction
+    return parallel, force - parallel
 
 
 def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
-    """Computes u = (a - t) / ||a - t||, in which each target pulls its anchor, 0 where the two coincide; (N, d).
+    """Compute u = (a - t) / ||a - t||, the direction of the pull on each anchor; 0 for coincident pairs; (N, d).
 
     >>> pull_direction(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[-1.0, 0.0], [1.0, 0.0]])).tolist()
     [[-1.0, 0.0], [0.0, 0.0]]
@@ -44,15 +44,17 @@ def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Computes pull and push, the two terms of the gradient on each anchor [SupCLAP eq. 4]; it moves by their negative.
+    """Compute pull and push, the two terms of the gradient on each anchor [SupCLAP eq. 4].
+
+    An anchor moves by minus their sum.
 
     Args:
-        logits: (N, N), the scaled similarity of anchor i to target j, whose softmax over j weighs the forces.
+        logits: (N, N), the scaled similarity of anchor i to target j; P is their softmax over j.
         targets: (N, d), unit norm.
         logit_scale: 1 / temperature.
 
     Returns:
-        (P+ - 1) a+ / tau and the sum over the negatives of P- a- / tau; (N, d) each.
+        (P+ - 1) a+ / tau, and the sum over the negatives of P- a- / tau; (N, d) each.
     """
     negatives = logits.softmax(dim=-1).fill_diagonal_(0)  # (N, N)
     pull = -logit_scale * negatives.sum(dim=-1, keepdim=True) * targets  # P+ - 1 without cancellation
@@ -62,18 +64,18 @@ def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Ten
 
 
 def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: bool = False) -> Tensor:
-    """Averages the cosine between an anchor's update and the pull of its target [SupCLAP fig. 1]; 1 is no drift.
+    """Compute the mean cosine between the update of an anchor and the pull of its target [SupCLAP fig. 1].
 
-    Both are projected on the tangent space of the sphere at the anchor, since normalisation takes the radial part of an
-    update away. There the direction u toward the target and the pulling force, which the paper writes along a+, are
-    one. Without the projection an update that is nothing but pull would score ||a - t|| / 2 against u, less the better
-    the model. Anchors that coincide with their target or do not move are left out.
+    1 means no drift. Both vectors are projected on the tangent space of the sphere at the anchor, because normalisation
+    removes the radial part of an update. After the projection the direction u toward the target and the pulling force,
+    along a+ in the paper, are the same. Without it, an update by the pull alone would have a cosine of ||a - t|| / 2
+    with u, lower for better models. The mean leaves out anchors that coincide with their target or do not move.
 
     Args:
         updates: (N, d), minus the gradient with respect to the anchors, of any norm.
         anchors: (N, d), unit norm.
         targets: (N, d), unit norm.
-        literal: Whether to leave the projection out and take the cosine with a - t, to the letter of the paper.
+        literal: Whether to compute the cosine with a - t without the projection, as in the paper.
 
     Returns:
         0-d tensor, -1 to 1; 0 if no anchor moves.
@@ -93,7 +95,7 @@ def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: boo
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Gives vectors unit norm; 0 stays 0. The squares of the forces on a solved pair would underflow, unscaled."""
+    """Normalise vectors; 0 stays 0. Dividing by the largest component first avoids underflow for very small forces."""
     largest = vectors.abs().amax(dim=-1, keepdim=True)
     return F.normalize(vectors / largest.clamp_min(torch.finfo(vectors.dtype).tiny), dim=-1)
 
@@ -109,34 +111,36 @@ def drift_statistics(
     decoupled: bool = False,
     logit_bias: float | Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Measures what drives a batch's texts off the straight way; means over the texts, by name.
+    """Compute drift statistics of the texts of a batch: means over the texts, by name.
 
-    - `drift_cosine`: the function of this name on the update by InfoNCE's text-to-audio half, or by SigLIP's loss where
-      there is a bias; `drift_cosine_literal`, to the letter of the paper.
-    - `push_parallel_norm`, `push_perpendicular_norm`: InfoNCE's push of all negatives together, along and across u.
+    - `drift_cosine`: `drift_cosine()` of the update by the text-to-audio direction of InfoNCE, or by the SigLIP loss if
+      there is a bias. `drift_cosine_literal`: the same with `literal=True`.
+    - `push_parallel_norm`, `push_perpendicular_norm`: norms of the total InfoNCE push of all negatives, parallel and
+      perpendicular to u.
     - `distance`: ||a - t||, 0 to 2. `positive_similarity`: the cosine of the pairs.
 
-    And with a radius:
-    - `radius_mean`, `radius_std`: the mean and spread of R [SupCLAP fig. 3].
-    - `svr_factor_mean`, `svr_factor_std`: those of 1 - R / ||a - t||, by which SVR scales the perpendicular push
-      [eq. 8]; 1 where text and audio coincide.
-    - `drift_cosine_svr`, `drift_cosine_svr_literal`: the same of that loss and its SVR term [eq. 6, 17, 18].
+    With a radius also:
+    - `radius_mean`, `radius_std`: mean and standard deviation of R [SupCLAP fig. 3].
+    - `svr_factor_mean`, `svr_factor_std`: mean and standard deviation of 1 - R / ||a - t||, by which SVR scales the
+      perpendicular push [eq. 8]; 1 for coincident pairs.
+    - `drift_cosine_svr`, `drift_cosine_svr_literal`: the drift cosines of the loss with its SVR term [eq. 6, 17, 18].
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        radius: The radius of the text-to-audio direction: a number, a 0-d tensor or (N,). Without one there is no SVR.
-        alpha: The weight of the SVR term.
-        similarity: That of a support vector to a target, "cosine" or "dot".
+        radius: Radius of the text-to-audio direction: a number, a 0-d tensor or (N,). None: no SVR.
+        alpha: Weight of the SVR term.
+        similarity: Similarity of a support vector to a target, "cosine" or "dot".
         decoupled: Whether the SVR term leaves the positive out of its denominator.
-        logit_bias: SigLIP's, a number or a 0-d tensor, where that is the loss.
+        logit_bias: Bias of SigLIP, a number or a 0-d tensor. None: the loss is InfoNCE.
 
     Returns:
-        0-d tensors by name, on the device of the embeddings (reading one waits for it: do so at logging steps).
+        0-d tensors by name, on the device of the embeddings. Reading one waits for the device, so read them only at
+        logging steps.
 
     Raises:
-        ValueError: The shapes do not fit, or there are fewer than two clips.
+        ValueError: The shapes do not match, or there are fewer than two clips.
 
     >>> texts, audios = torch.eye(4)[:2], torch.eye(4)[2:]
     >>> statistics = drift_statistics(audios, texts, logit_scale=1.0)
@@ -147,7 +151,7 @@ def drift_statistics(
     audio_embeds, text_embeds = at_least_float32(audio_embeds, text_embeds)
     distance = positive_distance(text_embeds, audio_embeds)  # (N,)
     pull, push = contrastive_forces(logit_scale * cosines, audio_embeds, logit_scale)
-    along, across = decompose(push, pull_direction(text_embeds, audio_embeds))
+    parallel, perpendicular = decompose(push, pull_direction(text_embeds, audio_embeds))
 
     def update(loss: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.enable_grad(), torch.autocast(audio_embeds.device.type, enabled=False):
@@ -160,23 +164,23 @@ def drift_statistics(
             return sigmoid_contrast(logits + logit_bias)
         return softmax_contrast(logits, decoupled=decoupled)
 
-    def support(texts: Tensor) -> Tensor:
+    def svr_term(texts: Tensor) -> Tensor:
         assert radius is not None
         return contrast(support_vectors(texts, audio_embeds, radius, similarity), decoupled)
 
     updates = {"drift_cosine": -(pull + push) if logit_bias is None else update(contrast)}
     if radius is not None:
-        updates["drift_cosine_svr"] = updates["drift_cosine"] + alpha * update(support)
+        updates["drift_cosine_svr"] = updates["drift_cosine"] + alpha * update(svr_term)
 
     statistics = {
-        "push_parallel_norm": along.norm(dim=-1).mean(),
-        "push_perpendicular_norm": across.norm(dim=-1).mean(),
+        "push_parallel_norm": parallel.norm(dim=-1).mean(),
+        "push_perpendicular_norm": perpendicular.norm(dim=-1).mean(),
         "distance": distance.mean(),
         "positive_similarity": cosines.diagonal().mean(),
     }
-    for name, own in updates.items():
-        statistics[name] = drift_cosine(own, text_embeds, audio_embeds)
-        statistics[f"{name}_literal"] = drift_cosine(own, text_embeds, audio_embeds, literal=True)
+    for name, movement in updates.items():
+        statistics[name] = drift_cosine(movement, text_embeds, audio_embeds)
+        statistics[f"{name}_literal"] = drift_cosine(movement, text_embeds, audio_embeds, literal=True)
     if radius is None:
         return statistics
 
@@ -200,52 +204,52 @@ def radius_by_hard_negatives(
     counts: Sequence[int] = (6, 12, 18),
     pool_size: int = 720,
 ) -> dict[str, Tensor]:
-    """The mean radius of texts in batches with the K hardest of many negatives [SupCLAP E.8, fig. 7].
+    """Compute the mean radius of texts in batches with the K hardest negatives of a pool [SupCLAP E.8, fig. 7].
 
-    Each text meets its own clip, the K clips of the pool that are most similar to it, and for the rest of the batch
-    other clips of the pool, drawn by their ranks, always the same ones.
+    The batch of a text contains its clip, the K most similar clips of the pool, and other clips of the pool. Their
+    ranks in similarity are drawn at random once, with a fixed seed.
 
     Args:
-        radius: The predictor of the texts' radii; a batch has as many clips as it sees.
+        radius: The radius predictor of the texts; a batch has `num_similarities` clips.
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature.
-        group_ids: (N,) integers; clips of a text's own group are none of its negatives.
-        counts: The values of K; those that do not fit into a batch are left out.
-        pool_size: How many pairs are looked at, the first ones, and negatives chosen from.
+        group_ids: (N,) integers; clips of the group of a text are not its negatives.
+        counts: Values of K; values that do not fit into a batch are skipped.
+        pool_size: Number of pairs in the pool, the first ones.
 
     Returns:
-        "radius_hard_6" and so on, 0-d; nothing where the pool does not fill a batch.
+        0-d tensors, "radius_hard_6" and so on by K; empty if the pool is smaller than a batch.
     """
     audio_embeds, text_embeds = at_least_float32(audio_embeds[:pool_size], text_embeds[:pool_size])
     groups = None if group_ids is None else group_ids[:pool_size]
-    own = positive_mask(len(audio_embeds), groups, audio_embeds.device)
-    fewest = int((~own).sum(dim=-1).min())
-    if fewest < radius.num_negatives:
+    positives = positive_mask(len(audio_embeds), groups, audio_embeds.device)
+    min_negatives = int((~positives).sum(dim=-1).min())
+    if min_negatives < radius.num_negatives:
         return {}
 
     scaled = logit_scale * text_embeds @ audio_embeds.T
     positive = scaled.diagonal().unsqueeze(-1)  # (N, 1)
-    ranked = scaled.masked_fill(own, -torch.inf).sort(dim=-1, descending=True).values
+    ranked = scaled.masked_fill(positives, -torch.inf).sort(dim=-1, descending=True).values
 
     radii = {}
     for count in counts:
-        room = radius.num_negatives - count
-        if room < 0:
+        num_random = radius.num_negatives - count
+        if num_random < 0:
             continue
-        order = torch.randperm(fewest - count, generator=torch.Generator().manual_seed(0))
-        ranks = count + order[:room].sort().values  # so that the hardest stay first
+        order = torch.randperm(min_negatives - count, generator=torch.Generator().manual_seed(0))
+        ranks = count + order[:num_random].sort().values  # sorted: the hardest first
         negatives = torch.cat([ranked[:, :count], ranked[:, ranks.to(ranked.device)]], dim=-1)
-        seen = torch.cat([positive, negatives], dim=-1)  # (N, num_similarities)
-        radii[f"radius_hard_{count}"] = radius.layers(seen.to(next(radius.layers.parameters()).dtype)).mean()
+        inputs = torch.cat([positive, negatives], dim=-1)  # (N, num_similarities)
+        radii[f"radius_hard_{count}"] = radius.layers(inputs.to(next(radius.layers.parameters()).dtype)).mean()
     return radii
 
 
 def similarity_histogram(cosines: Tensor, bins: int = 40) -> dict[str, Any]:
-    """Counts the positive pairs by their cosine, (N,) [SupCLAP fig. 4]; training moves them to the right.
+    """Compute a histogram of the cosines (N,) of the positive pairs, ready for JSON [SupCLAP fig. 4].
 
-    Gives the range of the bins, which have one width, "low" and "high", and their "counts", as JSON takes them. By
-    rounding, a cosine may be 1.0000001, and counts as 1.
+    Returns the range "low" to "high" of the bins, all of one width, and their "counts". Cosines above 1 by rounding
+    count as 1.
 
     >>> similarity_histogram(torch.tensor([-0.4, 0.9, 1.0, 1.0000001]), bins=4)
     {'low': -1.0, 'high': 1.0, 'counts': [0, 1, 0, 3]}

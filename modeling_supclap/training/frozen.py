@@ -1,8 +1,7 @@
-"""What a tower that does not train says of each text, or recording, is worked out once and remembered.
+"""Cache of the outputs of a frozen tower, so that each text or recording is embedded once.
 
-A vector is found by the content of the input itself: a caption by its tokens, whatever the clip, the language drawn or
-the epoch; a recording by its spectrogram, so that one cropped elsewhere is another one. What comes after the tower, the
-projection, is not remembered and may train.
+The key is a hash of the input: the tokens of a caption, or the spectrogram of a recording. A different crop of a
+recording is therefore a different input. Only the output before the projection is cached, so the projection can train.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from torch import Tensor, nn
 Rows = Mapping[str, Tensor]
 
 LIMIT_BYTES = 2 << 30
-"""What the vectors of a tower may take of a process's memory; those that come later are worked out each time."""
+"""Maximum CPU memory for the cached vectors of a tower, per process; later vectors are computed each time."""
 
 
 class FrozenCache:
-    """The vectors of one tower.
+    """Cache of the vectors of one frozen tower, in CPU memory.
 
     Args:
-        parts: The modules that make them; as long as one of their parameters trains, nothing is remembered.
-        limit_bytes: The memory that they may take.
+        parts: The modules of the tower; nothing is cached while one of their parameters is trainable.
+        limit_bytes: Maximum memory of the cache in bytes.
     """
 
     def __init__(self, parts: Iterable[nn.Module], limit_bytes: int = LIMIT_BYTES) -> None:
@@ -36,57 +35,59 @@ class FrozenCache:
         self._is_repeatable: dict[bool, bool] = {}  # in training mode, and in evaluation mode
 
     def is_frozen(self) -> bool:
-        """Whether no parameter of the tower trains."""
+        """Return whether no parameter of the tower is trainable."""
         return not any(parameter.requires_grad for parameter in self._parts.parameters())
 
     def is_usable(self, pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
-        """Whether the tower would say the same once more: nothing in it trains, and it draws no random number.
+        """Return whether the tower is deterministic: it has no trainable parameters and draws no random numbers.
 
         Args:
-            pool: The tower, in the mode in which it is to be used.
-            inputs: A batch, whose first row is tried.
+            pool: The tower, in the mode (training or evaluation) in which it is used.
+            inputs: A batch; its first row is run once per mode.
         """
         if not self.is_frozen():
             return False
         mode = self._parts[0].training
         if mode not in self._is_repeatable:
-            self._is_repeatable[mode] = not _draws(pool, {name: tensor[:1] for name, tensor in inputs.items()})
+            self._is_repeatable[mode] = not _draws_random_numbers(
+                pool, {name: tensor[:1] for name, tensor in inputs.items()}
+            )
         return self._is_repeatable[mode]
 
     def __call__(self, pool: Callable[[Rows], Tensor], inputs: Rows, mask: str | None) -> Tensor:
-        """The vectors of a batch.
+        """Return the vectors of a batch, and run the tower only on rows that are not in the cache.
 
         Args:
-            pool: The tower; it gets the rows that are not known yet, each once.
+            pool: The tower.
             inputs: Tensors by name, each with the N rows along its first axis.
-            mask: As `grad_cache.embed_in_chunks`.
+            mask: As in `grad_cache.embed_in_chunks`.
 
         Returns:
             `(N, D)`, without gradient.
         """
         version = sum(parameter._version for parameter in self._parts.parameters())
-        if version != self._version:  # weights were loaded since
+        if version != self._version:  # the weights have changed, for example by loading a checkpoint
             self._version, self._bytes = version, 0
             self._vectors.clear()
 
         keys = _content_keys(inputs, mask)
-        unknown = {key: row for row, key in enumerate(keys) if key not in self._vectors}
-        found = self._vectors
-        if unknown:
-            rows = torch.tensor(list(unknown.values()))
+        missing = {key: row for row, key in enumerate(keys) if key not in self._vectors}
+        batch_vectors = self._vectors
+        if missing:
+            rows = torch.tensor(list(missing.values()))
             with torch.no_grad():
                 vectors = pool({name: tensor[rows.to(tensor.device)] for name, tensor in inputs.items()})  # (U, D)
-            new = dict(zip(unknown, vectors.cpu(), strict=True))
-            found = {**{key: self._vectors[key] for key in keys if key not in new}, **new}
+            new = dict(zip(missing, vectors.cpu(), strict=True))
+            batch_vectors = {**{key: self._vectors[key] for key in keys if key not in new}, **new}
 
             if self._bytes + vectors.nbytes <= self.limit_bytes:
                 self._vectors |= new
                 self._bytes += vectors.nbytes
-        return torch.stack([found[key] for key in keys]).to(next(iter(inputs.values())).device)
+        return torch.stack([batch_vectors[key] for key in keys]).to(next(iter(inputs.values())).device)
 
 
 def _content_keys(inputs: Rows, mask: str | None) -> list[bytes]:
-    """A hash of what is not padding in each row."""
+    """Compute a hash of each row without its padding."""
     arrays = {name: tensor.cpu().numpy() for name, tensor in inputs.items()}
     keys = []
     for row in range(len(next(iter(arrays.values())))):
@@ -100,8 +101,8 @@ def _content_keys(inputs: Rows, mask: str | None) -> list[bytes]:
     return keys
 
 
-def _draws(pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
-    """Whether a tower draws random numbers, as dropout does; those of the run stay as they are."""
+def _draws_random_numbers(pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
+    """Return whether a tower draws random numbers, as dropout does; the random state is restored."""
     device = next(iter(inputs.values())).device
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():

@@ -1,13 +1,13 @@
-"""Embeds a batch in chunks of rows of similar length, with the exact gradients of the whole batch.
+"""Embedding of a batch in chunks of rows of similar length, with the exact gradients of the whole batch.
 
-A contrastive loss wants the embeddings of the whole batch at once. What fills the memory are the activations behind
-them, and what fills the time is often padding; neither has to do with the loss, since those of one row have nothing to
-do with those of another. So rows of similar length are embedded together, each chunk without the padding that it does
-not need. Chunks beyond a limit forget their activations, and the backward pass makes them again, with the same dropout,
-when the gradient of their embeddings is known (Gao et al., 2021, arXiv 2101.06983).
+A contrastive loss needs the embeddings of the whole batch at once. Activations of the towers fill the memory, and
+padding often takes much of the time. Both can be reduced, because the rows of a batch do not depend on each other. Rows
+of similar length are embedded together, and each chunk is cut to its longest row. Chunks beyond a limit drop their
+activations. The backward pass recomputes them, with the same dropout, when it reaches the chunk (Gao et al., 2021,
+arXiv 2101.06983).
 
-The forgetting and remaking is PyTorch's non-reentrant checkpoint, one for each chunk. Nothing else of a training step
-changes: it stays one forward and one backward pass, with whatever scales, synchronises or accumulates gradients.
+Each chunk is one non-reentrant checkpoint of PyTorch. A training step is still one forward and one backward pass, so
+gradient scaling, synchronisation and accumulation work as usual.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ Rows = Mapping[str, Tensor]
 Embed = Callable[[Rows], Tensor]
 
 _MUCH_SHORTER = 0.75
-"""A row of at most this share of a chunk's longest begins a chunk of its own length."""
+"""A row of at most this fraction of the longest row of a chunk starts a new chunk."""
 
 
 def real_lengths(mask: Tensor) -> list[int]:
-    """Return the columns of each row up to its last real one, for a mask `(..., L)` of 1 and 0; waits for a GPU."""
+    """Return the length of each row up to its last real column, for a mask `(..., L)` of 1 and 0.
+
+    On a GPU this waits for the GPU.
+    """
     columns = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
     lengths: list[int] = (columns * mask.bool()).amax(dim=-1).flatten().tolist()
     return lengths
@@ -51,28 +54,29 @@ def embed_in_chunks(
 ) -> Tensor:
     """Embed a batch in chunks, with the gradients of `embed(inputs)` for any loss of the embeddings.
 
-    A cell is a row's column in its chunk: a token, real or padding, or a frame. The longest rows come first, and the
-    backward pass begins with the last chunk. So the last ones, at least one, keep their activations; each of the
-    others costs one more forward pass. Towers that are called later are done and freed when it begins.
+    A cell is one column of one row in a chunk: a token, real or padding, or a frame. The longest rows come first. The
+    backward pass begins with the last chunk, so the last chunks (at least one) keep their activations. Each other chunk
+    costs one more forward pass. The activations of towers called later are free when that begins.
 
     Args:
-        embed: Function from rows of the batch to their embeddings `(n, d)`. A row's embedding must not depend on the
-            other rows, see `refuse_batch_statistics`. It may draw random numbers, on the CPU and on the inputs' device.
+        embed: Function from rows of the batch to their embeddings `(n, d)`. The embedding of a row must not depend on
+            other rows, see `refuse_batch_statistics`. It may draw random numbers on the CPU and on the device of the
+            inputs.
         inputs: Tensors by name, each with the N rows along its first axis.
-        chunk_size: Maximum rows of a chunk; None: as many as have at most `kept_cells` cells.
-        mask: Name of the input that marks real columns with 1 and padding with 0, `(N, L)`; all inputs then have L
-            columns, or one, on their last axis. None keeps rows in order and padded as they are.
-        kept_cells: Number of cells whose activations may stay in memory.
-        fewest_cells: A chunk with this many cells ends where rows are much shorter; None fills each chunk.
-        tokens: The embeddings in which `embed` looks up `input_ids`. Several chunks then look their tokens up in the
-            rows that the batch uses, so that the gradient of the whole table is made once and not for each chunk.
-        lengths: The `real_lengths` of the mask, if known; reading them from a mask on a GPU waits for it.
+        chunk_size: Maximum rows per chunk. None: as many rows as fit into `kept_cells` cells.
+        mask: Name of the input that marks real columns with 1 and padding with 0, `(N, L)`. All inputs then have L
+            columns, or one, on their last axis. None: rows stay in their order and with their padding.
+        kept_cells: Number of cells that keep their activations in memory, in addition to at least one chunk.
+        fewest_cells: A chunk with this many cells ends before much shorter rows. None: each chunk is filled.
+        tokens: The embedding table that `embed` uses for `input_ids`. With several chunks, only the rows that the batch
+            uses are looked up, so that the gradient of the whole table is computed once and not for each chunk.
+        lengths: The `real_lengths` of the mask, if known; computing them on a GPU waits for the GPU.
 
     Returns:
         `(N, d)`, in the order of the inputs.
 
     Raises:
-        ValueError: `chunk_size` is below 1, or the inputs have no row or different numbers of rows.
+        ValueError: `chunk_size` is below 1, or the inputs have no rows or different numbers of rows.
 
     Example:
         >>> tower = nn.Linear(2, 3)
@@ -83,10 +87,10 @@ def embed_in_chunks(
         (torch.Size([5, 3]), tensor([5., 5., 5.]))
     """
     if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; a chunk needs at least one row")
+        raise ValueError(f"got chunk_size={chunk_size}; a chunk needs at least one row")
     counts = {name: len(tensor) for name, tensor in inputs.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
-        raise ValueError(f"got rows {counts}; give tensors with the same number of rows, at least one")
+        raise ValueError(f"got rows {counts}; all inputs need the same number of rows, at least one")
 
     first = next(iter(inputs.values()))
     if mask is None:
@@ -96,7 +100,7 @@ def embed_in_chunks(
     chunks = _cut(lengths, chunk_size, kept_cells, fewest_cells)
 
     def embed_chunk(rows: Tensor | None, width: int) -> Tensor:
-        chunk = {}  # cut here, and cut again in the backward pass, so that no second copy of the batch is kept
+        chunk = {}  # sliced here and again in the backward pass, so that no second copy of the batch stays in memory
         for name, values in inputs.items():
             columns = values if mask is None else values[..., :width]
             chunk[name] = columns if rows is None else columns[rows]
@@ -125,12 +129,13 @@ def embed_in_chunks(
 
 
 def refuse_batch_statistics(module: nn.Module) -> None:
-    """Makes each batch norm of a module raise where it would normalise by the statistics of its batch.
+    """Make each batch norm of a module raise if it would normalise by the statistics of its batch.
 
-    It would see a chunk in place of the batch, which changes the gradients (by a tenth, for one at the input).
+    With chunks, those would be the statistics of a chunk, which changes the gradients (by a tenth for a norm of the
+    inputs).
 
     Args:
-        module: What is to be embedded with; marked for good.
+        module: The model, changed in place: hooks are added to its batch norms.
     """
 
     def refuse(name: str, layer: nn.Module, inputs: Any) -> None:
@@ -148,7 +153,7 @@ def refuse_batch_statistics(module: nn.Module) -> None:
 def _cut(
     lengths: Sequence[int], chunk_size: int | None, kept_cells: int, fewest_cells: int | None
 ) -> list[tuple[list[int], int]]:
-    """Cut rows of these lengths into chunks, the longest first: the numbers of the rows of each, and its columns."""
+    """Sort rows by length, longest first, and cut them into chunks; return the row indices and width of each chunk."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     chunks: list[tuple[list[int], int]] = []
     for row in order:
@@ -165,7 +170,7 @@ def _cut(
 
 
 def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> Embed:
-    """Makes `embed` look tokens up among those of the batch, gathered once: the table has one gradient for all."""
+    """Wrap `embed` to look tokens up in a small table with the tokens of the batch, gathered once for all chunks."""
     weight = tokens.weight
     whole = weight.shape == (tokens.num_embeddings, tokens.embedding_dim)  # a sharded table is not
     if not (weight.requires_grad and whole and torch.is_grad_enabled()):
@@ -174,20 +179,20 @@ def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> 
     used = input_ids.unique()  # (U,)
     padding = tokens.padding_idx
     if padding is not None:
-        # The row with the number of the padding token gets no gradient, so it has to be that token's here too.
+        # The row with index `padding` gets no gradient, so the padding token must have this index here, too.
         used = used[used != padding]
         filling = used.new_full((max(1, padding + 1 - len(used)),), padding)
         used = torch.cat([used[:padding], filling, used[padding:]])
 
-    places = torch.zeros(len(weight), dtype=torch.long, device=input_ids.device)
-    places[used] = torch.arange(len(used), device=input_ids.device)
+    indices = torch.zeros(len(weight), dtype=torch.long, device=input_ids.device)
+    indices[used] = torch.arange(len(used), device=input_ids.device)
     if padding is not None:
-        places[padding] = padding
+        indices[padding] = padding
 
     rows = _UsedRows.apply(weight, used)  # (U, D)
 
     def embed_with_rows(chunk: Rows) -> Tensor:
-        hook = tokens.register_forward_pre_hook(lambda module, ids: (places[ids[0]],))
+        hook = tokens.register_forward_pre_hook(lambda module, ids: (indices[ids[0]],))
         parameters: dict[str, Any] = tokens._parameters
         parameters["weight"] = rows  # for this call
         try:
@@ -200,7 +205,7 @@ def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> 
 
 
 class _UsedRows(torch.autograd.Function):
-    """Rows of a table; to a gradient that the table already has theirs is added without another one of its size."""
+    """Lookup of rows of a table; its gradient is sparse if the table already has a gradient, which saves memory."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, used: Tensor) -> Tensor:
@@ -217,10 +222,10 @@ class _UsedRows(torch.autograd.Function):
 
 @contextmanager
 def _fresh_casts(several: bool) -> Iterator[None]:
-    """Casts weights for each of several chunks anew under autocast.
+    """Return a context without the autocast cache, so that each of several chunks casts the weights itself.
 
-    Chunks that share a cast weight add up its gradient in half precision, the less exactly the more chunks there
-    are; with a cast of their own they add it up in the precision of the parameter, as accumulated steps do.
+    Chunks that share a cast weight sum its gradient in half precision, with an error that grows with the number of
+    chunks. With separate casts they sum it in the precision of the parameter, as gradient accumulation does.
     """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(before and not several)

@@ -1,10 +1,14 @@
-"""What trains when a finished model is trained on: its last blocks, or low-rank adapters.
+"""Partial fine-tuning of a trained model: its last blocks, or low-rank adapters (LoRA).
 
-TeminAL trains about a tenth of its model, the last layers and the projections [T table 5]. PEFT alone cannot say that:
-its `modules_to_save` trains whole modules only beside at least one adapted module (`target_modules=[]` is an error), it
-keeps a second copy of each, it matches names by their endings ("layers.2" is found in both towers), and a bare
-parameter such as `logit_scale` it leaves out without a word. So whole blocks are chosen by plain freezing, which is
-exact; LoRA goes through PEFT, by full dotted names, and the temperature is released beside it.
+TeminAL trains about a tenth of its model, the last layers and the projections [T table 5]. PEFT alone cannot do this:
+
+- `modules_to_save` trains whole modules only together with at least one adapted module (`target_modules=[]` is an
+  error), and keeps a second copy of each.
+- It matches names by their endings, so "layers.2" matches both towers.
+- It silently skips bare parameters such as `logit_scale`.
+
+Whole blocks are therefore selected by freezing all other parameters. LoRA uses PEFT with full dotted names, and the
+temperature is made trainable separately.
 """
 
 from __future__ import annotations
@@ -32,16 +36,16 @@ PARTS = {
 
 
 def block_names(tower: nn.Module) -> list[str]:
-    """Finds the transformer blocks of a tower, first to last, by dotted names within the tower.
+    """Return the dotted names of the transformer blocks of a tower, first to last.
 
-    They are the items of its outermost `nn.ModuleList`, the last one where there are several; a tower in stages (HTSAT)
-    keeps each stage's blocks in a list named `blocks`, and these are the ones that count.
+    The blocks are the items of the outermost `nn.ModuleList`, or of the last one if there are several. In a tower with
+    stages (HTSAT) they are the items of the list `blocks` of each stage.
 
     Args:
-        tower: An encoder: CED, HTSAT, SONAR (M2M100), or one of BERT's kind.
+        tower: An encoder: CED, HTSAT, SONAR (M2M100), or one like BERT.
 
     Raises:
-        ValueError: The tower has no list of modules.
+        ValueError: The tower has no `nn.ModuleList`.
 
     Example:
         >>> from modeling_supclap import CEDConfig, CEDModel
@@ -53,7 +57,7 @@ def block_names(tower: nn.Module) -> list[str]:
         if isinstance(module, nn.ModuleList) and not name.startswith(tuple(f"{other}." for other in outermost)):
             outermost.append(name)
     if not outermost:
-        raise ValueError(f"{type(tower).__name__} keeps no nn.ModuleList, so it has no blocks to choose from")
+        raise ValueError(f"{type(tower).__name__} has no nn.ModuleList, so its blocks cannot be found")
 
     names: list[str] = []
     for index, item in enumerate(tower.get_submodule(outermost[-1]).children()):
@@ -66,24 +70,25 @@ def block_names(tower: nn.Module) -> list[str]:
 
 
 def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: int = 1) -> list[str]:
-    """Freezes a model but for the last blocks of each tower, what follows them, both projections and the temperature.
+    """Freeze a model except the last blocks of each tower, the modules after them, the projections and the temperature.
 
-    What follows is whatever the tower defines after its blocks, a final norm or BERT's pooler; batch norms are left
-    out, since HTSAT's normalises its input. Frozen parameters get no gradient and stay bit for bit what they are. With
-    one block each this is TeminAL's choice: for BERT-base with its pooler and 1,024 shared dimensions the text side
-    trains 9,515,520 parameters, the number printed in [T table 5]. Its audio side, 8,423,951, is that of a CNN14 (both
-    linear layers and the projection), though the paper names HTSAT; with HTSAT and RoBERTa 10.5 % of CLAP trains.
+    The modules after the blocks are those that the tower defines later, such as a final norm or the pooler of BERT.
+    Batch norms stay frozen, because that of HTSAT normalises the input. Frozen parameters do not change at all.
+
+    TeminAL trains one block of each tower. For BERT-base with its pooler and 1,024 shared dimensions, 9,515,520 text
+    parameters then train, the number in [T table 5]. Its number for audio, 8,423,951, is that of a CNN14 (both linear
+    layers and the projection), although the paper names HTSAT. With HTSAT and RoBERTa 10.5 % of CLAP trains.
 
     Args:
-        model: The model, changed in place; a second call begins anew.
-        audio_layers: The number of blocks of the audio tower that train; 0 freezes the tower whole.
-        text_layers: The number of blocks of the text tower that train; 0 freezes the tower whole.
+        model: The model, changed in place. A second call replaces the selection of the first.
+        audio_layers: Number of audio blocks to train; 0 freezes the whole audio tower.
+        text_layers: Number of text blocks to train; 0 freezes the whole text tower.
 
     Returns:
-        Full dotted names of the modules and bare parameters that train.
+        Full dotted names of the trainable modules and bare parameters.
 
     Raises:
-        ValueError: A tower has fewer blocks than asked for.
+        ValueError: A tower has fewer blocks than `audio_layers` or `text_layers`.
 
     Example:
         >>> from modeling_supclap import SupCLAPConfig
@@ -103,47 +108,49 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
 def add_lora(
     model: SupCLAPModel, rank: int = 8, alpha: int = 16, audio_layers: int = 1, text_layers: int = 1
 ) -> SupCLAPModel:
-    """Freezes a model and lets low-rank adapters train in its last blocks (LoRA: Hu et al., 2021, arXiv 2106.09685).
+    """Freeze a model and add trainable LoRA adapters to its last blocks (Hu et al., 2021, arXiv 2106.09685).
 
-    W x becomes W x + (alpha / rank) B A x for each linear layer of their attention; B starts at 0, so that nothing
-    changes until it trains. Both projections and the temperature train in full.
+    W x becomes W x + (alpha / rank) B A x in each linear layer of the attention. B starts at 0, so that the outputs do
+    not change before training. Both projections and the temperature are fully trained.
 
-    The model stays a `SupCLAPModel` with adapters inside, and `SupCLAPTrainer` trains, checkpoints and resumes it as
-    any other (resume with a model that went through the same call). The trainer's `save_model` saves a stock
-    model, merged as by `merge_lora`; `model.save_pretrained` writes a PEFT adapter folder, which has no place for the
-    temperature. A checkpoint of such a run is for resuming only: its weights go by PEFT's names, so `from_pretrained`
-    would find few of them.
+    The model stays a `SupCLAPModel`, and `SupCLAPTrainer` trains and checkpoints it as usual. To resume, call
+    `add_lora` with the same arguments first. The trainer's `save_model` saves a plain model, merged as by `merge_lora`.
+    `model.save_pretrained` writes a PEFT adapter folder without the temperature. Use the checkpoints only to resume:
+    their weights have PEFT's names, and `from_pretrained` would find few of them.
 
     Args:
         model: The model, changed in place.
-        rank: The width of A and B.
-        alpha: The strength of the adapters, relative to `rank`.
-        audio_layers: The number of blocks of the audio tower that get adapters.
-        text_layers: The number of blocks of the text tower that get adapters.
+        rank: Rank of the adapters, the inner dimension of B A.
+        alpha: Scale of the adapters; their output is multiplied by alpha / rank.
+        audio_layers: Number of last audio blocks with adapters; 0: none.
+        text_layers: Number of last text blocks with adapters; 0: none.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: The model has adapters already, a tower has fewer blocks than asked for or no attention in them,
-            or none is to be adapted; or the audio tower is WavLM.
+        ValueError: The model already has adapters, a tower has too few blocks, its blocks have no attention, both
+            numbers of blocks are 0, or the audio tower is WavLM.
     """
     if getattr(model, "peft_config", None):
-        raise ValueError("the model has adapters already; call merge_lora first")
+        raise ValueError("the model already has adapters; call merge_lora first")
 
     targets = []
     for tower, layers in (("audio_model", audio_layers), ("text_model", text_layers)):
-        found = _attention_layers(model, _last_blocks(model, tower, layers))
-        if layers and not found:
-            raise ValueError(f"the blocks of {tower} have no attention to adapt, so it must stay as it is: 0 layers")
-        if found and getattr(model, tower).config.model_type == "wavlm":
+        names = _attention_layers(model, _last_blocks(model, tower, layers))
+        if layers and not names:
+            raise ValueError(f"the last {layers} blocks of {tower} have no attention for adapters; set its layers to 0")
+        if names and getattr(model, tower).config.model_type == "wavlm":
             raise ValueError(
-                "WavLM's attention uses its weights without calling its layers, so adapters would not train; train its "
-                "last layers instead (train_last_layers), or give 0 audio layers"
+                "the attention of WavLM uses its weights without calling its layers, so adapters would not train; "
+                "use train_last_layers, or set audio_layers to 0"
             )
-        targets += found
+        targets += names
     if not targets:
-        raise ValueError("audio_layers and text_layers are 0, so nothing gets an adapter; see train_last_layers")
+        raise ValueError(
+            "audio_layers and text_layers are both 0, so no layer gets an adapter; set one of them, "
+            "or use train_last_layers"
+        )
 
     model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, modules_to_save=PROJECTIONS))
     _release_temperature(model)
@@ -151,30 +158,30 @@ def add_lora(
 
 
 def _attention_layers(model: SupCLAPModel, blocks: list[str]) -> list[str]:
-    """The linear layers of the attention, which every tower keeps under `attn`, `self_attn` or `attention`."""
-    found = []
+    """Return the names of the linear layers under `attn`, `self_attn` or `attention` of these blocks."""
+    names = []
     for block in blocks:
         for name, module in model.get_submodule(block).named_modules():
-            # GPT-2's are of a class of their own, which keeps the matrix transposed.
+            # GPT-2 uses Conv1D, a linear layer with a transposed matrix.
             if isinstance(module, (nn.Linear, Conv1D)) and "att" in name.split(".")[0]:
-                found.append(f"{block}.{name}")
-    return found
+                names.append(f"{block}.{name}")
+    return names
 
 
 def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
-    """Folds the adapters of `add_lora` into the weights: W + (alpha / rank) B A.
+    """Merge the adapters of `add_lora` into the weights: W + (alpha / rank) B A.
 
     Args:
-        model: The model, changed in place; what it computes stays the same but for rounding.
+        model: The model, changed in place; its outputs change only by rounding.
 
     Returns:
-        The same model with the modules and names it had before `add_lora`, every parameter trainable.
+        The same model with the modules and names that it had before `add_lora`; all parameters are trainable.
 
     Raises:
         ValueError: The model has no adapters.
     """
     if not getattr(model, "peft_config", None):
-        raise ValueError("the model has no adapters to merge; add_lora makes them")
+        raise ValueError("the model has no adapters to merge; call add_lora first")
 
     for name, module in list(model.named_modules()):
         if isinstance(module, ModulesToSaveWrapper):
@@ -184,18 +191,18 @@ def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
             model.set_submodule(name, module.get_base_layer())
 
     del model.peft_config
-    model._hf_peft_config_loaded = False  # transformers' own mark of a model with adapters
+    model._hf_peft_config_loaded = False  # the flag of transformers for models with adapters
     return model.requires_grad_(True)
 
 
 def trainable_table(model: nn.Module) -> str:
-    """Counts the parameters by part, and how many of them train, as a table to print.
+    """Return a text table of the parameters and trainable parameters of each part of a model.
 
     Args:
         model: A `SupCLAPModel`, or a `ContrastiveModule`, which adds the parameters of its objective.
 
     Returns:
-        One line a part, with the number of parameters, of those that train, and their share; and a line for all.
+        One line per part and one for the total: number of parameters, of trainable parameters, and percent trainable.
 
     Example:
         >>> from modeling_supclap import SupCLAPConfig
@@ -213,7 +220,7 @@ def trainable_table(model: nn.Module) -> str:
     """
     counts, trainable = Counter[str](), Counter[str]()
     for name, parameter in model.named_parameters():
-        if ".original_module." in name:  # PEFT's untouched copy of a module that trains
+        if ".original_module." in name:  # PEFT's copy of a module in modules_to_save, not in use
             continue
         part = PARTS[name.removeprefix("model.").split(".")[0]]
         counts[part] += parameter.numel()
@@ -228,21 +235,23 @@ def trainable_table(model: nn.Module) -> str:
 
 
 def _last_blocks(model: SupCLAPModel, tower: str, count: int) -> list[str]:
-    """Finds the last blocks of a tower by their full dotted names."""
+    """Return the full dotted names of the last blocks of a tower."""
     module = model.get_submodule(tower)
     blocks = block_names(module)
     if not 0 <= count <= len(blocks):
-        raise ValueError(f"{tower} ({type(module).__name__}) has {len(blocks)} blocks, so {count} of them cannot train")
+        raise ValueError(
+            f"{tower}: got {count} blocks to train, expected 0 to {len(blocks)}, the blocks of {type(module).__name__}"
+        )
     return list(map(f"{tower}.{{}}".format, blocks[len(blocks) - count :]))
 
 
 def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
-    """Finds the last blocks of a tower and what it defines after them, in this order, by their full dotted names."""
+    """Return the full dotted names of the last blocks of a tower and of the modules that it defines after them."""
     blocks = _last_blocks(model, tower, count)
     if not blocks:
         return []
 
-    # From the first block outward: whatever its parents define after the child that it is in.
+    # From the first of these blocks outward, collect the later siblings of the block and of each of its parents.
     later: list[str] = []
     path = blocks[0].split(".")
     for depth in range(len(path) - 1, 0, -1):
@@ -256,10 +265,10 @@ def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
 
 
 def _release_temperature(model: SupCLAPModel) -> list[str]:
-    """Lets the temperature train, and the bias where there is one; gives their names."""
-    released = []
+    """Make the temperature trainable, and the bias if there is one; return their names."""
+    names = []
     for name in TEMPERATURE:
         if getattr(model, name) is not None:
             getattr(model, name).requires_grad_(True)
-            released.append(name)
-    return released
+            names.append(name)
+    return names

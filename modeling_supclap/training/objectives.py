@@ -1,7 +1,8 @@
-"""Objectives: a loss with its parameters and its logs. Embeddings in, `(loss, {name: scalar})` out.
+"""Objectives: modules that compute a loss and the values to log from the embeddings of a batch.
 
-Called as `objective(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids)` on the global batch:
-audio `(N, d)`, text `(N, K, d)`, K texts a clip. Its parameters train with the model; inference never needs them.
+Call `objective(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids)` on the global batch, with audio `(N, d)`
+and text `(N, K, d)`, K texts per clip. It returns `(loss, {name: scalar})`. The parameters of an objective train with
+the model; inference does not need them.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ Logs = dict[str, Tensor]
 
 
 class SupportVectorRegularizer(nn.Module):
-    """alpha L_svr + beta L_cons, in one direction or both [S eq. 6 and 9].
+    """Support vector regularization alpha L_svr + beta L_cons, in one direction or both [S eq. 6 and 9].
 
     Args:
-        radii: A radius module for each direction that is regularised, by its name: `t2a` displaces texts toward their
-            clips, `a2t` clips toward their texts. One whose start is NaN starts at the distance of the first batch.
-        base: The loss it rides on; support vectors take its form and scale: `infonce`, `siglip`, `kcl` or `cacl`.
-        alpha: The weight of each direction's SVR term.
-        beta: The weight of the constraint, which acts on dynamic radii only, as in the paper.
-        similarity: That of a support vector to its targets, `cosine` or `dot`.
-        decoupled: Whether to leave the positive out of the denominator.
+        radii: Radius modules by direction: `t2a` displaces texts toward their clips, `a2t` clips toward their texts. A
+            radius of NaN is initialised with the mean distance of the pairs of the first batch.
+        base: The base loss, `infonce`, `siglip`, `kcl` or `cacl`. The SVR term has its form and scale.
+        alpha: Weight of the SVR term of each direction.
+        beta: Weight of the constraint, which applies to dynamic radii only, as in the paper.
+        similarity: Similarity of a support vector to a target, `cosine` or `dot`.
+        decoupled: Whether to leave the positives out of the denominator.
     """
 
     def __init__(
@@ -61,15 +62,15 @@ class SupportVectorRegularizer(nn.Module):
         self.similarity: Similarity = similarity
         self.decoupled = decoupled
         self.batch_radii: dict[str, Tensor] = {}
-        """By direction, the radius of each pair of the last batch, `(N,)` or `(K, N)`, for who watches a run."""
+        """Radius of each pair of the last batch by direction, `(N,)` or `(K, N)`; callbacks read it."""
         self._has_started = False
 
     @torch.no_grad()
     def start_radii(self, distance: Tensor | float) -> None:
-        """Gives the radii that have no start one; those of a checkpoint have theirs.
+        """Initialise the radii that are NaN; radii loaded from a checkpoint are not changed.
 
         Args:
-            distance: Between a clip and its text, `()`.
+            distance: Initial radius, the mean distance between a clip and its text, `()`.
         """
         for parameter in self.radii.parameters():
             if parameter.isnan().all():
@@ -91,12 +92,12 @@ class SupportVectorRegularizer(nn.Module):
             audio_embeds: `(N, d)`, unit norm.
             text_embeds: `(N, d)`, or `(K, N, d)` on a multilingual loss, unit norm.
             logit_scale: 1 / temperature, `()`.
-            logit_bias: SigLIP's bias, `()`.
-            group_ids: `(N,)`.
-            chunk_size: Rows of the similarity matrix computed at a time; None: all.
+            logit_bias: Bias of SigLIP, `()`.
+            group_ids: `(N,)` integers; clips with equal ids are positives of each other.
+            chunk_size: Rows of the similarity matrix computed at a time. None: all rows.
 
         Returns:
-            The term to add to the base loss, `()`, and its parts by name.
+            The term to add to the base loss, `()`, and the values to log by name.
         """
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
@@ -139,17 +140,17 @@ class SupportVectorRegularizer(nn.Module):
 
 
 class ContrastiveObjective(nn.Module):
-    """One of the base losses on clips and their captions, with or without support vectors.
+    """A base loss of clips and their captions, with or without support vectors.
 
     Args:
-        loss: On one caption a clip: `infonce`, `siglip` or `reweighted`; on several: `kcl`, every clip with its caption
-            in all languages, or `cacl`, with that in the anchor language and in one other [A eq. 9-13].
-        regularizer: What is added to it, if anything [S eq. 6 and table 8].
-        chunk_size: So many rows of the similarities are made at a time, twice, which keeps the memory linear in the
-            size of the batch. By default the similarities are one matrix, which all terms share.
+        loss: With one caption per clip: `infonce`, `siglip` or `reweighted`. With several: `kcl`, captions in all
+            languages, or `cacl`, captions in the anchor language and one other [A eq. 9-13].
+        regularizer: SVR terms to add to the base loss; None: no terms [S eq. 6 and table 8].
+        chunk_size: Rows of the similarity matrix computed at a time, and again in the backward pass; memory is then
+            linear in the batch size. None: all rows.
 
     Raises:
-        ValueError: The loss is unknown, or is made from one matrix only.
+        ValueError: The loss is unknown, or `reweighted` with a chunk size.
     """
 
     def __init__(
@@ -159,7 +160,10 @@ class ContrastiveObjective(nn.Module):
         if loss not in LOSSES:
             raise ValueError(f"got loss={loss!r}; it must be one of {', '.join(LOSSES)}")
         if loss == "reweighted" and chunk_size is not None:
-            raise ValueError("loss reweighted is a baseline that is made from one matrix; leave loss_chunk_size out")
+            raise ValueError(
+                f"got loss='reweighted' with loss_chunk_size={chunk_size}; this loss needs the whole matrix, "
+                "leave loss_chunk_size out"
+            )
         self.chunk_size = chunk_size
         self.loss = loss
         self.regularizer = regularizer
@@ -174,31 +178,32 @@ class ContrastiveObjective(nn.Module):
         logit_bias: Tensor | None = None,
         group_ids: Tensor | None = None,
     ) -> tuple[Tensor, Logs]:
-        """Computes the loss of a batch and its parts.
+        """Compute the loss of a batch and the values to log.
 
         Args:
             audio_embeds: `(N, d)`, unit norm.
-            text_embeds: `(N, K, d)`, unit norm: one caption a clip, or for `kcl` and `cacl` a clip's caption in K
-                languages, the anchor language's first.
+            text_embeds: `(N, K, d)`, unit norm: one caption per clip. For `kcl` and `cacl`, the caption in K languages;
+                `cacl` needs the anchor language first.
             logit_scale: 1 / temperature, `()`.
-            logit_bias: SigLIP's bias, `()`; only `siglip` uses it.
-            group_ids: `(N,)`; clips with equal ids are positives of each other.
+            logit_bias: Bias of SigLIP, `()`; only `siglip` uses it.
+            group_ids: `(N,)` integers; clips with equal ids are positives of each other.
 
         Returns:
             The loss, `()`, and detached scalars by name.
 
         Raises:
-            ValueError: The loss does not take this number of texts a clip, or it is `siglip` and the model has no bias.
+            ValueError: The number of texts per clip does not suit the loss, or the loss is `siglip` and the model has
+                no bias.
         """
         count = text_embeds.shape[1]
         if self.loss == "cacl" and count != 2:
-            raise ValueError(f"got {count} texts a clip; cacl takes two, the anchor language's first")
+            raise ValueError(f"got {count} texts per clip; cacl needs two, the anchor language first")
         if self.loss == "kcl" and count < 2:
-            raise ValueError("got captions in K = 1 language; kcl contrasts two or more at once")
+            raise ValueError(f"got captions in K = {count} languages; kcl needs two or more")
         if self.loss not in MULTILINGUAL_LOSSES and count != 1:
-            raise ValueError(f"got {count} texts a clip; {self.loss} contrasts pairs, give one")
+            raise ValueError(f"got {count} texts per clip; {self.loss} needs one")
 
-        # (N, K, d) -> (K, N, d), or (N, d) where there is one caption a clip
+        # (N, K, d) -> (K, N, d), or (N, d) for one caption per clip
         texts = by_language(text_embeds) if self.loss in MULTILINGUAL_LOSSES else text_embeds.squeeze(1)
         options: dict[str, Any] = {"group_ids": group_ids, "chunk_size": self.chunk_size}
 
@@ -224,12 +229,12 @@ class ContrastiveObjective(nn.Module):
 
 
 class TemporalObjective(nn.Module):
-    """TeminAL, stage A or B [T eq. 3-9, 22-26]: InfoNCE over the roles of a batch with weighted denominators.
+    """TeminAL stage A or B: InfoNCE over all roles of a batch, with weighted denominators [T eq. 3-9, 22-26].
 
     Args:
-        stage: `a`, single sounds against pairs; or `b`, forward, reversed and overlaid pairs.
-        beta: The weight of the direction from text to audio, relative to that from audio to text.
-        alphas: The weights of the stage by name: those of `teminal_a_weights` or of `teminal_b_weights`.
+        stage: `a`: single sounds against pairs; `b`: forward, reversed and overlaid pairs.
+        beta: Weight of the text-to-audio direction, relative to audio-to-text.
+        alphas: Arguments of `teminal_a_weights` or `teminal_b_weights` by name.
 
     Raises:
         ValueError: The stage is unknown, or an alpha is outside 0 to 1.
@@ -242,7 +247,7 @@ class TemporalObjective(nn.Module):
         self.stage = stage
         self.beta = beta
         self.alphas = alphas
-        self._weights(1, torch.tensor([[0, 0, 1]]))  # an alpha outside its range is an error now, not in the first step
+        self._weights(1, torch.tensor([[0, 0, 1]]))  # raises now, not in the first step, if an alpha is out of range
 
     def forward(
         self,
@@ -253,27 +258,29 @@ class TemporalObjective(nn.Module):
         group_ids: Tensor | None = None,
         class_ids: Tensor | None = None,
     ) -> tuple[Tensor, Logs]:
-        """Computes the loss of N drawn pairs of recordings, each in R roles.
+        """Compute the loss of N pairs of recordings, each in R roles.
 
         Args:
-            audio_embeds: `(N, R, d)`, unit norm; the roles are single and combined in stage a, forward, reversed and
-                overlaid in stage b.
-            text_embeds: `(N, R K, d)`, unit norm: for each role the caption in K languages.
+            audio_embeds: `(N, R, d)`, unit norm. The roles are single and combined in stage a, and forward, reversed
+                and overlaid in stage b.
+            text_embeds: `(N, R K, d)`, unit norm: the caption of each role in K languages.
             logit_scale: 1 / temperature, `()`.
             logit_bias: Not used.
-            group_ids: `(N, R)`; items with equal ids mean the same and are positives of each other, whatever alpha.
-            class_ids: `(N, 3)`, the classes of the single sound and of the two of the pair; stage a needs them.
+            group_ids: `(N, R)` integers; items with equal ids have the same meaning and are positives of each other,
+                with weight 1.
+            class_ids: `(N, 3)` integers, the class of the single sound and the two classes of the pair; only for stage
+                a, which requires them.
 
         Returns:
             The loss, `()`, and detached scalars by name.
 
         Raises:
-            ValueError: There is another number of roles than the stage has, or class ids are missing.
+            ValueError: The number of roles is not that of the stage, or class ids are missing.
         """
         roles = 2 if self.stage == "a" else 3
         if audio_embeds.ndim != 3 or audio_embeds.shape[1] != roles:
             raise ValueError(
-                f"got audio of shape {tuple(audio_embeds.shape)}; stage {self.stage} takes (N, {roles}, d)"
+                f"got audio of shape {tuple(audio_embeds.shape)}; stage {self.stage} expects (N, {roles}, d)"
             )
 
         audio = audio_embeds.transpose(0, 1).flatten(0, 1)  # (N, R, d) -> (R N, d)
@@ -282,7 +289,7 @@ class TemporalObjective(nn.Module):
 
         weights = self._weights(len(audio_embeds), class_ids).to(audio)  # (R N, R N)
         if groups is not None:
-            weights = weights.masked_fill(groups.unsqueeze(1) == groups, 1.0)  # a positive is no candidate to weigh
+            weights = weights.masked_fill(groups.unsqueeze(1) == groups, 1.0)  # alphas apply to negatives only
 
         loss = temporal_nce(audio, text, logit_scale, weights, self.beta, groups)
         return loss, {f"loss_teminal_{self.stage}": loss.detach()}
@@ -291,28 +298,31 @@ class TemporalObjective(nn.Module):
         if self.stage == "b":
             return teminal_b_weights(count, **self.alphas)
         if class_ids is None:
-            raise ValueError("stage a weighs candidates by their classes; class_ids is missing")
+            raise ValueError("got no class_ids; stage a needs them (N, 3) to weight the candidates")
         return teminal_a_weights(class_ids[:, 0], class_ids[:, 1:], **self.alphas)
 
 
 def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
-    """Builds the objective that training arguments describe: `loss`, `svr` and the fields that begin with them.
+    """Build the objective from the training arguments: `loss`, `svr`, and the options of both.
 
     Raises:
-        ValueError: `svr` stands on the re-weighted loss, which is the baseline that goes without, or `svr_decoupled` on
-            siglip, which has no denominator to leave a positive out of.
+        ValueError: `svr` with the loss `reweighted`, or `svr_decoupled` with `siglip`, which has no softmax.
     """
     if args.svr == "none":
         return ContrastiveObjective(args.loss, chunk_size=args.loss_chunk_size)
     if args.loss == "reweighted":
-        raise ValueError("loss reweighted is a baseline without support vectors; set svr to none")
+        raise ValueError(
+            f"got loss='reweighted' with svr={args.svr!r}; this baseline has no support vectors, set svr=none"
+        )
     if args.loss == "siglip" and args.svr_decoupled:
-        raise ValueError("svr_decoupled concerns a softmax's denominator; siglip has none")
+        raise ValueError(
+            "got svr_decoupled with loss='siglip'; it changes the denominator of a softmax, which siglip does not have"
+        )
 
-    reach, kind = args.svr.split("-")
+    directions, kind = args.svr.split("-")
     init = math.nan if args.radius_init is None else args.radius_init
     radii: dict[str, nn.Module] = {}
-    for direction in ("t2a", "a2t") if reach == "bi" else ("t2a",):
+    for direction in ("t2a", "a2t") if directions == "bi" else ("t2a",):
         if kind == "static":
             radii[direction] = StaticRadius(init)
         else:
@@ -331,5 +341,7 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
 
 def _required_bias(logit_bias: Tensor | None) -> Tensor:
     if logit_bias is None:
-        raise ValueError("siglip needs a model with a bias: SupCLAPConfig(logit_bias=-10.0, temperature=0.1)")
+        raise ValueError(
+            "got a model without logit_bias; siglip needs one: SupCLAPConfig(logit_bias=-10.0, temperature=0.1)"
+        )
     return logit_bias

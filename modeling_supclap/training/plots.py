@@ -1,4 +1,4 @@
-"""Draws the numbers of a run."""
+"""Plots of training runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modeling_supclap.datasets_scripts.atomic_files import atomic_write
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Shown when a run logged them: panel title, then the keys drawn in it.
+# Panel titles with the keys of their curves; keys that a run did not log are left out.
 _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("training loss", ("loss",)),
     ("validation recall", ("eval_mean_recall", "eval_{language}_t2a_R@1", "eval_{language}_a2t_R@1")),
@@ -28,19 +28,19 @@ _DRIFT_CURVES = {
 }
 
 Curve = tuple[str, Sequence[Sequence[Mapping[str, Any]]]]
-"""A logged name, and what was logged, one history a seed."""
+"""A logged key, and one log history per seed."""
 
 
 def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng") -> None:
-    """Draws loss, validation recall, temperature, radius and throughput over the steps of a run.
+    """Plot loss, validation recall, temperature, radius and throughput over the steps of a run.
 
     Args:
-        log_history: What was logged, `trainer.state.log_history`.
-        path: The picture to write, in the format of its suffix: .png, .pdf, .svg ...
-        language: The language whose recall is drawn.
+        log_history: The log, `trainer.state.log_history`.
+        path: Path of the figure, written atomically; the suffix sets the format (.png, .pdf, .svg ...).
+        language: Language of the recall curves.
 
     Raises:
-        ValueError: The history holds none of these.
+        ValueError: The log contains none of these.
     """
     logged = set().union(*log_history)
     panels: dict[str, dict[str, Curve]] = {}
@@ -50,29 +50,29 @@ def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | P
             if key in logged:
                 panels.setdefault(title, {})[key.removeprefix("eval_")] = key, [log_history]
     if not panels:
-        raise ValueError(f"the log history of {len(log_history)} entries holds no training numbers to draw")
+        raise ValueError(f"the log history of {len(log_history)} entries contains no value to plot")
     plot_runs(panels, path)
 
 
 def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Draws what `callbacks.DriftCallback` logged, after the SupCLAP paper's figures 1, 3 and 4.
+    """Plot the log of `callbacks.DriftCallback` like figures 1, 3 and 4 of the SupCLAP paper.
 
-    Left, the drift cosine over the steps (1 is no drift). Middle, where the run has a radius, its mean and one standard
-    deviation within the batch. Right, how the cosine of the positive pairs is distributed at the start, in the middle
-    and at the end of the run, each from a tenth of the logged batches.
+    Left: the drift cosine over the steps (1 is no drift). Middle, if the run has a radius: its mean and a band of one
+    standard deviation within the batch. Right: histograms of the cosine of positive pairs at the start, in the middle
+    and at the end of the run, each over a tenth of the logged batches.
 
     Args:
-        log_history: What was logged, `trainer.state.log_history`.
-        path: The picture to write, in the format of its suffix: .png, .pdf, .svg ...
+        log_history: The log, `trainer.state.log_history`.
+        path: Path of the figure, written atomically; the suffix sets the format (.png, .pdf, .svg ...).
 
     Raises:
-        ValueError: No drift was logged.
+        ValueError: The log contains no drift.
     """
     tracked = [entry for entry in log_history if "drift_cosine" in entry]
     if not tracked:
         raise ValueError(
-            f"the log history of {len(log_history)} entries holds no drift; train with track_drift, "
-            "for logging_steps or more"
+            f"the log history of {len(log_history)} entries contains no drift_cosine; train with track_drift "
+            "for at least logging_steps steps"
         )
 
     panels: dict[str, dict[str, Curve]] = {"drift (cosine of update and pull)": {}}
@@ -91,53 +91,53 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
 
 
 def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> None:
-    """Draws several runs in one picture, after the SupCLAP paper's figures 1, 3, 4 and 5.
+    """Plot several runs in one figure, like figures 1, 3, 4 and 5 of the SupCLAP paper.
 
     Args:
-        panels: By the title of a panel, and by the label in it, what is drawn. A curve is the mean over the seeds, its
-            band reaches from the least to the largest; that of the mean radius of one seed is one standard deviation
-            within the batch. Histograms are added up.
-        path: The picture to write, in the format of its suffix: .png, .pdf, .svg ...
+        panels: Curves by panel title and label. A curve is the mean over the seeds, with a band from minimum to
+            maximum. With one seed, the mean radius has a band of one standard deviation within the batch. Histograms
+            are summed over the seeds and logged batches.
+        path: Path of the figure, written atomically; the suffix sets the format (.png, .pdf, .svg ...).
 
     Raises:
-        ValueError: No run of a panel has logged what it draws.
+        ValueError: No run has logged any key of a panel.
     """
-    from matplotlib.figure import Figure  # takes a second, which a run should not wait for before its first step
+    from matplotlib.figure import Figure  # the import takes a second, which would delay the first training step
 
     rows, columns = -(-len(panels) // 3), min(len(panels), 3)
     figure = Figure(figsize=(4.5 * columns, 3.6 * rows), layout="constrained")
-    for place, (title, curves) in enumerate(panels.items(), start=1):
-        _draw_panel(figure.add_subplot(rows, columns, place), title, curves)
-    with atomic_write(path) as unfinished:
-        figure.savefig(unfinished, format=Path(path).suffix.removeprefix(".") or "png", dpi=120)
+    for position, (title, curves) in enumerate(panels.items(), start=1):
+        _draw_panel(figure.add_subplot(rows, columns, position), title, curves)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, format=Path(path).suffix.removeprefix(".") or "png", dpi=120)
 
 
 def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
     xlabel = "step"
     for label, (key, seeds) in curves.items():
-        drawn = []
+        series = []
         for history in seeds:
             steps, values = _curve(history, key)
             if steps:
-                drawn.append((steps, values))
-        if not drawn:
+                series.append((steps, values))
+        if not series:
             continue
 
-        if isinstance(drawn[0][1][0], Mapping):
-            _draw_histogram(axes, [histogram for _, values in drawn for histogram in values], label)
+        if isinstance(series[0][1][0], Mapping):
+            _draw_histogram(axes, [histogram for _, values in series for histogram in values], label)
             xlabel = "cosine"
             continue
 
-        # The mean of the seeds, as far as the shortest run goes.
-        steps = min((steps for steps, _ in drawn), key=len)
-        several = np.array([values[: len(steps)] for _, values in drawn])  # (seeds, length)
-        axes.plot(steps, several.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
+        # The mean over the seeds, up to the last step of the shortest run.
+        steps = min((steps for steps, _ in series), key=len)
+        by_seed = np.array([values[: len(steps)] for _, values in series])  # (seeds, length)
+        axes.plot(steps, by_seed.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
 
         if len(seeds) > 1:
-            axes.fill_between(steps, several.min(axis=0), several.max(axis=0), alpha=0.15)
+            axes.fill_between(steps, by_seed.min(axis=0), by_seed.max(axis=0), alpha=0.15)
         elif key.startswith("radius_mean_"):
-            spread = np.array(_curve(seeds[0], key.replace("mean", "std"))[1])
-            axes.fill_between(steps, several[0] - spread, several[0] + spread, alpha=0.15)
+            std = np.array(_curve(seeds[0], key.replace("mean", "std"))[1])
+            axes.fill_between(steps, by_seed[0] - std, by_seed[0] + std, alpha=0.15)
 
     if not axes.has_data():
         names = " or ".join(sorted({key for key, _ in curves.values()}))
@@ -148,17 +148,17 @@ def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
 
 
 def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: str) -> None:
-    """Draws the sum of histograms of equal bins, from the first bin that holds anything to the last."""
+    """Draw the sum of histograms with equal bins, from the first to the last bin that is not empty."""
     counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
     edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
 
-    held = np.flatnonzero(counts)
-    shown = slice(held[0], held[-1] + 1)
-    axes.stairs(counts[shown] / counts.sum(), edges[held[0] : held[-1] + 2], label=label)
+    filled = np.flatnonzero(counts)
+    first, last = filled[0], filled[-1]
+    axes.stairs(counts[first : last + 1] / counts.sum(), edges[first : last + 2], label=label)
 
 
 def _curve(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[Any]]:
-    """Gives the steps at which something was logged and its values there."""
+    """Return the steps at which a key was logged, and its values."""
     steps: list[int] = []
     values: list[Any] = []
     for entry in log_history:
