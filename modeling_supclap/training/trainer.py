@@ -295,6 +295,8 @@ class SupCLAPTrainer(Trainer):
         if model.training:
             step = self.state.global_step + 1
             self._recent.append((step, outputs.loss.detach(), outputs.logs, inputs["clip_index"]))
+            if len(self._recent) >= 1000:  # a run without logs
+                self._require_finite_losses()
         self._logs.add(outputs.logs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
