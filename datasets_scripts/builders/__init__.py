@@ -1,1 +1,1 @@
-"""One builder a dataset: the files that people have on disk to rows of one form."""
+"""Dataset builders: one per dataset, each converts published files to rows of one schema."""

@@ -46,7 +46,7 @@ from typing import Any
 
 from ..schema import FILE_SOURCE, LANGUAGES, SPLIT_NAMES, Event
 from .captions import check_merged_languages, read_caption_columns
-from .folder import SPLITS, Clip, Collection, FolderConfig, RowBuilder, draw_sources, written
+from .folder import SPLITS, Clip, Collection, FolderConfig, RowBuilder, draw_sources, strip_texts
 from .metadata import TABLE_SUFFIXES, Line, read_table
 from .recordings import some
 
@@ -239,7 +239,7 @@ def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
         path = (config.folder / file).with_suffix(".txt")
         if path in texts:
             lines = path.read_text(encoding="utf-8-sig").splitlines()
-            yield file, Record(path.name, {config.caption_language: dict.fromkeys(written(lines))})
+            yield file, Record(path.name, {config.caption_language: dict.fromkeys(strip_texts(lines))})
 
 
 def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
@@ -364,7 +364,7 @@ def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, dict[str,
         where = f"{line.where}, {column}"
         for language, texts in _read_texts_by_language(_parse(line.values[column]), plain, where):
             _check_language(language, config, where)
-            captions.setdefault(language, {}).update(dict.fromkeys(written(texts)))
+            captions.setdefault(language, {}).update(dict.fromkeys(strip_texts(texts)))
     return captions
 
 

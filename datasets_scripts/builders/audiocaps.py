@@ -1,7 +1,7 @@
 """AudioCaps 1.0 and 2.0: ten-second clips of YouTube videos with human captions (Kim et al., 2019).
 
-Takes the tables of the authors' repository, `train.csv`, `val.csv` and `test.csv` (of `dataset/` or `dataset2.0/`), and
-audio under whatever of the usual names: everybody downloads it for themselves, and some videos are gone.
+Reads the tables of the authors' repository, `train.csv`, `val.csv` and `test.csv` (of `dataset/` or `dataset2.0/`).
+Audio files may have any of the usual names, because everybody downloads the clips separately. Some videos are gone.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ COLUMNS = ("audiocap_id", "youtube_id", "start_time", "caption")
 
 
 class Captioned(NamedTuple):
-    """A clip in a table: all its lines.
+    """A clip of a table, with the captions of all its lines.
 
     Attributes:
-        segment: The YouTube id and the start in seconds.
-        captions: One in train, five in validation and test; the same text twice is two captions, as annotators
-            sometimes agree.
-        caption_ids: The `audiocap_id` of each.
+        segment: YouTube id and start in seconds.
+        captions: One caption in train, five in validation and test. Equal texts are kept, because annotators sometimes
+            agree.
+        caption_ids: The `audiocap_id` of each caption.
     """
 
     segment: Segment
@@ -31,13 +31,13 @@ class Captioned(NamedTuple):
 
     @property
     def clip_id(self) -> str:
-        """Such as "7fmOlUlwoNg_20"."""
+        """Clip id: YouTube id and start, such as "7fmOlUlwoNg_20"."""
         youtube_id, start = self.segment
         return f"{youtube_id}_{start}"
 
 
 class AudioCapsConfig(FolderConfig):
-    """`data_dir` holds the three tables or some of them; see `FolderConfig`."""
+    """Configuration of AudioCaps; `data_dir` contains one to three of the tables. See `FolderConfig`."""
 
     DATASET = "AudioCaps"
     LAYOUT = "the folder that holds train.csv, val.csv and test.csv"
@@ -45,14 +45,14 @@ class AudioCapsConfig(FolderConfig):
 
 
 class AudioCaps(RowBuilder):
-    """AudioCaps as rows: train, validation and test, a row a clip."""
+    """AudioCaps: train, validation and test, one row per clip."""
 
     BUILDER_CONFIG_CLASS = AudioCapsConfig
     HOMEPAGE = "https://audiocaps.github.io"
     NAMINGS = (*YOUTUBE_NAMINGS, "{audiocap_id}")
 
     def collect(self) -> Collection:
-        """The clips of the tables; those that two splits share stay in the later one."""
+        """Collect the clips of the tables; a clip of two splits stays in the later one."""
         collection = Collection()
         splits, every = {}, []
         for split, path in self.config.tables().items():
@@ -63,14 +63,14 @@ class AudioCaps(RowBuilder):
         for split, clips in splits.items():
             for clip in clips:
                 youtube_id, _ = clip.segment
-                # Of AudioSet's clips nobody knows the licence: it is the uploader's choice, video by video.
+                # AudioSet publishes no licences of its clips: each uploader chooses one per video.
                 row = Clip(clip.clip_id, {ENGLISH: clip.captions}, f"youtube:{youtube_id}", "unknown (YouTube)")
                 collection.add(split, row, clip.clip_id, paths.get(clip.segment))
         return collection
 
 
 def read_captioned(path: Path, collection: Collection) -> list[Captioned]:
-    """The clips of a table, in the order in which each comes first; the collection notes those of doubled lines."""
+    """Return the clips of a table in order of first appearance, and record repeated lines in `collection`."""
     clips: dict[Segment, Captioned] = {}
     seen: set[str] = set()
 
@@ -88,9 +88,9 @@ def read_captioned(path: Path, collection: Collection) -> list[Captioned]:
 
 
 def find_clips(recordings: Recordings, clips: Sequence[Captioned]) -> dict[Segment, Path]:
-    """The path by segment, of the clips that are there.
+    """Return the path of each existing clip.
 
-    Under any of `YOUTUBE_NAMINGS`, and only where no file of all splits is named so, under an id of their captions.
+    Searches for the names of `YOUTUBE_NAMINGS`. If no clip has such a name, searches for caption ids instead.
     """
     found = find_segments(recordings, list({clip.segment for clip in clips}))
     if found:
@@ -104,9 +104,9 @@ def find_clips(recordings: Recordings, clips: Sequence[Captioned]) -> dict[Segme
 
 
 def start_seconds(line: Line, column: str) -> int:
-    """A clip's start in whole seconds; a ValueError that names the line where it is anything else."""
+    """Return a clip's start in whole seconds; raise a ValueError with the line number for any other value."""
     text = line.values[column].strip()
     whole = text.removesuffix(".0")
     if not whole.isdecimal():
-        raise ValueError(f"{line.where}: {column} is {text!r}; give whole seconds")
+        raise ValueError(f"{line.where}: {column} is {text!r}; expected whole seconds")
     return int(whole)

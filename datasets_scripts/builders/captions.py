@@ -1,10 +1,10 @@
 """Captions from class names: hand-written phrases and sentence templates in eight languages.
 
-`phrases/<dataset>.json` holds a noun phrase for each label and language ("a dog barking", "un chien qui aboie"),
-and `phrases/templates.json` the sentences around it. The templates are chosen so that no phrase needs inflection:
-French ones have no "de" or "à" before the phrase (de + le = du), German ones keep it in the nominative, and where a
-verb agrees with the phrase, the language's phrases are singular. So a new phrase is good when it is a singular noun
-phrase in the nominative, with its article.
+`phrases/<dataset>.json` contains a noun phrase for each label and language ("a dog barking", "un chien qui aboie"),
+and `phrases/templates.json` the sentence templates. No phrase needs inflection in any template: French templates have
+no "de" or "à" before the phrase (de + le = du), and German ones keep it in the nominative. Where a verb agrees with the
+phrase, all phrases of that language are singular. A new phrase must therefore be a singular noun phrase in the
+nominative, with its article.
 """
 
 import json
@@ -17,20 +17,20 @@ from typing import Any
 from ..schema import LANGUAGES
 
 _FOLDER = Path(__file__).parents[1] / "phrases"
-_SENTENCES = {"templates", "temporal"}  # files of sentences, which hold no phrases of labels
+_SENTENCES = {"templates", "temporal"}  # files of sentences, without phrases of labels
 
 
 def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
-    """The phrases of a dataset's labels.
+    """Return the phrases of a dataset's labels.
 
     Args:
-        dataset_name: "esc50", "synthetic" or "urbansound8k": a file in `phrases/`.
+        dataset_name: Name of a file in `phrases/`: "esc50", "synthetic" or "urbansound8k".
 
     Returns:
         `phrases[label][language]`, each label in all of `LANGUAGES`.
 
     Raises:
-        ValueError: There are no phrases of that name; the message lists those there are.
+        ValueError: No file has that name; the message lists the valid names.
 
     >>> label_phrases("esc50")["dog"]["fra"]
     'un chien qui aboie'
@@ -44,15 +44,15 @@ def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
 def render_captions(
     phrase_by_language: Mapping[str, str], languages: Sequence[str] = LANGUAGES, templates: str = "sound"
 ) -> dict[str, list[str]]:
-    """Writes the captions of one clip: every template of every language around the language's phrase.
+    """Write the captions of one clip: each template of each language, filled with the language's phrase.
 
     Args:
-        phrase_by_language: The noun phrase of what sounds, by language.
-        languages: The languages to write in.
-        templates: Which sentences of `templates.json`: "sound", "sound_at_beginning" or "sound_at_end".
+        phrase_by_language: Noun phrase of the sound, by language.
+        languages: Languages of the captions.
+        templates: Key in `templates.json`: "sound", "sound_at_beginning" or "sound_at_end".
 
     Returns:
-        `captions[language]`, in the order of the file, so that caption i of two clips has the same template.
+        `captions[language]` in the order of the file; caption i has the same template for all clips.
 
     Raises:
         ValueError: A language has no phrase.
@@ -74,22 +74,25 @@ def render_captions(
 
 
 def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
-    """Some of `LANGUAGES`, or one of them, as a tuple in the order given.
+    """Return `languages` as a tuple after checking them.
+
+    Args:
+        languages: Some of `LANGUAGES`, or one of them as a string.
 
     Raises:
-        ValueError: There is none, one repeats, or the phrases lack one.
+        ValueError: There is no language, one repeats, or one is unknown.
 
     >>> check_languages(["eng", "fra"]), check_languages("eng")
     (('eng', 'fra'), ('eng',))
     """
-    if isinstance(languages, str):  # as a YAML file says it of one language
+    if isinstance(languages, str):  # one language in a YAML file
         languages = [languages]
 
     unknown = set(languages) - set(LANGUAGES)
     if unknown:
-        raise ValueError(f"no captions in {sorted(unknown)}; the languages are {list(LANGUAGES)} (ISO 639-3)")
+        raise ValueError(f"no captions in {sorted(unknown)}; the supported languages are {list(LANGUAGES)} (ISO 639-3)")
     if not languages or len(set(languages)) < len(languages):
-        raise ValueError(f"languages is {list(languages)}; name at least one, each once")
+        raise ValueError(f"languages is {list(languages)}; expected at least one, without repeats")
     return tuple(languages)
 
 
@@ -97,7 +100,7 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
     """Return the language of each column from `["deu=Beschreibung", ...]` or `{"deu": "Beschreibung", ...}`.
 
     Raises:
-        ValueError: An entry is not `LANGUAGE=COLUMN`, with a language as ISO 639-3 code.
+        ValueError: An entry is not `LANGUAGE=COLUMN` with an ISO 639-3 code.
 
     >>> read_caption_columns(["deu=Beschreibung", "eng=English"])
     {'Beschreibung': 'deu', 'English': 'eng'}
@@ -108,31 +111,30 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
     for language, column in pairs:
         if not re.fullmatch("[a-z]{3}", language) or not column:
             raise ValueError(
-                f"caption_columns is {given!r}; give LANGUAGE=COLUMN with languages as ISO 639-3 codes, such as "
-                "deu=Beschreibung"
+                f"caption_columns is {given!r}; expected LANGUAGE=COLUMN with ISO 639-3 codes, such as deu=Beschreibung"
             )
         columns[column] = language
     return columns
 
 
 def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mapping[str, str]) -> None:
-    """Raise if captions whose column names no language would join those of a column that names `language`.
+    """Raise if columns with and without a language in their names would merge into one language.
 
     Args:
-        unmarked: The columns without a language in their names.
-        language: The language that these are taken for.
-        marked: The language of each other column.
+        unmarked: Columns without a language in their names.
+        language: Language assumed for these columns.
+        marked: Language of each other column.
     """
     merged = [column for column, of_column in marked.items() if of_column == language]
     if unmarked and merged:
         raise ValueError(
             f"columns {[*unmarked, *merged]} would all be captions in {language!r}; if {unmarked[0]!r} is in another "
-            f"language, name it with --caption_language, else list the columns: --caption_columns "
+            f"language, set it with --caption_language, else list the columns: --caption_columns "
             f"{language}={unmarked[0]} {language}={merged[0]}"
         )
 
 
 @cache
 def read_phrases(name: str) -> dict[str, Any]:
-    """What a file of `phrases/` holds; the same object each time, to be left as it is."""
+    """Return the content of `phrases/<name>.json`; cached, so do not modify it."""
     return json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))

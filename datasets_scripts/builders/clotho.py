@@ -1,7 +1,7 @@
 """Clotho v2.1: Freesound recordings of 15 to 30 seconds with five captions each (Drossos et al., 2020).
 
-Takes the files as their authors publish them: `clotho_captions_<split>.csv`, `clotho_metadata_<split>.csv` where it is
-there, and the audio in folders called development, validation and evaluation.
+Reads the published files: `clotho_captions_<split>.csv`, `clotho_metadata_<split>.csv` if it exists, and audio in the
+folders development, validation and evaluation.
 """
 
 from pathlib import Path
@@ -11,40 +11,40 @@ from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
 from .metadata import read_csv
 
 PARTS = {"train": "development", "validation": "validation", "test": "evaluation"}
-"""Clotho's name of each split."""
+"""Name of each split in Clotho."""
 
 _ORIGINS = {split: (f"clotho_metadata_{part}.csv",) for split, part in PARTS.items()}
 
 
 class ClothoConfig(FolderConfig):
-    """`data_dir` holds the caption tables; see `FolderConfig`."""
+    """Configuration of Clotho; `data_dir` contains the caption tables. See `FolderConfig`."""
 
     DATASET = "Clotho"
     LAYOUT = "the folder that holds clotho_captions_development.csv and the like"
     TABLES: ClassVar = {split: (f"clotho_captions_{part}.csv",) for split, part in PARTS.items()}
 
     def origins(self) -> dict[str, Path]:
-        """The table of each split that says where the recordings come from, of those that are there."""
+        """Return the existing `clotho_metadata_<split>.csv` files, by split; they contain the Freesound ids."""
         return self.find(_ORIGINS)
 
     def metadata_files(self) -> list[Path]:
-        """The tables of captions and, where there are any, those of origins."""
+        """Return the caption tables and the existing metadata tables."""
         return [*super().metadata_files(), *self.origins().values()]
 
 
 class Clotho(RowBuilder):
-    """Clotho as rows: development is train, evaluation is test.
+    """Clotho: train (development), validation and test (evaluation).
 
-    Names come in several parts, so a clip's id holds the part: "development/Distorted AM Radio noise.wav". The source
-    is the Freesound recording where `clotho_metadata_<split>.csv` names it, else the clip itself.
+    Splits share some file names, so a clip id contains the split: "development/Distorted AM Radio noise.wav". The
+    source is the Freesound recording in `clotho_metadata_<split>.csv`, or the clip itself without one.
     """
 
     BUILDER_CONFIG_CLASS = ClothoConfig
     HOMEPAGE = "https://zenodo.org/records/4783391"
-    NAMINGS = ("the file names of the captions' tables, also with HTML entities resolved or without punctuation,",)
+    NAMINGS = ("the file names of the caption tables, also with HTML entities resolved or without punctuation",)
 
     def collect(self) -> Collection:
-        """The clips of the caption tables."""
+        """Collect the clips of the caption tables."""
         collection = Collection()
         tables_of_origins = self.config.origins()
 
@@ -63,7 +63,7 @@ class Clotho(RowBuilder):
 
 
 def read_origins(path: Path) -> dict[str, tuple[str, str]]:
-    """The source and the licence by file name, of the clips of `clotho_metadata_<split>.csv` with a Freesound id."""
+    """Return source and licence by file name, for the clips of `clotho_metadata_<split>.csv` with a Freesound id."""
     origins = {}
     for line in read_csv(path, ("file_name", "sound_id", "license")):
         sound_id = line.values["sound_id"].strip()

@@ -1,10 +1,10 @@
-"""What all builders share: from clips that were collected to rows, a cache that notices changes, a report.
+"""Base classes of the builders: collect clips, convert them to rows, cache the rows and report missing clips.
 
-A dataset adds a config that says what its metadata files are called, a builder whose `collect` says which clips there
-are, and a line in the table of `datasets_scripts/__init__.py`; see `clotho.py` for a short one.
+To add a dataset, write a config with the names of its metadata files and a builder with `collect`, and add a line to
+the table in `datasets_scripts/__init__.py`. `clotho.py` is a short example.
 
-`Dataset.from_generator` would be less code, but it keys its cache on the name of an imported generator and not on what
-the generator does, so that rows made by older code, or of tables that have changed since, would come back unnoticed.
+`Dataset.from_generator` would need less code, but its cache depends only on the name of an imported generator. After a
+change of the code or the tables it would load outdated rows without notice.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 REPORT_NAME = "report.json"
-"""The file beside the prepared rows that holds what `RowBuilder.report` gives."""
+"""Name of the file with the result of `RowBuilder.report`, beside the prepared rows."""
 
 ENGLISH = LANGUAGES[0]
 
 
 class Clip(NamedTuple):
-    """What a row is made of; the fields are the row's, and a language without captions may be left out."""
+    """Content of a row. The fields are those of a row; languages without captions may be omitted."""
 
     clip_id: str
     captions: Mapping[str, Sequence[str]]
@@ -51,12 +51,12 @@ class Clip(NamedTuple):
 
 @dataclass
 class Collection:
-    """What there is of a dataset, and what is not there.
+    """The clips of a dataset, and the clips without a row.
 
     Attributes:
-        clips: The clips of each split that have audio and captions.
-        missing: The recordings that the metadata name and the folder lacks, as the metadata name them.
-        left_out: The ids of the clips that are left out, by reason.
+        clips: Clips with audio and captions, by split.
+        missing: Names in the metadata of recordings without a file.
+        left_out: Ids of the clips that get no row, by reason.
     """
 
     clips: dict[str, list[Clip]] = field(default_factory=lambda: {split: [] for split in SPLITS})
@@ -65,15 +65,15 @@ class Collection:
     _ids: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
     def add(self, split: str, clip: Clip, name: str, path: Path | None) -> None:
-        """Takes a clip into a split, or notes why not.
+        """Add a clip to a split, or record why it gets no row.
 
         Args:
             split: One of `SPLITS`.
-            clip: The clip; blank captions are dropped, and without any other it is left out, as it is the second time.
-            name: Its recording, as the metadata name it.
-            path: Its recording; None where there is none.
+            clip: Clip to add. Blank captions are dropped; clips without captions and repeated clips are left out.
+            name: Name of the recording in the metadata.
+            path: Path of the recording; None if it is missing.
         """
-        captions = {language: written(texts) for language, texts in clip.captions.items()}
+        captions = {language: strip_texts(texts) for language, texts in clip.captions.items()}
         if (split, clip.clip_id) in self._ids:
             self.leave_out("duplicate", clip.clip_id)
         elif not any(captions.values()):
@@ -86,19 +86,19 @@ class Collection:
         self._ids.add((split, clip.clip_id))
 
     def leave_out(self, reason: str, *clip_ids: str) -> None:
-        """Notes clips that get no row, if there are any."""
+        """Record clips that get no row; does nothing without clips."""
         if clip_ids:
             self.left_out.setdefault(reason, []).extend(clip_ids)
 
     def keep_sources_apart(self) -> None:
-        """Leaves clips out of training, and then of validation, whose source is in a split that comes later."""
+        """Remove clips from train, then from validation, if a later split contains their source."""
         later: set[str] = set()
         for split in reversed(SPLITS):
             self._drop(split, "source in another split", later)
             later.update(map(attrgetter("source"), self.clips[split]))
 
     def keep_files_apart(self) -> None:
-        """Leaves out clips that were found in the same file: it is the wrong one for all of them but one."""
+        """Remove clips that share a file with another clip, because at most one of them can be right."""
         seen: set[str] = set()
         shared: set[str] = set()
         for clip in itertools.chain(*self.clips.values()):
@@ -107,7 +107,7 @@ class Collection:
             self._drop(split, "one file for several clips", shared)
 
     def _drop(self, split: str, reason: str, unwanted: set[str]) -> None:
-        """Leaves out the clips of a split whose source or file is unwanted."""
+        """Remove clips of a split if their source or file is in `unwanted`."""
         if not unwanted:
             return
 
@@ -120,25 +120,28 @@ class Collection:
         self.clips[split] = kept
 
 
-def written(texts: Iterable[str]) -> tuple[str, ...]:
-    """The texts that are not blank, without the space around them."""
+def strip_texts(texts: Iterable[str]) -> tuple[str, ...]:
+    """Strip the texts and drop blank ones."""
     return tuple(filter(None, map(str.strip, texts)))
 
 
 def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -> dict[str, str]:
-    """Draws recordings for the splits that are held out, by a hash of each: the same whatever their order.
+    """Draw held-out recordings by a hash of each one, so that their order does not matter.
 
     Args:
-        sources: The recordings; repeats count once.
-        counts: How many of them each split but train gets; together they may be all of them, and no more.
-        seed: The seed of the draw.
+        sources: Recordings; repeats count once.
+        counts: Number of recordings of each split except train; the sum is at most the number of recordings.
+        seed: Seed of the draw.
 
     Returns:
-        The split by source; "train" for those that were not drawn.
+        Split by source; "train" for recordings that were not drawn.
+
+    Raises:
+        ValueError: The counts exceed the number of recordings.
     """
     order = sorted(set(sources), key=lambda source: hashlib.sha256(f"{seed}:{source}".encode()).digest())
     if sum(counts.values()) > len(order):
-        raise ValueError(f"{dict(counts)} are to be held out of {len(order)} recordings; hold out fewer")
+        raise ValueError(f"{dict(counts)} exceed the {len(order)} recordings; hold out fewer")
 
     splits: list[str] = []
     for split in reversed(SPLITS):
@@ -148,11 +151,11 @@ def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -
 
 @dataclass
 class RowConfig(datasets.BuilderConfig):
-    """What every dataset can be asked for.
+    """Options of every dataset.
 
     Attributes:
-        languages: The caption languages, the anchor first; those that the dataset lacks get empty lists.
-        limit: How many clips to take of each split, the first ones; None takes all.
+        languages: Caption languages, the anchor first; languages that the dataset lacks get empty lists.
+        limit: Maximum number of clips per split, taken from its start; None takes all.
     """
 
     DATASET: ClassVar[str] = "this dataset"
@@ -164,41 +167,41 @@ class RowConfig(datasets.BuilderConfig):
         super().__post_init__()
         self.check_languages()
         if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit is {self.limit}; give at least 1, or None for all clips")
+            raise ValueError(f"limit is {self.limit}; expected at least 1, or None for all clips")
 
     def check_languages(self) -> None:
-        """Raises ValueError where `languages` are none that the dataset can have."""
+        """Raise a ValueError if the dataset does not support `languages`."""
         self.languages = check_languages(self.languages)
 
-    def made_of(self) -> dict[str, str]:
-        """Hashes of what the rows are made of besides the config: they key the cache."""
+    def fingerprints(self) -> dict[str, str]:
+        """Return hashes of all inputs of the rows except the config, as part of the cache key."""
         return {"code": metadata.code_fingerprint()}
 
     def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
-        """Keys the cache on code and files too: `datasets` alone would give old rows after they have changed."""
-        return super().create_config_id({**config_kwargs, **self.made_of()}, custom_features)
+        """Return the cache key, which includes code and files; by default `datasets` would not notice their changes."""
+        return super().create_config_id({**config_kwargs, **self.fingerprints()}, custom_features)
 
 
 @dataclass
 class FolderConfig(RowConfig):
-    """Where a dataset is and what to take of it; see also `RowConfig`.
+    """Location of a dataset; see also `RowConfig`.
 
     Attributes:
-        data_dir: The folder that holds the metadata and, unless `audio_dir` says otherwise, the audio; or the id of a
-            dataset repository of the Hub that holds the same files, such as "user/name", which is downloaded.
-        audio_dir: The folder that holds the audio, in whatever sub-folders.
-        revision: A branch, tag or commit of the Hub's repository.
+        data_dir: Folder with the metadata and, unless `audio_dir` is set, the audio; or the id of a dataset repository
+            on the Hub with the same files, such as "user/name", which is downloaded.
+        audio_dir: Folder with the audio; sub-folders may have any names.
+        revision: Branch, tag or commit of the Hub repository.
     """
 
-    LAYOUT: ClassVar[str] = "the folder that holds it"
+    LAYOUT: ClassVar[str] = "the folder that contains it"
     TABLES: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """What the metadata files are of, such as splits, and the names that each may have."""
+    """Possible names of each metadata file, by key; keys are splits, for example."""
 
     ENGLISH_ONLY: ClassVar[bool] = True
-    """Whether the dataset comes with captions in English; else they are written in any language of the phrases."""
+    """Whether the dataset comes with English captions; else captions are written in any language of the phrases."""
 
     READS_HEADERS: ClassVar[bool] = False
-    """Whether rows say how long the recordings are, so that other recordings of the same names make other rows."""
+    """Whether rows depend on the length of the recordings; if so, the sizes of the files are part of the cache key."""
 
     data_dir: str | None = None
     audio_dir: str | None = None
@@ -207,24 +210,24 @@ class FolderConfig(RowConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data_dir is None:
-            raise ValueError(f"{self.DATASET} needs data_dir: {self.LAYOUT}, or a dataset of the Hub like it")
+            raise ValueError(f"{self.DATASET} requires data_dir: {self.LAYOUT}, or a Hub dataset with these files")
 
     def check_languages(self) -> None:
-        """Raises ValueError where `languages` are none that the dataset can have."""
+        """Raise a ValueError if the dataset does not support `languages`."""
         super().check_languages()
         if self.ENGLISH_ONLY and ENGLISH not in self.languages:
             raise ValueError(
-                f"languages is {list(self.languages)}; {self.DATASET} has English captions, so name {ENGLISH!r}"
+                f"languages is {list(self.languages)}; {self.DATASET} has English captions: add {ENGLISH!r}"
             )
 
     @cached_property
     def folder(self) -> Path:
-        """The folder with the metadata, downloaded first where it is on the Hub."""
+        """Folder with the metadata, downloaded from the Hub if necessary."""
         folder = Path(str(self.data_dir)).expanduser().resolve()
         if folder.is_dir():
             return folder
         if "/" not in str(self.data_dir) or not is_hub_id(self.data_dir):
-            raise FileNotFoundError(f"data_dir {folder} is not a folder; give {self.LAYOUT}")
+            raise FileNotFoundError(f"data_dir {folder} is not a folder; set it to {self.LAYOUT}")
 
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -233,23 +236,23 @@ class FolderConfig(RowConfig):
             path = huggingface_hub.snapshot_download(str(self.data_dir), repo_type="dataset", revision=self.revision)
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
             raise FileNotFoundError(
-                f"data_dir {folder} is not a folder, and the Hub's dataset {self.data_dir} could not be downloaded: "
-                f"give {self.LAYOUT}"
+                f"data_dir {folder} is not a folder, and the dataset {self.data_dir} could not be downloaded from the "
+                f"Hub; set it to {self.LAYOUT}"
             ) from error
         return Path(path)
 
     @cached_property
     def files(self) -> list[str]:
-        """The files in `folder`, as relative paths."""
+        """All files in `folder`, as relative paths."""
         return walk(self.folder)
 
     @cached_property
     def recordings(self) -> Recordings:
-        """The audio."""
+        """Audio files in `audio_dir`, or in `folder` by default."""
         return Recordings(self.folder, self.files) if self.audio_dir is None else Recordings(self.audio_dir)
 
     def find(self, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
-        """The metadata files of these names, by key, of those that are there."""
+        """Return the existing metadata files with one of the given names, by key."""
         found = {}
         for key, of_key in names.items():
             path = metadata.find_metadata(self.folder, self.files, *of_key)
@@ -258,32 +261,36 @@ class FolderConfig(RowConfig):
         return found
 
     def tables(self) -> dict[str, Path]:
-        """The metadata files by the keys of `TABLES`, of those that are there; one must be."""
+        """Return the existing metadata files by the keys of `TABLES`.
+
+        Raises:
+            FileNotFoundError: None of them exists.
+        """
         found = self.find(self.TABLES)
         if not found:
             names = list(map(itemgetter(0), self.TABLES.values()))
-            raise FileNotFoundError(f"{self.folder} lacks {', '.join(names)}; give {self.LAYOUT}")
+            raise FileNotFoundError(f"{self.folder} lacks {', '.join(names)}; set data_dir to {self.LAYOUT}")
         return found
 
     def metadata_files(self) -> list[Path]:
-        """The files that the rows are made of besides the audio, all those that the dataset cannot do without."""
+        """Return all files that the rows depend on, except the audio."""
         return list(self.tables().values())
 
-    def made_of(self) -> dict[str, str]:
-        """Hashes of what the rows are made of besides the config: they key the cache."""
+    def fingerprints(self) -> dict[str, str]:
+        """Return hashes of all inputs of the rows except the config, as part of the cache key."""
         return {
-            **super().made_of(),
+            **super().fingerprints(),
             "metadata": metadata.fingerprint(self.metadata_files()),
             "audio": self.recordings.fingerprint(sizes=self.READS_HEADERS),
         }
 
 
 class RowBuilder(datasets.GeneratorBasedBuilder):
-    """Rows of a dataset, which says in `collect` what clips it has, as of any builder of `datasets`.
+    """Base class of the builders; a subclass implements `collect`, the rest is the interface of `datasets`.
 
     `Clotho(data_dir="clotho").download_and_prepare()`, then `.as_dataset(split="train")`; or `load_splits`.
 
-    Clips whose audio is missing are normal: they get no row, one warning counts them, `report` lists them.
+    Clips without audio are normal: they get no row, one warning counts them, and `report` lists them.
     """
 
     VERSION = "1.0.0"
@@ -292,16 +299,15 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     NAMINGS: ClassVar[Sequence[str]] = ("the names in the metadata",)
 
     def collect(self) -> Collection:
-        """Reads the metadata and finds the audio: all clips, the missing ones and those that are left out."""
+        """Read the metadata, find the audio, and return all clips with the missing and left-out ones."""
         raise NotImplementedError
 
     def report(self) -> dict[str, Any]:
-        """Says what there is no row for; needs no prepared rows, and reads what was noted where there are some.
+        """Return the clips without a row; before `download_and_prepare`, reads the metadata to find them.
 
         Returns:
-            "missing": the recordings that the metadata name and the folder lacks, as the metadata name them;
-            "left_out": the ids of the clips that were left out by reason, such as "blacklist", "duplicate" or
-            "empty caption".
+            "missing": names in the metadata of recordings without a file; "left_out": ids of the left-out clips by
+            reason, such as "blacklist", "duplicate" or "empty caption".
         """
         path = self._report_path
         if path.is_file():
@@ -309,7 +315,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         return {"missing": self._collection.missing, "left_out": self._collection.left_out}
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Prepares the rows as `datasets` does, and writes the report beside rows that go to the cache."""
+        """Prepare the rows as `datasets` does, and write the report beside cached rows."""
         super().download_and_prepare(*args, **kwargs)
 
         report, path = self.report(), self._report_path
@@ -319,8 +325,8 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         without = {"audio missing": report["missing"], **report["left_out"]}
         counts = [f"{len(clip_ids):,} {reason}" for reason, clip_ids in without.items() if clip_ids]
         if counts:
-            told, where = ", ".join(counts), path if path.is_file() else "what report() gives"
-            logger.warning("%s: clips without a row: %s; the lists are in %s", self.config.DATASET, told, where)
+            lists = path if path.is_file() else "report()"
+            logger.warning("%s: clips without a row: %s; see %s", self.config.DATASET, ", ".join(counts), lists)
 
     @property
     def _report_path(self) -> Path:
@@ -329,27 +335,27 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     @cached_property
     def _collection(self) -> Collection:
         collection = self.collect()
-        collection.keep_sources_apart()  # first: a clip that two splits list shares its file with itself
+        collection.keep_sources_apart()  # first, else a clip in two splits would share its file with itself
         collection.keep_files_apart()
 
         if not any(collection.clips.values()):
-            self._refuse_empty(collection)
+            self._raise_empty(collection)
         for clips in collection.clips.values():
             del clips[self.config.limit or len(clips) :]
         return collection
 
-    def _refuse_empty(self, collection: Collection) -> None:
-        """Says why no clip has a row."""
+    def _raise_empty(self, collection: Collection) -> None:
+        """Raise the error of a dataset without rows, with the reason."""
         config = self.config
         if not collection.missing:
             counts = dict(zip(collection.left_out, map(len, collection.left_out.values()), strict=True))
-            raise ValueError(f"{config.DATASET}: no clip of {config.folder} is left: {counts or 'it lists none'}")
+            raise ValueError(f"{config.DATASET}: no clips left in {config.folder}: {counts or 'it lists none'}")
 
         files = config.recordings.files
         raise FileNotFoundError(
             f"{config.DATASET}: none of the {len(collection.missing):,} recordings, such as {collection.missing[0]}, "
-            f"is in {config.recordings.folder}, which holds {some(files, 3) if files else 'no audio'}. "
-            f"Tried {', '.join(self.NAMINGS)} with {', '.join(SUFFIXES)}"
+            f"is in {config.recordings.folder}, which contains {some(files, 3) if files else 'no audio'}. "
+            f"Searched for {', '.join(self.NAMINGS)} with the suffixes {', '.join(SUFFIXES)}"
         )
 
     def _info(self) -> datasets.DatasetInfo:
@@ -358,8 +364,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         return datasets.DatasetInfo(description=about, homepage=self.HOMEPAGE, features=types)
 
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
-        # Collected here and not per clip: errors raised while generating reach the user wrapped in one that says
-        # nothing.
+        # Collect here and not in `_generate_examples`, because `datasets` wraps errors from there in a generic one.
         splits = [split for split, clips in self._collection.clips.items() if clips]
         return [datasets.SplitGenerator(name=split, gen_kwargs={"split": split}) for split in splits]
 

@@ -1,4 +1,4 @@
-"""Datasets in folds with one class a clip, such as ESC-50: the fold that is tested on, and captions of the classes."""
+"""Base classes for datasets with folds and one class per clip, such as ESC-50."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ class FoldClip(NamedTuple):
     """A clip of a dataset in folds.
 
     Attributes:
-        file_name: The name of its file, whose stem is its id.
-        fold: The fold that it is in.
-        label: Its class.
-        freesound_id: The recording on Freesound that it was cut from.
-        license: The licence of its audio.
-        seconds: Its length; None where only the audio says it.
-        left_out: The reason why it gets no row; empty for a clip that does.
+        file_name: Name of the audio file; its stem is the clip id.
+        fold: Number of the fold.
+        label: Class.
+        freesound_id: Freesound id of the source recording.
+        license: Licence of the audio.
+        seconds: Length in seconds; None if the table does not contain it.
+        left_out: Reason for leaving the clip out; empty for clips that get a row.
     """
 
     file_name: str
@@ -38,19 +38,18 @@ class FoldClip(NamedTuple):
 
 @dataclass
 class FoldConfig(FolderConfig):
-    """What to read and how to split it; see also `FolderConfig`.
+    """Location and splits of a dataset with folds; see also `FolderConfig`.
 
     Attributes:
-        test_fold: The fold that is the test split, from 1. The published protocol is the mean over all folds, each
-            tested on once; the default is the first.
-        validation_fraction: The part of the remaining recordings of each class that is the validation split; 0 gives
-            no validation split.
-        seed: The seed of the draw of validation recordings.
+        test_fold: Fold of the test split, from 1. The published protocol averages over all folds as test fold.
+        validation_fraction: Fraction of the remaining recordings of each class for validation; 0 creates no
+            validation split.
+        seed: Seed for drawing validation recordings.
     """
 
     ENGLISH_ONLY = False
     PHRASES: ClassVar[str] = ""
-    """The name of the phrases of its classes, as `captions.label_phrases` knows them."""
+    """Dataset name for `captions.label_phrases`."""
 
     test_fold: int = 1
     validation_fraction: float = 0.15
@@ -59,27 +58,27 @@ class FoldConfig(FolderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.validation_fraction < 1:
-            raise ValueError(f"validation_fraction is {self.validation_fraction}; give at least 0 and less than 1")
+            raise ValueError(f"validation_fraction is {self.validation_fraction}; expected at least 0 and less than 1")
 
 
 class FoldBuilder(RowBuilder):
-    """Rows with captions made of the classes and an event as long as the clip; no two splits share a recording."""
+    """Rows with captions from class names and one event as long as the clip; no two splits share a recording."""
 
     BUILDER_CONFIG_CLASS = FoldConfig
 
     def read(self) -> list[FoldClip]:
-        """The clips of the table, in its order."""
+        """Read the clips of the table, in its order."""
         raise NotImplementedError
 
     def collect(self) -> Collection:
-        """The clips of the table by fold and recording."""
+        """Collect the clips of the table, split by fold and recording."""
         collection, config = Collection(), self.config
         clips = self.read()
 
         phrases = label_phrases(config.PHRASES)
         unknown = sorted(set(map(attrgetter("label"), clips)) - phrases.keys())
         if unknown:
-            raise ValueError(f"the classes {unknown} are none of {config.DATASET}'s: {', '.join(phrases)}")
+            raise ValueError(f"unknown classes {unknown}; the classes of {config.DATASET} are {', '.join(phrases)}")
 
         splits = split_by_fold(clips, config.test_fold, config.validation_fraction, config.seed)
         unplaced = set(clips).difference(*splits.values())
@@ -106,21 +105,21 @@ class FoldBuilder(RowBuilder):
 
 
 def read_fold(line: Line) -> int:
-    """The fold of a line; a ValueError that names the line where it is not a number."""
+    """Return the fold of a line; raise a ValueError with the line number if it is not a number."""
     text = line.values["fold"].strip()
     if not text.isdecimal():
-        raise ValueError(f"{line.where}: fold is {text!r}; give a number")
+        raise ValueError(f"{line.where}: fold is {text!r}; expected a number")
     return int(text)
 
 
 def split_by_fold(
     clips: Sequence[FoldClip], test_fold: int, validation_fraction: float, seed: int
 ) -> dict[str, list[FoldClip]]:
-    """Splits by fold, then by recording; arguments as of `FoldConfig`.
+    """Split clips by fold, then by recording; for the arguments see `FoldConfig`.
 
-    Of each class a fraction of the other folds' recordings becomes validation: rounded, but at least one, and never a
-    class's last one. No recording is in two splits: the folds promise to share none, and where a changed copy breaks
-    that, clips of other folds that share a recording with the test fold are left out.
+    In each class, a fraction of the other folds' recordings becomes validation: rounded, at least one, but never all of
+    them. No recording is in two splits: clips of other folds that share a recording with the test fold are left out.
+    The published folds share none, but modified copies of a dataset may.
 
     Returns:
         Clips by split, in their given order.
@@ -131,8 +130,8 @@ def split_by_fold(
     folds = sorted(set(map(attrgetter("fold"), clips)))
     if test_fold not in folds:
         raise ValueError(
-            f"fold {test_fold!r} has no clips; the folds with clips are {folds}: test_fold={folds[0] if folds else 1} "
-            "chooses one (in the evaluation recipe, --folds)"
+            f"fold {test_fold!r} has no clips; folds with clips: {folds}; set test_fold={folds[0] if folds else 1} "
+            "(in the evaluation recipe: --folds)"
         )
 
     tested = {clip.freesound_id for clip in clips if clip.fold == test_fold}
@@ -149,7 +148,7 @@ def split_by_fold(
 
 
 def _draw_validation(clips: Sequence[FoldClip], fraction: float, seed: int) -> set[str]:
-    """Draws recordings class by class; one with clips of several classes counts for its first."""
+    """Draw recordings class by class; a recording with clips of several classes counts for the first one."""
     if fraction == 0:
         return set()
 

@@ -1,4 +1,4 @@
-"""Reading the tables and lists that datasets come with, with errors that name the file and the line."""
+"""Read the tables and lists of datasets, with errors that name the file and the line."""
 
 import csv
 import hashlib
@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 from .recordings import some
 
 SOURCES = Path(__file__).parents[1]
-"""The folder whose code and phrases rows are made by."""
+"""Folder of the code and phrases that produce the rows."""
 
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
-"""The kinds of tables that `read_table` reads."""
+"""File formats that `read_table` supports."""
 
 
 class Line(NamedTuple):
     """A line of a table.
 
     Attributes:
-        where: The file and the line, for messages.
-        values: The cells by column.
+        where: File and line number, for error messages.
+        values: Cells by column.
     """
 
     where: str
@@ -35,35 +35,42 @@ class Line(NamedTuple):
 
 
 def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | None:
-    """The file of one of these names among the files of a folder, as `recordings.walk` gives them; None without one.
+    """Return the file with one of these names in a folder, or None.
 
-    Where there are several, the one at the top; where only several sub-folders have one, a ValueError.
+    Prefers the file nearest to the top of the folder.
+
+    Args:
+        folder: The folder.
+        files: Its files as relative paths, such as from `recordings.walk`.
+        *names: File names.
+
+    Raises:
+        ValueError: Only sub-folders contain such files, and there are several.
     """
     found = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
     if len(found) > 1 and "/" in found[0]:
         raise ValueError(
-            f"{folder} holds several {names[0]}: {some(found)}; give the folder of one of them as data_dir"
+            f"{folder} contains several {names[0]}: {some(found)}; set data_dir to the folder of one of them"
         )
     return folder / found[0] if found else None
 
 
 def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Line]:
-    """The lines of a table with commas, semicolons or tabs between cells, whichever its first line has most of.
+    """Read a table with the delimiter (comma, semicolon or tab) that is most frequent in its first line.
 
     Args:
-        path: The file, in UTF-8, with or without a byte order mark, in UTF-16 with one, or in Windows-1252.
-        columns: The columns it must have; all that it has, where there is no header.
-        header: Whether its first line names the columns.
+        path: File in UTF-8 with or without a byte order mark, in UTF-16 with one, or in Windows-1252.
+        columns: Required columns; without a header, all columns.
+        header: Whether the first line contains the names of the columns.
 
     Returns:
-        Its lines; cells that are missing at a line's end are empty.
+        The lines; missing cells at the end of a line are empty.
 
     Raises:
-        ValueError: A column is missing or there twice, a line has more cells than there are columns, or the text is
-            no table.
+        ValueError: A column is missing or repeated, a line has more cells than columns, or the text is not a table.
     """
     text = _text(path)
-    first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without cells in quotes
+    first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without quoted cells
     delimiter = max(",;\t", key=first_line.count)
     reader = csv.DictReader(io.StringIO(text, newline=""), None if header else columns, restval="", delimiter=delimiter)
 
@@ -78,28 +85,30 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
         raise ValueError(f"{path} lacks the columns {missing}; it has {names}")
     name, count = Counter(filter(None, names)).most_common(1)[0] if any(names) else ("", 0)
     if count > 1:
-        raise ValueError(f"{path} has several columns {name!r}, of which only the last would be read; number them")
+        raise ValueError(f"{path} has {count} columns {name!r}; rename them, since only the last one would be read")
 
     lines = []
     for number, values in numbered:
         where = f"{path}, line {number}"
         if None in values:
             cells = len(names) + len(values[None])
-            raise ValueError(f"{where} has {cells} cells for {len(names)} columns; quote cells that hold {delimiter!r}")
+            raise ValueError(
+                f"{where} has {cells} cells for {len(names)} columns; quote cells that contain {delimiter!r}"
+            )
         lines.append(Line(where, values))
     return lines
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; a ValueError that names the file where it is not JSON."""
+    """Read a JSON file; raise a ValueError with its path if it is not JSON."""
     return _parse_json(_text(path), str(path))
 
 
 def read_table(path: Path) -> list[Line]:
-    """The lines of a table of one of the `TABLE_SUFFIXES`: CSV, JSON Lines, a JSON list of objects, or Parquet.
+    """Read a table in one of the formats of `TABLE_SUFFIXES`: CSV, JSON Lines, a JSON list of objects, or Parquet.
 
     Raises:
-        ValueError: Another suffix, JSON that is no list of objects, or what `read_csv` raises.
+        ValueError: The suffix is unknown, the JSON is not a list of objects, or an error of `read_csv`.
     """
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
@@ -113,7 +122,7 @@ def read_table(path: Path) -> list[Line]:
     elif suffix == ".json":
         values = read_json(path)
         if not isinstance(values, list):
-            raise ValueError(f"{path} holds no list; give a JSON list of objects, or JSON Lines as .jsonl")
+            raise ValueError(f"{path} is not a list; expected a JSON list of objects, or JSON Lines as .jsonl")
         for number, value in enumerate(values):
             entries.append((f"{path}, entry {number}", value))
     elif suffix == ".parquet":
@@ -126,18 +135,18 @@ def read_table(path: Path) -> list[Line]:
         for number, value in enumerate(values):
             entries.append((f"{path}, row {number}", value))
     else:
-        raise ValueError(f"{path} is no table that can be read; give one of {', '.join(TABLE_SUFFIXES)}")
+        raise ValueError(f"{path} has an unsupported suffix; expected one of {', '.join(TABLE_SUFFIXES)}")
 
     lines = []
     for where, value in entries:
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is {str(value)[:60]!r}; give a JSON object")
+            raise ValueError(f"{where} is {str(value)[:60]!r}; expected a JSON object")
         lines.append(Line(where, value))
     return lines
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """The SHA-256 in hex of the paths and contents of files, to key caches with."""
+    """Return the SHA-256 (hex) of the paths and contents of files, as a cache key."""
     contents = hashlib.sha256()
     for path in sorted(paths):
         contents.update(f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -146,19 +155,19 @@ def fingerprint(paths: Iterable[Path]) -> str:
 
 @cache
 def code_fingerprint() -> str:
-    """A hash of the code and the phrases that rows are made by: `datasets` alone would give those of older ones."""
+    """Return a hash of the code and phrases that produce the rows, as part of the cache key."""
     return fingerprint(path for path in SOURCES.rglob("*") if path.suffix in (".py", ".json"))
 
 
 def _text(path: Path) -> str:
     content = path.read_bytes()
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # what spreadsheets call Unicode text
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # "Unicode text" of spreadsheets
         return content.decode("utf-16", errors="replace")
     if b"\0" in content:
-        raise ValueError(f"{path} holds zero bytes and is no text that can be read; save it as UTF-8")
+        raise ValueError(f"{path} contains zero bytes and is not text; save it as UTF-8")
     try:
         return content.decode("utf-8-sig")
-    except UnicodeDecodeError:  # Clotho's metadata and what spreadsheets save
+    except UnicodeDecodeError:  # Clotho's metadata, and files saved by spreadsheets
         return content.decode("cp1252", errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""Options of a command line from a dataclass, described by its docstring alone."""
+"""Command-line options from the fields and docstring of a dataclass."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def add_builder_options(parser: argparse.ArgumentParser, config_class: type[datasets.BuilderConfig]) -> list[str]:
-    """Adds `--key value` for each field that a builder's configuration declares, itself or by a base of ours.
+    """Add `--key value` for each field of a builder's configuration, including inherited fields of this package.
 
     Args:
-        parser: Gets the options, in a group; one that is not given leaves no trace in the namespace.
-        config_class: The builder's `BUILDER_CONFIG_CLASS`; help texts are those of the docstring's "Attributes",
-            inherited ones too.
+        parser: Parser to which an option group is added. Options that are not set do not appear in the namespace.
+        config_class: The builder's `BUILDER_CONFIG_CLASS`. The help texts come from the "Attributes" sections of its
+            docstring and those of its base classes.
 
     Returns:
-        The names of the fields.
+        Names of the fields.
     """
     hints = typing.get_type_hints(config_class)
     texts = option_texts(config_class)
@@ -43,13 +43,13 @@ def add_builder_options(parser: argparse.ArgumentParser, config_class: type[data
             f"--{field.name}",
             default=argparse.SUPPRESS,
             help=texts.get(field.name, "").replace("%", "%%"),
-            **_kind(hints[field.name]),
+            **_argument_type(hints[field.name]),
         )
     return names
 
 
-def _kind(hint: Any) -> dict[str, Any]:
-    """How argparse is to read a value of that type."""
+def _argument_type(hint: Any) -> dict[str, Any]:
+    """Return the keyword arguments of `add_argument` for a type."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     members = typing.get_args(hint) if is_union else (hint,)
 
@@ -57,7 +57,7 @@ def _kind(hint: Any) -> dict[str, Any]:
         return {"type": _boolean, "metavar": "true|false"}
     if {list, tuple, Sequence}.intersection(map(typing.get_origin, members)):
         return {"nargs": "+", "metavar": "VALUE"}
-    for kind in (str, float, int):  # a text is taken as it is, "0123" too
+    for kind in (str, float, int):  # str first, so that "0123" stays a string
         if kind in members:
             return {"type": kind, "metavar": kind.__name__.upper()}
     return {"type": yaml.safe_load, "metavar": "YAML"}

@@ -1,4 +1,4 @@
-"""Recordings on disk: found by one look at the folder, whatever their format, sub-folder and naming."""
+"""Find recordings in a folder by name, in any supported format, sub-folder and naming."""
 
 import hashlib
 import html
@@ -16,9 +16,9 @@ import soundfile
 logger = logging.getLogger(__name__)
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".m4a", ".aac")
-"""The formats that are looked for, the preferred first; libsndfile reads all but the last two, which need FFmpeg."""
+"""Supported formats, the preferred first. libsndfile reads all except the last two, which need FFmpeg."""
 
-_OTHER_SUFFIXES = (".mp4", ".webm", ".mkv", ".wma")  # of names in metadata, before a conversion
+_OTHER_SUFFIXES = (".mp4", ".webm", ".mkv", ".wma")  # occur in metadata, from before a conversion
 
 _STARTS = ("{start}", "{start:.1f}", "{start:.3f}", "{start:06d}", "{start_ms}")
 _ENDS = ("{end}", "{end:.1f}", "{end:.3f}", "{end:06d}", "{end_ms}")
@@ -37,39 +37,40 @@ def _list_namings() -> list[str]:
 
 
 YOUTUBE_NAMINGS = tuple(_list_namings())
-"""The names, without suffix, under which clips of YouTube videos are kept: the most telling first.
+"""File names, without suffix, of clips of YouTube videos, from most to least specific.
 
-The fields are the video, the clip's start and end in seconds, and both in milliseconds. The last two say nothing of
-the start, so they are taken only for a video that has a single clip.
+The fields are the video id, the clip's start and end in seconds, and both in milliseconds. The last two names do not
+contain the start, so they are used only for videos with a single clip.
 """
 
 Segment = tuple[str, int]
-"""A clip of a video: the YouTube id and the start in seconds."""
+"""Clip of a video: YouTube id and start in seconds."""
 
 
 def walk(folder: str | Path) -> list[str]:
-    """All files below a folder, as sorted paths relative to it, with slashes; links to folders are followed, each once.
+    """List all files below a folder, as sorted relative paths with slashes.
 
-    Hidden files are passed over, and so are pipes and devices, which would be waited for, and, with a warning, names
-    that are not UTF-8, which no row can hold, and what cannot be read, such as a link to itself.
+    Follows links to folders, but lists each folder once. Skips hidden files, folders without permission, and pipes and
+    devices, which would block a reader. Warns of names that are not UTF-8, which rows cannot contain, and of other
+    unreadable entries, such as a link to itself.
     """
     found: list[str] = []
     undecodable: list[str] = []
     unreadable: list[str] = []
     seen: set[str] = set()
 
-    # A stack whose top is always the first sub-folder by name, since of links to one folder the first one counts.
-    waiting = [""]
-    while waiting:
-        start = waiting.pop()
-        place = os.path.join(folder, start)
-        real = os.path.realpath(place)
+    # A stack with the first sub-folder by name on top: if several links lead to one folder, the first is followed.
+    stack = [""]
+    while stack:
+        start = stack.pop()
+        path = os.path.join(folder, start)
+        real = os.path.realpath(path)
         if real in seen:
             continue
         seen.add(real)
 
         try:
-            entries = list(os.scandir(place))
+            entries = list(os.scandir(path))
         except PermissionError:  # such as lost+found
             continue
         except OSError:
@@ -88,24 +89,22 @@ def walk(folder: str | Path) -> list[str]:
             if is_folder:
                 folders.append(f"{start}{entry.name}/")
             elif is_file:
-                name = start + entry.name  # where the system's bytes are no UTF-8, Python puts surrogates
+                name = start + entry.name  # with surrogates in place of bytes that are not UTF-8
                 (undecodable if re.search("[\ud800-\udfff]", name) else found).append(name)
-        waiting += sorted(folders, reverse=True)
+        stack += sorted(folders, reverse=True)
 
     if undecodable:
         logger.warning(
-            "%s: %d file names are not UTF-8 and are passed over, such as %r; rename them",
+            "%s: %d file names are not UTF-8 and are skipped, such as %r; rename them",
             folder, len(undecodable), min(undecodable),
         )  # fmt: skip
     if unreadable:
-        logger.warning(
-            "%s: %d entries cannot be read and are passed over: %s", folder, len(unreadable), some(unreadable)
-        )
+        logger.warning("%s: %d unreadable entries are skipped: %s", folder, len(unreadable), some(unreadable))
     return sorted(found)
 
 
 def stem_of(name: str) -> str:
-    """A file name without folders and without the suffix of an audio or video format; other dots stay.
+    """Return a file name without folders and without an audio or video suffix; other dots remain.
 
     >>> stem_of("development/FR.CTC.08.wav"), stem_of("FR.CTC.08")
     ('FR.CTC.08', 'FR.CTC.08')
@@ -119,20 +118,20 @@ def _without_suffix(name: str) -> str:
 
 
 class Recordings:
-    """The audio files below a folder: only their names are looked at, none is opened.
+    """Audio files below a folder, found by their names; no file is opened.
 
     Args:
-        folder: Where the audio is.
-        files: What is in it and its sub-folders, as sorted relative paths; by default `walk` looks.
+        folder: Folder with the audio.
+        files: Sorted relative paths of all files in it; by default those of `walk`.
 
     Raises:
-        FileNotFoundError: There is no such folder.
+        FileNotFoundError: The folder does not exist.
     """
 
     def __init__(self, folder: str | Path, files: Iterable[str] | None = None) -> None:
         self.folder = Path(folder).expanduser().resolve()
         if not self.folder.is_dir():
-            raise FileNotFoundError(f"{self.folder} is not a folder; give the one that holds the audio")
+            raise FileNotFoundError(f"{self.folder} is not a folder; expected the folder with the audio")
 
         audio = []
         for file in walk(self.folder) if files is None else files:
@@ -141,10 +140,10 @@ class Recordings:
         self.files = tuple(audio)
 
     def at(self, name: str) -> Path | None:
-        """The recording of a path, relative to the folder or absolute.
+        """Return the recording at a path, relative to the folder or absolute; None if it is missing.
 
-        It may be in another format, which loses to the format named, or in another of Unicode's normal forms, as names
-        from a Mac are.
+        A relative path also finds the file in another format, if the named format is missing, and in another Unicode
+        normal form, because names from macOS are decomposed.
         """
         if os.path.isabs(name):
             return Path(name) if os.path.isfile(name) else None
@@ -152,22 +151,22 @@ class Recordings:
         return None if file is None else self.folder / file
 
     def named(self, stems: Iterable[str]) -> Path | None:
-        """The recording with the first of these stems that is there, in whatever sub-folder and format."""
+        """Return the recording with the first existing stem, in any sub-folder and format; None without one."""
         for stem in stems:
             if stem in self._by_stem:
                 return self.folder / self._by_stem[stem]
         return None
 
     def matching(self, names: Sequence[str]) -> dict[str, Path]:
-        """Finds files whose names are awkward, and were changed where a system or a tool could not hold them.
+        """Find files by names from the metadata that a file system or a tool may have changed.
 
         Args:
             names: Names from the metadata.
 
         Returns:
-            The path by name, of those that are there: by the same stem, else by the same letters once HTML entities
-            are resolved, or once everything but letters and digits is dropped. A match of the second kind counts only
-            where it fits a single file and a single name that have no better one.
+            Path by name, for the names with a file. A file matches by its stem; else by its stem with HTML entities
+            resolved; else by the letters and digits alone. The last two must match a single file and a single name
+            among those without a better match.
         """
         found: dict[str, str] = {}
         for name in names:
@@ -176,28 +175,32 @@ class Recordings:
 
         for key in (_resolve, _strip):
             files = _index_unique(set(self._by_stem.values()).difference(found.values()), key)
-            wanted = _index_unique(set(names).difference(found), key)
-            for text in wanted.keys() & files.keys():
-                found[wanted[text]] = files[text]
+            missing = _index_unique(set(names).difference(found), key)
+            for text in missing.keys() & files.keys():
+                found[missing[text]] = files[text]
         return {name: self.folder / file for name, file in found.items()}
 
     def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
-        """The recordings in sub-folders whose names hold a word in lower case, such as "development" or "freesound".
+        """Return the recordings in sub-folders with a lower-case word in their path, such as "development".
 
-        Where no sub-folder has it, those that are in no sub-folder of the others, the words of the dataset's parts.
+        Without such a sub-folder, returns the recordings outside all sub-folders with one of the other words.
+
+        Args:
+            word: Word of one part of the dataset.
+            others: Words of all its parts.
         """
-        own, shared = [], []
+        matching, unassigned = [], []
 
         for file in self.files:
             folder = os.path.dirname(file).casefold()
             if word in folder:
-                own.append(file)
+                matching.append(file)
             if not any(map(folder.__contains__, others)):
-                shared.append(file)
-        return Recordings(self.folder, own or shared)
+                unassigned.append(file)
+        return Recordings(self.folder, matching or unassigned)
 
     def fingerprint(self, sizes: bool = False) -> str:
-        """A hash of the folder and the names in it, and of their sizes for rows that say something about the sound."""
+        """Return a hash of the folder and the file names, with `sizes` also of the file sizes."""
         contents = hashlib.sha256(str(self.folder).encode())
         for file in self.files:
             size = f":{(self.folder / file).stat().st_size}" if sizes else ""
@@ -218,17 +221,20 @@ class Recordings:
 
     @cached_property
     def _worst_first(self) -> list[str]:
-        """So that in a dictionary the preferred format, and then the first path, wins."""
+        """Files by descending format and path, so that a dictionary keeps the preferred format and the first path."""
         order = sorted(self.files, key=lambda file: SUFFIXES.index(os.path.splitext(file)[1].lower()))
         return order[::-1]
 
 
 def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[Segment, Path]:
-    """The path by clip, of those that are there under any of `YOUTUBE_NAMINGS`: ten seconds of YouTube videos each.
+    """Find ten-second clips of YouTube videos by `YOUTUBE_NAMINGS`.
 
     Args:
-        recordings: Where they may be.
-        segments: All clips of the dataset; each once.
+        recordings: Recordings to search.
+        segments: All clips of the dataset, without repeats.
+
+    Returns:
+        Path of each existing clip.
     """
     counts = Counter(youtube_id for youtube_id, _ in segments)
     found = {}
@@ -243,9 +249,9 @@ def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[S
 
 
 def duration_seconds(path: Path) -> float | None:
-    """The length of a recording by its header; None where libsndfile cannot read it.
+    """Return the length of a recording from its header, or None if libsndfile cannot read it.
 
-    A file that nothing can read is no reason to refuse a whole dataset: `on_bad_audio` decides about it.
+    One unreadable file is not an error here, because `on_bad_audio` sets how to handle it.
     """
     try:
         return soundfile.info(path).duration
@@ -254,7 +260,7 @@ def duration_seconds(path: Path) -> float | None:
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """The first few names, for a message.
+    """Join the first few names for a message.
 
     >>> some(["a.wav", "b.wav", "c.wav"], 2)
     'a.wav, b.wav, ...'
@@ -267,17 +273,17 @@ def _format_free(name: str) -> str:
 
 
 def _resolve(name: str) -> str:
-    """The stem with HTML entities resolved."""
+    """Return the stem with HTML entities resolved."""
     return unicodedata.normalize("NFC", html.unescape(stem_of(name))).strip()
 
 
 def _strip(name: str) -> str:
-    """The letters and digits of the stem."""
+    """Return only the letters and digits of the stem."""
     return re.sub(r"[\W_]", "", unicodedata.normalize("NFKD", html.unescape(stem_of(name))).casefold())
 
 
 def _index_unique(names: Iterable[str], key: Callable[[str], str]) -> dict[str, str]:
-    """The names by their key, of those that have one of their own."""
+    """Map keys to names, without the keys that several names share."""
     by_key: dict[str, list[str]] = {}
     for name in names:
         by_key.setdefault(key(name), []).append(name)

@@ -1,10 +1,9 @@
-"""Procedurally generated sound events with captions: data that needs no download.
+"""Procedurally generated sound events with captions: a dataset without a download.
 
-A clip holds one event over faint background noise. Its description says which sound it is, in which of two variants
-(low or high, slow or fast), and whether it is at the beginning or at the end of the clip; the captions say just that.
-Everything else is drawn at random and not described: the exact pitch or rate within the variant's range, level,
-length, onset, and the level and colour of the noise. So a model can tell every description apart, and only by hearing
-what the text says.
+Each clip contains one event over faint background noise. Its captions name the sound, one of two variants (low or high,
+slow or fast), and the position: the beginning or the end of the clip. Everything else is random and not in the
+captions: the exact pitch or rate within the variant's range, level, length, onset, and the level and colour of the
+noise. A model can therefore distinguish all descriptions, but only by the described properties.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
-from numpy import fft  # np.fft would break: a builder makes datasets put a copy of np here, without lazy attributes
+from numpy import fft  # not np.fft: `datasets` replaces np in the modules of builders by a copy without lazy attributes
 
 from ..atomic_files import atomic_write
 from ..schema import Event
@@ -25,23 +24,23 @@ from .captions import label_phrases, render_captions
 from .folder import SPLITS, Clip, Collection, RowBuilder, RowConfig
 
 GENERATOR_VERSION = 1
-"""Raise it with any change to the audio: rendered files are kept by it."""
+"""Increase it with any change of the audio; it is part of the cache key of rendered files."""
 
 POSITIONS = ("beginning", "end")
 PEAK_DB = (-18.0, -4.0)
 NOISE_PEAK_DB = (-50.0, -30.0)
 
 Waveform = Callable[[float, np.ndarray, np.random.Generator], np.ndarray]
-"""Pitch or rate in Hz, the times of the samples in seconds (from 0, evenly spaced) and a generator give the samples."""
+"""Function of pitch or rate in Hz, sample times in seconds (evenly spaced from 0) and a generator; returns samples."""
 
 
 class Sound(NamedTuple):
     """A kind of sound.
 
     Attributes:
-        waveform: How it is made.
-        variants: The range in Hz of what each describable variant fixes: the pitch or the rate.
-        lengths: The shortest and the longest event, as parts of the clip.
+        waveform: Function that renders it.
+        variants: Range of its pitch or rate in Hz, by variant.
+        lengths: Minimum and maximum length of the event, as fractions of the clip.
     """
 
     waveform: Waveform
@@ -50,7 +49,7 @@ class Sound(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What a clip's captions say."""
+    """Content of a clip's captions."""
 
     sound: str
     variant: str
@@ -58,12 +57,12 @@ class Description(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The label that `phrases/synthetic.json` has phrases for, such as "low_siren"."""
+        """Label of its phrases in `phrases/synthetic.json`, such as "low_siren"."""
         return f"{self.variant}_{self.sound}"
 
 
 class RenderedClip(NamedTuple):
-    """A rendered clip: float32 samples with peak below 0.99, and the true place of the event."""
+    """Rendered clip: float32 samples with a peak below 0.99, and the onset and offset of the event."""
 
     samples: np.ndarray
     onset_seconds: float
@@ -94,7 +93,7 @@ def _progress(seconds: np.ndarray) -> np.ndarray:
 
 
 def _since_pulse(rate_hz: float, seconds: np.ndarray) -> np.ndarray:
-    """Seconds since the last pulse of a train that begins with the event."""
+    """Return the seconds since the last pulse of a pulse train that starts with the event."""
     return np.mod(seconds, 1 / rate_hz)
 
 
@@ -150,7 +149,7 @@ def _beeps(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np
 
 
 def _bell(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    # Hum, prime, tierce, quint and nominal of a minor-third church bell, and one inharmonic partial above.
+    # Hum, prime, tierce, quint and nominal of a minor-third church bell, and one inharmonic partial above them.
     ratios = (0.5, 1.0, 1.2, 1.5, 2.0, 2.67)
     return np.sum([np.exp(-3 * ratio * seconds) * _sine(ratio * pitch_hz, seconds) for ratio in ratios], axis=0)
 
@@ -203,10 +202,9 @@ DESCRIPTIONS = tuple(
 
 
 def describe(seed: int, split: str, index: int) -> Description:
-    """The description of a clip of the dataset with this seed, by its place in its split: one of `DESCRIPTIONS`.
+    """Return the description of a clip, one of `DESCRIPTIONS`, from the seed, the split and the index in the split.
 
-    They take turns in a random order of the split's own, so that in a split of any size their counts differ by one at
-    most.
+    Each split cycles through a random order of the descriptions, so that their counts differ by at most one.
 
     >>> len({describe(0, "train", index) for index in range(64)})
     64
@@ -218,24 +216,24 @@ def describe(seed: int, split: str, index: int) -> Description:
 def render_clip(
     seed: int, split: str, index: int, duration_seconds: float = 2.0, sampling_rate_hz: int = 16000
 ) -> RenderedClip:
-    """Renders a clip, always to the same samples for the same arguments.
+    """Render a clip; equal arguments produce equal samples.
 
     Args:
-        seed: The seed of the whole dataset.
+        seed: Seed of the whole dataset.
         split: One of `SPLITS`; their random streams are disjoint.
-        index: The place of the clip in its split.
-        duration_seconds: The length of the clip.
-        sampling_rate_hz: The rate, at least 16000, as the sounds reach up to 7.7 kHz.
+        index: Index of the clip in its split.
+        duration_seconds: Length of the clip in seconds.
+        sampling_rate_hz: Sampling rate in Hz, at least 16000, because the sounds reach 7.7 kHz.
 
     Returns:
-        The clip; the event lies within the half of it that the description names.
+        The clip, with the event in the half of the clip that the description names.
 
     >>> clip = render_clip(0, "train", 0)
     >>> clip.samples.shape, clip.samples.dtype
     ((32000,), dtype('float32'))
     """
     description, rng = describe(seed, split, index), _generator(seed, split, index)
-    start, stop = _draw_place(description, rng, duration_seconds, sampling_rate_hz)
+    start, stop = _draw_interval(description, rng, duration_seconds, sampling_rate_hz)
 
     sound = SOUNDS[description.sound]
     seconds = np.arange(round(duration_seconds * sampling_rate_hz)) / sampling_rate_hz
@@ -247,17 +245,17 @@ def render_clip(
 
 
 def locate_event(seed: int, split: str, index: int, duration_seconds: float, sampling_rate_hz: int) -> Event:
-    """The event of the clip that `render_clip` renders with the same arguments, without rendering it."""
+    """Return the event of the clip that `render_clip` renders with the same arguments, without rendering it."""
     description, rng = describe(seed, split, index), _generator(seed, split, index)
-    start, stop = _draw_place(description, rng, duration_seconds, sampling_rate_hz)
+    start, stop = _draw_interval(description, rng, duration_seconds, sampling_rate_hz)
     onset_seconds, offset_seconds = start / sampling_rate_hz, stop / sampling_rate_hz
     return {"label": description.label, "onset_seconds": onset_seconds, "offset_seconds": offset_seconds}
 
 
-def _draw_place(
+def _draw_interval(
     description: Description, rng: np.random.Generator, duration_seconds: float, sampling_rate_hz: int
 ) -> tuple[int, int]:
-    """Draws the first sample of a clip's event and the one after its last: what a clip's generator gives first."""
+    """Draw start and stop sample of a clip's event; this is the first draw from a clip's generator."""
     length_seconds = duration_seconds * rng.uniform(*SOUNDS[description.sound].lengths)
     gap_seconds = duration_seconds * rng.uniform(0.01, 0.08)
 
@@ -272,7 +270,7 @@ def _generator(seed: int, split: str, *index: int) -> np.random.Generator:
 
 
 def _background(seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Noise of a random colour between white and pink."""
+    """Return noise of a random colour between white and pink."""
     spectrum = fft.rfft(rng.standard_normal(seconds.size))
     bins = np.maximum(np.arange(spectrum.size), 1)
     return fft.irfft(spectrum * bins ** (-0.5 * rng.uniform(0, 1)), seconds.size)
@@ -291,16 +289,16 @@ def _to_peak(samples: np.ndarray, peak_db: float) -> np.ndarray:
 
 @dataclass
 class SyntheticEventsConfig(RowConfig):
-    """How much to generate, and how; see also `RowConfig`.
+    """Size and audio format of the synthetic dataset; see also `RowConfig`.
 
     Attributes:
-        num_train: Clips of the train split; 0 leaves a split out. Clip i is the same whatever the number.
-        num_validation: Clips of the validation split.
-        num_test: Clips of the test split.
-        seed: The seed of everything random.
-        duration_seconds: The length of every clip, at least 1.
-        sampling_rate_hz: The rate of the audio files, at least 16000.
-        audio_dir: Where a folder of audio files is made; None takes the cache of `datasets`.
+        num_train: Number of training clips; 0 omits a split. Clip i does not depend on this number.
+        num_validation: Number of validation clips.
+        num_test: Number of test clips.
+        seed: Seed of all random draws.
+        duration_seconds: Length of every clip in seconds, at least 1.
+        sampling_rate_hz: Sampling rate of the audio files in Hz, at least 16000.
+        audio_dir: Folder in which the folder of audio files is created; None uses the cache of `datasets`.
     """
 
     DATASET = "the synthetic dataset"
@@ -320,35 +318,35 @@ class SyntheticEventsConfig(RowConfig):
         for name in ("num_train", "num_validation", "num_test", "seed", *least_values):
             least = least_values.get(name, 0)
             if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least {least}")
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least {least}")
 
-    def made_of(self) -> dict[str, str]:
-        """Hashes of what the rows are made of besides the config: they key the cache."""
-        made_of = {**super().made_of(), "audio": self.audio_name}
+    def fingerprints(self) -> dict[str, str]:
+        """Return hashes of all inputs of the rows except the config, as part of the cache key."""
+        fingerprints = {**super().fingerprints(), "audio": self.audio_name}
         if self.audio_dir is not None:
-            made_of["audio_dir"] = str(Path(self.audio_dir).expanduser().resolve())
-        return made_of
+            fingerprints["audio_dir"] = str(Path(self.audio_dir).expanduser().resolve())
+        return fingerprints
 
     @property
     def audio_name(self) -> str:
-        """A name made of all that determines the audio."""
-        made_of = (GENERATOR_VERSION, self.seed, float(self.duration_seconds), self.sampling_rate_hz)
-        return hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
+        """Folder name: a hash of all settings that determine the audio."""
+        settings = (GENERATOR_VERSION, self.seed, float(self.duration_seconds), self.sampling_rate_hz)
+        return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
 
 class SyntheticEvents(RowBuilder):
-    """Generated sound events as rows, in three splits."""
+    """Generated sound events: train, validation and test."""
 
     BUILDER_CONFIG_CLASS = SyntheticEventsConfig
 
     @property
     def audio_folder(self) -> Path:
-        """Where the audio files are: named by what determines them, so that no setting meets files of another."""
+        """Folder of the audio files; its name depends on the settings, so that different settings share no files."""
         root = self.config.audio_dir or Path(self._cache_dir_root, "synthetic_audio")
         return Path(root).expanduser().resolve() / self.config.audio_name
 
     def collect(self) -> Collection:
-        """The clips that are to be rendered."""
+        """Describe the clips to render."""
         collection, config = Collection(), self.config
         phrases = label_phrases("synthetic")
 
@@ -368,7 +366,7 @@ class SyntheticEvents(RowBuilder):
         return collection
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Prepares the rows as `datasets` does, and renders the audio that is not there, or no longer there."""
+        """Prepare the rows as `datasets` does, and render missing audio files."""
         super().download_and_prepare(*args, **kwargs)
         config = self.config
         self.audio_folder.mkdir(parents=True, exist_ok=True)
@@ -383,7 +381,7 @@ class SyntheticEvents(RowBuilder):
                 encoded = io.BytesIO()
                 soundfile.write(encoded, clip.samples, config.sampling_rate_hz, format="WAV", subtype="PCM_16")
 
-                with atomic_write(path) as unfinished:  # so that no other process ever sees half a file
+                with atomic_write(path) as unfinished:  # other processes never read a partial file
                     unfinished.write_bytes(encoded.getvalue())
 
     def _audio_path(self, split: str, index: int) -> Path:

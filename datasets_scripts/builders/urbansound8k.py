@@ -1,6 +1,6 @@
 """UrbanSound8K: 8,732 excerpts of Freesound recordings of ten urban classes in ten folds (Salamon et al., 2014).
 
-Takes the folder as its authors publish it: `metadata/UrbanSound8K.csv` and `audio/fold1/` to `audio/fold10/`.
+Reads the published folder with `metadata/UrbanSound8K.csv` and `audio/fold1/` to `audio/fold10/`.
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ COLUMNS = ("slice_file_name", "fsID", "start", "end", "salience", "fold", "class
 
 @dataclass
 class UrbanSound8KConfig(FoldConfig):
-    """`data_dir` holds `metadata/UrbanSound8K.csv` and `audio/`; see also `FoldConfig`.
+    """Configuration of UrbanSound8K; `data_dir` contains `metadata/UrbanSound8K.csv` and `audio/`. See `FoldConfig`.
 
     Attributes:
-        foreground_only: Whether clips whose sound is in the background (salience 2) are left out.
+        foreground_only: Whether to leave out clips with the sound in the background (salience 2).
     """
 
     DATASET = "UrbanSound8K"
@@ -29,13 +29,13 @@ class UrbanSound8KConfig(FoldConfig):
 
 
 class UrbanSound8K(FoldBuilder):
-    """UrbanSound8K as rows: train, validation and test."""
+    """UrbanSound8K: train, validation and test."""
 
     BUILDER_CONFIG_CLASS = UrbanSound8KConfig
     HOMEPAGE = "https://urbansounddataset.weebly.com/urbansound8k.html"
 
     def read(self) -> list[FoldClip]:
-        """Reads `UrbanSound8K.csv`."""
+        """Read `UrbanSound8K.csv`."""
         return [self._read_slice(line) for line in read_csv(self.config.tables()["clips"], COLUMNS)]
 
     def _read_slice(self, line: Line) -> FoldClip:
@@ -43,7 +43,7 @@ class UrbanSound8K(FoldBuilder):
         try:
             start, end, salience = float(values["start"]), float(values["end"]), int(values["salience"])
         except ValueError as error:
-            raise ValueError(f"{line.where}: {error}; start, end and salience are numbers") from error
+            raise ValueError(f"{line.where}: {error}; start, end and salience must be numbers") from error
 
         in_background = self.config.foreground_only and salience != 1
         return FoldClip(
@@ -51,7 +51,7 @@ class UrbanSound8K(FoldBuilder):
             fold=read_fold(line),
             label=values["class"].strip(),
             freesound_id=values["fsID"].strip(),
-            license="CC BY-NC 3.0",  # by the readme of the dataset
-            seconds=round(end - start, 6),  # as precise as the table
+            license="CC BY-NC 3.0",  # from the dataset's README
+            seconds=round(end - start, 6),  # precision of the table
             left_out="in the background" if in_background else "",
         )

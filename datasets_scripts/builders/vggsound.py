@@ -1,6 +1,6 @@
 """VGGSound: ten-second clips of YouTube videos of 309 classes (Chen et al., 2020).
 
-Takes `vggsound.csv` as its authors publish it, without a header: YouTube id, start in seconds, label, split.
+Reads the published `vggsound.csv`, without a header: YouTube id, start in seconds, label, split.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ COLUMNS = ("youtube_id", "start_seconds", "label", "split")
 
 @dataclass
 class VGGSoundConfig(FolderConfig):
-    """`data_dir` holds `vggsound.csv`; see also `FolderConfig`.
+    """Configuration of VGGSound; `data_dir` contains `vggsound.csv`. See `FolderConfig`.
 
     Attributes:
-        num_validation: Videos of the training split to hold out for validation, drawn by a hash of their ids; the
-            published split has none.
-        seed: The seed of the draw.
+        num_validation: Number of training videos to hold out for validation, drawn by a hash of their ids; 0 by
+            default, because the published dataset has no validation split.
+        seed: Seed of the draw.
     """
 
     DATASET = "VGGSound"
@@ -35,14 +35,14 @@ class VGGSoundConfig(FolderConfig):
 
 
 class VGGSound(RowBuilder):
-    """VGGSound as rows: train and test, on request validation, with captions made of the labels."""
+    """VGGSound: train, test and optionally validation, with captions from the labels."""
 
     BUILDER_CONFIG_CLASS = VGGSoundConfig
     HOMEPAGE = "https://www.robots.ox.ac.uk/~vgg/data/vggsound/"
     NAMINGS = YOUTUBE_NAMINGS
 
     def collect(self) -> Collection:
-        """The clips of the table."""
+        """Collect the clips of the table."""
         collection = Collection()
         lines = read_clips(self.config.tables()["clips"])
         segments = [(line.values["youtube_id"], start_seconds(line, "start_seconds")) for line in lines]
@@ -61,13 +61,13 @@ class VGGSound(RowBuilder):
 
 
 def read_clips(path: Path) -> list[Line]:
-    """The lines of `vggsound.csv` with `COLUMNS`; a header, which some copies have, is passed over."""
+    """Return the lines of `vggsound.csv` by `COLUMNS`, without the header that some copies have."""
     lines = read_csv(path, COLUMNS, header=False)
     if lines and lines[0].values["split"].strip().lower() == "split":
         lines = lines[1:]
     for line in lines:
         if _split(line) not in ("train", "test"):
-            raise ValueError(f"{line.where}: the split is {line.values['split']!r}; give train or test")
+            raise ValueError(f"{line.where}: the split is {line.values['split']!r}; expected train or test")
     return lines
 
 

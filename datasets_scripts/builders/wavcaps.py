@@ -1,7 +1,7 @@
 """WavCaps: recordings of four collections with captions that a language model wrote (Mei et al., 2023).
 
-Takes the JSON files of the authors' repository (`json_files/` of cvssp/WavCaps on the Hub), their blacklists, and the
-audio as `<id>.flac` in folders named after the collections.
+Reads the JSON files of the authors' repository (`json_files/` of cvssp/WavCaps on the Hub), their blacklists, and audio
+files `<id>.flac` in folders named after the collections.
 
 [S] is "SupCLAP: Controlling Optimization Trajectory Drift in Audio-Text Contrastive Learning with Support Vector
 Regularization".
@@ -19,13 +19,13 @@ from .recordings import stem_of
 
 
 class Part(NamedTuple):
-    """One of the collections.
+    """One of the four collections.
 
     Attributes:
-        table: Its JSON file.
-        word: What the names of its audio folders have in common, in lower case.
-        source: The prefix of its sources: with the same one, other datasets' clips are the same recordings.
-        blacklisted: Its key in the blacklists; empty where they have none.
+        table: Name of the JSON file.
+        word: Lower-case word in the names of the collection's audio folders.
+        source: Prefix of the sources. Clips of other datasets with the same source are the same recording.
+        blacklisted: Key in the blacklists; empty if they do not list this collection.
     """
 
     table: str
@@ -46,22 +46,22 @@ BLACKLISTS = (
     "blacklist_exclude_test_ac.json",
     "blacklist_exclude_ub8k_esc50_vggsound.json",
 )
-"""The authors' lists of what is in all of AudioCaps and Clotho, in their test parts, and in UrbanSound8K, ESC-50 and
-VGGSound."""
+"""The authors' lists of clips in all of AudioCaps and Clotho, in the test splits of these two, and in UrbanSound8K,
+ESC-50 and VGGSound."""
 
 
 @dataclass
 class WavCapsConfig(FolderConfig):
-    """What to read, what to leave out and what to hold out; see also `FolderConfig`.
+    """Collections, blacklists and held-out splits of WavCaps; see also `FolderConfig`.
 
     Attributes:
-        parts: Which of the collections; None takes those whose JSON file is there.
-        blacklists: Files that say which clips to leave out because other datasets test on them; all by default. With
-            an empty list nothing is left out, and a zero-shot evaluation on those datasets is none.
-        num_test: Clips of the test split, drawn by a hash of their ids after the blacklists and whatever audio is
-            there. 5,000 are held out in [S E.2].
-        num_validation: Clips of the validation split, drawn likewise; [S] has none.
-        seed: The seed of the draw.
+        parts: Collections to read; None reads all with a JSON file.
+        blacklists: Files that list the clips of other datasets, which are left out; all files by default. With an empty
+            list nothing is left out, and evaluation on these datasets is not zero-shot.
+        num_test: Number of clips in the test split, drawn by a hash of their ids. The draw uses the clips that no
+            blacklist lists, with and without audio. [S E.2] holds out 5,000.
+        num_validation: Number of clips in the validation split, drawn in the same way; [S] has none.
+        seed: Seed of the draw.
     """
 
     DATASET = "WavCaps"
@@ -77,13 +77,13 @@ class WavCapsConfig(FolderConfig):
         super().__post_init__()
         for given, valid in ((self.parts or (), PARTS), (self.blacklists, BLACKLISTS)):
             if isinstance(given, str) or not set(given) <= set(valid):
-                raise ValueError(f"{given!r} is not a list of some of {list(valid)}")
+                raise ValueError(f"got {given!r}; expected a list of names from {list(valid)}")
         for name in ("num_test", "num_validation"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; give 0 or more")
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
 
     def tables(self) -> dict[str, Path]:
-        """The JSON file of each part that is wanted; one that was asked for must be there, and else any."""
+        """Return the JSON file of each part; all of `parts` must exist, or at least one if `parts` is None."""
         wanted = {part: (PARTS[part].table,) for part in self.parts or PARTS}
         tables = self.find(wanted)
 
@@ -93,7 +93,7 @@ class WavCapsConfig(FolderConfig):
         return tables
 
     def blacklist_files(self) -> list[Path]:
-        """The blacklists that are wanted, all of which must be there; none where they say nothing of the parts."""
+        """Return the blacklists, which must all exist; empty if they list none of the selected parts."""
         if not any(PARTS[part].blacklisted for part in self.tables()):
             return []
 
@@ -101,29 +101,29 @@ class WavCapsConfig(FolderConfig):
         lacking = sorted(set(self.blacklists) - found.keys())
         if lacking:
             raise FileNotFoundError(
-                f"{self.folder} lacks {', '.join(lacking)} of WavCaps' json_files/blacklist/: without them training "
-                "would see what AudioCaps, Clotho, ESC-50, UrbanSound8K and VGGSound test on; put them there, or give "
-                "blacklists=[] if that is no concern"
+                f"{self.folder} lacks {', '.join(lacking)} of WavCaps' json_files/blacklist/: without them, training "
+                "clips may be test clips of AudioCaps, Clotho, ESC-50, UrbanSound8K or VGGSound; add the files, or set "
+                "blacklists=[] to train on all clips"
             )
         return list(found.values())
 
     def metadata_files(self) -> list[Path]:
-        """The JSON files and the blacklists."""
+        """Return the JSON files and the blacklists."""
         return [*self.tables().values(), *self.blacklist_files()]
 
 
 class WavCaps(RowBuilder):
-    """WavCaps as rows: train, test and, where asked for, validation.
+    """WavCaps: train, test and optionally validation.
 
-    A clip's id is its part and its id there, as ids of different parts may agree: "FreeSound/180913".
+    Ids of different parts may be equal, so a clip id contains the part: "FreeSound/180913".
     """
 
     BUILDER_CONFIG_CLASS = WavCapsConfig
     HOMEPAGE = "https://huggingface.co/datasets/cvssp/WavCaps"
-    NAMINGS = ("the ids of the JSON files, in folders that are named after their part where there are such,",)
+    NAMINGS = ("the ids of the JSON files, in folders named after the collections if they exist",)
 
     def collect(self) -> Collection:
-        """The clips of the JSON files that no blacklist names, then drawn into splits."""
+        """Collect the clips of the JSON files, without blacklisted ones, and draw the splits."""
         collection, config = Collection(), self.config
         blacklisted = read_blacklists(config.blacklist_files())
         words = list(map(attrgetter("word"), PARTS.values()))
@@ -146,9 +146,9 @@ class WavCaps(RowBuilder):
         sources = set(map(attrgetter("source"), clips.values()))
         if config.num_test + config.num_validation > len(sources):
             raise ValueError(
-                f"num_test={config.num_test} and num_validation={config.num_validation} are more than the "
-                f"{len(sources)} recordings of {', '.join(config.tables())}; give smaller ones, such as "
-                f"num_test={len(sources) // 10}, or the JSON files of more parts"
+                f"num_test={config.num_test} and num_validation={config.num_validation} exceed the "
+                f"{len(sources)} recordings of {', '.join(config.tables())}; set smaller numbers, such as "
+                f"num_test={len(sources) // 10}, or add the JSON files of more parts"
             )
         counts = {"test": config.num_test, "validation": config.num_validation}
         splits = draw_sources(sources, counts, config.seed)
@@ -158,11 +158,11 @@ class WavCaps(RowBuilder):
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """What the JSON file of a part lists under "data", each with "id" and "caption"."""
+    """Return the entries of a collection's JSON file: its list "data", each with "id" and "caption"."""
     table = read_json(path)
     entries = table.get("data") if isinstance(table, dict) else None
     if not isinstance(entries, list):
-        raise ValueError(f'{path} has no list "data"; give a JSON file of WavCaps')
+        raise ValueError(f'{path} has no list "data"; expected a JSON file of WavCaps')
     for index, entry in enumerate(entries):
         if not isinstance(entry, dict) or not {"id", "caption"} <= entry.keys():
             raise ValueError(f'{path}: entry {index} lacks "id" or "caption"')
@@ -170,7 +170,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 
 
 def read_blacklists(paths: Sequence[Path]) -> set[str]:
-    """The sources, such as "freesound:1234", that blacklists name: JSON files that list ids by part."""
+    """Return the sources, such as "freesound:1234", in blacklists: JSON files with a list of ids per part."""
     sources: set[str] = set()
     for blacklist in map(read_json, paths):
         for part in PARTS.values():
@@ -180,6 +180,6 @@ def read_blacklists(paths: Sequence[Path]) -> set[str]:
 
 
 def _source(part: Part, name: str) -> str:
-    """AudioSet's names are those of files: a Y, the YouTube id, a suffix."""
+    """Return the source of an id. AudioSet ids are file names: "Y", the YouTube id and a suffix."""
     stem = stem_of(name)
     return f"{part.source}:{stem.removeprefix('Y') if part.source == 'youtube' and len(stem) == 12 else stem}"

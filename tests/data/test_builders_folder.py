@@ -6,7 +6,7 @@ import pytest
 from dataset_folders import CLOTHO_NAMES, clotho, write_csv
 
 from modeling_supclap.datasets_scripts.builders.clotho import Clotho
-from modeling_supclap.datasets_scripts.builders.folder import REPORT_NAME, Clip, Collection, draw_sources, written
+from modeling_supclap.datasets_scripts.builders.folder import REPORT_NAME, Clip, Collection, draw_sources, strip_texts
 
 
 def collect(*clips, apart=True):
@@ -54,7 +54,7 @@ def test_a_clip_is_taken_once_and_only_with_a_caption_and_audio():
 
 
 def test_captions_lose_the_space_around_them():
-    assert written([" a b ", "", "\t", "c"]) == ("a b", "c")
+    assert strip_texts([" a b ", "", "\t", "c"]) == ("a b", "c")
 
 
 def test_the_draw_is_of_the_recordings_and_the_seed_alone():
