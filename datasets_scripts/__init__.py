@@ -1,4 +1,4 @@
-"""Raw files to rows: one builder a dataset, each giving the row of `schema.py`.
+"""Datasets: one builder per dataset converts files to rows of the schema in `schema.py`.
 
 >>> from modeling_supclap.datasets_scripts import load_splits
 >>> splits = load_splits("synthetic", num_train=640, num_test=64)  # doctest: +SKIP
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-# Module and class by name, so that only the builder that is asked for gets imported.
+# Module and class by name, so that only the requested builder is imported.
 _BUILDERS = {
     "audio_folder": (".builders.audio_folder", "AudioFolder"),
     "audiocaps": (".builders.audiocaps", "AudioCaps"),
@@ -36,27 +36,28 @@ def load_splits(
     streaming: bool = False,
     **config: Any,
 ) -> Any:
-    """Prepares a dataset, or takes it from the cache, and gives all its splits.
+    """Prepare a dataset, or load it from the cache, and return all its splits.
 
     Args:
-        name: "audio_folder" for any folder of recordings with captions, "audiocaps", "clotho", "esc50", "hf",
-            "prepared" for what `prepare.py` wrote, "synthetic", "urbansound8k", "vggsound" or "wavcaps".
-        cache_dir: Where `datasets` keeps prepared rows; its own default when None.
-        translations: Parquet files of translated captions to join, one or several; or the arguments of
-            `multilingual.join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
-        streaming: Return a `stream.RowStream` of each split, which reads its rows when they are needed, also from the
-            Hub or an object storage. For "prepared", for "hf" if it consists of Parquet files
-            (`stream_sources.load_parquet`), and for the tar files of "webdataset" (`stream_sources.load_tars`).
-        **config: Fields of the builder's config, such as `data_dir` (all but synthetic) or `num_train` (synthetic);
-            each builder's module says what the folder has to hold.
+        name: "audio_folder" (any folder of recordings with captions), "audiocaps", "clotho", "esc50", "hf", "prepared"
+            (output of `prepare.py`), "synthetic", "urbansound8k", "vggsound", "wavcaps" or, only with `streaming`,
+            "webdataset".
+        cache_dir: Cache folder of the rows; None uses the default of `datasets`.
+        translations: One or several Parquet files of translated captions to join; or the arguments of
+            `join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
+        streaming: Whether to return a `stream.RowStream` of each split, which reads rows on demand, also from the Hub
+            or object storage. Supports "prepared", "hf" if the dataset consists of Parquet files
+            (`stream_sources.load_parquet`), and the tar files of "webdataset" (`stream_sources.load_tars`).
+        **config: Fields of the builder's config, such as `data_dir` (all except synthetic) or `num_train` (synthetic).
+            The module of each builder describes the expected files.
 
     Returns:
-        Splits by name, each a dataset of rows as `schema.py` has them.
+        Splits by name, each a dataset of rows of the schema.
 
     Raises:
         FileNotFoundError: The metadata or all of the audio is missing.
-        ValueError: The name or a config key is unknown; the message names the valid ones. Or the translations do not
-            fit, see `join_translations`.
+        ValueError: The name or a config key is unknown (the message lists the valid ones), or the translations do not
+            match, see `join_translations`.
     """
     _check_config(name, config, "translations", "streaming")
     if not streaming:
@@ -70,7 +71,7 @@ def load_splits(
 
         return _translated(load_parquet(**config), translations)
     if name != "prepared":
-        raise ValueError(f"streaming reads prepared, hf and webdataset; {name} is to be prepared before")
+        raise ValueError(f"streaming supports prepared, hf and webdataset, not {name}; run prepare.py on {name} first")
     from .prepared import PreparedSet
     from .stream import RowStream
     from .stream_sources import ParquetSplit
@@ -81,7 +82,7 @@ def load_splits(
 
 
 def splits_of(builder: Any, translations: str | Sequence[str] | Mapping[str, Any] | None = None) -> "DatasetDict":
-    """The splits of a builder from `load_builder`; translations and errors as of `load_splits`."""
+    """Return the splits of a builder from `load_builder`; for translations and errors see `load_splits`."""
     return _translated(builder.as_dataset(), translations)
 
 
@@ -97,9 +98,9 @@ def _translated(splits: Any, translations: str | Sequence[str] | Mapping[str, An
 
 
 def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
-    """The builder behind `load_splits`, its rows prepared; arguments and errors are the same.
+    """Return the builder behind `load_splits`, with prepared rows; for arguments and errors see there.
 
-    Beyond the rows, its `report()` says which clips got none: "missing" names recordings, "left_out" clips by reason.
+    Its `report()` lists the clips without a row: "missing" by the names of recordings, "left_out" by reason.
     """
     _check_config(name, config)
     builder = find_builder(name)(cache_dir=cache_dir, **config)
@@ -108,12 +109,12 @@ def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
 
 
 def builder_names() -> list[str]:
-    """The names that `load_splits` knows."""
+    """Return the dataset names that `load_splits` accepts without streaming."""
     return sorted(_BUILDERS)
 
 
 def find_config(name: str) -> Any:
-    """The class of the options of the dataset of that name."""
+    """Return the class of a dataset's options."""
     if name != "webdataset":
         return find_builder(name).BUILDER_CONFIG_CLASS
     from .stream_sources import TarConfig
@@ -122,9 +123,9 @@ def find_config(name: str) -> Any:
 
 
 def find_builder(name: str) -> Any:
-    """The class of the builder of that name."""
+    """Return the builder class of a dataset."""
     if name == "webdataset":
-        raise ValueError("webdataset is read by streaming=True alone (in training, --streaming true)")
+        raise ValueError("webdataset supports only streaming=True (in training: --streaming true)")
     _check_known("dataset", [name], _BUILDERS)
     module, class_name = _BUILDERS[name]
     return getattr(importlib.import_module(module, __name__), class_name)
@@ -135,7 +136,7 @@ def _check_config(name: str, config: Mapping[str, Any], *more: str) -> None:
 
 
 def config_keys(config_class: type) -> set[str]:
-    """The fields that a builder's config declares, without those that `datasets` gives to every config."""
+    """Return the fields of a builder's config, without those of `datasets.BuilderConfig`."""
     from datasets import BuilderConfig
 
     declared: set[str] = set()

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all and have one writer, for other processes and for runs that are killed."""
+"""Atomic file writes, and an exclusive lock per file or folder."""
 
 import json
 import os
@@ -11,19 +11,20 @@ from filelock import FileLock, Timeout
 
 
 class InUseError(RuntimeError):
-    """Another process is writing to the same place."""
+    """Another process is writing to the same file or folder."""
 
 
 @contextmanager
 def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
-    """A file beside `path` to write; at the end of the block it takes the place of `path`, at one stroke.
+    """Write a temporary file beside `path`, which replaces `path` atomically at the end of the block.
 
-    Where the block raises, `path` stays as it was and the unfinished file goes.
+    If the block raises, `path` is unchanged and the temporary file is deleted.
 
     Args:
-        path: The file that is to appear; its folder exists.
-        one_writer: Only one process ever writes it. The unfinished file then has one name, and what a killed run leaves
-            of it goes with the next; otherwise the name tells the process, and the last one to finish wins.
+        path: File to write; its folder must exist.
+        one_writer: Whether only one process ever writes the file. The temporary file then always has the same name, so
+            that the next run replaces what a killed run left. Otherwise its name contains the process id, and the last
+            process to finish wins.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -52,29 +53,32 @@ def apply_umask(folder: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
-    """Writes a text in UTF-8, the same bytes on every system; arguments as of `atomic_write`."""
+    """Write a text in UTF-8 with the same bytes on every system; for the arguments see `atomic_write`."""
     with atomic_write(path, one_writer) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_json(path: str | Path, content: Any, one_writer: bool = False, **style: Any) -> None:
-    """Writes JSON, the same bytes for the same content.
+    """Write JSON; equal contents produce equal bytes.
 
     Args:
-        path: As of `atomic_write`.
-        content: What JSON knows.
-        one_writer: As of `atomic_write`.
-        **style: Of `json.dumps`, where it is another than an indent of 1 and every letter as it is.
+        path: See `atomic_write`.
+        content: Any value that JSON supports.
+        one_writer: See `atomic_write`.
+        **style: Options of `json.dumps`; by default an indent of 1 and non-ASCII characters unescaped.
     """
     write_text(path, json.dumps(content, **{"indent": 1, "ensure_ascii": False, **style}) + "\n", one_writer)
 
 
 @contextmanager
 def folder_lock(path: str | Path) -> Iterator[None]:
-    """Within it, no other process is within it for the same file or folder; this one may be so twice.
+    """Lock a file or folder against other processes during the block; the same process may enter it repeatedly.
 
-    The lock lies beside the path, which need not exist yet, and is the system's: it goes with the process, however that
-    ends. Where another process is at it, an `InUseError`.
+    The lock file is beside the path, which need not exist yet. The operating system releases the lock when the process
+    ends in any way.
+
+    Raises:
+        InUseError: Another process has the lock.
     """
     target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -83,13 +87,13 @@ def folder_lock(path: str | Path) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         raise InUseError(
-            f"{path} is being written by another run; wait until that has ended, or choose another output"
+            f"{path} is being written by another run; wait until it ends, or choose another output"
         ) from error
 
     try:
         yield
     finally:
-        # While it is held: whoever has opened the file and not locked it finds it gone. Windows keeps open files.
+        # Unlink before the release, so that a process that already opened the file notices. Windows keeps open files.
         if lock.lock_counter == 1:
             with suppress(OSError):
                 Path(lock.lock_file).unlink()

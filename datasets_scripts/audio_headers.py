@@ -1,23 +1,23 @@
-"""What the headers of audio files announce, where libsndfile asks too little of them.
+"""Checks of audio headers that libsndfile does not make.
 
-libsndfile takes the part of a cut Ogg file that is there for the whole, and estimates how long an MP3 is that does not
-say so. Nothing is decoded here.
+libsndfile accepts the existing part of a truncated Ogg file as the whole, and only estimates the length of an MP3
+without a frame count. Nothing is decoded here.
 """
 
-# Kilobits per second by the index in a frame's header, of MPEG 1 and of MPEG 2 and 2.5, layer III.
+# Bit rates in kbit/s by their index in the frame header, for MPEG 1 (True) and for MPEG 2 and 2.5 (False), layer III.
 _KILOBITS = {
     True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
-_RATES_HZ = (44100, 48000, 32000)  # of MPEG 1; MPEG 2 has half of them, MPEG 2.5 a quarter
-_MPEG_1, _MPEG_2, _MPEG_2_5 = 3, 2, 0  # as a frame's header has them
+_RATES_HZ = (44100, 48000, 32000)  # of MPEG 1; half of them in MPEG 2, a quarter in MPEG 2.5
+_MPEG_1, _MPEG_2, _MPEG_2_5 = 3, 2, 0  # values in the frame header
 
 
 def ends_as_ogg(tail: bytes) -> bool:
-    """Whether the end of an Ogg file is that of its last page, which is marked as the last (RFC 3533, section 6).
+    """Return whether an Ogg file ends with a complete page that is marked as the last one (RFC 3533, section 6).
 
     Args:
-        tail: The last 64 KiB of the file, or more; a page is no longer.
+        tail: At least the last 64 KiB of the file; a page is never longer.
     """
     start = tail.rfind(b"OggS")
     if start < 0 or len(tail) < start + 27:
@@ -29,16 +29,16 @@ def ends_as_ogg(tail: bytes) -> bool:
 
 
 def announce_mp3_frames(content: bytes) -> bytes:
-    """The same MP3 with a first frame that says how many frames follow, where none does.
+    """Add a first frame with the number of frames to an MP3 file without one.
 
-    Without it, libsndfile divides the size by the bit rate of the first frame: too short where the rate varies, and too
-    long by what tags take.
+    Without it, libsndfile divides the file size by the bit rate of the first frame. The estimate is too short for
+    variable bit rates, and too long by the size of tags.
 
     Args:
-        content: The file; what is no MP3 is given back as it is.
+        content: Bytes of the file; returned unchanged if it is not MP3 or already contains the number.
     """
     start = 0
-    if content[:3] == b"ID3" and len(content) >= 10:  # a tag, whose size is in four bytes of seven bits
+    if content[:3] == b"ID3" and len(content) >= 10:  # ID3 tag: the size is stored as four bytes of seven bits
         for byte in content[6:10]:
             start = start << 7 | byte & 0x7F
         start += 10
@@ -62,7 +62,7 @@ def announce_mp3_frames(content: bytes) -> bytes:
 
 
 def _frame_length(content: bytes, start: int) -> int:
-    """The bytes of the frame of layer III that starts here; 0 where none does."""
+    """Return the size in bytes of the layer III frame at `start`; 0 if no frame starts there."""
     header = int.from_bytes(content[start : start + 4].ljust(4, b"\0"), "big")
     version, layer = header >> 19 & 3, header >> 17 & 3
     bit_rate, rate = header >> 12 & 15, header >> 10 & 3
@@ -77,7 +77,7 @@ def _frame_length(content: bytes, start: int) -> int:
 
 
 def _make_announcing_frame(header: int, num_frames: int) -> bytes:
-    """A silent frame like one of this header, with the tag that Xing's encoder has put into the first since 1998."""
+    """Return a silent frame with the given header and a Xing tag, which contains the number of frames."""
     header = header & ~(0xF << 12 | 1 << 9) | 9 << 12 | 1 << 16  # 128 or 80 kbit/s, no padding, no checksum
     is_first, is_mono = header >> 19 & 3 == _MPEG_1, header >> 6 & 3 == 3
     side_information = (17 if is_mono else 32) if is_first else (9 if is_mono else 17)

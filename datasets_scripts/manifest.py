@@ -1,4 +1,4 @@
-"""What a prepared set says of itself: the manifest, the dataset card and the table at the end of a preparation."""
+"""Manifest, dataset card and summary table of a prepared set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .public_names import inline_markdown
 _METADATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".txt")
 _PACKAGES = ("datasets", "numpy", "pyarrow", "soundfile", "supclap", "torch", "torchaudio", "torchcodec")
 
-# Identifiers of the Hub's own list of licences; whatever else is "other" there.
+# Identifiers in the Hub's list of licences; all others are "other" there.
 _HUB_LICENSES = {
     "cc0-1.0", "mit", "apache-2.0", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0", "cc-by-sa-3.0", "cc-by-sa-4.0",
     "cc-by-nc-2.0", "cc-by-nc-3.0", "cc-by-nc-4.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0", "cc-by-nd-4.0",
@@ -36,20 +36,20 @@ def make_manifest(
     data_dir: str | None,
     ignored_folder: Path,
 ) -> dict[str, Any]:
-    """The manifest of a set whose shards are written, as plain JSON; it tells no times and no places on this machine.
+    """Return the manifest of a set with finished shards, as plain JSON without times and paths of this machine.
 
     Args:
-        request: "dataset", "options", "storage" and the like, as they were asked for.
-        types: The features of the rows.
-        notes: What each recording gave, or the "reason" why it is left out, by split.
-        shards: The shards as `ShardWriter` records them, by split.
-        report: What the builder lacks, see `RowBuilder.report`.
-        data_dir: The folder that the builder read, whose tables and texts are hashed.
-        ignored_folder: Where the set lies, to tell its own files from the sources.
+        request: Options of the preparation: "dataset", "options", "storage" and more.
+        types: Features of the rows.
+        notes: Notes of all recordings by split: figures, or the "reason" for leaving the clip out.
+        shards: Records of `ShardWriter` by split.
+        report: Clips without a row, see `RowBuilder.report`.
+        data_dir: Folder of the builder, for the hashes of its tables and texts.
+        ignored_folder: Folder of the set, to exclude its own files from the sources.
     """
     splits, bad = {}, {}
     licenses: Counter[str] = Counter()
-    files, size, digest = 0, 0, hashlib.sha256()  # one hash for all recordings: of their paths and their own hashes
+    files, size, digest = 0, 0, hashlib.sha256()  # one hash of the paths and hashes of all recordings
     for split, of_split in notes.items():
         bad[split] = [note for note in of_split if "reason" in note]
         captions: Counter[str] = Counter()
@@ -84,33 +84,33 @@ def make_manifest(
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of packages, in this order; those that are not installed are left out.
+    """Return the versions of the installed ones of some packages, in the same order.
 
     >>> list(installed_versions(["numpy", "no-such-package"]))
     ['numpy']
     """
-    found = {}
+    installed = {}
     for name in packages:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def versions() -> dict[str, str]:
-    """The versions of all that takes part in reading, resampling and writing."""
+    """Return the versions of all packages that read, resample or write."""
     return {"libsndfile": soundfile.__libsndfile_version__, **installed_versions(_PACKAGES)}
 
 
 def file_sha256(path: str | Path) -> str:
-    """The SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file (hex)."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def summary_table(manifest: Mapping[str, Any]) -> str:
-    """What a prepared set holds and lacks, split by split, for a terminal."""
+    """Format the clips of each split, and the number of missing and left-out ones, as a table for a terminal."""
     lines = [f"{'split':<12}{'clips':>8}{'hours':>9}{'captions':>10}{'corrupt':>9}  languages"]
     for split, about in manifest["splits"].items():
         captions, bad = about["captions"], len(manifest["bad_audio"][split])
@@ -124,7 +124,7 @@ def summary_table(manifest: Mapping[str, Any]) -> str:
 
 
 def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
-    """Writes README.md, whose header tells the Hub and `datasets.load_dataset` where the splits are."""
+    """Write README.md, with the file patterns of the splits for the Hub and `datasets.load_dataset` in its header."""
     from datasets.info import DatasetInfosDict
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData
@@ -133,10 +133,10 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
         features=datasets.Features.from_dict(manifest["features"]),
         splits=datasets.splits.SplitDict(), download_size=0, dataset_size=0,
     )  # fmt: skip
-    files, spoken = [], set()
+    files, languages = [], set()
     for split, about in manifest["splits"].items():
         files.append({"split": split, "path": f"data/{split}-*"})
-        spoken.update(about["captions"])
+        languages.update(about["captions"])
         payload = 0
         for shard in about["shards"]:
             payload += shard["payload_bytes"]
@@ -148,7 +148,7 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
     data = DatasetCardData(
         pretty_name=f"{manifest['dataset']}, prepared",
         license=licenses[0] if len(licenses) == 1 else licenses,
-        language=[language for language in manifest["languages"] if language in spoken],
+        language=[language for language in manifest["languages"] if language in languages],
         task_categories=["audio-classification", "feature-extraction"],
     )
     MetadataConfigs({"default": {"data_files": files}}).to_dataset_card_data(data)
@@ -165,7 +165,7 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _hub_license(name: str) -> str:
-    """The Hub's identifier of a licence.
+    """Return the Hub's identifier of a licence.
 
     >>> _hub_license("CC BY-NC 3.0"), _hub_license("ask the author")
     ('cc-by-nc-3.0', 'other')
@@ -175,16 +175,16 @@ def _hub_license(name: str) -> str:
 
 
 def _metadata_files(data_dir: str | None, ignored_folder: Path) -> list[dict[str, Any]]:
-    """The tables and texts in the builder's `data_dir`, captions among them, each with its hash."""
+    """Return path, size and hash of the tables and texts in the builder's `data_dir`, such as captions."""
     root = None if data_dir is None else Path(data_dir).expanduser().resolve()
     if root is None or not root.is_dir():
         return []
 
-    found = []
+    files = []
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
         hidden = "/." in f"/{name.as_posix()}"
-        ours = ignored_folder.resolve() in path.parents
-        if path.suffix.lower() in _METADATA_SUFFIXES and path.is_file() and not hidden and not ours:
-            found.append({"path": name.as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)})
-    return found
+        in_set = ignored_folder.resolve() in path.parents
+        if path.suffix.lower() in _METADATA_SUFFIXES and path.is_file() and not hidden and not in_set:
+            files.append({"path": name.as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)})
+    return files

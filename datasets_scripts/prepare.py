@@ -1,16 +1,16 @@
-"""Prepares a dataset once: files on disk to Parquet, checked, with or without the audio, in a folder or on the Hub.
+"""Prepare a dataset once: check all recordings and write Parquet files, with or without audio, locally or to the Hub.
 
     supclap prepare esc50 --data_dir ESC-50 --out prepared/esc50 --storage int16 --workers 8
     supclap prepare esc50 --help  # with the options of that builder
 
-Then `load_splits("prepared", data_dir="prepared/esc50")` gives the splits. Every recording is read from end to end; one
-that cannot be used is left out and listed in `manifest.json`. A run that was killed goes on where it was, and the same
-data give the same bytes, whatever the number of workers.
+Then `load_splits("prepared", data_dir="prepared/esc50")` returns the splits. Every recording is read completely; bad
+ones are left out and listed in `manifest.json`. A killed run resumes where it stopped. Equal data produce equal bytes,
+for any number of workers.
 """
 
-# `datasets` could write a set by `map(num_proc=...)` and `to_parquet`. It would keep a second copy of all audio in its
-# cache, begin a split anew after a kill in its middle, hold a whole shard in memory, and change its cache with the
-# number of processes. `push_to_hub` would cut other shards than those whose checksums the manifest states.
+# `map(num_proc=...)` and `to_parquet` of `datasets` could write a set. But they keep a second copy of all audio in the
+# cache, restart an interrupted split, hold a whole shard in memory, and make the cache depend on the number of
+# processes. `push_to_hub` would write other shards than those in the manifest's checksums.
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
 
-ROW_GROUP_ROWS = 100  # as the Hub's viewer likes it: a row is read by reading its row group
+ROW_GROUP_ROWS = 100  # recommended for the Hub's viewer, which reads a whole row group to show a row
 ROW_GROUP_BYTES = 64 * 1024**2
-CELL_BYTES = 2**31 - 2  # the most that Arrow puts into a cell
-_WORK = ".prepare"  # inside the output folder: finished shards of an unfinished run, and what the run was to make
+CELL_BYTES = 2**31 - 2  # maximum size of a cell in Arrow
+_WORK = ".prepare"  # in the output folder: finished shards of an unfinished run, and a hash of its request and data
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to prepare, and how.
+    """Options of a preparation.
 
     Attributes:
-        dataset: A name that `load_splits` knows.
-        options: The options of its builder.
-        storage: A key of `prepared.STORAGES`.
-        shard_bytes: About how large a shard may become.
-        on_bad_audio: "error" stops at the first recording that cannot be used, "skip" leaves such ones out, "report"
-            also names each on the way. All but the first list them in the manifest.
+        dataset: Dataset name of `load_splits`.
+        options: Options of its builder.
+        storage: Key of `prepared.STORAGES`.
+        shard_bytes: Approximate maximum size of a shard in bytes.
+        on_bad_audio: "error" stops at the first bad recording, "skip" leaves bad ones out, "report" also prints each of
+            them. "skip" and "report" list them in the manifest.
     """
 
     dataset: str
@@ -94,33 +94,33 @@ def prepare(
     cache_dir: str | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Writes a prepared set, or goes on writing it, or finds that it is there already.
+    """Write a prepared set, resume writing it, or return the manifest if it is complete.
 
     Args:
-        request: What to prepare, and how.
-        out: The folder to write.
-        workers: The number of processes that read the recordings.
-        overwrite: Replaces another prepared set in the folder.
-        cache_dir: Where `datasets` keeps the builder's rows; its own default when None.
-        quiet: Shows no progress bar.
+        request: Options of the preparation.
+        out: Output folder.
+        workers: Number of processes that read recordings.
+        overwrite: Whether to replace another prepared set in the folder.
+        cache_dir: Cache folder of the builder's rows; None uses the default of `datasets`.
+        quiet: Whether to hide the progress bar.
 
     Returns:
         The manifest.
 
     Raises:
-        BadAudioError: With `on_bad_audio` "error", names the recording; always, when FFmpeg is needed and missing.
-        FileExistsError: The folder holds something else.
-        RuntimeError: Another run writes to the folder.
-        ValueError: No recording of a split can be used, or the request names what does not exist.
+        BadAudioError: A recording is bad and `on_bad_audio` is "error", or FFmpeg is needed and missing.
+        FileExistsError: The folder contains something else.
+        RuntimeError: Another run is writing to the folder.
+        ValueError: All recordings of a split are bad, or an option is invalid.
     """
     for name, value, valid in (
         ("storage", request.storage, tuple(STORAGES)),
         ("on_bad_audio", request.on_bad_audio, ON_BAD_AUDIO),
     ):
         if value not in valid:
-            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(valid)}")
+            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(valid)}")
     if request.shard_bytes < 1:
-        raise ValueError(f"shard_bytes is {request.shard_bytes}; give at least 1")
+        raise ValueError(f"shard_bytes is {request.shard_bytes}; expected at least 1")
 
     with folder_lock(out):
         builder = load_builder(request.dataset, cache_dir=cache_dir, **request.options)
@@ -137,7 +137,7 @@ def prepare(
 
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
-    """The folder that the paths of a set are relative to: `data_dir` if it holds all recordings, else what does."""
+    """Return the base folder of the relative paths: `data_dir` if it contains all recordings, else a common parent."""
     parents: set[str] = set()
     for rows in splits.values():
         parents.update(map(os.path.dirname, filter(os.path.isabs, rows["audio_path"])))
@@ -155,20 +155,25 @@ def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str 
 
 
 def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads a recording, a file or the bytes of one, all of it, and makes what is to be stored of it.
+    """Read a recording completely and convert it to the columns of a storage.
+
+    Args:
+        source: Path or bytes of the recording.
+        name: Path of the recording in its row, for error messages.
+        storage: Key of `prepared.STORAGES`.
 
     Returns:
-        The columns to add to its row, as `Storage.features` names them, and what the manifest counts: "seconds",
-        "source_bytes" and "source_sha256".
+        The columns to add to the row, see `Storage.features`, and figures for the manifest: "seconds", "source_bytes"
+        and "source_sha256".
 
     Raises:
-        BadAudioError: The recording cannot be used; the message calls it by the name, the path that its row is to have.
+        BadAudioError: The recording is bad; the message contains the name.
     """
     codec, stored_hz, _ = STORAGES[storage]
     columns: dict[str, Any] = {}
     file_name = PurePosixPath(name)
 
-    # In memory as a whole is only what is stored, however long the recording is.
+    # Only the stored form is in memory as a whole, however long the recording is.
     if stored_hz is None:
         if codec == "file":
             source = read_content(source, name)
@@ -191,30 +196,30 @@ def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], 
 
 
 class Entry(NamedTuple):
-    """What became of a row: the row to write, or None where it is left out, and a note for the manifest."""
+    """Result of a row: the row to write, or None if it is left out, and a note for the manifest."""
 
     row: dict[str, Any] | None
     note: dict[str, Any]
 
 
 def _entry(row: Mapping[str, Any], root: str | None, storage: str) -> Entry:
-    kept = {name: value for name, value in row.items() if name not in AUDIO_COLUMNS}
-    kept["audio_path"] = _relative(row["audio_path"], root)
+    stored = {name: value for name, value in row.items() if name not in AUDIO_COLUMNS}
+    stored["audio_path"] = _relative(row["audio_path"], root)
     try:
-        columns, note = pack(source_of(row), kept["audio_path"], storage)
+        columns, note = pack(source_of(row), stored["audio_path"], storage)
         if payload_bytes(columns) > CELL_BYTES:
             raise BadAudioError(
-                f"{kept['audio_path']} takes {payload_bytes(columns)} bytes as {storage}, more than a cell of Parquet "
-                "holds; cut it, or choose another storage, such as int16 or reference"
+                f"{stored['audio_path']} takes {payload_bytes(columns)} bytes as {storage}, more than the {CELL_BYTES} "
+                "of a Parquet cell; cut it, or choose another storage, such as int16 or reference"
             )
     except MissingDecoderError:
         raise
     except BadAudioError as error:
-        return Entry(None, {"clip_id": row["clip_id"], "audio_path": kept["audio_path"], "reason": str(error)})
+        return Entry(None, {"clip_id": row["clip_id"], "audio_path": stored["audio_path"], "reason": str(error)})
 
     captions = {language: len(texts) for language, texts in row["captions"].items() if texts}
-    about = {"audio_path": kept["audio_path"], "captions": captions, "license": row["license"]}
-    return Entry({**kept, **columns}, {**about, **note})
+    about = {"audio_path": stored["audio_path"], "captions": captions, "license": row["license"]}
+    return Entry({**stored, **columns}, {**about, **note})
 
 
 def _relative(path: str, root: str | None) -> str:
@@ -227,7 +232,7 @@ def _relative(path: str, root: str | None) -> str:
 def _write_split(
     folder: Path, split: str, rows: datasets.Dataset, request: Request, root: str | None, workers: int, quiet: bool
 ) -> list[dict[str, Any]]:
-    """Writes the rest of a split and gives the records of all its shards."""
+    """Write the remaining rows of a split and return the records of all its shards."""
     types = datasets.Features({**without_audio(rows).features, **STORAGES[request.storage].features()})
     writer = ShardWriter(folder, split, types, request.shard_bytes)
 
@@ -239,14 +244,12 @@ def _write_split(
 
     notes = [note for record in records for note in record["notes"]]
     if notes and all("reason" in note for note in notes):
-        raise ValueError(
-            f"none of the {len(notes)} recordings of {split!r} can be used; the first: {notes[0]['reason']}"
-        )
+        raise ValueError(f"all {len(notes)} recordings of {split!r} are bad; the first: {notes[0]['reason']}")
     return records
 
 
 def _checked(entries: tqdm, on_bad_audio: str) -> Iterator[Entry]:
-    """Stops at a recording that cannot be used, or names it, where that is asked for."""
+    """Raise or print the problems of bad recordings, as `on_bad_audio` requires."""
     for entry in entries:
         if entry.row is None and on_bad_audio != "skip":
             problem = f"clip {entry.note['clip_id']!r}: {entry.note['reason']}"
@@ -257,16 +260,16 @@ def _checked(entries: tqdm, on_bad_audio: str) -> Iterator[Entry]:
 
 
 class ShardWriter:
-    """Rows to Parquet shards of bounded size: in order, the same bytes every time, and continued after a kill.
+    """Writer of Parquet shards of bounded size, in the order of the rows; it can resume after a kill.
 
-    A shard that is complete lies in the working folder with a record of what went into it. Where it ends depends on
-    the rows alone, so a run that finds the records of an earlier one goes on after the last of them.
+    Each finished shard is in the working folder, with a record of its content. The end of a shard depends only on the
+    rows, so a new run continues after the last record of an earlier one and writes the same bytes.
 
     Args:
-        folder: The working folder, which holds finished shards and their records.
-        split: The name of the split.
-        types: The features of the rows.
-        shard_bytes: A shard is closed before it exceeds this; one that a single row fills may.
+        folder: Working folder with finished shards and their records.
+        split: Name of the split.
+        types: Features of the rows.
+        shard_bytes: Maximum size of a shard in bytes; a shard with a single row may exceed it.
     """
 
     def __init__(self, folder: str | Path, split: str, types: datasets.Features, shard_bytes: int) -> None:
@@ -278,34 +281,34 @@ class ShardWriter:
 
     @property
     def next_row(self) -> int:
-        """The first row of the split that no finished shard has taken in."""
+        """Index of the first row of the split that is not in a finished shard."""
         return sum(len(record["notes"]) for record in self.records)
 
     def write(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
-        """Writes all that is left of the split, from `next_row` on.
+        """Write the rest of the split, from `next_row` on.
 
         Returns:
-            The records of all shards of the split, those of earlier runs too: "file", "rows", "row_groups", "bytes",
+            Records of all shards of the split, including those of earlier runs: "file", "rows", "row_groups", "bytes",
             "payload_bytes", "sha256" and "notes".
         """
         rest = iter(entries)
-        waiting = list(islice(rest, 1))  # in a list, which can be emptied: a row may be a recording of hours
-        while waiting:
-            self._write_shard(waiting, rest)
+        pending = list(islice(rest, 1))  # a list, so that a row of hours of audio can be freed
+        while pending:
+            self._write_shard(pending, rest)
         return self.records
 
-    def _write_shard(self, waiting: list[Entry], rest: Iterator[Entry]) -> None:
-        """Writes one shard from the entry that waits on, and leaves there the one that did not fit any more."""
+    def _write_shard(self, pending: list[Entry], rest: Iterator[Entry]) -> None:
+        """Write one shard, starting with the pending entry; the entry that no longer fits becomes pending."""
         path = self._record_path().with_suffix(".parquet")
         unfinished = self.folder / f"{self.split}.part"
         notes: list[dict[str, Any]] = []
         group: list[dict[str, Any]] = []
         groups: list[int] = []
         payload = group_bytes = 0
-        entry: Entry | None = waiting.pop()
+        entry: Entry | None = pending.pop()
 
-        # Nothing but the rows decides about the bytes: the audio is compressed already, or faster to read as it is, and
-        # text is little beside it.
+        # No compression: the audio is already compressed or faster to read without it, and the text is small. The bytes
+        # then depend only on the rows.
         options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
         with pyarrow.parquet.ParquetWriter(unfinished, self.schema, version="2.6", **options) as parquet:
 
@@ -313,7 +316,7 @@ class ShardWriter:
                 if group:
                     table = pyarrow.Table.from_pylist(group, self.schema)
                     groups.append(len(group))
-                    group.clear()  # first: the table has a copy
+                    group.clear()  # before writing, because the table has a copy
                     parquet.write_table(table, row_group_size=len(table))
                     del table
                     pyarrow.default_memory_pool().release_unused()
@@ -335,7 +338,7 @@ class ShardWriter:
             flush()
 
         if entry is not None:
-            waiting.append(entry)
+            pending.append(entry)
         os.replace(unfinished, path)
         record = {
             "file": path.name,
@@ -354,7 +357,7 @@ class ShardWriter:
 
 
 def payload_bytes(value: Any) -> int:
-    """About what a value takes in a file: its bytes and its letters.
+    """Estimate the size of a value in a file: its bytes and characters, 8 bytes per number.
 
     >>> payload_bytes({"clip_id": "a1", "audio": {"bytes": b"1234", "path": None}, "labels": ["dog"]})
     9
@@ -372,11 +375,11 @@ def payload_bytes(value: Any) -> int:
 
 
 def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | None) -> str:
-    """A hash of all that the bytes of a set depend on: the request, the rows and the state of their files."""
-    asked = asdict(request)
-    if request.on_bad_audio == "report":  # which leaves out the same
-        asked["on_bad_audio"] = "skip"
-    digest = hashlib.sha256(json.dumps([FORMAT, asked, versions()], default=str, sort_keys=True).encode())
+    """Return a hash of all that determines the bytes of a set: the request, the rows and the state of their files."""
+    options = asdict(request)
+    if request.on_bad_audio == "report":  # leaves out the same clips as "skip"
+        options["on_bad_audio"] = "skip"
+    digest = hashlib.sha256(json.dumps([FORMAT, options, versions()], default=str, sort_keys=True).encode())
     for split, rows in splits.items():
         digest.update(split.encode())
         for row in without_audio(rows):
@@ -388,17 +391,17 @@ def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | 
 
 
 def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
-    """Makes the folder ours; true when the set is complete already. An unfinished run of another plan is discarded."""
+    """Prepare the folder for a plan; return whether the set is complete. Discards unfinished runs of other plans."""
     note, manifest = folder / _WORK / "plan", folder / MANIFEST
-    found = note.read_text(encoding="utf-8") if note.is_file() else None
-    if manifest.is_file() and found == plan and not overwrite:
+    last_plan = note.read_text(encoding="utf-8") if note.is_file() else None
+    if manifest.is_file() and last_plan == plan and not overwrite:
         return True
     if manifest.is_file() and not overwrite:
-        raise FileExistsError(f"{folder} holds another prepared set; choose another folder, or replace it: --overwrite")
-    if found is None and not manifest.is_file() and folder.is_dir() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty and holds no prepared set; choose another folder")
+        raise FileExistsError(f"{folder} contains another prepared set; choose another folder, or set --overwrite")
+    if last_plan is None and not manifest.is_file() and folder.is_dir() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty and not a prepared set; choose another folder")
 
-    if found != plan or manifest.is_file():
+    if last_plan != plan or manifest.is_file():
         manifest.unlink(missing_ok=True)
         for part in (folder / _WORK, folder / "data"):
             shutil.rmtree(part, ignore_errors=True)
@@ -415,7 +418,7 @@ def _finish(
     root: str | None,
     folder: Path,
 ) -> dict[str, Any]:
-    """Puts shards, card and manifest in their places; the manifest comes last, as the sign that all is there."""
+    """Move shards, write card and manifest; the manifest is last, because it marks a complete set."""
     (folder / "data").mkdir(exist_ok=True)
     shards: dict[str, list[dict[str, Any]]] = {}
     notes: dict[str, list[dict[str, Any]]] = {}
@@ -423,13 +426,13 @@ def _finish(
         shards[split], notes[split] = [], []
         for number, record in enumerate(of_split):
             name = f"data/{split}-{number:05d}-of-{len(of_split):05d}.parquet"
-            if (folder / _WORK / record["file"]).is_file():  # a run killed here has moved some already
+            if (folder / _WORK / record["file"]).is_file():  # else an earlier run has moved it
                 os.replace(folder / _WORK / record["file"], folder / name)
             about = {key: record[key] for key in ("rows", "row_groups", "bytes", "payload_bytes", "sha256")}
             shards[split].append({"file": name, **about})
             notes[split] += record["notes"]
 
-    asked = {
+    settings = {
         "dataset": getattr(builder, "origin", request.dataset),
         "options": dict(sorted(redact(request.options, from_anywhere=True).items())),
         "storage": request.storage,
@@ -439,7 +442,7 @@ def _finish(
     types = {**without_audio(next(iter(splits.values()))).features, **STORAGES[request.storage].features()}
     report = builder.report() if hasattr(builder, "report") else {}
     data_dir = request.options.get("data_dir")
-    manifest = make_manifest(asked, datasets.Features(types), notes, shards, report, data_dir, folder)
+    manifest = make_manifest(settings, datasets.Features(types), notes, shards, report, data_dir, folder)
 
     if request.storage == "reference":
         manifest["audio_example"] = next(
@@ -457,19 +460,28 @@ def _finish(
 
 
 def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
-    """Uploads a prepared set that holds its audio as a dataset repository "user/name", in one commit; its address.
+    """Upload a prepared set with audio to a dataset repository in one commit.
 
-    A repository that does not exist is made, on request a private one.
+    Args:
+        folder: Folder of the prepared set.
+        repo_id: Repository "user/name"; created if it does not exist.
+        private: Whether a new repository is private.
+
+    Returns:
+        Address of the repository.
+
+    Raises:
+        ValueError: The set has the storage "reference", without audio.
     """
     from huggingface_hub import HfApi
 
     if PreparedSet(folder).manifest["storage"] == "reference":
-        raise ValueError("a set of storage 'reference' holds no audio to push; prepare it with another storage")
+        raise ValueError("storage 'reference' contains no audio to upload; prepare the set with another storage")
     api = HfApi()
     address = api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
-    ours = ["data/*.parquet", "README.md", MANIFEST]
+    patterns = ["data/*.parquet", "README.md", MANIFEST]
     api.upload_folder(
-        folder_path=folder, repo_id=repo_id, repo_type="dataset", allow_patterns=ours, delete_patterns=ours[:1],
+        folder_path=folder, repo_id=repo_id, repo_type="dataset", allow_patterns=patterns, delete_patterns=patterns[:1],
         commit_message="Upload a prepared set",
     )  # fmt: skip
     return str(address)
@@ -479,31 +491,31 @@ def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line; `builder_options` holds those of the builder that were given."""
+    """Parse the command line; `builder_options` contains the given options of the builder."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     names = builder_names()
     parser.add_argument("dataset", metavar="DATASET", choices=names, help=f"one of {', '.join(names)}")
-    parser.add_argument("--out", required=True, help="the folder to write")
-    storages = "; ".join(f"{name}, {storage.meaning}" for name, storage in STORAGES.items())
+    parser.add_argument("--out", required=True, help="output folder")
+    storages = "; ".join(f"{name}: {storage.meaning}" for name, storage in STORAGES.items())
 
-    parser.add_argument("--storage", choices=STORAGES, default="original", help=f"how to keep the audio: {storages}")
-    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="processes that read")
-    parser.add_argument("--shard_size", type=convert_file_size_to_int, default="500MB", help="bytes of a Parquet file")
+    parser.add_argument("--storage", choices=STORAGES, default="original", help=f"storage of the audio; {storages}")
+    parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1), help="number of reading processes")
+    parser.add_argument("--shard_size", type=convert_file_size_to_int, default="500MB", help="size of a Parquet file")
     parser.add_argument(
         "--on_bad_audio", choices=ON_BAD_AUDIO, default="skip",
-        help="recordings that cannot be used: stop at the first, leave them out and list them in the manifest "
-        "(default), or also name each on the way",
+        help="bad recordings: stop at the first one (error), leave them out and list them in the manifest (skip, the "
+        "default), or also print each of them (report)",
     )  # fmt: skip
 
-    parser.add_argument("--push_to_hub", metavar="USER/NAME", help="then upload the folder as this dataset repository")
+    parser.add_argument("--push_to_hub", metavar="USER/NAME", help="upload the set to this dataset repository")
     parser.add_argument("--private", action="store_true", help="make a new repository private")
-    parser.add_argument("--overwrite", action="store_true", help="replace another prepared set in the folder")
-    parser.add_argument("--cache_dir", help="where `datasets` keeps the rows of the builder")
+    parser.add_argument("--overwrite", action="store_true", help="replace another prepared set in the output folder")
+    parser.add_argument("--cache_dir", help="cache folder of the builder's rows")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
-    # The dataset comes first: its builder says which further options there are.
+    # The first argument is the dataset, which determines the builder's options.
     named = argv[0] if argv and argv[0] in names else None
     fields = [] if named is None else add_builder_options(parser, find_builder(named).BUILDER_CONFIG_CLASS)
     arguments = parser.parse_args(argv)
@@ -512,7 +524,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepares, shows a summary, uploads; what is wrong with the data or the arguments ends in one line."""
+    """Prepare a set, print a summary and upload it; errors of data and arguments are printed as one line."""
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     request = Request(args.dataset, args.builder_options, args.storage, args.shard_size, args.on_bad_audio)
 
@@ -525,7 +537,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, RuntimeError) as error:
         cause: BaseException = error
         while isinstance(cause, datasets.exceptions.DatasetsError) and cause.__cause__ is not None:
-            cause = cause.__cause__  # what the builder raised
+            cause = cause.__cause__  # error of the builder
         print(f"{Path(sys.argv[0]).name}: error: {cause}", file=sys.stderr)
         return 1
     return 0

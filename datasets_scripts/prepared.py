@@ -1,9 +1,9 @@
-"""Prepared sets, as `prepare.py` writes them, back to rows: a folder or a repository of the Hub.
+"""Prepared sets, written by `prepare.py`: read them from a folder, a Hub repository or an address.
 
     prepared/
-      data/train-00000-of-00002.parquet ...   rows of the schema, and their audio
-      manifest.json                           what the set holds, from what and how it was made
-      README.md                               the dataset card, by which `datasets.load_dataset` reads the set too
+      data/train-00000-of-00002.parquet ...   rows of the schema, with their audio
+      manifest.json                           content, source files and options of the set
+      README.md                               the dataset card, with which `datasets.load_dataset` also reads the set
 
 >>> from modeling_supclap.datasets_scripts import load_splits
 >>> splits = load_splits("prepared", data_dir="prepared")  # doctest: +SKIP
@@ -29,19 +29,19 @@ from .remote_files import read_file
 
 MANIFEST = "manifest.json"
 ROOT_NOTE = ".prepare/audio_root"
-"""Says on this machine, and is never pushed, where the recordings of a set are that holds none."""
+"""File with the location of the recordings of a reference set on this machine; never uploaded."""
 
 FORMAT = 2
-"""The format of the folder; a set of another format than this is refused."""
+"""Version of the folder's format; sets of other versions are not supported."""
 
 
 class Storage(NamedTuple):
-    """One way to keep the audio of a clip.
+    """A way to store the audio of clips.
 
     Attributes:
-        codec: "none", the row's path only; "file", the bytes of the file; "flac" or "int16", decoded and resampled.
-        sampling_rate_hz: The rate of "flac" and "int16".
-        meaning: What `--help` and the dataset card say.
+        codec: "none": only the path; "file": the bytes of the file; "flac" or "int16": decoded and resampled.
+        sampling_rate_hz: Sampling rate of "flac" and "int16".
+        meaning: Description in `--help` and in the dataset card.
     """
 
     codec: str
@@ -49,10 +49,10 @@ class Storage(NamedTuple):
     meaning: str
 
     def features(self) -> dict[str, Any]:
-        """The columns that this way adds to a row, as `datasets` features by name.
+        """Return the columns that this storage adds to a row, as `datasets` features by name.
 
-        Files are a struct of bytes and path: it loads without torchcodec, which `datasets.Audio` does not, and
-        `cast_column("audio", Audio())` makes it one.
+        Files are structs of bytes and path, which load without torchcodec, unlike `datasets.Audio`;
+        `cast_column("audio", Audio())` converts them.
         """
         if self.codec == "none":
             return {}
@@ -62,43 +62,43 @@ class Storage(NamedTuple):
 
 
 STORAGES = {
-    "original": Storage("file", None, "the files' own bytes"),
+    "original": Storage("file", None, "the bytes of the original files"),
     "flac16k": Storage("flac", 16000, "FLAC at 16 kHz, mono, 16 bits: about the size of the Vorbis file"),
-    "flac48k": Storage("flac", 48000, "the same at 48 kHz, for CLAP"),
-    "int16": Storage("int16", 16000, "samples at 16 kHz, mono: nothing to decode, the fastest to train from"),
-    "reference": Storage("none", None, "no audio, only where the files are"),
+    "flac48k": Storage("flac", 48000, "FLAC at 48 kHz, mono, 16 bits, for CLAP"),
+    "int16": Storage("int16", 16000, "samples at 16 kHz, mono: needs no decoding, fastest in training"),
+    "reference": Storage("none", None, "no audio, only the paths of the files"),
 }
-"""The values of `prepare.py --storage`."""
+"""Values of `prepare.py --storage`."""
 
 
 class PreparedSet:
-    """Where a prepared set is, and what its manifest says.
+    """Location and manifest of a prepared set.
 
     Args:
-        data_dir: The folder that `prepare.py --out` named, the id of a repository on the Hub, or an address that fsspec
-            knows, such as `s3://bucket/clotho` or `https://host/clotho`.
-        audio_dir: Where the recordings of a set of storage "reference" are; needed when they have moved.
-        revision: A branch, tag or commit of the Hub's repository.
+        data_dir: Output folder of `prepare.py`, id of a dataset repository on the Hub, or an address that fsspec
+            supports, such as `s3://bucket/clotho` or `https://host/clotho`.
+        audio_dir: Folder of the recordings of a "reference" set; required if they have moved.
+        revision: Branch, tag or commit of the Hub repository.
 
     Attributes:
-        place: What the names of the manifest are relative to: a folder or an address. On the Hub it names a commit, so
-            that all shards come from the same one.
-        manifest: What `manifest.json` says: "splits" (clips, seconds, captions by language, shards), "storage",
+        place: Folder or address to which the file names in the manifest are relative. On the Hub it contains a commit,
+            so that all shards come from the same one.
+        manifest: Content of `manifest.json`: "splits" (clips, seconds, captions by language, shards), "storage",
             "options", "bad_audio", "missing", "left_out" and more.
-        digest: The SHA-256 of the manifest, which names every shard by its hash.
+        digest: SHA-256 of the manifest, which contains the hashes of all shards.
 
     Raises:
-        FileNotFoundError: There is no prepared set, or its preparation did not finish.
-        ValueError: It is of another format.
+        FileNotFoundError: There is no prepared set, or its preparation is unfinished.
+        ValueError: Its format is of another version.
     """
 
     def __init__(
         self, data_dir: str | Path | None = None, audio_dir: str | None = None, revision: str | None = None
     ) -> None:
         if data_dir is None:
-            raise ValueError("a prepared set needs data_dir: its folder, its id on the Hub, or its address")
+            raise ValueError("prepared sets require data_dir: a folder, an id on the Hub, or an address")
 
-        # An address first: `datasets` makes `Path` ask the network, in modules of builders.
+        # Check for an address first, because `datasets` patches `Path` in the modules of builders to use the network.
         remote = "://" in str(data_dir)
         folder = Path("." if remote else data_dir).expanduser()
         self.is_local = not remote and folder.is_dir()
@@ -109,7 +109,7 @@ class PreparedSet:
             self.place = str(folder.resolve())
             if not (folder / MANIFEST).is_file():
                 raise FileNotFoundError(
-                    f"{data_dir} is no prepared set, as it holds no {MANIFEST}; make one with prepare.py"
+                    f"{data_dir} is not a prepared set, because it has no {MANIFEST}; run prepare.py to create one"
                 )
             content = (folder / MANIFEST).read_bytes()
         elif "/" in str(data_dir) and is_hub_id(data_dir):
@@ -117,17 +117,17 @@ class PreparedSet:
             self.place = f"hf://datasets/{data_dir}@{path.parent.name}"
             content = path.read_bytes()
         else:
-            raise FileNotFoundError(f"data_dir {data_dir} is neither a folder nor an id of the Hub")
+            raise FileNotFoundError(f"data_dir {data_dir} is neither a folder nor an id on the Hub")
 
         self.audio_dir = audio_dir
         self.digest = hashlib.sha256(content).hexdigest()
         self.manifest = json.loads(content)
-        found = self.manifest["format"]
-        if found != FORMAT:
-            raise ValueError(f"{data_dir} is of format {found}, this version reads {FORMAT}; prepare the set again")
+        version = self.manifest["format"]
+        if version != FORMAT:
+            raise ValueError(f"{data_dir} has format {version}, this version reads {FORMAT}; prepare the set again")
 
     def shard_paths(self, split: str) -> list[str]:
-        """The files of a split, or their addresses."""
+        """Return the paths or addresses of a split's shards."""
         paths, missing = [], []
         for shard in self.manifest["splits"][split]["shards"]:
             paths.append(f"{self.place}/{shard['file']}")
@@ -138,22 +138,22 @@ class PreparedSet:
         return paths
 
     def audio_root(self) -> str | None:
-        """Where the recordings are of a set that only refers to them; None for one that holds them."""
+        """Return the folder of the recordings of a "reference" set; None for sets that contain their audio."""
         if self.manifest["storage"] != "reference":
             return None
 
-        places = [self.audio_dir] if self.audio_dir else []
+        folders = [self.audio_dir] if self.audio_dir else []
         note = Path(self.place, ROOT_NOTE)
-        if not places and note.is_file():
+        if not folders and note.is_file():
             root = json.loads(note.read_text(encoding="utf-8"))
             beside = os.path.join(self.place, root["relative"] or ".")
-            places = [os.path.normpath(beside), root["absolute"] or ""]
+            folders = [os.path.normpath(beside), root["absolute"] or ""]
 
         example = self.manifest["audio_example"]
-        for place in places:
-            if os.path.isfile(os.path.join(place, example)):
-                return os.path.abspath(place)
-        raise FileNotFoundError(f"the recording {example} is in none of {places}; say where it is with audio_dir")
+        for folder in folders:
+            if os.path.isfile(os.path.join(folder, example)):
+                return os.path.abspath(folder)
+        raise FileNotFoundError(f"the recording {example} is in none of {folders}; set audio_dir to its base folder")
 
 
 def _download_manifest(repo_id: str, revision: str | None) -> Path:
@@ -164,22 +164,22 @@ def _download_manifest(repo_id: str, revision: str | None) -> Path:
         return Path(hf_hub_download(repo_id, MANIFEST, repo_type="dataset", revision=revision))
     except LocalEntryNotFoundError as error:  # without a network
         raise FileNotFoundError(
-            f"there is no folder {repo_id}, and the Hub cannot be asked for a dataset of that name"
+            f"there is no folder {repo_id}, and the Hub is not reachable to look for a dataset with this id"
         ) from error
     except RepositoryNotFoundError as error:
         raise FileNotFoundError(f"data_dir {repo_id} is neither a folder nor a dataset on the Hub") from error
     except EntryNotFoundError as error:
-        raise FileNotFoundError(f"{repo_id} on the Hub is no prepared set, as it has no {MANIFEST}") from error
+        raise FileNotFoundError(f"{repo_id} on the Hub is not a prepared set, because it has no {MANIFEST}") from error
 
 
 @dataclass
 class PreparedConfig(datasets.BuilderConfig):
-    """Which set to read.
+    """Location of a prepared set.
 
     Attributes:
-        data_dir: The folder that `prepare.py --out` named, the id of a repository on the Hub, or an address.
-        audio_dir: Where the recordings of a set of storage "reference" are; needed when they have moved.
-        revision: A branch, tag or commit of the Hub's repository.
+        data_dir: Output folder of `prepare.py`, id of a dataset repository on the Hub, or an address.
+        audio_dir: Folder of the recordings of a "reference" set; required if they have moved.
+        revision: Branch, tag or commit of the Hub repository.
     """
 
     data_dir: str | None = None
@@ -191,16 +191,16 @@ class PreparedConfig(datasets.BuilderConfig):
         self.prepared = PreparedSet(self.data_dir, self.audio_dir, self.revision)
 
     def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
-        """Keys the cache on the manifest, which names every shard by its hash, and on where the recordings are."""
-        made_of = {"manifest": self.prepared.digest, "audio_dir": self.prepared.audio_root()}
-        return super().create_config_id({**config_kwargs, **made_of}, custom_features)
+        """Return the cache key, which includes the manifest (with the hashes of all shards) and the audio folder."""
+        inputs = {"manifest": self.prepared.digest, "audio_dir": self.prepared.audio_root()}
+        return super().create_config_id({**config_kwargs, **inputs}, custom_features)
 
 
 class Prepared(datasets.ArrowBasedBuilder):
-    """A prepared set as rows, with the splits that it was prepared with.
+    """Rows of a prepared set, in its splits.
 
-    `load_dataset("parquet")` reads the shards too, by the card. It does not compare them with the manifest, and knows
-    nothing of the recordings of a reference set.
+    `load_dataset("parquet")` also reads the shards, by the dataset card. But it does not compare their sizes with the
+    manifest, and does not find the recordings of a "reference" set.
     """
 
     VERSION = "2.0.0"
@@ -215,11 +215,11 @@ class Prepared(datasets.ArrowBasedBuilder):
 
     @property
     def origin(self) -> str:
-        """The dataset that the set was prepared from."""
+        """Name of the dataset that the set was prepared from."""
         return self.config.prepared.manifest["dataset"]
 
     def report(self) -> dict[str, Any]:
-        """What the set lacks, as its manifest has it: "missing", and "left_out" by reason."""
+        """Return the clips without a row, from the manifest: "missing", and "left_out" by reason."""
         manifest = self.config.prepared.manifest
         left_out = {reason: list(clip_ids) for reason, clip_ids in manifest["left_out"].items()}
         for of_split in manifest["bad_audio"].values():
@@ -244,9 +244,9 @@ class Prepared(datasets.ArrowBasedBuilder):
         self, files: list[str], sizes: list[int], root: str | None
     ) -> Iterator[tuple[Key, pyarrow.Table]]:
         for number, (path, size) in enumerate(zip(files, sizes, strict=True)):
-            found = os.path.getsize(path)
-            if found != size:
-                raise ValueError(f"{path} has {found} bytes, the manifest says {size}; copy the set again")
+            actual = os.path.getsize(path)
+            if actual != size:
+                raise ValueError(f"{path} has {actual} bytes, but {size} in the manifest; copy the set again")
 
             shard = pyarrow.parquet.ParquetFile(path)
             for group in range(shard.num_row_groups):
@@ -255,9 +255,9 @@ class Prepared(datasets.ArrowBasedBuilder):
 
 
 def with_absolute_paths(table: pyarrow.Table, root: str | None) -> pyarrow.Table:
-    """Makes the paths of rows that only refer to their recordings absolute again; of rows that hold them, none."""
+    """Make the paths of a "reference" set absolute; without `root`, return the table unchanged."""
     if root is None:
         return table
-    place = table.column_names.index("audio_path")
-    paths = pyarrow.compute.binary_join_element_wise(root, table.column(place), os.sep)
-    return table.set_column(place, "audio_path", paths)
+    column = table.column_names.index("audio_path")
+    paths = pyarrow.compute.binary_join_element_wise(root, table.column(column), os.sep)
+    return table.set_column(column, "audio_path", paths)

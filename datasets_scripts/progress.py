@@ -1,4 +1,4 @@
-"""How far a long job is: a bar in a terminal, a line now and then in a log."""
+"""Progress of long jobs: a bar in a terminal, an occasional line in a log."""
 
 import sys
 from collections.abc import Iterable
@@ -7,21 +7,21 @@ from typing import Any
 from tqdm import tqdm
 
 LOG_SECONDS = 60.0
-"""From one line of a log to the next, and to the first."""
+"""Seconds between two lines of a log, and before the first one."""
 
 
 def progress(
     items: Iterable[Any], description: str, total: int, unit: str, quiet: bool = False, start: int = 0
 ) -> tqdm:
-    """Passes items on and shows how many there were.
+    """Iterate over items and show the progress.
 
     Args:
-        items: What the job goes through.
-        description: What is done with them, before the numbers.
-        total: How many there are in all.
-        unit: What one of them is, in the plural.
-        quiet: Shows nothing.
-        start: How many were done before.
+        items: Items of the job.
+        description: Text before the numbers.
+        total: Total number of items.
+        unit: Name of an item, in the plural.
+        quiet: Whether to show nothing.
+        start: Number of items done before.
     """
     style: dict[str, Any] = {"unit": f" {unit}"}
     if not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""What a model, a folder or an address is called where others read it: in results, cards, reports and manifests."""
+"""Public names of models, folders and addresses, for results, cards, reports and manifests."""
 
 import json
 import os
@@ -12,17 +12,16 @@ _SECRET = re.compile(
     r"key|.*(api|access|account|auth|encryption|master|private|shared|signing|ssh|storage|subscription)_?key|"
     r".*(secret|passw|passphrase|credential|connection_string).*"
 )
-# What texts are marked with, not who sends them.
+# Names of special tokens of tokenizers, not credentials.
 _PUBLIC_TOKEN = re.compile(r".*(pad|eos|bos|unk|mask|cls|sep|start|end|special|image|audio|text)_token")
 
 
 def public_name(name: str | os.PathLike[str]) -> str:
-    """What a model, a dataset or a file is called in files that others read.
+    """Return the name of a model, a dataset or a file for files that others read.
 
     Args:
-        name: A Hub id, a path within the current folder or any other word, which stay as they are; another path on
-            this machine, of which only the last name is anybody's business ("~" for the home folder itself); or an
-            address, which stays without a user, a password and a query.
+        name: Hub ids, paths within the current folder and any other words are unchanged. Other paths are reduced to
+            the last part ("~" for the home folder itself). Addresses lose user, password and query.
 
     >>> public_name("laion/clap-htsat-fused"), public_name("/home/ann/ESC-50/"), public_name("https://me:x@a.org/b?key=y")
     ('laion/clap-htsat-fused', 'ESC-50', 'https://a.org/b')
@@ -42,7 +41,7 @@ def public_name(name: str | os.PathLike[str]) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether an argument of this name holds a token, a password or the like.
+    """Return whether an argument with this name contains a token, a password or the like.
 
     >>> is_secret("hub_token"), is_secret("Api-Key"), is_secret("pad_token")
     (True, True, False)
@@ -52,37 +51,37 @@ def is_secret(name: str) -> bool:
 
 
 def redact(value: Any, from_anywhere: bool = False) -> Any:
-    """A value as others may read it: without tokens and passwords, and of a path on this machine its last part only.
+    """Remove tokens and passwords from a value, and reduce paths on this machine to their last part.
 
     Args:
-        value: Anything that JSON knows, and texts of JSON. What is called a token, a password or the like is left out.
-        from_anywhere: Makes the same of a file or folder from whatever folder it is named, as a manifest does.
+        value: Any value that JSON supports, including strings of JSON. Secrets are recognised by their keys.
+        from_anywhere: Whether to reduce all existing paths, so that the result does not depend on the current folder.
 
     >>> redact({"hub_token": "hf_x", "data_dir": "/home/me/ESC-50", "model": "laion/clap-htsat-fused"})
     {'data_dir': 'ESC-50', 'model': 'laion/clap-htsat-fused'}
     """
     if isinstance(value, Mapping):
-        kept = {}
+        public = {}
         for key, each in value.items():
             if not is_secret(str(key)):
-                kept[key] = redact(each, from_anywhere)
-        return kept
+                public[key] = redact(each, from_anywhere)
+        return public
     if isinstance(value, (list, tuple)):
         return [redact(each, from_anywhere) for each in value]
     if not isinstance(value, (str, os.PathLike)):
         return value
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):  # an option that holds several
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):  # an option with several values
         try:
-            held = json.loads(value)
+            parsed = json.loads(value)
         except (ValueError, RecursionError):
             return value
-        public = redact(held, from_anywhere)
-        return value if public == held else json.dumps(public, ensure_ascii=False)
+        public = redact(parsed, from_anywhere)
+        return value if public == parsed else json.dumps(public, ensure_ascii=False)
     return public_name(os.path.abspath(value) if from_anywhere and os.path.exists(value) else value)
 
 
 def inline_markdown(text: str) -> str:
-    r"""Return a text on one line with Markdown's characters escaped, for data in cards.
+    r"""Return a text on one line with Markdown characters escaped, for data in cards.
 
     >>> inline_markdown("CC BY\n# <b>Free</b> | [all](x)")
     'CC BY \\# \\<b\\>Free\\</b\\> \\| \\[all\\](x)'

@@ -1,9 +1,9 @@
-"""The row: the one thing every dataset builder gives and everything after it takes.
+"""The schema of a row, which all dataset builders produce and all later steps consume.
 
-A row is a clip. Its audio stays a path, because decoding belongs to the collator; its captions are grouped by
-language, because the multilingual objectives draw or stack languages per clip; its events say what sounds when,
-because the temporal methods build on that; its source says which recording it was cut from, because splits must never
-share one. Rows of a prepared set may hold their audio too, in `AUDIO_COLUMNS`.
+A row is one clip. Its audio is a path, because the collator decodes it. Its captions are grouped by language, because
+the multilingual objectives draw or stack languages per clip. Its events locate sounds in time, for the temporal
+methods. Its source identifies the original recording, because splits must not share recordings. Rows of a prepared set
+may also contain their audio, in `AUDIO_COLUMNS`.
 """
 
 import hashlib
@@ -24,26 +24,26 @@ from modeling_supclap.languages import LANGUAGES
 logger = logging.getLogger(__name__)
 
 AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
-"""Where rows of a prepared set hold their audio: a file's bytes in `audio`, or int16 samples and their rate."""
+"""Columns with the audio of a prepared set: a file's bytes in `audio`, or int16 samples and their sampling rate."""
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "development"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""Our names of splits by the names that others give them, in lower case."""
+"""Split names of this package by those of other datasets, in lower case."""
 
 FILE_SOURCE = "file:"
-"""What a `source` begins with that is no more than the name of a file: another dataset may have a file of that name."""
+"""Prefix of a `source` that is only a file name; another dataset may contain a different file of that name."""
 
 
 class Event(TypedDict):
-    """One sound inside a clip.
+    """One sound in a clip.
 
     Attributes:
-        label: What sounds; one of the row's labels where the dataset has labels.
-        onset_seconds: Where it starts, from the beginning of the clip.
-        offset_seconds: Where it ends, from the beginning of the clip.
+        label: Class of the sound; one of the row's labels if the dataset has labels.
+        onset_seconds: Start in seconds from the beginning of the clip.
+        offset_seconds: End in seconds from the beginning of the clip.
     """
 
     label: str
@@ -56,12 +56,12 @@ class Row(TypedDict):
 
     Attributes:
         clip_id: Unique in the dataset and stable between runs; translations are joined by it.
-        audio_path: The audio file.
-        captions: The captions of each language, by ISO 639-3 code; a language without captions has an empty list.
-        labels: The classes that sound in the clip; empty where the dataset has none.
-        events: What sounds when; empty where the dataset does not say.
-        source: The original recording, such as "freesound:100032". Clips that share one belong in the same split.
-        license: The licence of the audio.
+        audio_path: Path of the audio file.
+        captions: Captions by ISO 639-3 code of the language; empty lists for languages without captions.
+        labels: Classes of the sounds in the clip; empty if the dataset has none.
+        events: Sounds with start and end; empty if the dataset has none.
+        source: Original recording, such as "freesound:100032". Clips of one source belong to the same split.
+        license: Licence of the audio.
     """
 
     clip_id: str
@@ -74,14 +74,14 @@ class Row(TypedDict):
 
 
 def features(languages: Sequence[str] = LANGUAGES) -> Features:
-    """The Arrow types of a row.
+    """Return the Arrow types of a row.
 
     Args:
-        languages: The languages that the captions may have, the anchor first; any codes work.
+        languages: Languages of the captions, the anchor first; any codes are allowed.
 
     Returns:
-        Features with plain strings for paths: `datasets.Audio` needs torchcodec even to store a path. Cast the column
-        `audio_path` to `Audio(decode=False)` where that is wanted.
+        Features with strings for paths, because `datasets.Audio` requires torchcodec even to store a path. Cast
+        `audio_path` to `Audio(decode=False)` if you need that type.
 
     >>> features(["eng", "fra"])["captions"]
     {'eng': List(Value('string')), 'fra': List(Value('string'))}
@@ -102,20 +102,20 @@ def features(languages: Sequence[str] = LANGUAGES) -> Features:
 
 
 def without_audio(rows: Any) -> Any:
-    """The same rows without the audio that they hold, for whoever walks through all of them and wants the rest.
+    """Return the rows without audio columns, for code that iterates over all rows and needs only the rest.
 
     Args:
         rows: A dataset, or any sequence of rows.
 
     Returns:
-        A view where `rows` is a dataset that holds audio, else `rows` itself.
+        A view if `rows` is a dataset with audio columns, else `rows` itself.
     """
-    held = [name for name in AUDIO_COLUMNS if name in (getattr(rows, "column_names", None) or ())]
-    return rows.remove_columns(held) if held else rows
+    columns = [name for name in AUDIO_COLUMNS if name in (getattr(rows, "column_names", None) or ())]
+    return rows.remove_columns(columns) if columns else rows
 
 
 def stable_id(text: str) -> int:
-    """A 63-bit integer for a string, the same in every process and every run.
+    """Return a 63-bit integer for a string, equal in all processes and runs.
 
     >>> stable_id("dog") == stable_id("dog"), stable_id("dog") == stable_id("cat")
     (True, False)
@@ -124,21 +124,21 @@ def stable_id(text: str) -> int:
 
 
 def group_id(row: Mapping[str, Any], positives: str) -> int:
-    """Which rows count as right answers to each other: those with the same group id.
+    """Return the group id of a row; rows with equal group ids are positives of each other.
 
     Args:
         row: A row of the schema.
-        positives: `"clip"`, every clip only to itself (the papers' protocol); or `"captions"`, also to the clips that
-            carry exactly the same captions, as where captions are made from class names.
+        positives: `"clip"`: each clip only matches itself (the papers' protocol). `"captions"`: clips with exactly the
+            same captions also match, for example if captions are generated from class names.
     """
     return stable_id(row["clip_id"] if positives == "clip" else json.dumps(row["captions"], sort_keys=True))
 
 
 def warn_of_shared_captions(rows: Any) -> None:
-    """Warns where clips have just the captions of other clips, and those count as wrong answers.
+    """Warn if clips have the same captions as other clips, which then count as wrong answers.
 
     Args:
-        rows: The split, a dataset or any sequence of rows, that is trained or evaluated with positives "clip".
+        rows: Split for training or evaluation with positives "clip"; a dataset or any sequence of rows.
     """
     counts: Counter[Any] = Counter()
     for captions in _caption_batches(rows):
@@ -154,15 +154,15 @@ def warn_of_shared_captions(rows: Any) -> None:
     shared = sum(filter((1).__lt__, counts.values()))
     if shared:
         logger.warning(
-            "%d of %d clips have just the captions of another clip of their split, and count as its negatives "
-            "and wrong answers; --positives captions makes such clips right answers to each other",
+            "%d of %d clips have the same captions as another clip of their split, and count as its negatives "
+            "and as wrong answers; set --positives captions to count them as right answers to each other",
             shared,
             counts.total(),
         )
 
 
 def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple[str, str]]:
-    """Every caption of a row as `(language, text)`, languages in the order given.
+    """Return all captions of a row as `(language, text)`, in the given order of languages.
 
     >>> all_captions({"captions": {"eng": ["a dog", "a barking dog"], "fra": ["un chien"]}}, ["fra", "eng"])
     [('fra', 'un chien'), ('eng', 'a dog'), ('eng', 'a barking dog')]
@@ -175,12 +175,13 @@ def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple
 
 
 def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:
-    """The languages in which a clip has no caption, if they keep a scheme from drawing for it.
+    """Return the languages without a caption of a clip, or an empty list if the scheme can still draw captions.
 
     Args:
         row: A row of the schema.
         languages: ISO 639-3 codes, the anchor first.
-        scheme: As for `TrainingCollator`; `random` wants one of the languages, `kcl` all, `cacl` the first and another.
+        scheme: Scheme of `TrainingCollator`: `random` needs captions in one of the languages, `kcl` in all, `cacl` in
+            the first and another one.
 
     >>> clip = {"captions": {"eng": ["a dog"], "fra": []}}
     >>> lacking_languages(clip, ["eng", "fra"]), lacking_languages(clip, ["eng", "fra"], "kcl")
@@ -193,7 +194,7 @@ def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: 
 
 
 def _suffices(has_captions: np.ndarray, scheme: str) -> Any:
-    """Whether clips have captions in the languages that a scheme draws from: bool, (..., languages) -> (...)."""
+    """Return whether clips have captions in the languages that a scheme needs: bool, (..., languages) -> (...)."""
     if scheme == "random":
         return has_captions.any(axis=-1)
     if scheme == "kcl":
@@ -202,7 +203,7 @@ def _suffices(has_captions: np.ndarray, scheme: str) -> Any:
 
 
 def _caption_batches(rows: Any) -> Iterator[Any]:
-    """The captions of all rows, in parts: of a dataset as Arrow's structs of lists, else as lists of mappings."""
+    """Iterate over the captions of all rows: Arrow structs of lists for a dataset, else lists of mappings."""
     if isinstance(rows, Dataset) and isinstance(rows.features.get("captions"), dict):
         captions = rows.select_columns("captions").with_format("arrow")
         for start in range(0, len(rows), 10_000):
@@ -215,10 +216,10 @@ def caption_counts(rows: Any) -> dict[str, np.ndarray]:
     """Count the captions of each row, by language.
 
     Args:
-        rows: A dataset, whose captions are counted by Arrow's offsets, or any sequence of rows.
+        rows: A dataset, counted from Arrow offsets, or any sequence of rows.
 
     Returns:
-        int64, `(rows,)` for each language that a row has, also one without captions.
+        int64 array `(rows,)` for each language of the rows, including languages without captions.
 
     >>> caption_counts([{"captions": {"eng": ["a dog", "barks"]}}, {"captions": {"fra": ["un chien"]}}])
     {'eng': array([2, 0]), 'fra': array([0, 1])}
@@ -241,56 +242,56 @@ def caption_counts(rows: Any) -> dict[str, np.ndarray]:
 def require_captions(
     rows: Sequence[Mapping[str, Any]], languages: Sequence[str], scheme: str = "random", split: str = ""
 ) -> None:
-    """Refuses a split that would end a run when the turn of some clip comes.
+    """Raise if a split has clips that cannot be used in training, before the run reaches them.
 
     Args:
         rows: Rows of the schema.
-        languages: As for `lacking_languages`.
-        scheme: As for `lacking_languages`.
-        split: What the message calls the rows.
+        languages: See `lacking_languages`.
+        scheme: See `lacking_languages`.
+        split: Name of the split in messages.
 
     Raises:
-        ValueError: Clips lack captions that the scheme draws from, or no clip has a caption in one of the languages.
+        ValueError: Clips lack captions that the scheme needs, or no clip has a caption in one of the languages.
     """
     counts = caption_counts(rows)
     present = {language for language, of_language in counts.items() if of_language.any()}
     nowhere = [language for language in languages if language not in present]
     if nowhere:
         raise ValueError(
-            f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}: name these, "
-            "or, if a table's captions are in another language, set it with --caption_language"
+            f"no {split} clip has a caption in {nowhere}; the clips have captions in {sorted(present)}: set these "
+            "languages, or, if a table's captions are in another language, set it with --caption_language"
         )
 
     has_captions = np.stack([counts[language] > 0 for language in languages], axis=-1)
     lacking = np.flatnonzero(~_suffices(has_captions, scheme))
     if len(lacking):
         row = rows[int(lacking[0])]
-        wanted = {"random": "one of", "kcl": "all of", "cacl": "the first and another of"}[scheme]
+        needed = {"random": "one of", "kcl": "all of", "cacl": "the first and another of"}[scheme]
         raise ValueError(
             f"{len(lacking)} {split} clips lack captions, such as {row['clip_id']!r}, which has none in "
-            f"{lacking_languages(row, languages, scheme)}: captions are wanted in {wanted} {list(languages)}; take "
-            "other languages, add translations, or leave the clips out"
+            f"{lacking_languages(row, languages, scheme)}; this run needs captions in {needed} {list(languages)}: "
+            "choose other languages, add translations, or remove the clips"
         )
 
 
 def validate_row(row: Mapping[str, Any], languages: Sequence[str] = LANGUAGES) -> None:
-    """Checks a row against the contract.
+    """Check a row against the schema.
 
     Args:
-        row: What a builder is about to give.
-        languages: The languages that the captions may have.
+        row: Row of a builder.
+        languages: Allowed languages of the captions.
 
     Raises:
-        ValueError: Names the clip and everything that is wrong with it: a missing field, an empty id, path or source,
-            an empty or blank caption, no caption in any language, an unknown language, an event that starts before the
-            clip or ends before it starts.
+        ValueError: The message names the clip and all problems: a missing field, an empty id, path or source, an empty
+            or blank caption, no caption in any language, an unknown language, an event that starts before the clip or
+            ends before it starts.
 
     >>> row = {"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": ["Rain"]}, "labels": [], "events": [],
     ...        "source": "freesound:1", "license": "CC0-1.0"}
     >>> validate_row(row)
     >>> validate_row({**row, "captions": {"eng": [" "]}})
     Traceback (most recent call last):
-    ValueError: clip 'a': caption 0 of 'eng' is blank; drop it or write one
+    ValueError: clip 'a': caption 0 of 'eng' is blank; write or remove it
     """
     problems = list(_problems(row, languages))
     if problems:
@@ -305,23 +306,23 @@ def _problems(row: Mapping[str, Any], languages: Sequence[str]) -> Iterator[str]
 
     for field in ("clip_id", "audio_path", "source"):
         if not isinstance(row[field], str) or not row[field].strip():
-            yield f"{field} is {row[field]!r}; give a string that is not empty"
+            yield f"{field} is {row[field]!r}; expected a non-empty string"
     for language, texts in row["captions"].items():
         if language not in languages:
-            yield f"unknown language {language!r}; the languages here are {list(languages)}"
+            yield f"unknown language {language!r}; expected one of {list(languages)}"
         if isinstance(texts, str):
-            yield f"the captions of {language!r} are the string {texts!r}; give a list of strings"
+            yield f"the captions of {language!r} are the string {texts!r}; expected a list of strings"
             continue
         for index, text in enumerate(texts):
             if not text.strip():
-                yield f"caption {index} of {language!r} is blank; drop it or write one"
+                yield f"caption {index} of {language!r} is blank; write or remove it"
     if not any(row["captions"].values()):
-        yield "no caption in any language; give at least one"
+        yield "no caption in any language; add at least one"
 
     for event in row["events"]:
         label, onset, offset = event["label"], event["onset_seconds"], event["offset_seconds"]
-        # Written as "not >=" so that NaN is caught too.
+        # "not >=" also catches NaN.
         if not onset >= 0:
-            yield f"event {label!r} starts at {onset} seconds; an onset is 0 or later"
+            yield f"event {label!r} starts at {onset} seconds; expected an onset of 0 or later"
         if not offset >= onset:
             yield f"event {label!r} ends at {offset} seconds, before its onset at {onset}"
