@@ -1,7 +1,7 @@
-"""Recordings that cannot be used, found before they are needed: a training run must not stop in the middle of a night.
+"""Find unusable recordings before training, so that a run does not stop in the middle of the night.
 
-They are looked for once, ahead of the run, and their rows leave the split. Another clip in the place of a bad one, as
-batches are made, would count twice, and evaluation, which ranks every clip once, could not do it at all.
+All recordings are checked once before the run, and rows with bad ones are removed. To replace a bad clip in a batch by
+another one would count that clip twice, and is impossible in evaluation, which ranks every clip once.
 """
 
 from __future__ import annotations
@@ -26,27 +26,32 @@ from .atomic_files import write_json
 from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16, use_threads
 
 ON_BAD_AUDIO = ("error", "skip", "report")
-"""What to do with recordings that cannot be used: stop at the first; leave them out; also name each."""
+"""What to do about bad recordings: raise at the first one; leave them out; leave them out and log each one."""
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
 class BadClip(NamedTuple):
-    """A row whose recording cannot be used; `place` is that of the row."""
+    """A row with a bad recording; `row` is its index."""
 
-    place: int
+    row: int
     clip_id: str
     reason: str
 
 
 def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
-    """The samples of a recording, a file or its bytes, as `read_int16` gives them: whatever is wrong with it shows now.
+    """Read a recording as int16 samples, see `read_int16`, and check all of it.
+
+    Args:
+        source: Path of the file, or its bytes.
+        name: Name in error messages.
+        rate_hz: Sampling rate of the samples in Hz.
 
     Raises:
-        BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or it makes a decoder fail in any
-            other way; the message calls it by the name.
-        MissingDecoderError: FFmpeg is needed and missing, which is no fault of the recording.
+        BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or a decoder fails in any other
+            way.
+        MissingDecoderError: FFmpeg is required but not installed, so the recording may be fine.
     """
     with _naming(name):
         samples, is_sound = read_int16(source, name, rate_hz)
@@ -57,7 +62,7 @@ def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
 
 
 def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
-    """The bytes of a recording and their SHA-256, read a part at a time; errors as of `read_content`."""
+    """Return the size of a recording in bytes and its SHA-256, reading it in parts; for errors see `read_content`."""
     if isinstance(source, bytes):
         return len(source), hashlib.sha256(source).hexdigest()
     with _naming(name), open(source, "rb") as file:
@@ -66,57 +71,57 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
 
 
 def read_content(source: str | bytes, name: str) -> bytes:
-    """The bytes of a recording; a file that cannot be read is a `BadAudioError` that calls it by the name."""
+    """Return the bytes of a recording; raise a `BadAudioError` with the name if the file cannot be read."""
     with _naming(name):
         return source if isinstance(source, bytes) else Path(source).read_bytes()
 
 
 def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
-    """The seconds of a recording, which is checked as by `read_recording`, but kept in memory a part at a time.
+    """Return the seconds of a recording after the checks of `read_recording`, with only a part in memory at a time.
 
     Args:
-        source: The file, or its bytes.
-        name: What errors call it.
-        min_seconds: The shortest recording that will do.
+        source: Path of the file, or its bytes.
+        name: Name in error messages.
+        min_seconds: Minimum length in seconds.
     """
     with _naming(name):
         seconds, is_sound = measure_audio(source, name)
     if not is_sound:
         raise BadAudioError(f"{name} is silent: every sample is zero")
     if seconds < min_seconds:
-        raise BadAudioError(f"{name} lasts {seconds:.4f} s; the model needs {min_seconds} s")
+        raise BadAudioError(f"{name} lasts {seconds:.4f} s; the model requires at least {min_seconds} s")
     return seconds
 
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Within it, whatever goes wrong is an error of this recording."""
+    """Convert all errors of the block to a `BadAudioError` with the name of the recording."""
     try:
         yield
     except BadAudioError:
         raise
     except OSError as error:
         raise BadAudioError(f"{name}: {error.strerror}" if error.strerror else str(error)) from error
-    except Exception as error:  # a header that declares 2^36 samples is a MemoryError: one file must not end the run
+    except Exception as error:  # for example MemoryError, if a header announces 2^36 samples
         raise BadAudioError(f"{name} cannot be decoded: {type(error).__name__}: {error}") from error
 
 
 def find_bad_audio(
     rows: Any, workers: int = 1, min_seconds: float = 0.0, memo: str | Path | None = None
 ) -> list[BadClip]:
-    """Reads every recording from end to end.
+    """Read all recordings completely and return the bad ones.
 
     Args:
-        rows: Rows of the schema. Those stored as samples were checked when they were prepared, and are passed over.
-        workers: Processes that read.
-        min_seconds: The shortest recording that will do.
-        memo: A JSON file of what was found: only the recordings are read that it does not know in their present state.
+        rows: Rows of the schema. Rows stored as samples are skipped, because `prepare.py` has checked them.
+        workers: Number of reading processes.
+        min_seconds: Minimum length in seconds.
+        memo: JSON file with earlier results; only new and changed recordings are read.
 
     Returns:
-        The clips that cannot be used: missing, corrupt, truncated, empty or silent. The same for any number of workers.
+        Clips that are missing, corrupt, truncated, empty, silent or too short; equal for any number of workers.
 
     Raises:
-        MissingDecoderError: FFmpeg is needed and missing, which is no fault of the recordings.
+        MissingDecoderError: FFmpeg is required but not installed, so the recordings may be fine.
     """
     if _are_samples(rows):
         return []
@@ -128,48 +133,47 @@ def find_bad_audio(
         known = json.loads(memo.read_text(encoding="utf-8")) if memo.is_file() else {}
         states = list(map(partial(_state, min_seconds=min_seconds), rows))
 
-    new = [place for place, state in enumerate(states) if state not in known]
+    new = [row for row, state in enumerate(states) if state not in known]
     if new:
         problems = map_in_order(partial(_problem, min_seconds=min_seconds), _select(rows, new), workers)
-        for place, problem in zip(new, problems, strict=True):
-            # The memo lies beside the results of a run, for others to read: it names no folder of this machine.
-            folder = os.path.dirname(str(rows[place]["audio_path"]))
-            known[states[place]] = problem and problem.replace(f"{folder}{os.sep}", "")
+        for row, problem in zip(new, problems, strict=True):
+            # Others may read the memo beside the results of a run, so it must not name folders of this machine.
+            folder = os.path.dirname(str(rows[row]["audio_path"]))
+            known[states[row]] = problem and problem.replace(f"{folder}{os.sep}", "")
     if new and memo is not None:
         memo.parent.mkdir(parents=True, exist_ok=True)
         write_json(memo, known)
 
     bad = []
-    for place, state in enumerate(states):
+    for row, state in enumerate(states):
         problem = known[state]
         if problem:
-            bad.append(BadClip(place, rows[place]["clip_id"], problem))
+            bad.append(BadClip(row, rows[row]["clip_id"], problem))
     return bad
 
 
 def filter_bad_audio(
     rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path | None = None, min_seconds: float = 0.0
 ) -> Any:
-    """The rows whose recordings can be used, in their order.
+    """Return the rows with usable recordings, in their order.
 
     Args:
         rows: Rows of the schema, a `datasets.Dataset` or a list.
-        on_bad_audio: "error" gives all rows back unread, since reading one raises; "skip" leaves bad ones out and says
-            how many; "report" also names each of them in the log.
-        workers: Processes that read.
-        memo: A JSON file of what was found, so that the next process or run need not look again, but for files that
-            have changed.
-        min_seconds: The shortest recording that will do.
+        on_bad_audio: "error" returns all rows without a check, because reading a bad one raises later; "skip" leaves
+            bad ones out and logs their number; "report" also logs each of them.
+        workers: Number of reading processes.
+        memo: JSON file with earlier results, so that other processes and runs check only new and changed files.
+        min_seconds: Minimum length in seconds.
 
     Returns:
         The same rows, or fewer.
 
     Raises:
-        BadAudioError: No row is left.
-        ValueError: `on_bad_audio` is none of the three.
+        BadAudioError: All recordings are bad.
+        ValueError: `on_bad_audio` is unknown.
     """
     if on_bad_audio not in ON_BAD_AUDIO:
-        raise ValueError(f"on_bad_audio is {on_bad_audio!r}; it must be one of {', '.join(ON_BAD_AUDIO)}")
+        raise ValueError(f"on_bad_audio is {on_bad_audio!r}; expected one of {', '.join(ON_BAD_AUDIO)}")
     if on_bad_audio == "error" or _are_samples(rows):
         return rows
 
@@ -177,43 +181,42 @@ def filter_bad_audio(
     if not bad:
         return rows
     if len(bad) == len(rows):
-        raise BadAudioError(f"none of {len(rows)} recordings can be used; the first: {bad[0].reason}")
+        raise BadAudioError(f"all {len(rows)} recordings are bad; the first: {bad[0].reason}")
 
-    logger.warning("left out %d of %d clips whose recordings cannot be used", len(bad), len(rows))
+    logger.warning("left out %d of %d clips with bad recordings", len(bad), len(rows))
     if on_bad_audio == "report":
         for clip in bad:
             logger.warning("clip %r: %s", clip.clip_id, clip.reason)
 
-    kept = np.delete(np.arange(len(rows)), [clip.place for clip in bad]).tolist()
-    return _select(rows, kept)
+    usable = np.delete(np.arange(len(rows)), [clip.row for clip in bad]).tolist()
+    return _select(rows, usable)
 
 
 def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int = 1) -> Iterator[R]:
-    """Applies a function to each row, in this process or in several, and gives the results in the order of the rows.
+    """Apply a function to each row in one or several processes, and yield the results in the order of the rows.
 
-    Torch runs on one thread everywhere, so that the number of processes changes the speed and no bit.
+    Torch uses one thread in every process, so that the results do not depend on the number of processes.
 
     Args:
-        function: Takes a row; a function of a module, or a `functools.partial` of one.
-        rows: Any sequence; a row is read by the process that needs it, a few rows ahead of the results.
-        workers: The number of processes; 1 is this one.
+        function: Function of a row; a function of a module, or a `functools.partial` of one.
+        rows: Any sequence. Each process reads its own rows, a few ahead of the results.
+        workers: Number of processes; 1 uses this process.
 
     Yields:
         The results.
 
     Raises:
-        RuntimeError: A process died, perhaps for want of memory.
-
+        RuntimeError: A process died, for example because memory ran out.
     >>> list(map_in_order(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
-    from torch.utils.data import DataLoader  # takes seconds, which a help need not wait for
+    from torch.utils.data import DataLoader  # takes seconds; not needed for --help
 
     processes: dict[str, Any] = {}
     if workers > 1:
         processes = {"num_workers": workers, "prefetch_factor": 8, "worker_init_fn": exit_with_parent}
     applied: Any = _Applied(function, rows)
-    results = DataLoader(applied, batch_size=None, collate_fn=_as_it_is, **processes)
+    results = DataLoader(applied, batch_size=None, collate_fn=_identity, **processes)
 
     threads = use_threads(1)
     try:
@@ -226,34 +229,34 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
 
 
 def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
-    """Lets a worker of a `DataLoader` end with its parent and by nothing else.
+    """Exit a `DataLoader` worker when its parent dies, and ignore Ctrl-C; a `worker_init_fn`.
 
-    Where the parent was killed, it would wait for ever to hand over many results. Ctrl-C is for the parent to answer,
-    and a tensor that the parent then no longer takes is no error to tell of.
+    If the parent is killed, a worker would otherwise wait forever to deliver its results. Only the parent reacts to
+    Ctrl-C. Errors from results that the parent no longer accepts are not printed.
 
     Args:
-        worker: Its number, which `worker_init_fn` is given.
+        worker: Index of the worker.
         then: Another `worker_init_fn` to call.
     """
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def leave() -> None:
+    def exit_if_orphaned() -> None:
         if os.getppid() != parent:
             os._exit(1)
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, (EOFError, ConnectionError)):
             sys.__excepthook__(kind, error, trace)
 
-    Finalize(None, leave, exitpriority=100)  # ahead of the queue's own, which waits
-    sys.excepthook = tell  # what the thread that hands tensors over calls
+    Finalize(None, exit_if_orphaned, exitpriority=100)  # before the finalizer of the queue, which waits
+    sys.excepthook = print_error  # called by the thread that delivers tensors
     if then is not None:
         then(worker)
 
 
 class _Failure(NamedTuple):
-    """What a function raised: `DataLoader` itself would bury the message in the traceback of its worker."""
+    """Error of a function; `DataLoader` itself would hide the message in the traceback of its worker."""
 
     error: Exception
 
@@ -265,25 +268,25 @@ class _Applied:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, place: int) -> Any:
+    def __getitem__(self, index: int) -> Any:
         try:
-            return self.function(self.rows[place])
+            return self.function(self.rows[index])
         except Exception as error:
             return _Failure(error)
 
 
-def _as_it_is(result: Any) -> Any:
-    return result  # the default of `DataLoader` makes tensors of arrays
+def _identity(result: Any) -> Any:
+    return result  # the default `collate_fn` converts arrays to tensors
 
 
 def source_of(row: Mapping[str, Any]) -> str | bytes:
-    """The file of a row, or its bytes where the row holds them.
+    """Return the audio file of a row, or the bytes of the file if the row contains them.
 
     Raises:
-        ValueError: The row holds samples only.
+        ValueError: The row contains only samples.
     """
     if row.get("samples") is not None:
-        raise ValueError(f"clip {row['clip_id']!r} is stored as int16 samples already; prepare from the recordings")
+        raise ValueError(f"clip {row['clip_id']!r} is already stored as int16 samples; prepare the original recordings")
     audio = row.get("audio") or {}
     return audio.get("bytes") or row["audio_path"]
 
@@ -293,7 +296,7 @@ def _are_samples(rows: Any) -> bool:
 
 
 def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
-    """What is wrong with the recording of a row, if anything."""
+    """Return the problem of a row's recording, or None."""
     try:
         check_recording(source_of(row), row["audio_path"], min_seconds)
     except MissingDecoderError:
@@ -303,12 +306,12 @@ def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
     return None
 
 
-def _select(rows: Any, places: Sequence[int]) -> Any:
-    return rows.select(places) if hasattr(rows, "select") else [rows[place] for place in places]
+def _select(rows: Any, indices: Sequence[int]) -> Any:
+    return rows.select(indices) if hasattr(rows, "select") else [rows[index] for index in indices]
 
 
 def _state(row: Mapping[str, Any], min_seconds: float) -> str:
-    """A hash of which recording a row has, of the state of its file, and of what is asked of it."""
+    """Return a hash of the clip, the state of its file, and the minimum length."""
     digest = hashlib.blake2b(f"{row['clip_id']}\0{row['audio_path']}\0{min_seconds}".encode(), digest_size=12)
     source = source_of(row)
     if isinstance(source, bytes):

@@ -81,7 +81,7 @@ class PreparedSet:
         revision: Branch, tag or commit of the Hub repository.
 
     Attributes:
-        place: Folder or address to which the file names in the manifest are relative. On the Hub it contains a commit,
+        base: Folder or address to which the file names in the manifest are relative. On the Hub it contains a commit,
             so that all shards come from the same one.
         manifest: Content of `manifest.json`: "splits" (clips, seconds, captions by language, shards), "storage",
             "options", "bad_audio", "missing", "left_out" and more.
@@ -103,10 +103,10 @@ class PreparedSet:
         folder = Path("." if remote else data_dir).expanduser()
         self.is_local = not remote and folder.is_dir()
         if remote:
-            self.place = str(data_dir).rstrip("/")
-            content = read_file(f"{self.place}/{MANIFEST}", lambda file: file.read())
+            self.base = str(data_dir).rstrip("/")
+            content = read_file(f"{self.base}/{MANIFEST}", lambda file: file.read())
         elif self.is_local:
-            self.place = str(folder.resolve())
+            self.base = str(folder.resolve())
             if not (folder / MANIFEST).is_file():
                 raise FileNotFoundError(
                     f"{data_dir} is not a prepared set, because it has no {MANIFEST}; run prepare.py to create one"
@@ -114,7 +114,7 @@ class PreparedSet:
             content = (folder / MANIFEST).read_bytes()
         elif "/" in str(data_dir) and is_hub_id(data_dir):
             path = _download_manifest(str(data_dir), revision)
-            self.place = f"hf://datasets/{data_dir}@{path.parent.name}"
+            self.base = f"hf://datasets/{data_dir}@{path.parent.name}"
             content = path.read_bytes()
         else:
             raise FileNotFoundError(f"data_dir {data_dir} is neither a folder nor an id on the Hub")
@@ -130,7 +130,7 @@ class PreparedSet:
         """Return the paths or addresses of a split's shards."""
         paths, missing = [], []
         for shard in self.manifest["splits"][split]["shards"]:
-            paths.append(f"{self.place}/{shard['file']}")
+            paths.append(f"{self.base}/{shard['file']}")
             if self.is_local and not os.path.isfile(paths[-1]):
                 missing.append(paths[-1])
         if missing:
@@ -143,10 +143,10 @@ class PreparedSet:
             return None
 
         folders = [self.audio_dir] if self.audio_dir else []
-        note = Path(self.place, ROOT_NOTE)
+        note = Path(self.base, ROOT_NOTE)
         if not folders and note.is_file():
             root = json.loads(note.read_text(encoding="utf-8"))
-            beside = os.path.join(self.place, root["relative"] or ".")
+            beside = os.path.join(self.base, root["relative"] or ".")
             folders = [os.path.normpath(beside), root["absolute"] or ""]
 
         example = self.manifest["audio_example"]

@@ -1,4 +1,4 @@
-"""Files at any address of fsspec, read with retries, a timeout and the name of the file in every error."""
+"""Read files at any fsspec address with retries, a timeout, and the file name in every error."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .public_names import public_name
 
 ATTEMPTS = 4
 WAIT_SECONDS = 1.0
-"""Time before the second attempt; doubled before each later one."""
+"""Seconds before the second attempt; doubled before each later one."""
 
 STALL_SECONDS = 60.0
-"""Time without any data after which a web server counts as stalled; other file systems have limits of their own."""
+"""Seconds without data after which a web server counts as stalled; other file systems have their own limits."""
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
 def read_file(address: str, read: Callable[[Any], R]) -> R:
-    """Open a file and return the result of `read`, which gets the open file; retries and errors as `use_files`."""
+    """Open a file and return the result of `read` on it; for retries and errors see `use_files`."""
 
     def open_and_read(system: Any, path: str) -> R:
         with system.open(path, "rb") as file:
@@ -34,15 +34,15 @@ def read_file(address: str, read: Callable[[Any], R]) -> R:
 
 
 def use_files(address: str, use: Callable[[Any, str], R]) -> R:
-    """Return the result of `use`, which gets the file system of an address and the path there.
+    """Call `use` with the file system of an address and the path in it, and return the result.
 
     Args:
-        address: A path, or an address such as `s3://bucket/file` or `https://host/file`, which gets `ATTEMPTS`.
-        use: Reads; it may be called again after an error.
+        address: A path, or an address such as `s3://bucket/file` or `https://host/file`. Addresses get `ATTEMPTS`.
+        use: Function that reads; it may be called again after an error.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        OSError: It cannot be read; the message names the file.
+        FileNotFoundError: The file does not exist.
+        OSError: The file cannot be read; the message contains its name.
     """
     is_local = "://" not in address or address.startswith("file://")
     name = address if is_local else public_name(address)
@@ -65,12 +65,12 @@ def use_files(address: str, use: Callable[[Any, str], R]) -> R:
             if attempt == attempts:
                 raise OSError(f"{name} cannot be read after {attempt} attempts: {problem}") from error
             wait = WAIT_SECONDS * 2 ** (attempt - 1)
-            logger.warning("%s cannot be read (%s); attempt %d follows in %g s", name, problem, attempt + 1, wait)
+            logger.warning("%s cannot be read (%s); retry %d in %g s", name, problem, attempt, wait)
             time.sleep(wait)
     raise AssertionError  # the last attempt returns or raises
 
 
 def _is_missing(error: Exception) -> bool:
-    """Whether a file is not there; fsspec raises FileNotFoundError also where a server fails to answer."""
+    """Return whether a file does not exist; fsspec raises FileNotFoundError also for errors of a server."""
     cause = error.__cause__
     return isinstance(error, FileNotFoundError) and (cause is None or getattr(cause, "status", None) in (404, 410))

@@ -1,4 +1,4 @@
-"""Rows as a stream: read as they are needed, in an order that any process can take up at any place.
+"""Streams of rows: read on demand, in an order that any process can resume at any position.
 
 >>> from modeling_supclap.datasets_scripts import load_splits
 >>> rows = load_splits("prepared", data_dir="s3://bucket/clotho", streaming=True)["train"]  # doctest: +SKIP
@@ -6,11 +6,11 @@
 
 `stream_sources` reads the files.
 
-`IterableDataset.shuffle` of `datasets` fills its buffer with other rows when a run is resumed, and gives each process
-other batches when their number changes. Here the order of an epoch is a function of the seed and the epoch. Row groups
-are dealt in a random order to 16 lanes, the rows within each are shuffled, and the lanes give a row in turn. So any
-16 successive rows come from 16 places of the set, and where 16 is a multiple of the processes times their workers, each
-of these reads the row groups of its own lanes and no others.
+With `IterableDataset.shuffle` of `datasets`, a resumed run fills the shuffle buffer with other rows, and the batches
+change with the number of processes. Here the order of an epoch depends only on the seed and the epoch. The row groups
+are distributed in random order over 16 shuffle shards, the rows within each row group are shuffled, and each shard
+yields one row in turn. Any 16 successive rows therefore come from 16 row groups. If 16 is a multiple of the number of
+processes times workers, each worker reads only the row groups of its own shards.
 """
 
 from __future__ import annotations
@@ -31,40 +31,41 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 if TYPE_CHECKING:
     from .stream_sources import HubSplit, ParquetSplit, TarSplit
 
-LANES = 16
+SHUFFLE_SHARDS = 16
 
 Row = dict[str, Any]
 
 
 class RowGroup(NamedTuple):
-    """A part of a shard that is read at once.
+    """A part of a file that is read at once.
 
     Attributes:
-        path: The file or the address of the shard.
-        place: What finds it in the shard: its number in Parquet, the first and the last byte in a tar file.
-        rows: How many rows it has.
-        start: The place in the split of its first row, which `RowStream` counts.
+        path: Path or address of the file.
+        location: Location in the file; its number in Parquet (with more fields in `HubSplit`), the first and the last
+            byte in a tar file.
+        rows: Number of rows.
+        start: Index of its first row in the split, set by `RowStream`.
     """
 
     path: str
-    place: Any
+    location: Any
     rows: int
     start: int = 0
 
 
 class RowStream(IterableDataset):
-    """The rows of one split, each with its place in the split as `clip_index`.
+    """Rows of one split, each with its index in the split as `clip_index`.
 
-    As it comes it gives the split in order. `shuffle`, `shard`, `map` and `remove_columns` give other streams of the
-    same rows. Of a `DataLoader` with several workers, each gives a part of the process's rows, so that the composition
-    of the batches depends on the number of workers, and on nothing else; a run that is resumed keeps that number.
+    A new stream iterates over the split in order. `shuffle`, `shard`, `map` and `remove_columns` return other streams
+    of the same rows. Each worker of a `DataLoader` yields a part of the process's rows, so the composition of the
+    batches depends on the number of workers; a resumed run must keep this number.
 
     Args:
-        split: What is read: a `ParquetSplit`, a `HubSplit` or a `TarSplit`.
+        split: Source of the rows: a `ParquetSplit`, a `HubSplit` or a `TarSplit`.
 
     Attributes:
-        num_rows: The number of rows of the whole split.
-        licenses: How many clips have which licence, of the whole set, as far as its maker says so.
+        num_rows: Number of rows of the whole split.
+        licenses: Number of clips by licence in the whole set, if known.
     """
 
     def __init__(self, split: ParquetSplit | HubSplit | TarSplit) -> None:
@@ -80,68 +81,68 @@ class RowStream(IterableDataset):
         self._seed: int | None = None
         self._process, self._num_processes = 0, 1
         self._functions: list[Callable[[Row], Row]] = []
-        # The epoch, rows given in it, and rows a batch. Shared memory, so that workers that outlive an epoch see it.
+        # Epoch, rows yielded in it, rows per batch. In shared memory, so that persistent workers see a new epoch.
         self._state = torch.tensor([0, 0, 1]).share_memory_()
 
     @property
     def column_names(self) -> list[str]:
-        """The names of the columns, as of a `datasets.Dataset`."""
+        """Names of the columns, as in a `datasets.Dataset`."""
         return list(self.features)
 
     def __len__(self) -> int:
-        """How many rows this process gives in an epoch."""
+        """Return the number of rows that this process yields per epoch."""
         rest = 0 if self._seed is not None else int(self._process < self.num_rows % self._num_processes)
         return self.num_rows // self._num_processes + rest
 
     def shuffle(self, seed: int) -> RowStream:
-        """The same rows in a random order, another one for each epoch.
+        """Return a stream of the same rows in a random order that differs between epochs.
 
         Args:
-            seed: With the epoch, decides the order.
+            seed: Seed of the order, together with the epoch.
         """
         return self._changed(_seed=seed)
 
     def shard(self, process: int, num_processes: int) -> RowStream:
-        """The rows of one of several processes, each row in exactly one.
+        """Return a stream of one process's rows; no two processes share a row.
 
-        The processes take the rows in turn, so that a global batch holds the same rows whatever their number. Of a
-        shuffled stream all give the same number of rows, as a step needs all of them: the last rows of the epoch, fewer
-        than there are processes, are left out, other ones in each epoch.
+        The processes take rows in turn, so that a global batch contains the same rows for any number of processes. In a
+        shuffled stream all processes get equally many rows, because every step needs all of them. The remainder of an
+        epoch, fewer rows than processes, is left out; it differs between epochs.
 
         Args:
-            process: Which process, counted from 0.
-            num_processes: How many there are.
+            process: Index of the process, from 0.
+            num_processes: Number of processes.
         """
         if not 0 <= process < num_processes:
-            raise ValueError(f"process is {process} of {num_processes}; it must be one of 0 to {num_processes - 1}")
+            raise ValueError(f"process is {process} of {num_processes}; expected 0 to {num_processes - 1}")
         return self._changed(_process=process, _num_processes=num_processes)
 
     def map(self, function: Callable[[Row], Row], features: datasets.Features | None = None) -> RowStream:
-        """The rows that a function makes of the rows, as they are read.
+        """Return a stream that applies a function to each row when it is read.
 
         Args:
-            function: Takes a row and gives one; a function of a module, or a `functools.partial` of one, where workers
-                are started anew.
-            features: The types of the new rows; None, the same as before.
+            function: Function from row to row. With workers that are not forked, it must be a function of a module, or
+                a `functools.partial` of one.
+            features: Types of the new rows; None keeps the current types.
         """
         return self._changed(_functions=[*self._functions, function], features=features or self.features)
 
     def remove_columns(self, names: Sequence[str]) -> RowStream:
-        """The same rows without some columns of the split, which are not read; of Parquet, not even fetched.
+        """Return a stream without some columns, which are not read; from Parquet, they are not even downloaded.
 
         Args:
-            names: The columns.
+            names: Columns to remove.
         """
         kept = {name: kind for name, kind in self.features.items() if name not in names}
         columns = [name for name in self._columns if name not in names]
         return self._changed(_columns=columns, features=datasets.Features(kept))
 
     def to_dataset(self, cache_dir: str | None = None) -> datasets.Dataset:
-        """All rows in order, on this machine: for a split that is walked through several times, to evaluate on.
+        """Read all rows in order into a memory-mapped dataset, for splits that are iterated repeatedly in evaluation.
 
         Args:
-            cache_dir: Where `datasets` keeps the memory-mapped rows; its own default when None. What is there of the
-                same files is not read again.
+            cache_dir: Cache folder of the rows; None uses the default of `datasets`. Cached rows of the same files are
+                not read again.
         """
         whole = self._changed(_seed=None, _process=0, _num_processes=1)
         whole.load_state_dict({"epoch": 0, "rows": 0})
@@ -158,110 +159,110 @@ class RowStream(IterableDataset):
         return changed
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the order that of this epoch, counted from 0; the next iteration starts at its beginning."""
+        """Set the epoch of the order, from 0; the next iteration starts at its beginning."""
         if epoch != int(self._state[0]):
             self._state.copy_(torch.tensor([epoch, 0, 1]))
 
     def state_dict(self) -> dict[str, int]:
-        """The place that iterating in this process has come to.
+        """Return the position of the iteration in this process.
 
-        A `DataLoader` with workers iterates elsewhere; there the place is `{"epoch": e, "rows": batches * batch_size,
-        "batch_size": batch_size}`, of the batches that it has given.
+        A `DataLoader` with workers iterates in other processes. The position is then `{"epoch": e, "rows": batches *
+        batch_size, "batch_size": batch_size}` with the number of batches that it has yielded.
         """
         epoch, rows, batch_size = self._state.tolist()
         return {"epoch": epoch, "rows": rows, "batch_size": batch_size}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Makes the next iteration go on at a place, without reading what lies before it.
+        """Continue the next iteration at a position, without reading earlier rows.
 
         Args:
-            state: As `state_dict`; "batch_size" may be missing where rows are not read by workers.
+            state: Result of `state_dict`; "batch_size" may be missing without workers.
         """
         self._state.copy_(torch.tensor([state["epoch"], state["rows"], state.get("batch_size", 1)]))
 
     def __iter__(self) -> Iterator[Row]:
-        epoch, given, batch_size = self._state.tolist()
-        batches = given // batch_size
+        epoch, num_yielded, batch_size = self._state.tolist()
+        batches = num_yielded // batch_size
 
         info = get_worker_info()
         workers = 1 if info is None else info.num_workers
-        # `DataLoader` takes batches from its workers in turn, and begins with the first of them when it is resumed.
+        # `DataLoader` takes batches from its workers in turn, and a resumed one starts with the first worker again.
         worker = 0 if info is None else (info.id + batches) % workers
-        skipped = given if info is None else batch_size * len(range(worker, batches, workers))
+        skipped = num_yielded if info is None else batch_size * len(range(worker, batches, workers))
 
         rows = self.read_epoch(epoch)
-        for turn in range(worker, len(self), workers)[skipped:]:
+        for index in range(worker, len(self), workers)[skipped:]:
             if info is None:
-                self._state[1] = turn + 1
-            yield rows[turn]
+                self._state[1] = index + 1
+            yield rows[index]
         if info is None:
-            self._state[1] = 0  # the next iteration is another epoch, or the same again
+            self._state[1] = 0  # the next iteration starts from the beginning
 
     def read_epoch(self, epoch: int) -> EpochReader:
-        """The rows of this process in an epoch, by their turn; those of one turn after the other are read fast."""
-        lanes = [self.row_groups]
+        """Return the rows of this process in an epoch, by index; successive indices are fast to read."""
+        shards = [self.row_groups]
         if self._seed is not None:
             order = np.random.default_rng([self._seed, epoch]).permutation(len(self.row_groups))
-            dealt = [self.row_groups[number] for number in order]
-            lanes = [dealt[lane::LANES] for lane in range(min(LANES, len(dealt)))]
-        return EpochReader(self, epoch, lanes)
+            shuffled = [self.row_groups[number] for number in order]
+            shards = [shuffled[shard::SHUFFLE_SHARDS] for shard in range(min(SHUFFLE_SHARDS, len(shuffled)))]
+        return EpochReader(self, epoch, shards)
 
 
 class EpochReader:
-    """The rows of a process in one epoch; of each lane, the row group is in memory that was read last.
+    """Rows of a process in one epoch, by index; keeps the last row group of each shuffle shard in memory.
 
     Args:
-        stream: Whose rows they are.
-        epoch: Which epoch.
-        lanes: The row groups of each lane, in their order.
+        stream: Stream of the rows.
+        epoch: The epoch, from 0.
+        shards: Row groups of each shuffle shard, in order.
     """
 
-    def __init__(self, stream: RowStream, epoch: int, lanes: list[list[RowGroup]]) -> None:
-        self.stream, self.epoch, self.lanes = stream, epoch, lanes
+    def __init__(self, stream: RowStream, epoch: int, shards: list[list[RowGroup]]) -> None:
+        self.stream, self.epoch, self.shards = stream, epoch, shards
         self._groups: dict[int, tuple[RowGroup, Callable[[int], Row], np.ndarray]] = {}
         self._starts: list[list[int]] = []
-        for lane in lanes:
-            self._starts.append(list(accumulate((group.rows for group in lane), initial=0)))
+        for shard in shards:
+            self._starts.append(list(accumulate((group.rows for group in shard), initial=0)))
 
-        # Lanes give a row in turn. Where the shortest ones are at their end, the others go on: a new stretch.
+        # Shards yield one row each in turn. When the shortest ones end, a new segment continues with the others.
         lengths = [starts[-1] for starts in self._starts]
-        self._stretches: list[tuple[int, int, list[int]]] = []  # first place, first row of each lane, lanes
-        place = first_row = 0
+        self._segments: list[tuple[int, int, list[int]]] = []  # first position, first row of each shard, shards
+        position = first_row = 0
         for length in sorted(set(lengths)):
-            alive = [lane for lane, own in enumerate(lengths) if own > first_row]
-            self._stretches.append((place, first_row, alive))
-            place += (length - first_row) * len(alive)
+            remaining = [shard for shard, of_shard in enumerate(lengths) if of_shard > first_row]
+            self._segments.append((position, first_row, remaining))
+            position += (length - first_row) * len(remaining)
             first_row = length
 
-    def __getitem__(self, turn: int) -> Row:
+    def __getitem__(self, index: int) -> Row:
         stream = self.stream
-        place = turn * stream._num_processes + stream._process
-        start, first_row, alive = self._stretches[bisect_right(self._stretches, place, key=itemgetter(0)) - 1]
-        row, number = divmod(place - start, len(alive))
-        return self._read(alive[number], first_row + row)
+        position = index * stream._num_processes + stream._process
+        start, first_row, shards = self._segments[bisect_right(self._segments, position, key=itemgetter(0)) - 1]
+        row, number = divmod(position - start, len(shards))
+        return self._read(shards[number], first_row + row)
 
-    def _read(self, lane: int, row: int) -> Row:
-        """The row at a place of a lane."""
+    def _read(self, shard: int, row: int) -> Row:
+        """Read a row of a shuffle shard."""
         stream = self.stream
-        place = bisect_right(self._starts[lane], row) - 1
-        group = self.lanes[lane][place]
-        if lane not in self._groups or self._groups[lane][0] != group:
-            self._groups.pop(lane, None)  # before the next is read: never two of a lane in memory
+        index = bisect_right(self._starts[shard], row) - 1
+        group = self.shards[shard][index]
+        if shard not in self._groups or self._groups[shard][0] != group:
+            self._groups.pop(shard, None)  # before reading the next: only one row group per shard is in memory
             order = np.arange(group.rows)
             if stream._seed is not None:
                 order = np.random.default_rng([stream._seed, self.epoch, group.start]).permutation(group.rows)
-            self._groups[lane] = group, stream._split.read(group, stream._columns), order
+            self._groups[shard] = group, stream._split.read(group, stream._columns), order
 
-        _, get_row, order = self._groups[lane]
-        number = int(order[row - self._starts[lane][place]])
-        found = {**get_row(number), "clip_index": group.start + number}
+        _, get_row, order = self._groups[shard]
+        number = int(order[row - self._starts[shard][index]])
+        values = {**get_row(number), "clip_index": group.start + number}
         for function in stream._functions:
-            found = function(found)
-        return found
+            values = function(values)
+        return values
 
 
 class EpochRows(Dataset):
-    """The rows of a stream by (epoch, turn), as `EpochBatches` names them, so that no skipped row need be read."""
+    """Rows of a stream by (epoch, index), as `EpochBatches` yields them; skipped rows are not read."""
 
     def __init__(self, stream: RowStream) -> None:
         self.stream = stream
@@ -270,26 +271,26 @@ class EpochRows(Dataset):
     def __len__(self) -> int:
         return len(self.stream)
 
-    def __getitem__(self, place: tuple[int, int]) -> Row:
-        epoch, turn = place
+    def __getitem__(self, key: tuple[int, int]) -> Row:
+        epoch, index = key
         if self._reader is None or self._reader.epoch != epoch:
             self._reader = self.stream.read_epoch(epoch)
-        return self._reader[turn]
+        return self._reader[index]
 
 
 class EpochBatches(Sampler):
-    """The batches of a process in one epoch, as places in `EpochRows`: the batch sampler of a `DataLoader`.
+    """Batch sampler of a `DataLoader`: the batches of a process in one epoch, as keys of `EpochRows`.
 
-    `accelerate` and `torchdata` resume a stream by the states of its workers, `skip_first_batches` by reading what it
-    skips. Here a batch is a function of its number, and whoever goes on with batch n needs no state.
+    `accelerate` and `torchdata` resume a stream from the states of its workers, `skip_first_batches` by reading the
+    skipped batches. Here a batch depends only on its number, so a run can continue with any batch without a state.
 
-    Each worker of the loader takes the batches in turn, and the rows of its own lanes. The last rows of an epoch, which
-    fill no batch, are left out.
+    The workers of the loader take batches in turn, and each reads the rows of its own shuffle shards. The last rows of
+    an epoch are left out if they do not fill a batch.
 
     Args:
-        stream: The rows of this process.
-        batch_size: How many of them a batch has.
-        workers: The processes that read.
+        stream: Rows of this process.
+        batch_size: Number of rows per batch.
+        workers: Number of reading processes.
     """
 
     def __init__(self, stream: RowStream, batch_size: int, workers: int = 0) -> None:
@@ -297,7 +298,7 @@ class EpochBatches(Sampler):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the batches those of this epoch, counted from 0."""
+        """Set the epoch of the batches, from 0."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -308,6 +309,6 @@ class EpochBatches(Sampler):
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for number in range(len(self)):
-            own, worker = divmod(number, self.workers)
-            turns = range(worker, self.num_rows, self.workers)[own * self.batch_size :][: self.batch_size]
-            yield list(zip(repeat(self.epoch), turns))
+            batch, worker = divmod(number, self.workers)
+            indices = range(worker, self.num_rows, self.workers)[batch * self.batch_size :][: self.batch_size]
+            yield list(zip(repeat(self.epoch), indices))

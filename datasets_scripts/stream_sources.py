@@ -1,7 +1,7 @@
-"""Files that can be streamed: Parquet files of a prepared set, other Parquet files, and tar files of WebDataset.
+"""Sources of row streams: prepared sets, other Parquet files, and tar files of WebDataset.
 
-`load_splits("prepared", ..., streaming=True)` reads sets that `prepare.py` wrote, `load_splits("hf", ...)` any other
-Parquet files with a column of recordings and one of captions, `load_splits("webdataset", ...)` tar files.
+Used by `load_splits(..., streaming=True)`: "prepared" reads the output of `prepare.py`, "hf" other Parquet files with a
+column of recordings and one of captions, and "webdataset" tar files.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from .builders.recordings import SUFFIXES
 from .prepared import STORAGES, PreparedSet, with_absolute_paths
 from .remote_files import read_file, use_files
 from .schema import FILE_SOURCE, features
-from .stream import LANES, Row, RowGroup, RowStream
+from .stream import SHUFFLE_SHARDS, Row, RowGroup, RowStream
 
 logger = logging.getLogger(__name__)
 
-# At the beginning of a word: not in "latest" or "device".
+# Only at the start of a word: not in "latest" or "device".
 _SPLIT_IN_PATH = re.compile(
     "(?<![a-z])(training|train|testing|test|validation|valid|(val|development|dev|evaluation|eval)(?![a-z]))",
     re.IGNORECASE,
 )
-ROWS_OF_A_GROUP = 100  # of a tar file, which says nothing of groups
+ROWS_OF_A_GROUP = 100  # for tar files, which have no row groups
 
 
 def _file_features(languages: Sequence[str]) -> datasets.Features:
-    """The types of rows that hold the bytes of their recordings."""
+    """Return the features of rows that contain the bytes of their recordings."""
     return datasets.Features({**features(languages), **STORAGES["original"].features()})
 
 
 class ParquetSplit:
-    """A split of a prepared set: its row groups, as the manifest lists them.
+    """A split of a prepared set, with the row groups of its manifest.
 
     Args:
         prepared: The prepared set.
-        split: The name of the split.
+        split: Name of the split.
     """
 
     def __init__(self, prepared: PreparedSet, split: str) -> None:
@@ -65,23 +65,24 @@ class ParquetSplit:
                 self.row_groups.append(RowGroup(path, number, rows))
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
-        """Reads those columns of a row group, and gives what finds a row of it by its place."""
-        table = _read_row_group(group.path, group.place, columns)
+        """Read columns of a row group and return a function from index to row."""
+        table = _read_row_group(group.path, group.location, columns)
         table = with_absolute_paths(table, self._root)
         return lambda number: table.slice(number, 1).to_pylist()[0]
 
 
 class HubSplit:
-    """A split of a dataset that others made: Parquet files with a column of recordings and one of captions.
+    """A split of any dataset in Parquet files, with a column of recordings and one of captions.
 
-    Rows without captions are left out. Rows of one recording, as of sets with one row per caption, are refused: they
-    would count as each other's negatives, and a stream cannot put them together.
+    Leaves out rows without captions. Several rows with the same recording are an error, because each would be a
+    negative of the others, and a stream cannot join them.
 
     Args:
-        row_groups: Its row groups; a `place` is the number in the file, and that of its first row in the dataset.
-        split: What the ids of its rows begin with.
-        types: The features of the dataset.
-        config: Which columns hold what.
+        row_groups: Row groups of the split, each with the `location` (number in the file, index of its first row in the
+            dataset, columns that may be empty).
+        split: Prefix of the clip ids.
+        types: Features of the dataset.
+        config: Names of the columns.
     """
 
     def __init__(
@@ -93,12 +94,13 @@ class HubSplit:
         self.licenses: dict[str, int] = {}
         self.split = split
 
-        with ThreadPoolExecutor(LANES) as pool:
+        with ThreadPoolExecutor(SHUFFLE_SHARDS) as pool:
             captioned = list(pool.map(self._find_captioned, row_groups))
         self.row_groups: list[RowGroup] = []
         for group, numbers in zip(row_groups, captioned, strict=True):
             if numbers:
-                self.row_groups.append(group._replace(place=(*group.place[:2], numbers), rows=len(numbers)))
+                location = (*group.location[:2], numbers)
+                self.row_groups.append(group._replace(location=location, rows=len(numbers)))
         num_rows = sum(group.rows for group in row_groups)
         num_captioned = sum(map(len, captioned))
         if num_captioned < num_rows:
@@ -109,8 +111,8 @@ class HubSplit:
         self.digest = Hasher.hash([versions, self.row_groups, config])
 
     def _find_captioned(self, group: RowGroup) -> Sequence[int]:
-        """The rows of a row group that have captions; its column of captions is read where some may have none."""
-        number_in_file, _, may_lack = group.place
+        """Return the indices of the rows with captions; reads the captions only if some may be missing."""
+        number_in_file, _, may_lack = group.location
         if not may_lack.issuperset(self._columns.languages):
             return range(group.rows)
         table = _read_row_group(group.path, number_in_file, list(self._columns.languages))
@@ -122,26 +124,26 @@ class HubSplit:
         return captioned
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
-        """Reads those columns of a row group, and gives what finds a row of it by its place."""
+        """Read columns of a row group and return a function from index to row."""
         audio, label = self._columns.audio, self._columns.label
-        wanted = [*self._columns.languages, *filter(None, [label])]
-        wanted.append(f"{audio}.path" if self._holds_files and "audio" not in columns else audio)
-        number_in_file, first_row, numbers = group.place
-        table = _read_row_group(group.path, number_in_file, wanted)
+        needed = [*self._columns.languages, *filter(None, [label])]
+        needed.append(f"{audio}.path" if self._holds_files and "audio" not in columns else audio)
+        number_in_file, first_row, numbers = group.location
+        table = _read_row_group(group.path, number_in_file, needed)
         if self._holds_files and "audio" in columns:
             recordings = identify_recordings(table.column(audio))
             if len(set(recordings)) < len(recordings):
                 raise ValueError(
-                    f"{group.path}: {len(recordings)} rows from {first_row} hold {len(set(recordings))} recordings; a "
-                    "stream needs one row per recording with all its captions: read the set without streaming, or "
-                    "prepare it first"
+                    f"{group.path}: {len(recordings)} rows from {first_row} contain only {len(set(recordings))} "
+                    "recordings; a stream needs one row per recording with all its captions: read the dataset without "
+                    "streaming, or run prepare.py first"
                 )
 
         def get_row(number: int) -> Row:
             number = numbers[number]
-            found = table.slice(number, 1).to_pylist()[0]
-            stored = found[audio] if self._holds_files else {"bytes": None, "path": found[audio]}
-            row = self._columns.describe(found, stored["path"], f"{self.split}-{first_row + number:06d}")
+            values = table.slice(number, 1).to_pylist()[0]
+            stored = values[audio] if self._holds_files else {"bytes": None, "path": values[audio]}
+            row = self._columns.describe(values, stored["path"], f"{self.split}-{first_row + number:06d}")
             row["audio"] = stored
             return {name: row[name] for name in columns}
 
@@ -149,15 +151,15 @@ class HubSplit:
 
 
 class TarSplit:
-    """Samples of WebDataset: the members of a tar file whose names differ in the suffix only.
+    """A split of WebDataset tar files; the members of a sample differ only in their suffixes.
 
-    A sample becomes a row by its recording (`.flac`, `.wav`, ...), and by `.txt`, a caption, or `.json`, with "text",
-    "caption" or "captions" (a text or several), "tag" or "labels", "license" and "source". To know what there is, the
-    headers of all tar files are read once; nothing is unpacked.
+    Each sample with a recording (`.flac`, `.wav`, ...) becomes a row. Its captions come from `.txt`, or from `.json`
+    with "text", "caption" or "captions" (a string or a list), "tag" or "labels", "license" and "source". Reads the
+    headers of all tar files once, without unpacking.
 
     Args:
-        paths: The tar files, or their addresses.
-        language: The ISO 639-3 code of the captions.
+        paths: Paths or addresses of the tar files.
+        language: ISO 639-3 code of the captions.
     """
 
     def __init__(self, paths: Sequence[str], language: str = "eng") -> None:
@@ -171,12 +173,12 @@ class TarSplit:
             self.digest += use_files(path, lambda system, name: system.ukey(name))
             samples = self._samples(path)
             for first in range(0, len(samples), ROWS_OF_A_GROUP):
-                held = samples[first : first + ROWS_OF_A_GROUP]
-                self.row_groups.append(RowGroup(path, (held[0][0], held[-1][1]), len(held)))
+                part = samples[first : first + ROWS_OF_A_GROUP]
+                self.row_groups.append(RowGroup(path, (part[0][0], part[-1][1]), len(part)))
 
     def read(self, group: RowGroup, columns: Sequence[str]) -> Callable[[int], Row]:
-        """Reads those columns of a row group, and gives what finds a row of it by its place."""
-        first, last = group.place
+        """Read columns of a row group and return a function from index to row."""
+        first, last = group.location
 
         def read_part(file: Any) -> bytes:
             file.seek(first)
@@ -205,8 +207,8 @@ class TarSplit:
     def _row(self, key: str, parts: Mapping[str, bytes]) -> Row:
         suffix = next(suffix for suffix in SUFFIXES if suffix in parts)
         about = json.loads(parts.get(".json", b"{}"))
-        said = about.get("captions") or about.get("caption") or about.get("text") or parts.get(".txt", b"").decode()
-        captions = [said] if isinstance(said, str) else said
+        captions = about.get("captions") or about.get("caption") or about.get("text") or parts.get(".txt", b"").decode()
+        captions = [captions] if isinstance(captions, str) else captions
         labels = about.get("labels") or about.get("tag") or []
 
         return {
@@ -221,13 +223,13 @@ class TarSplit:
         }
 
     def _samples(self, path: str) -> list[tuple[int, int]]:
-        """The first and the last byte of each sample that has a recording.
+        """Return the first and last byte of each sample with a recording.
 
         Raises:
-            ValueError: The members of a sample are not neighbours, or a member is sparse: its header may announce any
-                size.
+            ValueError: The members of a sample are not adjacent, or a member is sparse, so that its announced size is
+                unreliable.
         """
-        found: list[tuple[int, int]] = []
+        samples: list[tuple[int, int]] = []
         keys: set[str] = set()
         last_key, has_audio, first = None, False, 0
         for member in read_file(path, _read_headers):
@@ -237,19 +239,19 @@ class TarSplit:
             if key != last_key:
                 if key in keys:
                     raise ValueError(
-                        f"{path}: the members of sample {key!r} are not neighbours; pack files sorted by name, such as "
-                        "by tar --sort=name"
+                        f"{path}: the members of sample {key!r} are not adjacent; pack the files sorted by name, such "
+                        "as with tar --sort=name"
                     )
                 keys.add(key)
                 last_key, has_audio, first = key, False, member.offset
 
             if suffix in SUFFIXES and not has_audio:
                 has_audio = True
-                found.append((first, 0))
+                samples.append((first, 0))
             if has_audio:
                 end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-                found[-1] = first, end
-        return found
+                samples[-1] = first, end
+        return samples
 
 
 def _read_headers(file: Any) -> list[tarfile.TarInfo]:
@@ -265,54 +267,54 @@ def _read_row_group(path: str, number: int, columns: Sequence[str]) -> pyarrow.T
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """A member's name up to the first dot after the last slash, which its sample shares, and the rest."""
+    """Split a member's name at the first dot after the last slash: key of its sample, and suffix."""
     folder, _, file = name.rpartition("/")
     stem, dot, suffix = file.partition(".")
     return f"{folder}/{stem}" if folder else stem, dot + suffix.lower()
 
 
 def load_parquet(**options: Any) -> dict[str, RowStream]:
-    """The splits of a dataset whose files are Parquet, on the Hub, in a folder, or at an address that fsspec can list.
+    """Return the splits of a dataset in Parquet files, from the Hub, a folder, or an address that fsspec can list.
 
-    What there is is read off the ends of the files. A split for validation or testing that is missing is drawn from the
-    training split, by whole row groups, which are read at once and hold neighbours.
+    Reads only the footers of the files. Missing validation and test splits are drawn from the training split by whole
+    row groups, so that neighbouring rows stay together and each row group is read once.
 
     Args:
-        **options: As `builders.hf.HubDatasetConfig`.
+        **options: Fields of `builders.hf.HubDatasetConfig`.
 
     Raises:
         FileNotFoundError: There are no Parquet files.
-        ValueError: The columns are not there, or the training split is one row group and nothing can be held out.
+        ValueError: Columns are missing, or the training split has too few row groups to hold any out.
     """
     config = HubDatasetConfig(**options)
-    place = str(config.data_dir)
-    if "://" in place:
-        files: Any = _find_files(place, ".parquet")
+    data_dir = str(config.data_dir)
+    if "://" in data_dir:
+        files: Any = _find_files(data_dir, ".parquet")
     else:
-        folder = Path(place).expanduser()
-        place = str(folder) if folder.is_dir() else place
-        builder = datasets.load_dataset_builder(place, config.subset, revision=config.revision)
+        folder = Path(data_dir).expanduser()
+        data_dir = str(folder) if folder.is_dir() else data_dir
+        builder = datasets.load_dataset_builder(data_dir, config.subset, revision=config.revision)
         files = builder.config.data_files or {}
 
     groups: dict[str, list[RowGroup]] = {}
-    origins: dict[str, str] = {}  # what the ids of each split's rows begin with
+    origins: dict[str, str] = {}  # prefix of the clip ids, by split
     names = name_splits(map(str, files))
     for name, paths in files.items():
         split = names[str(name)]
         origins[split] = str(name)
         if not all(path.endswith(".parquet") for path in paths):
-            raise FileNotFoundError(f"{place} is to be of Parquet files to be streamed; it has {paths[0]}")
-        with ThreadPoolExecutor(LANES) as pool:
-            ends = list(pool.map(_read_end, paths))
+            raise FileNotFoundError(f"streaming requires Parquet files; {data_dir} contains {paths[0]}")
+        with ThreadPoolExecutor(SHUFFLE_SHARDS) as pool:
+            footers = list(pool.map(_read_footer, paths))
 
-        found = groups[split] = []
+        of_split = groups[split] = []
         first_row = 0
-        for path, end in zip(paths, ends, strict=True):
-            for number in range(end.num_row_groups):
-                about = end.row_group(number)
-                found.append(RowGroup(path, (number, first_row, _may_be_empty(about)), about.num_rows))
+        for path, footer in zip(paths, footers, strict=True):
+            for number in range(footer.num_row_groups):
+                about = footer.row_group(number)
+                of_split.append(RowGroup(path, (number, first_row, _may_be_empty(about)), about.num_rows))
                 first_row += about.num_rows
-        types = datasets.Features.from_arrow_schema(ends[0].schema.to_arrow_schema())
+        types = datasets.Features.from_arrow_schema(footers[0].schema.to_arrow_schema())
 
     for split in ("test", "validation"):
         fraction = getattr(config, f"{split}_fraction")
@@ -321,18 +323,17 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
             origins[split] = origins["train"]
 
     streams = {}
-    for split, held in groups.items():
-        streams[split] = RowStream(HubSplit(held, origins[split], types, config))
+    for split, of_split in groups.items():
+        streams[split] = RowStream(HubSplit(of_split, origins[split], types, config))
     return streams
 
 
-def _read_end(path: str) -> pyarrow.parquet.FileMetaData:
-    """Reads what a Parquet file says of itself."""
+def _read_footer(path: str) -> pyarrow.parquet.FileMetaData:
     return read_file(path, pyarrow.parquet.read_metadata)
 
 
 def _may_be_empty(row_group: pyarrow.parquet.RowGroupMetaData) -> frozenset[str]:
-    """The columns that may hold nulls, empty lists or blank texts in a row group, by its statistics."""
+    """Return the columns of a row group that may contain nulls, empty lists or blank texts, by its statistics."""
     columns = set()
     for number in range(row_group.num_columns):
         chunk = row_group.column(number)
@@ -344,20 +345,20 @@ def _may_be_empty(row_group: pyarrow.parquet.RowGroupMetaData) -> frozenset[str]
 
 
 def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[RowGroup], list[RowGroup]]:
-    """Draws row groups that hold about this fraction of the rows, one at least; gives the others first."""
-    wanted = max(1, round(fraction * len(groups)))
-    if wanted >= len(groups):
+    """Draw about this fraction of the row groups, at least one; return the others first."""
+    num_drawn = max(1, round(fraction * len(groups)))
+    if num_drawn >= len(groups):
         raise ValueError(
-            f"{len(groups)} row groups are too few to hold any out as a whole: --validation_fraction 0 and "
-            "--test_fraction 0 keep the training split as it is, and so does reading it without --streaming"
+            f"cannot hold out {num_drawn} of {len(groups)} row groups; to train on the whole split, set "
+            "--validation_fraction 0 and --test_fraction 0, or read the dataset without --streaming"
         )
-    drawn = sorted(np.random.default_rng(seed).permutation(len(groups)).tolist()[:wanted])
-    kept = [group for number, group in enumerate(groups) if number not in drawn]
-    return kept, [groups[number] for number in drawn]
+    drawn = sorted(np.random.default_rng(seed).permutation(len(groups)).tolist()[:num_drawn])
+    rest = [group for number, group in enumerate(groups) if number not in drawn]
+    return rest, [groups[number] for number in drawn]
 
 
 def _find_files(data_dir: str, suffix: str) -> dict[str, list[str]]:
-    """The files of a folder by split: the first word in their paths that names one, "train" without one."""
+    """Return the files of a folder by split: by the first split name in their paths, or "train" without one."""
 
     def find(system: Any, folder: str) -> list[tuple[str, str]]:
         paths = sorted(system.glob(f"{folder.rstrip('/')}/**/*{suffix}"))
@@ -371,18 +372,18 @@ def _find_files(data_dir: str, suffix: str) -> dict[str, list[str]]:
         splits.setdefault(names[words[path]] if path in words else "train", []).append(address)
 
     if not splits:
-        raise FileNotFoundError(f"data_dir {data_dir} holds no {suffix} file")
+        raise FileNotFoundError(f"data_dir {data_dir} contains no {suffix} file")
     return splits
 
 
 @dataclass
 class TarConfig:
-    """Where WebDataset tar files are, and what their captions are in.
+    """Location of WebDataset tar files, and language of their captions.
 
     Attributes:
-        data_dir: The folder, or an address that fsspec can list. A tar file belongs to the split whose name its path
-            holds ("train", "validation" or "valid", "test", "development", "evaluation"), and to "train" without one.
-        language: The ISO 639-3 code of the captions.
+        data_dir: Folder, or address that fsspec can list. The split of a tar file is the first split name in its path
+            ("train", "validation" or "valid", "test", "development", "evaluation"), or "train" without one.
+        language: ISO 639-3 code of the captions.
     """
 
     data_dir: str | None = None
@@ -390,11 +391,11 @@ class TarConfig:
 
     def __post_init__(self) -> None:
         if self.data_dir is None:
-            raise ValueError("webdataset needs data_dir: a folder of tar files, or its address")
+            raise ValueError("webdataset requires data_dir: a folder of tar files, or its address")
 
 
 def load_tars(**options: Any) -> dict[str, RowStream]:
-    """The splits of a folder of WebDataset tar files; options as `TarConfig`."""
+    """Return the splits of a folder of WebDataset tar files; for the options see `TarConfig`."""
     config = TarConfig(**options)
     files = _find_files(str(config.data_dir), ".tar")
     return {split: RowStream(TarSplit(paths, config.language)) for split, paths in files.items()}

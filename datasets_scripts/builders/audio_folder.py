@@ -1,6 +1,6 @@
-"""Any folder of recordings with captions: what `audiofolder` of `datasets` takes, or text files beside the audio.
+"""Any folder of recordings with captions: in the layout of `audiofolder` of `datasets`, or with text files.
 
-From a folder of pairs to a model that is tuned on them:
+To tune a model on a folder of recordings and captions:
 
     my_sounds/metadata.csv              file_name,caption
     my_sounds/rain.wav                  rain.wav,Heavy rain on a tin roof
@@ -19,20 +19,20 @@ From a folder of pairs to a model that is tuned on them:
     )
     trainer.train()
 
-A table is called `metadata` or `captions` (where `audio_column` or `caption_column` is given, the only table of the
-folder may have any name) and is CSV (with commas, semicolons or tabs), TSV, JSON Lines, a JSON list or Parquet. It lies
-beside the audio or above it, and its column `file_name` holds paths, relative to it or absolute. All
-else is optional; several lines of one file are several captions of it:
+The table is named `metadata` or `captions`, in the folder of the audio or above it. If `audio_column`, `caption_column`
+or `caption_columns` is set, the only table of the folder may have any name. Formats: CSV (with commas, semicolons or
+tabs), TSV, JSON Lines, a JSON list, or Parquet. The column `file_name` contains absolute paths, or paths relative to
+the table. Several lines of one file are several captions of it. All other columns are optional:
 
-- `caption`, `caption_1`, `caption_2`, ...: in the language `caption_language`; `captions`: a list, or a mapping of
-  languages to a caption or a list of them; `caption_fra` or `captions_fra`: of that language. In CSV, lists and
-  mappings are written as JSON;
-- `split`: train, validation or test. Without it the sub-folders of those names are the splits; without those,
-  recordings are drawn;
-- `label` or `labels`, `source`, `license`, `clip_id` and `events`: fields of the row. A recording is its own source,
-  and its path is its id, unless these say otherwise.
+- `caption`, `caption_1`, `caption_2`, ...: captions in the language `caption_language`. `captions`: a list, or a
+  mapping from languages to a caption or a list of captions. `caption_fra` or `captions_fra`: captions in that language.
+  In CSV, lists and mappings are written as JSON.
+- `split`: train, validation or test. Without this column, sub-folders with these names are the splits; without such
+  sub-folders, recordings are drawn.
+- `label` or `labels`, `source`, `license`, `clip_id` and `events`: fields of the row. By default the source of a clip
+  is its own file, and its id is its path.
 
-Without any table `rain.txt` holds the captions of `rain.wav`, one a line.
+Without any table, `rain.txt` contains the captions of `rain.wav`, one per line.
 """
 
 import difflib
@@ -52,31 +52,31 @@ from .recordings import some
 
 TABLE_NAMES = ("metadata", "captions")
 FIELDS = ("file_name", "caption", "captions", "split", "label", "labels", "source", "license", "clip_id", "events")
-"""What `columns` can give another name."""
+"""Fields that `columns` can map to other names."""
 
 _CAPTION_COLUMN = re.compile(r"captions?(?:_(?P<key>[a-z]{2,3}|\d+))?")
 
 
 @dataclass
 class AudioFolderConfig(FolderConfig):
-    """Where the folder is, what its columns mean and how it is split; see also `FolderConfig`.
+    """Location, columns and splits of a folder; see also `FolderConfig`.
 
     Attributes:
-        languages: The caption languages, the anchor first, as ISO 639-3 codes; any.
-        caption_language: The language of captions whose column names none.
-        audio_column: What the table calls the column of file names; by default `file_name`.
-        caption_column: What it calls the column of captions; by default `caption`.
-        caption_columns: All columns of captions with their languages, such as `deu=Beschreibung eng=English`, in place
-            of `caption_column` and `caption_language`; no other columns of captions are read then.
-        columns: What it calls any other of `FIELDS`, where it is another name: `{"split": "part"}`.
-        validation_fraction: The part of the recordings that is drawn for validation where the folder has no splits, at
-            least one; 0 draws none.
-        test_fraction: The part that is drawn for testing, likewise; 1 tests on all of them.
-        seed: The seed of the draw.
+        languages: Caption languages, the anchor first, as any ISO 639-3 codes.
+        caption_language: Language of captions in columns without a language in their names.
+        audio_column: Column of file names; `file_name` by default.
+        caption_column: Column of captions; `caption` by default.
+        caption_columns: All columns of captions with their languages, such as `deu=Beschreibung eng=English`. Replaces
+            `caption_column` and `caption_language`; other columns of captions are ignored.
+        columns: Other names of any of `FIELDS`, such as `{"split": "part"}`.
+        validation_fraction: Fraction of the recordings to draw for validation, at least one recording, if the folder
+            has no splits; 0 draws none.
+        test_fraction: Fraction to draw for testing, in the same way; 1 uses all recordings for testing.
+        seed: Seed of the draw.
     """
 
     DATASET = "this folder"
-    LAYOUT = "the folder that holds the audio and metadata.csv, .tsv, .jsonl, .json or .parquet"
+    LAYOUT = "the folder that contains the audio and metadata.csv, .tsv, .jsonl, .json or .parquet"
     ENGLISH_ONLY = False
 
     caption_language: str = LANGUAGES[0]
@@ -98,28 +98,28 @@ class AudioFolderConfig(FolderConfig):
         self.languages_of_columns = read_caption_columns(self.caption_columns)
         unknown = self.columns.keys() - set(FIELDS)
         if unknown:
-            raise ValueError(f"columns names {sorted(unknown)}; it can name {', '.join(FIELDS)}")
+            raise ValueError(f"columns has the unknown keys {sorted(unknown)}; expected some of {', '.join(FIELDS)}")
         if min(self.validation_fraction, self.test_fraction) < 0 or self.validation_fraction + self.test_fraction > 1:
             raise ValueError(
-                f"validation_fraction is {self.validation_fraction} and test_fraction {self.test_fraction}; give two "
-                "numbers of 0 or more that sum to 1 at most"
+                f"validation_fraction is {self.validation_fraction} and test_fraction {self.test_fraction}; expected "
+                "two numbers of at least 0 with a sum of at most 1"
             )
 
     def check_languages(self) -> None:
-        """Any codes will do, as long as they are codes."""
+        """Raise a ValueError if `languages` are not language codes, or repeat."""
         self.languages = (self.languages,) if isinstance(self.languages, str) else tuple(self.languages)
         are_codes = re.fullmatch("([a-z]{3} )+[a-z]{3}", " ".join([*self.languages, self.caption_language]))
         if not are_codes or len(set(self.languages)) < len(self.languages):
             raise ValueError(
-                f"languages is {list(self.languages)} and caption_language {self.caption_language!r}; give codes of "
-                "ISO 639-3 such as 'eng', at least one, each once"
+                f"languages is {list(self.languages)} and caption_language {self.caption_language!r}; expected ISO "
+                "639-3 codes such as 'eng', at least one language, without repeats"
             )
 
     def tables(self) -> dict[str, Path]:
-        """The tables by their relative path.
+        """Return the tables by their relative paths.
 
         Raises:
-            ValueError: A folder holds several.
+            ValueError: A folder contains several tables.
         """
         tables: dict[str, Path] = {}
         table_of_folder: dict[str, str] = {}
@@ -131,36 +131,36 @@ class AudioFolderConfig(FolderConfig):
 
             other = table_of_folder.setdefault(folder, file)
             if other != file:
-                raise ValueError(f"{self.folder} holds several tables in one place: {other}, {file}; keep one")
+                raise ValueError(f"{self.folder} has several tables in one folder: {other}, {file}; keep one")
             tables[file] = self.folder / file
 
-        # Whoever names its columns has a table, whatever it is called.
+        # If the columns are set, the only table at the top may have any name.
         on_top = [file for file in self.files if "/" not in file and file.endswith(TABLE_SUFFIXES)]
         if not tables and len(on_top) == 1 and (self.audio_column or self.caption_column or self.caption_columns):
             tables[on_top[0]] = self.folder / on_top[0]
         return tables
 
     def metadata_files(self) -> list[Path]:
-        """The tables, or else the text files."""
+        """Return the tables, or the text files if there are none."""
         files = list(self.tables().values()) or [self.folder / file for file in self.files if file.endswith(".txt")]
         if not files:
             others = [file for file in self.files if file.endswith((*TABLE_SUFFIXES, ".arrow"))]
-            advice = "rename the table that says what sounds, or name its audio_column and caption_column"
-            hint = f"; there is {some(others, 3)}: {advice}" if others else ""
+            advice = "rename the table of captions, or set its audio_column and caption_column"
+            hint = f"; found {some(others, 3)}: {advice}" if others else ""
             raise FileNotFoundError(
-                f"{self.folder} holds neither metadata nor captions as {', '.join(TABLE_SUFFIXES)}, nor text files "
-                f"beside the audio{hint}"
+                f"{self.folder} contains neither a table metadata or captions ({', '.join(TABLE_SUFFIXES)}), nor text "
+                f"files beside the audio{hint}"
             )
         return files
 
 
 class AudioFolder(RowBuilder):
-    """A folder of recordings with captions as rows."""
+    """Folder of recordings with captions."""
 
     BUILDER_CONFIG_CLASS = AudioFolderConfig
 
     def collect(self) -> Collection:
-        """The recordings that the tables or the text files caption."""
+        """Collect the recordings with captions in tables or text files."""
         config, collection = self.config, Collection()
         records = merge(read_tables(config) if config.tables() else read_texts(config))
         _check_records(config, records)
@@ -188,12 +188,12 @@ class AudioFolder(RowBuilder):
 
 @dataclass
 class Record:
-    """What is said of a recording.
+    """Metadata of a recording.
 
     Attributes:
-        where: The line that says it, for messages.
-        captions: The captions by language, as the keys of a dictionary, so that each is there once and in order.
-        split: The split, labels, source, licence, id and events; empty where nothing is said of them.
+        where: File and line of the metadata, for error messages.
+        captions: Captions by language, as the keys of a dictionary to drop repeats and keep the order.
+        split: Split; this and the following fields are empty if the metadata lack them.
     """
 
     where: str
@@ -209,11 +209,11 @@ class Record:
 
 
 def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """The lines of a folder's tables: a recording, relative to the folder, and what the line says of it.
+    """Read the lines of a folder's tables: path of each recording, relative to the folder, and its metadata.
 
     Raises:
-        ValueError: The column of file names or that of captions is missing, a language is unknown, or a cell is of
-            another form.
+        ValueError: The column of file names or of captions is missing, a language is unknown, or a cell has a wrong
+            type.
     """
     for table, path in config.tables().items():
         for line in read_table(path):
@@ -222,8 +222,8 @@ def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
             if not isinstance(file_name, str) or not file_name.strip():
                 column = config.columns.get("file_name", "file_name")
                 raise ValueError(
-                    f"{line.where}: {column} is {file_name!r}; give a path. The columns are {list(line.values)}; "
-                    "audio_column says which of them holds it"
+                    f"{line.where}: {column} is {file_name!r}; expected a path; set audio_column to one of "
+                    f"{list(line.values)}"
                 )
 
             name = PurePosixPath(table).parent / file_name.strip().replace("\\", "/")
@@ -233,7 +233,7 @@ def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
 
 
 def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """The recordings of a folder, relative to it, that have a text file beside them, and what that says."""
+    """Read the text files beside recordings: path of each recording, relative to the folder, and its captions."""
     texts = set(config.metadata_files())
     for file in config.recordings.files:
         path = (config.folder / file).with_suffix(".txt")
@@ -243,80 +243,80 @@ def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
 
 
 def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
-    """Puts together what several lines say of one recording: all its captions, each once, and the optional fields.
+    """Merge several lines of one recording: all captions without repeats, and the optional fields.
 
     Raises:
-        ValueError: Two lines say different things of a field.
+        ValueError: Two lines have different values of a field.
     """
     merged: dict[str, Record] = {}
     for name, record in records:
-        known = merged.setdefault(name, record)
+        first = merged.setdefault(name, record)
         for language, texts in record.captions.items():
-            known.captions.setdefault(language, {}).update(texts)
+            first.captions.setdefault(language, {}).update(texts)
 
         for key in Record.OPTIONAL:
-            there, said = getattr(known, key), getattr(record, key)
-            if there and said and there != said:
-                raise ValueError(f"{record.where}: {key} of {name!r} is {said!r}, and {there!r} at {known.where}")
-            setattr(known, key, there or said)
+            value, other = getattr(first, key), getattr(record, key)
+            if value and other and value != other:
+                raise ValueError(f"{record.where}: {key} of {name!r} is {other!r}, but {value!r} at {first.where}")
+            setattr(first, key, value or other)
     return merged
 
 
 def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> dict[str, str]:
-    """The split of each recording: as its line says, else as its folder's name says, else drawn by source.
+    """Return the split of each recording: from its line, else from its folder's name, else drawn by source.
 
     Raises:
-        ValueError: Some have a split and some have none, or there are too few to draw from.
+        ValueError: Only some recordings have a split, or there are too few to draw from.
     """
-    given: dict[str, str] = {}
+    known: dict[str, str] = {}
     without: list[str] = []
     for name, record in records.items():
         split = record.split
-        for part in PurePosixPath(name).parts[:-1]:  # else one of the folders is named after it
+        for part in PurePosixPath(name).parts[:-1]:  # without a split in the line
             split = split or SPLIT_NAMES.get(part.casefold(), "")
         if split:
-            given[name] = split
+            known[name] = split
         else:
             without.append(name)
 
     if not without:
-        return given
-    if given:
-        other, split = next(iter(given.items()))
+        return known
+    if known:
+        other, split = next(iter(known.items()))
         raise ValueError(
-            f"{len(without)} of {len(records)} recordings have no split: {some(without)}; but {other} is of {split}, "
-            "by its line or by the name of its folder. Give all or none: a column split settles it"
+            f"{len(without)} of {len(records)} recordings have no split: {some(without)}; but {other} is in {split}, "
+            "by its line or its folder's name. Set the split of all recordings or of none, such as in a column split"
         )
 
-    # Drawn among the recordings that are there, so that each split gets its part of them.
+    # Draw from the existing recordings, so that each split gets its fraction of them.
     sources: dict[str, str] = {}
-    there: set[str] = set()
+    existing: set[str] = set()
 
     for name, record in records.items():
         sources[name] = record.source or f"{FILE_SOURCE}{name}"
         if config.recordings.at(name) is not None:
-            there.add(sources[name])
-    there = there or set(sources.values())
+            existing.add(sources[name])
+    existing = existing or set(sources.values())
 
     counts: dict[str, int] = {}
     for name_of_split, fraction in (("validation", config.validation_fraction), ("test", config.test_fraction)):
         if fraction:
-            counts[name_of_split] = max(1, round(fraction * len(there)))
+            counts[name_of_split] = max(1, round(fraction * len(existing)))
 
-    left_to_train = len(there) - sum(counts.values())
-    if left_to_train < 0 or (left_to_train == 0 and config.validation_fraction + config.test_fraction < 1):
+    num_train = len(existing) - sum(counts.values())
+    if num_train < 0 or (num_train == 0 and config.validation_fraction + config.test_fraction < 1):
         raise ValueError(
-            f"{len(there)} recordings are too few to draw {' and '.join(counts)} from; give more, or a column split, "
-            "or validation_fraction=0 with test_fraction=0 to train on all of them or test_fraction=1 to test on them"
+            f"{len(existing)} recordings are too few to draw {' and '.join(counts)}; add recordings or a column split, "
+            "or set validation_fraction=0 with test_fraction=0 (train on all) or test_fraction=1 (test on all)"
         )
-    drawn = draw_sources(there, counts, config.seed)
+    drawn = draw_sources(existing, counts, config.seed)
     return {name: drawn.get(source, "train") for name, source in sources.items()}
 
 
 def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig) -> Record:
     split = _text(values["split"])
     if split and split.casefold() not in SPLIT_NAMES:
-        raise ValueError(f"{line.where}: the split is {split!r}; give one of {', '.join(SPLITS)}")
+        raise ValueError(f"{line.where}: the split is {split!r}; expected one of {', '.join(SPLITS)}")
 
     labels = _parse(values["labels"] if values["labels"] is not None else values["label"])
     labels = labels if isinstance(labels, list) else [labels]
@@ -333,8 +333,8 @@ def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig)
 
 
 def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, dict[str, None]]:
-    """The captions of a line by language, from all columns that hold some."""
-    languages = dict(config.languages_of_columns)  # by column, the one that a plain text in it has
+    """Return the captions of a line by language, from all columns of captions."""
+    languages = dict(config.languages_of_columns)  # language of plain texts, by column
     missing = [column for column in languages if column not in line.values]
     if not languages:
         unmarked, marked = [], {}
@@ -355,8 +355,8 @@ def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, dict[str,
         languages = {**marked, **languages}
     if not languages or missing:
         raise ValueError(
-            f"{line.where}: no column {missing or 'of captions'} among {list(line.values)}; call it caption, captions "
-            "or caption_<language>, or give caption_column"
+            f"{line.where}: no column {missing or 'of captions'} among {list(line.values)}; rename it to caption, "
+            "captions or caption_<language>, or set caption_column"
         )
 
     captions: dict[str, dict[str, None]] = {}
@@ -373,9 +373,7 @@ def _check_language(language: str, config: AudioFolderConfig, where: str) -> Non
     if language not in known:
         close = difflib.get_close_matches(language, known, n=1, cutoff=0.5)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(
-            f"{where}: unknown language {language!r}{hint}; the codes are ISO 639-3, and languages=[...] takes any"
-        )
+        raise ValueError(f"{where}: unknown language {language!r}{hint}; add any ISO 639-3 code to languages=[...]")
 
 
 def _read_texts_by_language(cell: Any, language: str, where: str) -> Iterator[tuple[str, list[str]]]:
@@ -387,7 +385,7 @@ def _read_texts_by_language(cell: Any, language: str, where: str) -> Iterator[tu
     elif isinstance(cell, Sequence) and set(map(type, cell)) <= {str, type(None)}:
         yield language, [text or "" for text in cell]
     else:
-        raise ValueError(f"{where}: {cell!r} is no caption; give a text, a list of texts, or a mapping of languages")
+        raise ValueError(f"{where}: {cell!r} is not a caption; expected a text, a list, or a mapping from languages")
 
 
 def _read_events(cell: Any, where: str) -> list[Event]:
@@ -398,13 +396,13 @@ def _read_events(cell: Any, where: str) -> list[Event]:
             events.append({"label": str(event["label"]), "onset_seconds": onset, "offset_seconds": offset})
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(
-            f"{where}: events is {cell!r}; give a list of objects with label, onset_seconds and offset_seconds"
+            f"{where}: events is {cell!r}; expected a list of objects with label, onset_seconds and offset_seconds"
         ) from error
     return events
 
 
 def _parse(cell: Any) -> Any:
-    """A cell of CSV that holds JSON is what it says; a caption that only begins like JSON is itself."""
+    """Parse a cell with JSON; return any other cell unchanged, such as a caption that only starts like JSON."""
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
         try:
             return json.loads(cell)
@@ -418,7 +416,7 @@ def _text(cell: Any) -> str:
 
 
 def _check_records(config: AudioFolderConfig, records: Mapping[str, Record]) -> None:
-    """Refuses ids that come twice, and captions that are all in other languages than those asked for."""
+    """Raise if ids repeat, or if all captions are in other languages than `languages`."""
     present: set[str] = set()
     names: dict[str, str] = {}
     for name, record in records.items():
@@ -426,12 +424,12 @@ def _check_records(config: AudioFolderConfig, records: Mapping[str, Record]) -> 
         other = names.setdefault(record.clip_id or name, name)
         if other != name:
             raise ValueError(
-                f"{record.where}: {other!r} and {name!r} have the same clip_id {record.clip_id!r}; ids are unique"
+                f"{record.where}: {other!r} and {name!r} have the same clip_id {record.clip_id!r}; ids must be unique"
             )
 
     if present and not present & set(config.languages):
         raise ValueError(
-            f"{config.folder} has captions in {sorted(present)}, and languages is {list(config.languages)}: name one "
-            f"that is there, or set the language of the captions with --caption_language (now "
+            f"{config.folder} has captions in {sorted(present)}, but languages is {list(config.languages)}: choose one "
+            f"of the former, or set the language of the captions with --caption_language (now "
             f"{config.caption_language!r}) or --caption_columns"
         )

@@ -326,7 +326,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         counts = [f"{len(clip_ids):,} {reason}" for reason, clip_ids in without.items() if clip_ids]
         if counts:
             lists = path if path.is_file() else "report()"
-            logger.warning("%s: clips without a row: %s; see %s", self.config.DATASET, ", ".join(counts), lists)
+            logger.warning("%s: clips without a row: %s; listed in %s", self.config.DATASET, ", ".join(counts), lists)
 
     @property
     def _report_path(self) -> Path:

@@ -1,9 +1,9 @@
 """Any dataset that the `datasets` library reads, with a column of recordings and columns of captions.
 
-`load_splits("hf", data_dir="user/name")` takes what `load_dataset` takes, an id of the Hub or a folder of files, or
-what `save_to_disk` wrote. The recordings stay where they are: rows hold the same Arrow data under the schema's names.
-Several rows of one recording, as of datasets with one row per caption, become one row with all captions.
-With `streaming=True` the row groups of its Parquet files are read as they are needed: `stream.load_parquet`.
+`load_splits("hf", data_dir="user/name")` reads a Hub id or a folder of files, as `load_dataset` does, or the output of
+`save_to_disk`. The recordings are not copied: rows contain the same Arrow data under the names of the schema. Several
+rows of one recording, as in datasets with one row per caption, become one row with all captions. With `streaming=True`,
+`stream_sources.load_parquet` reads the row groups of Parquet files on demand.
 """
 
 import hashlib
@@ -31,22 +31,23 @@ _LANGUAGE_OF_COLUMN = re.compile(r"captions?_([a-z]{3})")
 
 @dataclass
 class HubDatasetConfig:
-    """Which dataset to read, and what its columns mean.
+    """Location of a dataset, and the content of its columns.
 
     Attributes:
-        data_dir: An id of the Hub, a folder that `load_dataset` reads, or one that `save_to_disk` wrote.
-        subset: The name of the dataset's configuration, where it has several.
-        revision: A branch, tag or commit of the Hub's repository.
-        audio_column: The column of the recordings; by default the only one of type `Audio`, or the one called audio.
-        caption_column: The column of the captions: texts, lists of texts or classes. By default `caption` or `captions`
-            with `caption_1`, `caption_2` and so on, else `text`. `caption_fra` and the like are read too.
-        caption_language: The language of these captions, as ISO 639-3 code.
-        caption_columns: All columns of captions with their languages, such as `deu=Beschreibung eng=English`, in place
-            of `caption_column` and `caption_language`; no other columns of captions are read then.
-        label_column: The column of the classes, a class, a text or a list of texts.
-        validation_fraction: The part of the training split that is drawn for validation where there is no such split.
-        test_fraction: The part that is drawn for testing, likewise.
-        seed: The seed of the draw.
+        data_dir: Hub id, folder that `load_dataset` reads, or output folder of `save_to_disk`.
+        subset: Name of the dataset's configuration, if it has several.
+        revision: Branch, tag or commit of the Hub repository.
+        audio_column: Column of recordings; by default the only column of type `Audio`, or the column `audio`.
+        caption_column: Column of captions: texts, lists of texts, or classes. By default `caption` or `captions` with
+            `caption_1`, `caption_2` and so on, else `text`, `sentence` or `raw_text`. Columns such as `caption_fra` are
+            also read.
+        caption_language: ISO 639-3 code of these captions.
+        caption_columns: All columns of captions with their languages, such as `deu=Beschreibung eng=English`. Replaces
+            `caption_column` and `caption_language`; other columns of captions are ignored.
+        label_column: Column of classes: a class, a text or a list of texts.
+        validation_fraction: Fraction of the training split to draw for validation if there is no such split.
+        test_fraction: Fraction to draw for testing, in the same way.
+        seed: Seed of the draw.
     """
 
     data_dir: str | None = None
@@ -63,16 +64,14 @@ class HubDatasetConfig:
 
     def __post_init__(self) -> None:
         if self.data_dir is None:
-            raise ValueError(
-                "hf needs data_dir: an id of the Hub, or a folder that load_dataset or load_from_disk reads"
-            )
+            raise ValueError("hf requires data_dir: a Hub id, or a folder that load_dataset or load_from_disk reads")
 
 
 class HubDataset:
-    """A dataset of the `datasets` library as rows: the splits that it has, and those drawn from its training split.
+    """Dataset of the `datasets` library as rows: its splits, and missing ones drawn from its training split.
 
     `HubDataset(data_dir="user/name").download_and_prepare()`, then `.as_dataset()`. Rows of one recording become one
-    row, and those without captions are left out.
+    row; rows without captions are left out.
     """
 
     BUILDER_CONFIG_CLASS = HubDatasetConfig
@@ -85,41 +84,41 @@ class HubDataset:
 
     @property
     def origin(self) -> str:
-        """The id of the dataset, or the name of its folder."""
+        """Id of the dataset, or name of its folder."""
         return get_origin(str(self.config.data_dir))
 
     def download_and_prepare(self) -> None:
-        """Reads the dataset.
+        """Read the dataset.
 
         Raises:
-            ValueError: As `Columns`.
+            ValueError: See `Columns`.
         """
         name = str(self.config.data_dir)
         folder = Path(name).expanduser()
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            found = datasets.load_from_disk(str(folder))
+            loaded = datasets.load_from_disk(str(folder))
         else:
-            place = str(folder) if folder.is_dir() else name
-            found = datasets.load_dataset(
-                place, self.config.subset, revision=self.config.revision, cache_dir=self.cache_dir
+            path = str(folder) if folder.is_dir() else name
+            loaded = datasets.load_dataset(
+                path, self.config.subset, revision=self.config.revision, cache_dir=self.cache_dir
             )
 
-        splits = {"train": found} if isinstance(found, datasets.Dataset) else dict(found)
+        splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else dict(loaded)
         names = name_splits(splits)
         for split, rows in splits.items():
             self._splits[names[split]] = self._rows(split, rows)
         self._draw()
 
     def as_dataset(self) -> datasets.DatasetDict:
-        """All splits."""
+        """Return all splits."""
         return datasets.DatasetDict(self._splits)
 
     def report(self) -> dict[str, Any]:
-        """Nothing is missing; "left_out" names the rows without a caption."""
+        """Return the ids of the rows without captions as "left_out"; "missing" is empty."""
         return {"missing": [], "left_out": {"no caption": self._left_out} if self._left_out else {}}
 
     def _draw(self) -> None:
-        """Draws the splits that are missing from the training split."""
+        """Draw missing splits from the training split."""
         for split in ("test", "validation"):
             fraction = getattr(self.config, f"{split}_fraction")
             if split not in self._splits and "train" in self._splits and fraction > 0:
@@ -127,7 +126,7 @@ class HubDataset:
                 self._splits["train"], self._splits[split] = parts["train"], parts["test"]
 
     def _rows(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
-        """The rows of a split under the names of the schema, with the recordings as they are stored."""
+        """Convert the rows of a split to the schema, without copying the recordings."""
         columns = Columns(rows.features, self.config)
         rows = rows.flatten_indices() if rows._indices is not None else rows
         audio = rows.select_columns(columns.audio).cast_column(columns.audio, datasets.Audio(decode=False))
@@ -152,30 +151,30 @@ class HubDataset:
         table = datasets.Dataset.from_list(described, features=features(languages))
         joined = datasets.concatenate_datasets([table, audio], axis=1)
 
-        kept = []
+        captioned = []
         for index in first_rows.values():
             if any(described[index]["captions"].values()):
-                kept.append(index)
+                captioned.append(index)
             else:
                 self._left_out.append(described[index]["clip_id"])
-        return joined if len(kept) == len(described) else joined.select(kept)
+        return joined if len(captioned) == len(described) else joined.select(captioned)
 
 
 class Columns:
-    """Which columns of a dataset hold recordings, captions and classes.
+    """Names of the columns with recordings, captions and classes.
 
     Args:
-        types: The features of the dataset.
-        config: Names those that have other names than usual.
+        types: Features of the dataset.
+        config: Names of columns, if they are not the usual ones.
 
     Attributes:
-        audio: The column of the recordings.
-        languages: The language of each column of captions.
-        label: The column of the classes, if any.
+        audio: Column of recordings.
+        languages: Language of each column of captions.
+        label: Column of classes, or None.
 
     Raises:
-        ValueError: No column holds recordings or captions, a named column is missing, captions are not text, or
-            captions of an unnamed language would join those of a named one.
+        ValueError: There is no column of recordings or captions, a named column is missing, captions are not text, or
+            captions of columns with and without a language would merge.
     """
 
     def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:
@@ -186,16 +185,16 @@ class Columns:
 
     @property
     def described(self) -> list[str]:
-        """The columns that `describe` reads."""
+        """Columns that `describe` reads."""
         return list(dict.fromkeys([*self.languages, *filter(None, [self.label])]))
 
     def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:
-        """A row of the schema, without its recording.
+        """Convert the texts of a row to the schema, without its recording.
 
         Args:
-            row: The values of the columns of captions and classes.
-            path: The recording's name, as the dataset has it.
-            clip_id: What the row will be called.
+            row: Values of the columns of captions and classes.
+            path: Name of the recording in the dataset.
+            clip_id: Id of the clip.
         """
         captions: dict[str, list[str]] = {language: [] for language in self.languages.values()}
         for column, language in self.languages.items():
@@ -213,15 +212,15 @@ class Columns:
 
 def _find_audio(types: datasets.Features, named: str | None) -> str:
     if named is None:
-        found = [name for name, kind in types.items() if isinstance(kind, datasets.Audio)]
-        named = found[0] if len(found) == 1 else "audio"
+        audio = [name for name, kind in types.items() if isinstance(kind, datasets.Audio)]
+        named = audio[0] if len(audio) == 1 else "audio"
     if named not in types:
-        raise ValueError(f"there is no column {named!r} of recordings; audio_column can name {list(types)}")
+        raise ValueError(f"there is no column {named!r} of recordings; set audio_column to one of {list(types)}")
     return named
 
 
 def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[str, str]:
-    """The columns of captions, each with its language."""
+    """Return the columns of captions with their languages."""
     columns = read_caption_columns(config.caption_columns)
     if not columns:
         if config.caption_column:
@@ -242,30 +241,32 @@ def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[s
     texts = [name for name in types if _is_text(types[name])]
     missing = [name for name in columns if name not in types]
     if missing or not columns:
-        wanted = f"{', '.join(missing)}" if missing else "of captions"
-        raise ValueError(f"there is no column {wanted}; caption_column can name {texts}")
+        absent = f"{', '.join(missing)}" if missing else "of captions"
+        raise ValueError(f"there is no column {absent}; set caption_column to one of {texts}")
     for name in columns:
         if not _is_text(types[name]):
-            raise ValueError(f"column {name!r} holds {types[name]}; captions are text: caption_column can name {texts}")
+            raise ValueError(
+                f"column {name!r} contains {types[name]}; captions must be text: set caption_column to one of {texts}"
+            )
     return columns
 
 
 def _item_type(kind: Any) -> Any:
-    """The type of a column's items, of lists that of theirs."""
+    """Return the type of a column, or of its items if it contains lists."""
     return kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)
 
 
 def _is_text(kind: Any) -> bool:
-    """Whether a column holds texts, classes with names, or lists of them."""
+    """Return whether a column contains texts, classes with names, or lists of them."""
     item = _item_type(kind)
     is_text = isinstance(item, datasets.Value) and item.dtype in ("string", "large_string", "string_view", "null")
     return is_text or isinstance(item, datasets.ClassLabel)
 
 
 def name_splits(names: Iterable[str]) -> dict[str, str]:
-    """Map the names of splits to those of the schema; a name stays where another split has its new name already.
+    """Map split names to those of the schema; a name stays if another split already has its new name.
 
-    `development` is the training split of datasets without any other, as in Clotho and DCASE, else validation.
+    `development` becomes train if there is no other training split, as in Clotho and DCASE, else validation.
 
     >>> name_splits(["development", "evaluation"]), name_splits(["train", "dev", "validation"])
     ({'development': 'train', 'evaluation': 'test'}, {'train': 'train', 'dev': 'dev', 'validation': 'validation'})
@@ -286,11 +287,11 @@ def name_splits(names: Iterable[str]) -> dict[str, str]:
 
 
 def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
-    """Return a key for each row; rows that hold the same recording have equal keys.
+    """Return a key for each row; rows with the same recording have equal keys.
 
     Args:
-        stored: Structs of `bytes` and `path`. Recordings are equal by their bytes, without bytes by their path: the
-            name alone is no sign, since uploads often keep only the last part of it.
+        stored: Structs of `bytes` and `path`. Recordings are compared by their bytes, or without bytes by their path.
+            Names alone are not reliable, because uploads often store only the last part of a path.
     """
     paths = pc.struct_field(stored, "path").to_pylist()
     contents = pc.struct_field(stored, "bytes")
@@ -299,7 +300,7 @@ def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
 
     keys: list[Hashable] = []
     for index, (path, length) in enumerate(zip(paths, lengths, strict=True)):
-        if length is not None and counts[length] > 1:  # no other recording is as long as the others
+        if length is not None and counts[length] > 1:  # a unique length needs no hash
             keys.append(hashlib.blake2b(contents[index].as_buffer(), digest_size=16).digest())
         else:
             keys.append(index if length is not None or path is None else path)
@@ -307,38 +308,38 @@ def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
 
 
 def _add_captions(row: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Adds the captions and labels of another row of the same recording, each once."""
+    """Add the captions and labels of another row with the same recording, without repeats."""
     for language, texts in other["captions"].items():
         row["captions"][language] = list(dict.fromkeys([*row["captions"][language], *texts]))
     row["labels"] = list(dict.fromkeys([*row["labels"], *other["labels"]]))
 
 
 def as_rows(rows: datasets.Dataset, **columns: Any) -> datasets.Dataset:
-    """Rows of the schema from a dataset with a column of recordings and one of captions.
+    """Convert a dataset with a column of recordings and one of captions to rows of the schema.
 
     Args:
         rows: The dataset.
-        **columns: `audio_column`, `caption_column`, `caption_language`, `caption_columns` and `label_column`, as
+        **columns: `audio_column`, `caption_column`, `caption_language`, `caption_columns` and `label_column`, see
             `HubDatasetConfig`.
 
     Raises:
-        ValueError: As `Columns`.
+        ValueError: See `Columns`.
     """
     return HubDataset(data_dir="", **columns)._rows("clip", rows)
 
 
 def get_origin(data_dir: str) -> str:
-    """What a dataset is called: its id on the Hub, or the name of its folder."""
+    """Return the name of a dataset: its Hub id, or the name of its folder."""
     folder = Path(data_dir).expanduser()
     return folder.resolve().name if folder.is_dir() else data_dir
 
 
 def _as_texts(value: Any, kind: Any) -> list[str]:
-    """A text or class, or several, without the blank ones; classes by their names."""
+    """Return one or several texts or class names as a list, without blank ones."""
     item, texts = _item_type(kind), []
     for each in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(item, datasets.ClassLabel) and each is not None:
-            each = item.int2str(each) if each >= 0 else None  # -1: without a class
+            each = item.int2str(each) if each >= 0 else None  # -1: no class
         if each is not None and str(each).strip():
             texts.append(str(each).strip())
     return texts

@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -49,8 +50,8 @@ GOOD = ["clip0", "clip2", "clip4", "clip5", "clip7"]
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.process)])
 def test_all_bad_clips_are_found_in_order(rows, workers):
     bad = find_bad_audio(rows, workers)
-    assert [(clip.place, clip.clip_id) for clip in bad] == [(1, "clip1"), (3, "clip3"), (6, "clip6")]
-    assert all(f"tone_{clip.place}.wav" in clip.reason for clip in bad)
+    assert [(clip.row, clip.clip_id) for clip in bad] == [(1, "clip1"), (3, "clip3"), (6, "clip6")]
+    assert all(f"tone_{clip.row}.wav" in clip.reason for clip in bad)
     assert "silent" in bad[1].reason
 
 
@@ -72,7 +73,7 @@ def test_clips_that_are_too_short_for_the_model_are_bad(tmp_path, memo):
     assert len(filter_bad_audio(rows, "skip", **options)) == 3
     kept = filter_bad_audio(rows, "skip", min_seconds=0.15, **options)
     assert [row["clip_id"] for row in kept] == ["clip0", "clip2"]
-    assert "lasts 0.1000 s; the model needs 0.15 s" in find_bad_audio(rows, min_seconds=0.15)[0].reason
+    assert re.search(r"0\.1000 s.*0\.15 s", find_bad_audio(rows, min_seconds=0.15)[0].reason)
 
 
 def test_error_reads_nothing(rows):
@@ -170,10 +171,10 @@ def test_floats_in_the_scale_of_integers_are_bad_audio(tmp_path):
     soundfile.write(path, 32767 * np.sin(np.arange(800.0)), 8000, subtype="FLOAT")
     rows = [{"clip_id": "loud", "audio_path": str(path)}]
     (bad,) = find_bad_audio(rows)
-    assert "loud.wav reaches 3276" in bad.reason
-    with pytest.raises(BadAudioError, match=r"loud\.wav reaches"):
+    assert re.search(r"loud\.wav .*3276", bad.reason)
+    with pytest.raises(BadAudioError, match=r"loud\.wav .*3276"):
         pack(str(path), "loud.wav", "int16")
-    with pytest.raises(BadAudioError, match=r"loud\.wav \(clip 'loud'\) reaches"):
+    with pytest.raises(BadAudioError, match=r"loud\.wav \(clip 'loud'\) .*3276"):
         audio.read_row(rows[0], 16_000)
     soundfile.write(path, 2.0 * np.sin(np.arange(800.0)), 8000, subtype="FLOAT")  # too loud, in the right scale
     assert find_bad_audio(rows) == []

@@ -136,7 +136,7 @@ def test_rows_without_captions_are_left_out_of_a_stream_too(tmp_path, caplog):
 def test_a_stream_refuses_several_rows_of_one_recording(tmp_path):
     per_caption(4, 2).select([0, 4, 1, 5, 2, 6]).to_parquet(str(tmp_path / "train.parquet"))
     stream = load_splits("hf", data_dir=str(tmp_path), streaming=True, validation_fraction=0, test_fraction=0)["train"]
-    with pytest.raises(ValueError, match=r"train\.parquet: 6 rows from 0 hold 3 recordings"):
+    with pytest.raises(ValueError, match=r"train\.parquet: 6 rows from 0 .*\b3 recordings"):
         list(stream)
 
 
@@ -162,7 +162,7 @@ def test_classes_as_captions_are_their_names():
 
 @pytest.mark.parametrize("values", [[4, 2], [[4.0], [2.0]], [{"eng": "a"}, {"eng": "b"}], [[["a"]], [["b"]]]])
 def test_captions_that_are_no_text_are_refused(values):
-    with pytest.raises(ValueError, match=r"'what' holds .*'name'"):
+    with pytest.raises(ValueError, match=r"'what' .*'name'"):
         as_rows(table(2, what=values, name=["a", "b"]), caption_column="what")
 
 

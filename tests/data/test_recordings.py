@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import unicodedata
 
 import numpy as np
@@ -175,5 +176,4 @@ def test_a_link_to_itself_is_passed_over_and_named(tmp_path, caplog):
     (tmp_path / "sub" / "loop").symlink_to("loop")
     (tmp_path / "loop.wav").symlink_to(tmp_path / "loop.wav")
     assert walk(tmp_path) == ["sub/a.wav"]
-    assert "2 entries cannot be read" in caplog.text
-    assert "loop.wav" in caplog.text
+    assert re.search(r"\b2 .*loop\.wav", caplog.text)

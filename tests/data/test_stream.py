@@ -13,7 +13,7 @@ from web_server import flaky, served
 from modeling_supclap.datasets_scripts import load_splits, remote_files, stream_sources
 from modeling_supclap.datasets_scripts import prepare as preparing
 from modeling_supclap.datasets_scripts.prepare import Request, prepare
-from modeling_supclap.datasets_scripts.stream import LANES
+from modeling_supclap.datasets_scripts.stream import SHUFFLE_SHARDS
 from modeling_supclap.datasets_scripts.translation.table import write_translations
 from modeling_supclap.training.collator import TrainingCollator
 
@@ -83,9 +83,9 @@ def test_an_epoch_is_a_shuffle_of_all_rows_by_seed_and_epoch(stream):
 def test_neighbours_come_from_all_over_the_split(stream):
     starts = [group.start for group in stream.row_groups]
     groups = [bisect_right(starts, row["clip_index"]) for row in stream.shuffle(0)]
-    assert len(starts) > 2 * LANES
-    for start in range(2 * LANES):
-        assert len(set(groups[start : start + LANES])) == LANES
+    assert len(starts) > 2 * SHUFFLE_SHARDS
+    for start in range(2 * SHUFFLE_SHARDS):
+        assert len(set(groups[start : start + SHUFFLE_SHARDS])) == SHUFFLE_SHARDS
 
 
 @pytest.mark.parametrize("processes", [2, 3, 4])
@@ -146,10 +146,10 @@ def test_what_lies_before_the_place_is_not_read(stream, reads):
     assert len(reads) <= 5
 
 
-def test_processes_and_workers_read_their_own_lanes_only(stream, reads):
+def test_processes_and_workers_read_only_their_own_shards(stream, reads):
     shuffled = stream.shuffle(0).shard(1, 8)
     rows = iter(shuffled)
-    for _ in range(4):  # two rows of each of two lanes
+    for _ in range(4):  # two rows of each of two shuffle shards
         next(rows)
     assert len(reads) <= 4
 

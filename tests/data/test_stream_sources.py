@@ -84,7 +84,7 @@ def write_tar(path, members):
 def test_samples_whose_members_are_not_neighbours_are_refused(tmp_path):
     members = [("a.flac", b"1"), ("b.flac", b"2"), ("a.txt", b"a dog"), ("b.txt", b"rain")]
     write_tar(tmp_path / "train.tar", members)
-    with pytest.raises(ValueError, match=r"train\.tar: the members of sample 'a' are not neighbours"):
+    with pytest.raises(ValueError, match=r"train\.tar: .* sample 'a'"):
         load_splits("webdataset", data_dir=str(tmp_path), streaming=True)
     write_tar(tmp_path / "train.tar", sorted(members))
     captions = [
