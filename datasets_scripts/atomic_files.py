@@ -23,8 +23,8 @@ def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
     Args:
         path: File to write; its folder must exist.
         one_writer: Whether only one process ever writes the file. The temporary file then always has the same name, so
-            that the next run replaces what a killed run left. Otherwise its name contains the process id, and the last
-            process to finish wins.
+            that the next run replaces the file of a killed run. Otherwise its name contains the process id, and the
+            last process to finish wins.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:

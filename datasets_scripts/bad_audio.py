@@ -26,7 +26,7 @@ from .atomic_files import write_json
 from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16, use_threads
 
 ON_BAD_AUDIO = ("error", "skip", "report")
-"""What to do about bad recordings: raise at the first one; leave them out; leave them out and log each one."""
+"""Actions for bad recordings: raise at the first one; leave them out; leave them out and log each one."""
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)

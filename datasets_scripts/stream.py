@@ -9,8 +9,8 @@
 With `IterableDataset.shuffle` of `datasets`, a resumed run fills the shuffle buffer with other rows, and the batches
 change with the number of processes. Here the order of an epoch depends only on the seed and the epoch. The row groups
 are distributed in random order over 16 shuffle shards, the rows within each row group are shuffled, and each shard
-yields one row in turn. Any 16 successive rows therefore come from 16 row groups. If 16 is a multiple of the number of
-processes times workers, each worker reads only the row groups of its own shards.
+yields one row in turn. While no shard is at its end, any 16 successive rows come from 16 row groups. If 16 is a
+multiple of the number of processes times workers, each worker reads only the row groups of its own shards.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Collection:
             self.left_out.setdefault(reason, []).extend(clip_ids)
 
     def keep_sources_apart(self) -> None:
-        """Remove clips from train, then from validation, if a later split contains their source."""
+        """Remove clips from train and validation if a later split contains their source."""
         later: set[str] = set()
         for split in reversed(SPLITS):
             self._drop(split, "source in another split", later)
@@ -111,13 +111,13 @@ class Collection:
         if not unwanted:
             return
 
-        kept = []
+        remaining = []
         for clip in self.clips[split]:
             if clip.source in unwanted or clip.audio_path in unwanted:
                 self.leave_out(reason, clip.clip_id)
             else:
-                kept.append(clip)
-        self.clips[split] = kept
+                remaining.append(clip)
+        self.clips[split] = remaining
 
 
 def strip_texts(texts: Iterable[str]) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -
     """
     order = sorted(set(sources), key=lambda source: hashlib.sha256(f"{seed}:{source}".encode()).digest())
     if sum(counts.values()) > len(order):
-        raise ValueError(f"{dict(counts)} exceed the {len(order)} recordings; hold out fewer")
+        raise ValueError(f"the counts {dict(counts)} exceed the {len(order)} recordings; hold out fewer")
 
     splits: list[str] = []
     for split in reversed(SPLITS):

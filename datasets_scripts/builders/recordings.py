@@ -221,7 +221,7 @@ class Recordings:
 
     @cached_property
     def _worst_first(self) -> list[str]:
-        """Files by descending format and path, so that a dictionary keeps the preferred format and the first path."""
+        """Files from least to most preferred (by format, then path), so that a dictionary keeps the preferred one."""
         order = sorted(self.files, key=lambda file: SUFFIXES.index(os.path.splitext(file)[1].lower()))
         return order[::-1]
 
