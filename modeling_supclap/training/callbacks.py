@@ -1,4 +1,4 @@
-"""What watches a run: progress, throughput, drift, the errors of its languages, and the epoch to draw for."""
+"""Callbacks: progress, throughput, drift, errors of the languages, and the epoch of the random draws."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from .drift import drift_cosine, drift_statistics, similarity_histogram
 from .objectives import SupportVectorRegularizer
 
 LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weight_error")
-"""What `LanguageErrorsCallback` logs."""
+"""Keys that `LanguageErrorsCallback` logs."""
 
 MOST_WATCHED = 4096
-"""The clips of a batch whose drift is measured, by matrices of all their pairs."""
+"""Maximum number of samples of a batch for the drift, which needs the similarity matrix of all of them."""
 
 
 class SupCLAPProgressCallback(ProgressCallback):
-    """One bar with loss and clips per second, and one line an evaluation."""
+    """A progress bar with loss and clips per second, and one line per evaluation."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Shows the last loss on the bar."""
+        """Show the last loss on the bar."""
         if self.training_bar is not None and logs and "loss" in logs:
             self.training_bar.set_postfix_str(_format_log(logs), refresh=False)
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
-        """Prints the validation score above the bar."""
+        """Print the validation score above the bar."""
         super().on_evaluate(args, state, control, **kwargs)
         line = _format_evaluation(args, state, metrics or {})
         if self.training_bar is not None and line:
@@ -47,17 +47,17 @@ class SupCLAPProgressCallback(ProgressCallback):
 
 
 class LineCallback(TrainerCallback):
-    """One line a log and one an evaluation, for a log file, where a bar would be hundreds of lines."""
+    """One line per log and per evaluation, for log files, where a progress bar would write hundreds of lines."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Prints the last loss."""
+        """Print the last loss."""
         if state.is_world_process_zero and logs and "loss" in logs:
             print(f"step {state.global_step} of {state.max_steps}: {_format_log(logs)}", flush=True)
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
-        """Prints the validation score."""
+        """Print the validation score."""
         line = _format_evaluation(args, state, metrics or {})
         if state.is_world_process_zero and line:
             print(line, flush=True)
@@ -68,7 +68,7 @@ def _format_log(logs: Mapping[str, Any]) -> str:
 
 
 def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> str:
-    """The score that chooses the best checkpoint, or nothing where the evaluation did not give it."""
+    """Return a line with the score that selects the best checkpoint; empty if the metrics do not contain it."""
     name = (args.metric_for_best_model or "mean_recall").removeprefix("eval_")
     if f"eval_{name}" not in metrics:
         return ""
@@ -82,46 +82,50 @@ def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> s
 
 
 class Averages:
-    """Means of named scalars since the last look, kept on their device so that adding never waits for it."""
+    """Running means of named scalars. The values stay on their device, so that adding does not wait for it."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[Any]] = {}
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Takes one value for each name."""
+        """Add one value for each name."""
         for name, value in values.items():
             self._values.setdefault(name, []).append(value)
 
     def drain(self) -> dict[str, float]:
-        """Gives the means and forgets them."""
+        """Return the means and reset them."""
         values, self._values = self._values, {}
-        return {name: float(sum(several) / len(several)) for name, several in values.items()}
+        return {name: float(sum(scalars) / len(scalars)) for name, scalars in values.items()}
 
 
 class EpochCallback(TrainerCallback):
-    """Tells the collator, and the batches of a stream, which epoch they draw for: `set_epoch` of each."""
+    """Sets the epoch of the collator, and of the batches of a stream, for their random draws.
+
+    Args:
+        *drawing: Objects with `set_epoch`.
+    """
 
     def __init__(self, *drawing: TrainingCollator | EpochBatches) -> None:
         self.drawing = drawing
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Counts whole epochs, in a run that is resumed too."""
-        for each in self.drawing:
-            each.set_epoch(int(state.epoch or 0))
+        """Set the number of completed epochs, also in a resumed run."""
+        for source in self.drawing:
+            source.set_epoch(int(state.epoch or 0))
 
 
 class BestCheckpointCallback(TrainerCallback):
-    """Finds the best checkpoint of a run that is resumed, also where the run's folder was moved meanwhile."""
+    """Finds the best checkpoint of a resumed run, also if the folder of the run was moved."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Looks for it in the folder of the run, under its step."""
+        """Set the path of the best checkpoint from its step and the current output folder."""
         best = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         if best.is_dir():
             state.best_model_checkpoint = str(best)
 
 
 class ThroughputCallback(TrainerCallback):
-    """Clips per second of training, evaluation and saving left out."""
+    """Measures the time per clip of training, without evaluation and saving."""
 
     def __init__(self, averages: Averages) -> None:
         self.averages = averages
@@ -133,7 +137,7 @@ class ThroughputCallback(TrainerCallback):
     on_train_begin = on_evaluate = on_save = _restart
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Times the step, from the end of the one before."""
+        """Measure the time since the end of the previous step."""
         now = time.perf_counter()
         clips = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.averages.add({"seconds_per_clip": (now - self._since) / clips})
@@ -141,22 +145,22 @@ class ThroughputCallback(TrainerCallback):
 
 
 class LanguageErrorsCallback(TrainerCallback):
-    """Logs what the languages of a step miss, of the batch in which a log falls [A 3.2, eq. 6].
+    """Logs the errors caused by training on some of the languages, for the last batch before each log [A 3.2, eq. 6].
 
-    The clips of that batch are embedded once more, with their captions in all K languages, without dropout; that costs
-    a step of KCL a log. Of several processes each measures its own clips, and the log has those of the first.
+    The clips of that batch are embedded again without dropout, with their captions in all K languages. A log then costs
+    as much as a step of KCL. Each process measures its own clips; the log contains the values of the first process.
 
-    - `data_distribution_error`: `losses.data_distribution_error`, 0 to 2. With a model that knows nothing it is 0 for
-      KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
+    - `data_distribution_error`: `losses.data_distribution_error`, 0 to 2. For an untrained model with equal
+      similarities it is 0 for KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
     - `alignment_direction_error`: `losses.alignment_direction_error`, in degrees.
-    - `weight_error`: by how much a step of SGD misses the weights that all languages would give, for each unit of the
-      learning rate; the norm of the gradient of `losses.weight_error_term` over all weights that train.
+    - `weight_error`: distance of the weights after one step of SGD from those after a step on all languages, divided by
+      the learning rate: the norm of the gradient of `losses.weight_error_term` over all trainable weights.
 
     Args:
-        module: The module that trains.
-        collator: Its collator, which knows what is drawn of each clip.
-        rows: The training split, with every caption in all languages.
-        averages: Where the numbers go for the next log.
+        module: The trained module.
+        collator: The training collator, which repeats the draws of each clip.
+        rows: The training split, with all captions in all languages.
+        averages: Collects the values for the next log.
     """
 
     def __init__(self, module: ContrastiveModule, collator: TrainingCollator, rows: Any, averages: Averages) -> None:
@@ -169,7 +173,7 @@ class LanguageErrorsCallback(TrainerCallback):
             self._batch = kwargs
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measures the last batch if the step ends with a log."""
+        """Measure the last batch if this step is logged."""
         if control.should_log and self._batch:
             self.model.eval()
             self.averages.add(self._numbers())
@@ -179,12 +183,12 @@ class LanguageErrorsCallback(TrainerCallback):
 
     @torch.enable_grad()
     def _numbers(self) -> dict[str, Tensor]:
-        drawn: list[list[bool]] = []
+        trained: list[list[bool]] = []
         languages: list[str] = []
         texts: list[str] = []
         for index in self._batch["clip_index"].tolist():
-            mask_of_clip, captions = self.collator.drawn_among_all(self.rows[index])
-            drawn.append(mask_of_clip)
+            trained_of_clip, captions = self.collator.drawn_among_all(self.rows[index])
+            trained.append(trained_of_clip)
             languages += [language for language, _ in captions]
             texts += [text for _, text in captions]
 
@@ -193,9 +197,9 @@ class LanguageErrorsCallback(TrainerCallback):
         audio_embeds = self.model.get_audio_features(**audio).pooler_output
         tokens = self.collator.processor(text=texts, language=languages, return_tensors="pt").to(audio_embeds.device)
         text_embeds = self.model.get_text_features(**tokens).pooler_output
-        text_embeds = text_embeds.unflatten(0, (len(drawn), -1))  # (N K, d) -> (N, K, d)
+        text_embeds = text_embeds.unflatten(0, (len(trained), -1))  # (N K, d) -> (N, K, d)
 
-        mask = torch.tensor(drawn, device=audio_embeds.device)
+        mask = torch.tensor(trained, device=audio_embeds.device)
         scale = self.model.logit_scale.exp().squeeze()
         term = weight_error_term(audio_embeds, text_embeds, scale, mask)
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
@@ -209,28 +213,29 @@ class LanguageErrorsCallback(TrainerCallback):
 
 
 class DriftCallback(TrainerCallback):
-    """Logs drift, radius and positive similarity of the batch in which a log falls [SupCLAP fig. 1, 3, 4].
+    """Logs drift, radius and positive similarity of the last batch before each log [SupCLAP fig. 1, 3, 4].
 
-    A step only keeps references to what the objective saw: the embeddings of all processes, the radii and, once it is
-    known, the gradient with respect to the texts. The numbers are made when a log is due, in every process alike:
-    nothing is communicated, drawn at random or changed. Beside those of `drift_statistics` for the text-to-audio half
-    of the objective's loss and with its SVR term (radius and factor for each regularised direction, `_t2a` and `_a2t`)
-    they are
+    Each step only stores references to the inputs of the objective (the embeddings of all processes), the radii, and
+    later the gradient with respect to the texts. The statistics are computed at logging steps, on each process, without
+    communication, random draws or changes of the training. They are those of `drift_statistics` for the text-to-audio
+    direction of the loss, without and with its SVR term. Radius and factor have the suffix of their direction, `_t2a`
+    or `_a2t`. In addition:
 
     - `drift_cosine_objective`, `drift_cosine_objective_literal`: `drift_cosine` of the update by the whole objective,
-      both halves of it and all its terms; left out where no gradient reaches the texts.
+      with both directions and all terms; absent if no gradient reaches the texts.
     - `positive_similarity_p10`, `_p50`, `_p90`: quantiles of the cosine of the pairs.
-    - `positive_similarity_histogram`: its counts between `low` and `high` [SupCLAP fig. 4], in `state.log_history` and
-      thus in every checkpoint, but not sent to `report_to`, whose services take scalars.
+    - `positive_similarity_histogram`: histogram of this cosine with the range `low` to `high` [SupCLAP fig. 4]. It is
+      in `state.log_history`, and so in each checkpoint, and is not sent to `report_to`, because those services take
+      only scalars.
 
-    Where a clip has its caption in K languages, the numbers are those of the first, the anchor language, alone. Where a
-    sample has R recordings, `(N, R, d)` with texts `(N, R K, d)`, all R N pairs are one batch. Clips of one group count
-    as negatives of each other here, and all negatives count alike. Of a larger batch the first 4,096 pairs are watched.
+    With captions in K languages, only the first, the anchor language, counts. With R recordings per sample, `(N, R, d)`
+    and texts `(N, R K, d)`, all R N pairs are one batch. Clips of one group count as negatives of each other, and all
+    negatives have weight 1. Only the first 4,096 samples of a batch are used.
 
     Args:
-        objective: The objective to watch, see `objectives.py`; its radii are those of its `regularizer`, if that is a
+        objective: The objective, see `objectives.py`. Radii are logged if its `regularizer` is a
             `SupportVectorRegularizer`.
-        averages: Where the numbers go for the next log.
+        averages: Collects the values for the next log.
     """
 
     def __init__(self, objective: nn.Module, averages: Averages) -> None:
@@ -242,20 +247,20 @@ class DriftCallback(TrainerCallback):
         self._batch = _WatchedBatch(objective, *args, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measures the last batch if the step ends with a log."""
+        """Measure the last batch if this step is logged."""
         if control.should_log and self._batch is not None:
             self.averages.add(self._batch.numbers())
 
     on_epoch_end = on_step_end
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Puts the histogram beside the numbers of its batch."""
+        """Add the histogram to the log entry of its batch."""
         if self._batch is not None and "drift_cosine" in (logs or {}):
             state.log_history[-1]["positive_similarity_histogram"] = similarity_histogram(self._batch.cosines())
 
 
 class _WatchedBatch:
-    """The global pairs of one step, `(P, d)` each, and what acted on them; made from the objective's arguments."""
+    """Embeddings `(P, d)` of all pairs of one step, with radii and gradient; built from the inputs of the objective."""
 
     def __init__(
         self,
@@ -264,8 +269,8 @@ class _WatchedBatch:
         text_embeds: Tensor,
         logit_scale: Tensor,
         logit_bias: Tensor | None = None,
-        *others: Any,
-        **named: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         recordings = audio_embeds if audio_embeds.ndim == 3 else audio_embeds.unsqueeze(1)  # (N, R, d)
         self.roles = recordings.shape[1]
@@ -282,27 +287,27 @@ class _WatchedBatch:
             for name in ("alpha", "similarity", "decoupled"):
                 self.svr[name] = getattr(regularizer, name)
             for direction, radius in regularizer.batch_radii.items():
-                self.radii[direction] = radius.flatten()[: len(self.text_embeds)]  # the anchor language's come first
+                self.radii[direction] = radius.flatten()[: len(self.text_embeds)]  # the anchor language is the first
 
-        self.text_gradient: Tensor | None = None  # it follows with the backward pass
+        self.text_gradient: Tensor | None = None  # set in the backward pass
         if text_embeds.requires_grad:
             text_embeds.register_hook(self._keep_gradient)
 
     def _role_major(self, embeds: Tensor) -> Tensor:
-        """Takes the first of K embeddings of each role, one role after the other: (N, R K, d) -> (R N, d)."""
+        """Select the first of K embeddings of each role, one role after the other: (N, R K, d) -> (R N, d)."""
         return embeds[:MOST_WATCHED, :: embeds.shape[1] // self.roles].transpose(0, 1).flatten(0, 1)
 
     def _keep_gradient(self, gradient: Tensor) -> None:
-        self.text_gradient = self._role_major(gradient).clone()  # gathering sums gradients in place
+        self.text_gradient = self._role_major(gradient).clone()  # the backward pass of gather changes it in place
 
     def cosines(self) -> Tensor:
-        """The similarity of each pair, `(P,)`."""
+        """Compute the similarity of each pair, `(P,)`."""
         audio, text = at_least_float32(self.audio_embeds, self.text_embeds)
         return (audio * text).sum(dim=-1)
 
     @torch.no_grad()
     def numbers(self) -> dict[str, Tensor]:
-        """Computes what `DriftCallback` names, 0-d tensors."""
+        """Compute the statistics that `DriftCallback` lists, 0-d tensors by name."""
         audio, text = at_least_float32(self.audio_embeds, self.text_embeds)
         numbers = drift_statistics(audio, text, self.logit_scale, self.radii.get("t2a"), **self.svr)
         exchanged = drift_statistics(text, audio, self.logit_scale, self.radii["a2t"]) if "a2t" in self.radii else {}

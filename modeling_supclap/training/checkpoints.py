@@ -1,4 +1,4 @@
-"""What makes a folder a checkpoint that a run can go on from, and which checkpoint that is."""
+"""Search and validation of checkpoints that a run can resume from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from modeling_supclap.datasets_scripts.stream import EpochBatches
 from .options import get_default
 
 RUN_FILE = "supclap_run.json"
-"""Settings of a checkpoint's run that make its loss, the parameters that train, and the hashes of its files."""
+"""File in a checkpoint with the settings that define the loss, the trainable parameters, and hashes of all files."""
 
 _PARTS: dict[str, tuple[str, ...]] = {
     "weights": ("*.safetensors", "pytorch_model*", "global_step*"),
@@ -32,7 +32,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
     "trainer_state.json": ("trainer_state.json",),
     RUN_FILE: (RUN_FILE,),
 }
-"""What a run resumes from, and its files: of one process or many, of FSDP (folders), of DeepSpeed (`global_step`)."""
+"""Required parts of a checkpoint and their files: one process or many, FSDP (folders), DeepSpeed (`global_step`)."""
 
 _MAY_CHANGE = {
     "eval_languages",
@@ -42,54 +42,56 @@ _MAY_CHANGE = {
     "loss_chunk_size",
     "features_on_device",
 }
-"""Our own arguments that a resumed run may give anew: they do not change what trains."""
+"""Arguments of this package that may change in a resumed run, because they do not affect the training."""
 
 logger = logging.getLogger(__name__)
 
 
 def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
-    """Finds the newest whole checkpoint of a run's folder; newer ones that are not whole are named in the log.
+    """Find the newest complete checkpoint in the folder of a run; newer incomplete ones are logged.
 
     Args:
-        folder: The folder of the run, or of a stage of it; it need not exist.
-        resumes: Whether the run is to go on from it.
+        folder: The folder of the run, or of one stage; it need not exist.
+        resumes: Whether the run resumes from the checkpoint.
 
     Returns:
-        The checkpoint's folder, None where there is none.
+        The folder of the checkpoint; None if there is none.
 
     Raises:
-        ValueError: There is one, and the run is not resumed: what it holds is not written over by accident. Or the
-            run is to be resumed, and there are only checkpoints that are not whole.
+        ValueError: There is a checkpoint and the run does not resume, so it would be overwritten. Or the run resumes
+            and all checkpoints are incomplete or damaged.
     """
-    broken: list[str] = []
+    incomplete: list[str] = []
     for path in reversed(sort_checkpoints(str(folder))):
         flaws = checkpoint_flaws(path)
         if flaws:
-            broken.append(f"{path} is not whole ({', '.join(flaws)})")
+            incomplete.append(f"{path} is incomplete ({', '.join(flaws)})")
             continue
 
         if not resumes:
             raise ValueError(
-                f"{path} is there already: continue that run with --resume_from_checkpoint last, "
+                f"{path} already exists; continue that run with --resume_from_checkpoint last, "
                 "or choose another --output_dir"
             )
-        for flaw in broken:
-            logger.warning("%s; the run goes on from %s", flaw, path)
+        for message in incomplete:
+            logger.warning("%s; resuming from %s", message, path)
         return path
 
-    if broken and resumes:
-        raise ValueError(f"{'; '.join(broken)}: there is nothing to resume from, start anew in another --output_dir")
+    if incomplete and resumes:
+        raise ValueError(
+            f"{'; '.join(incomplete)}; no checkpoint to resume from, start a new run in another --output_dir"
+        )
     return None
 
 
 def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
-    """Lists what keeps a run from resuming at a checkpoint just as it was: parts that are missing or cut off.
+    """List the missing or damaged parts of a checkpoint.
 
     Args:
         checkpoint: The folder.
 
     Returns:
-        A phrase for each flaw; none for a whole checkpoint.
+        One phrase per flaw, such as "optimizer missing"; empty for a complete checkpoint.
     """
     flaws: list[str] = []
     for part, patterns in _PARTS.items():
@@ -117,7 +119,7 @@ def _sha256(path: Path) -> str:
 
 
 def _is_damaged(file: Path) -> bool:
-    """Return whether a file ends too early, without reading all of it."""
+    """Return whether a file is truncated, without reading all of it."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, framework="pt"):
@@ -137,7 +139,7 @@ def _is_damaged(file: Path) -> bool:
 def write_run_file(
     folder: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
 ) -> None:
-    """Write the file that `refuse_another_run` and `checkpoint_flaws` read, as the last one of a checkpoint."""
+    """Write the file that `refuse_another_run` and `checkpoint_flaws` read; call it after all other files exist."""
     files = {}
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
@@ -152,43 +154,43 @@ def refuse_another_run(
     module: nn.Module,
     batches: EpochBatches | None = None,
 ) -> None:
-    """Refuses to go on from a checkpoint of another run, or from one that is not whole.
+    """Raise if a checkpoint is incomplete or belongs to a run with other settings.
 
     Args:
-        checkpoint: The folder to go on from.
+        checkpoint: The folder to resume from.
         args: The arguments of this run.
-        module: What this run trains, the model and its objective.
-        batches: Those of a stream, whose rows depend on who reads them.
+        module: The trained module, the model and its objective.
+        batches: The batches of a stream; their rows depend on the number of processes and workers. None: no stream.
 
     Raises:
-        ValueError: The checkpoint is not whole; or its run had another objective or seed, or trained other parameters.
-            The message names the differences.
+        ValueError: The checkpoint is incomplete or damaged, or its run had other settings (such as loss or seed) or
+            other trainable parameters. The message lists the differences.
     """
     folder = Path(checkpoint)
     flaws = checkpoint_flaws(folder)
     if flaws:
         raise ValueError(
-            f"{folder} is not whole ({', '.join(flaws)}), so the run could not go on as it was; resume from another "
-            f"checkpoint, or start a new run from its weights: --model {folder}"
+            f"{folder} is incomplete ({', '.join(flaws)}) and cannot be resumed; resume from another checkpoint, "
+            f"or start a new run from its weights: --model {folder}"
         )
 
     run, settings = json.loads((folder / RUN_FILE).read_text(encoding="utf-8")), _settings(args, batches)
-    # A run that was begun before some of the arguments were there had their defaults.
+    # Arguments that did not exist when the run started had their defaults.
     defaults = {field.name: get_default(field) for field in fields(args) if field.name in settings}
     differences = _differences({**defaults, **run["settings"]}, settings)
     differences += _trainable_differences(run["trainable"], _trainable(module))
 
     if differences:
         raise ValueError(
-            f"{folder} is of another run: {'; '.join(differences)}. Resume with that run's settings, or start a new "
-            f"run from its weights: --model {folder}"
+            f"{folder} belongs to a run with other settings: {'; '.join(differences)}. Resume with its settings, "
+            f"or start a new run from its weights: --model {folder}"
         )
 
 
 def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str, Any]:
-    """Collects what makes the loss of a run: the fields that are not the Trainer's, the seed, the parts of a stream."""
-    own = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
-    settings = {name: getattr(args, name) for name in sorted(own | {"seed"})}
+    """Collect the settings that define the loss: arguments of this package, the seed, and the shards of a stream."""
+    names = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
+    settings = {name: getattr(args, name) for name in sorted(names | {"seed"})}
     if batches is not None:
         settings["stream"] = {
             "rows of a process": batches.num_rows,
@@ -204,22 +206,24 @@ def _trainable(module: nn.Module) -> list[str]:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Says for each value, also those in mappings, what it was and what it is."""
-    found: list[str] = []
+    """Describe each value that differs, also in nested mappings, with its old and new value."""
+    differences: list[str] = []
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            found += _differences(old, new, f"{prefix}{name}.")
+            differences += _differences(old, new, f"{prefix}{name}.")
         elif old != new:
-            found.append(f"{prefix}{name} was {old!r} and is {new!r}")
-    return found
+            differences.append(f"{prefix}{name} was {old!r} and is {new!r}")
+    return differences
 
 
 def _trainable_differences(before: Iterable[str], now: Iterable[str]) -> list[str]:
-    lost, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
-    found = []
-    if lost:
-        found.append(f"{len(lost)} parameters trained that are frozen or missing now, such as {lost[0]}")
-    if new:
-        found.append(f"{len(new)} parameters train that were frozen or missing, such as {new[0]}")
-    return found
+    only_before, only_now = sorted(set(before) - set(now)), sorted(set(now) - set(before))
+    differences = []
+    if only_before:
+        differences.append(
+            f"{len(only_before)} parameters were trained but are frozen or missing now, such as {only_before[0]}"
+        )
+    if only_now:
+        differences.append(f"{len(only_now)} parameters train but were frozen or missing before, such as {only_now[0]}")
+    return differences

@@ -1,4 +1,4 @@
-"""Turns rows into a batch through the processor. The draw of a language happens here and nowhere else."""
+"""Collators: read recordings, draw crops and captions at random, and run the processor on a batch of rows."""
 
 from __future__ import annotations
 
@@ -31,63 +31,64 @@ Row = Mapping[str, Any]
 
 
 class IndexedRows(Dataset):
-    """Rows that know their place: adds `clip_index`, by which embeddings and errors find their clip again.
+    """Rows with their index as `clip_index`, which identifies the clip of an embedding or an error.
 
     Args:
         rows: A map-style dataset of rows as in `datasets_scripts/schema.py`.
-        every_caption_in: A language, to have each clip once for each of its captions in it, with `caption_number`.
+        every_caption_in: Language code. Each clip is then repeated for each of its captions in this language, with the
+            index of the caption as `caption_number`. None: each clip once.
     """
 
     def __init__(self, rows: Any, every_caption_in: str | None = None) -> None:
         self.rows = rows
-        self._places: list[tuple[int, int]] | None = None
+        self._captions: list[tuple[int, int]] | None = None  # (clip_index, caption_number) of each item
         if every_caption_in is not None:
-            self._places = []
+            self._captions = []
             counts = caption_counts(rows).get(every_caption_in, np.zeros(len(rows), np.int64))
             for index, count in enumerate(counts.tolist()):
-                self._places += [(index, number) for number in range(max(1, count))]
+                self._captions += [(index, number) for number in range(max(1, count))]
 
     def __len__(self) -> int:
-        return len(self.rows if self._places is None else self._places)
+        return len(self.rows if self._captions is None else self._captions)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if self._places is None:
+        if self._captions is None:
             return {**self.rows[index], "clip_index": index}
-        index, number = self._places[index]
+        index, number = self._captions[index]
         return {**self.rows[index], "clip_index": index, "caption_number": number}
 
 
 def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:
-    """Selects the rows of a split that a run can use, the same in every process and when the run is resumed.
+    """Select the rows with usable recordings, the same rows in all processes and in a resumed run.
 
     Args:
         rows: A split.
-        args: `on_bad_audio` says what to do, see `datasets_scripts/bad_audio.py`. Recordings are read once, by
-            `dataloader_num_workers` processes; `bad_audio.json` in the output folder remembers what was found.
-        min_seconds: The shortest recording that the model takes.
+        args: `on_bad_audio` sets the action, see `datasets_scripts/bad_audio.py`. The recordings are read once, by
+            `dataloader_num_workers` processes; the result is stored in `bad_audio.json` in the output folder.
+        min_seconds: Minimum duration of a recording.
 
     Returns:
-        The same rows, or those whose recordings can be used.
+        All rows, or only those with usable recordings.
     """
     with args.main_process_first(desc="reading the recordings"):
-        memo = Path(args.output_dir or ".") / "bad_audio.json"
+        cache = Path(args.output_dir or ".") / "bad_audio.json"
         workers = max(1, args.dataloader_num_workers)
-        return bad_audio.filter_bad_audio(rows, args.on_bad_audio, workers, memo, min_seconds)
+        return bad_audio.filter_bad_audio(rows, args.on_bad_audio, workers, cache, min_seconds)
 
 
 class ContrastiveCollator:
-    """What all collators share: recordings and texts through the processor.
+    """Base class of the collators: runs the processor on recordings and texts.
 
     Args:
-        processor: The model's processor.
-        languages: ISO 639-3 codes; rows may lack some of them, but not all.
-        positives: See `group_id`.
-        max_audio_seconds: Longer recordings are cropped to this, or to the most that the feature extractor takes
-            (10 s for CLAP's).
+        processor: The processor of the model.
+        languages: ISO 639-3 codes; a row needs captions in at least one of them.
+        positives: `clip` or `captions`, see `group_id`.
+        max_audio_seconds: Maximum duration. Longer recordings are cropped to it, or to the maximum of the feature
+            extractor if that is shorter (10 s for CLAP).
 
     Attributes:
-        gives_samples: Whether batches hold `samples` `(B, S)` and `sample_counts` `(B,)`, of which
-            `CEDFeatureExtractor.on_device` makes the spectrograms, in place of these.
+        gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms,
+            which `CEDFeatureExtractor.on_device` then computes.
     """
 
     recordings_per_clip = 1
@@ -123,7 +124,7 @@ class ContrastiveCollator:
         return read_row(row, self.rate_hz, self.max_audio_seconds, crop_position, min_seconds=self.min_seconds)
 
     def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
-        """Make model inputs and their lengths; `captions` has the same number K of (language, text) for each row."""
+        """Make the model inputs and their lengths; `captions` has K pairs (language, text) for each row."""
         languages: list[str] = []
         texts: list[str] = []
         for pairs in captions:
@@ -139,7 +140,7 @@ class ContrastiveCollator:
             options |= {"audio": clips, "sampling_rate": self.rate_hz}
         batch |= self.processor(text=texts, **options)
 
-        # Lists stay on the CPU, where a step reads them without waiting for a GPU.
+        # Lists stay on the CPU, so that a step reads them without waiting for a GPU.
         lengths: dict[str, Any] = {"text_lengths": real_lengths(batch["attention_mask"])}
         if self.gives_samples:
             counts = batch["sample_counts"].tolist()
@@ -155,35 +156,38 @@ class ContrastiveCollator:
     def _batch(
         self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
     ) -> dict[str, Any]:
-        """Makes model inputs of B rows, with their groups and places."""
+        """Make the model inputs of B rows, with their group ids and indices."""
         clips: list[np.ndarray] = []
         groups: list[int] = []
         for row, position in zip(rows, crop_positions, strict=True):
             clips.append(self._read(row, position))
             groups.append(group_id(row, self.positives))
-        return {**self._inputs(clips, captions), "group_ids": torch.tensor(groups), "clip_index": _places(rows)}
+        return {**self._inputs(clips, captions), "group_ids": torch.tensor(groups), "clip_index": _clip_indices(rows)}
 
 
 class TrainingCollator(ContrastiveCollator):
-    """Draws a crop and a caption for each clip: in one language, in all, or in the anchor language and another.
+    """Collator for training: a random crop and a random caption of each clip, in one or several languages.
 
     Rows `{"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": [...], "fra": [...]}, "clip_index": 7, ...}`
     become `{"input_features": (B, 64, T), "audio_attention_mask": (B, T), "input_ids": (B, K, L),
-    "attention_mask": (B, K, L), "group_ids": (B,), "clip_index": (B,)}`, K texts a clip. The lists
-    `audio_lengths` and `text_lengths` count the B clips' frames and the B K texts' tokens without padding.
+    "attention_mask": (B, K, L), "group_ids": (B,), "clip_index": (B,)}`, K texts per clip. The lists `audio_lengths`
+    and `text_lengths` contain the numbers of frames of the B clips and of tokens of the B K texts, without padding.
 
-    The draw depends on `(seed, epoch, clip_id)` only, not on workers, processes or the order of the batch, so a run
-    that is resumed or spread over more processes sees the same data.
+    Random draws depend only on `(seed, epoch, clip_id)`, not on workers, processes or the order of the batch. A run
+    that is resumed, or that uses another number of processes, sees the same data.
 
     Args:
-        processor: The model's processor.
+        processor: The processor of the model.
         languages: ISO 639-3 codes; the first is the anchor.
-        positives: See `group_id`.
-        max_audio_seconds: Longer recordings are cropped to this, at a random place.
-        seed: The seed of the draws.
-        scheme: `random`, one language, uniformly among those that the clip has, K = 1 [A 3.1, ML-CLAP]; `kcl`, the same
-            caption in all languages, K = their number [A eq. 9]; `cacl`, the same caption in the anchor language and in
-            one other, K = 2 [A eq. 12]. Captions with the same place in two languages are taken for translations.
+        positives: `clip` or `captions`, see `group_id`.
+        max_audio_seconds: Maximum duration; longer recordings are cropped at a random position.
+        seed: Seed of the random draws.
+        scheme: Captions of a clip. `random`: one language, uniformly from those of the clip, K = 1 [A 3.1, ML-CLAP].
+            `kcl`: the same caption in all K languages [A eq. 9]. `cacl`: the same caption in the anchor language and
+            one other, K = 2 [A eq. 12]. Captions with the same index in two languages count as translations.
+
+    Raises:
+        ValueError: The scheme is unknown.
     """
 
     def __init__(
@@ -197,48 +201,52 @@ class TrainingCollator(ContrastiveCollator):
     ) -> None:
         super().__init__(processor, languages, positives, max_audio_seconds)
         if scheme not in ("random", "kcl", "cacl"):
-            raise ValueError(f"scheme is {scheme!r}; it must be random, kcl or cacl")
+            raise ValueError(f"got scheme={scheme!r}; it must be random, kcl or cacl")
         self.seed = seed
         self.scheme = scheme
 
-        # Shared memory, so that workers that outlive an epoch see the next one.
+        # In shared memory, so that persistent workers see a new epoch.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the draws those of this epoch, counted from 0."""
+        """Set the epoch of the random draws, counted from 0."""
         self._epoch.fill_(epoch)
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         positions: list[float] = []
         captions: list[list[tuple[str, str]]] = []
         for row in rows:
-            position, drawn = self._draw(row)
+            position, pairs = self._draw(row)
             positions.append(position)
-            captions.append(drawn)
+            captions.append(pairs)
         return self._batch(rows, positions, captions)
 
     def drawn_among_all(self, row: Row) -> tuple[list[bool], list[tuple[str, str]]]:
-        """The drawn caption of a clip in all languages, as (language, text), and in which of them it is trained."""
-        drawn = dict(self._draw(row)[1])
-        language, text = next(iter(drawn.items()))
-        number = row["captions"][language].index(text)
+        """Return the drawn caption of a clip in all languages.
+
+        Returns:
+            For each language whether this epoch trains it, and the captions as (language, text).
+        """
+        trained = dict(self._draw(row)[1])
+        first_language, text = next(iter(trained.items()))
+        number = row["captions"][first_language].index(text)
 
         captions: list[tuple[str, str]] = []
-        for each in self.languages:
-            several = row["captions"][each]
-            captions.append((each, several[min(number, len(several) - 1)]))
-        return [each in drawn for each in self.languages], captions
+        for language in self.languages:
+            texts = row["captions"][language]
+            captions.append((language, texts[min(number, len(texts) - 1)]))
+        return [language in trained for language in self.languages], captions
 
     def _draw(self, row: Row) -> tuple[float, list[tuple[str, str]]]:
-        """Draws where to crop a clip, and its K captions as (language, text)."""
-        chosen = row.get("caption_number")
+        """Draw the crop position of a clip, 0 to 1, and its K captions as (language, text)."""
+        fixed_number = row.get("caption_number")
         key = [self.seed, int(self._epoch), stable_id(row["clip_id"])]
-        random = np.random.default_rng(key if chosen is None else [*key, chosen])
+        random = np.random.default_rng(key if fixed_number is None else [*key, fixed_number])
         present = [language for language in sorted(self.languages) if row["captions"].get(language)]
         position = random.random()
 
         if self.scheme == "random":
-            self._captions(row)  # refuses a clip without any
+            self._captions(row)  # raises for a clip without captions
             languages = [present[random.integers(len(present))]]
         elif self.scheme == "kcl":
             languages = list(self.languages)
@@ -249,48 +257,51 @@ class TrainingCollator(ContrastiveCollator):
 
         missing = lacking_languages(row, languages, "kcl")
         if missing:
-            raise ValueError(f"{self.scheme} needs captions of clip {row['clip_id']} in {languages}; no {missing}")
+            raise ValueError(
+                f"clip {row['clip_id']} has no captions in {missing}; scheme {self.scheme} needs them in {languages}"
+            )
         texts = list(map(row["captions"].get, languages))
         count = min(map(len, texts))
-        number = random.integers(count) if chosen is None else min(chosen, count - 1)
-        return position, [(language, several[number]) for language, several in zip(languages, texts, strict=True)]
+        number = random.integers(count) if fixed_number is None else min(fixed_number, count - 1)
+        return position, [(language, captions[number]) for language, captions in zip(languages, texts, strict=True)]
 
 
 class EvaluationCollator(ContrastiveCollator):
-    """Every caption of every clip, and always the beginning of a recording that is too long: nothing is drawn.
+    """Collator for evaluation: all captions of each clip and the beginning of long recordings, without random draws.
 
-    The text tensors are `(B, K, L)` with K the most captions that a clip of the batch has, languages in order;
-    clips with fewer repeat their first caption, and whoever reads the embeddings leaves the repetitions out.
+    The text tensors are `(B, K, L)`, with the languages in order. K is the maximum number of captions of a clip in the
+    batch. Clips with fewer captions repeat their first one; ignore the embeddings of these repetitions.
     """
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         captions = list(map(self._captions, rows))
-        most = max(map(len, captions))
+        max_count = max(map(len, captions))
         for pairs in captions:
-            pairs += [pairs[0]] * (most - len(pairs))
+            pairs += [pairs[0]] * (max_count - len(pairs))
         return self._batch(rows, [0.0] * len(rows), captions)
 
 
 class TemporalCollator(TrainingCollator):
-    """Pairs of recordings to the items of TeminAL, put together as they are needed.
+    """Collator for TeminAL: renders the items of pairs of recordings on the fly.
 
-    Rows `{"clip_index": 7}` name pairs of an epoch. Each gives R items: a single sound and a pair in stage a; the pair
-    forward, reversed and overlaid in stage b. The batch holds B R clips, `input_ids` `(B, R K, L)`, K texts an item,
-    `group_ids` `(B, R)`, equal where the meaning is, and in stage a `class_ids` `(B, 3)`.
+    A row `{"clip_index": 7}` is the index of a pair in the epoch. It becomes R items: a single sound and a pair in
+    stage a; the pair forward, reversed and overlaid in stage b. The batch contains B R clips, `input_ids` `(B, R K, L)`
+    with K texts per item, `group_ids` `(B, R)`, equal for items with the same meaning, and in stage a `class_ids` `(B,
+    3)`.
 
     Args:
-        processor: The model's processor.
-        items: Draws recordings, relations and captions; its epoch is the collator's.
+        processor: The processor of the model.
+        items: Source of recordings, relations and captions; it draws for the epoch of the collator.
         stage: `a` or `b`.
-        options: How clips are joined.
-        languages: As `TrainingCollator`.
-        max_audio_seconds: Longer recordings are cut to their beginning before they are put together, or from their
-            first sound on where that is silent; to half of what the feature extractor takes, where it has a limit
-            (CLAP's 10 s), or of `window_seconds`, so that both clips of a pair are heard at once.
-        seed: The seed of the draw of a language and a phrasing.
-        scheme: As `TrainingCollator`; `kcl` takes every item's caption in all languages, `random` all captions of a
+        options: Options for joining clips, see `RenderOptions`.
+        languages: As in `TrainingCollator`.
+        max_audio_seconds: Maximum duration of a recording, before it is joined with another. Longer recordings are cut
+            to their beginning, without silence at the start. The maximum is at most half of that of the feature
+            extractor (10 s for CLAP) and half of `window_seconds`, so that the model processes both clips together.
+        seed: Seed of the draw of a language and a phrasing.
+        scheme: As in `TrainingCollator`. `kcl`: the captions of each item in all languages; `random`: all captions of a
             pair in one language.
-        window_seconds: The longest clip whose parts the model hears in relation to each other (CED's 10.12 s).
+        window_seconds: Maximum duration that the model processes in one window (10.12 s for CED). None: no limit.
     """
 
     recordings_per_clip = 2
@@ -328,25 +339,25 @@ class TemporalCollator(TrainingCollator):
         for row in rows:
             for collected in (captions, meanings, classes):
                 collected.append([])
-            # One language for all items of a pair: else the caption to tell one's own from is mostly in another.
+            # One language for all items of a pair: otherwise the language alone would separate their captions.
             number = row["clip_index"]
             language = drawn(self.languages, self.seed, "language", int(self._epoch), number)
             for item in draw(int(self._epoch), number):  # in R roles
                 clips.append(render(item, self._read, self.rate_hz, self.options))
-                said = {language: item.captions[language]} if self.scheme == "random" else item.captions
-                captions[-1] += self._draw({"clip_id": item.clip_id, "captions": said})[1]
+                available = {language: item.captions[language]} if self.scheme == "random" else item.captions
+                captions[-1] += self._draw({"clip_id": item.clip_id, "captions": available})[1]
                 meanings[-1].append(stable_id(item.meaning))
                 classes[-1] += map(self.items.labels.index, item.labels)
 
         batch = self._inputs(clips, captions)
-        batch |= {"group_ids": torch.tensor(meanings), "clip_index": _places(rows)}
+        batch |= {"group_ids": torch.tensor(meanings), "clip_index": _clip_indices(rows)}
         if self.stage == "a":
             batch["class_ids"] = torch.tensor(classes)
         return batch
 
 
 def _samples(waveforms: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
-    """The clips of a batch side by side, in 16 bits where that is what they were recorded or stored in."""
+    """Pad and stack the clips of a batch, as 16-bit integers if that loses nothing."""
     clips: list[np.ndarray] = []
     for waveform in waveforms:
         clip = to_int16(waveform)
@@ -359,5 +370,5 @@ def _samples(waveforms: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
     return {"samples": pad_sequence(list(map(torch.from_numpy, clips)), batch_first=True), "sample_counts": counts}
 
 
-def _places(rows: Sequence[Row]) -> torch.Tensor:
+def _clip_indices(rows: Sequence[Row]) -> torch.Tensor:
     return torch.tensor([row["clip_index"] for row in rows])

@@ -1,4 +1,4 @@
-"""Gathering of batches over processes with gradients, and the start and end of a process group."""
+"""All-gather of batches with gradients, and the start and end of a process group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class _GatherWithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled():
-            raise RuntimeError("got create_graph=True; second derivatives of gathered embeddings need a single process")
+            raise RuntimeError(
+                "got create_graph=True for embeddings gathered from several processes; "
+                "use a single process for second derivatives"
+            )
         gradient = gradient.clone(memory_format=torch.contiguous_format)  # autograd may share it with other nodes
         dist.all_reduce(gradient)
 
@@ -33,53 +36,54 @@ class _GatherWithGradient(torch.autograd.Function):
 
 
 def world_size() -> int:
-    """Gives the number of processes that train together, 1 when training is not distributed."""
+    """Return the number of processes that train together; 1 if training is not distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def join_processes_on_cpus(backend: str | None, timeout_seconds: float) -> None:
-    """Joins the launched processes before the Trainer does: on CPUs it would forget its `ddp_timeout`."""
+    """Initialise the process group on CPUs, before the Trainer does so without its `ddp_timeout`."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         PartialState(cpu=True, backend=backend, timeout=timedelta(seconds=timeout_seconds))
 
 
 def require_the_launched_processes(count: int) -> None:
-    """Checks that `count`, the processes that train together, are all that the launcher started.
+    """Raise if the launcher started more processes than the `count` that train together.
 
-    On CPUs the Trainer joins them only when told to; left alone, each would train the whole run and write its files.
+    On CPUs the Trainer joins processes only with `--use_cpu true`. Otherwise each process would train the whole run and
+    write the same files.
 
     Raises:
-        ValueError: More were started.
+        ValueError: More processes were started.
     """
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched > count:
         raise ValueError(
-            f"{launched} processes were started, but this one trains with {count} in all; on CPUs give --use_cpu true"
+            f"{launched} processes were started, but only {count} would train together; on CPUs set --use_cpu true"
         )
 
 
 def leave_process_group() -> None:
-    """Destroys the process group, if there is one: the last thing a script does that may run in several processes.
+    """Destroy the process group, if there is one; call this at the end of a script that may run in several processes.
 
-    Without it Gloo's threads may still hold tensors when the interpreter goes, and freeing those then aborts the
-    process ("terminate called without an active exception": https://github.com/pytorch/pytorch/issues/190489).
+    Otherwise the threads of Gloo may still own tensors when the interpreter exits, and freeing them aborts the process
+    ("terminate called without an active exception": https://github.com/pytorch/pytorch/issues/190489).
     """
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:
-    """Concatenates a tensor of every process along its first axis, in the order of the processes.
+    """Concatenate a tensor of all processes along its first axis, in the order of their ranks.
 
-    Each process then computes the same loss on the global batch. The backward pass sums what the processes want of a
-    row, so it carries `world_size()` times the gradient of that loss, and the mean that DistributedDataParallel takes
-    over the processes makes it exact: one process with N rows and N processes with one row give the same gradients.
+    Each process then computes the same loss on the global batch. The backward pass sums the gradients of all processes,
+    which is `world_size()` times the gradient of that loss. DistributedDataParallel averages over the processes, so the
+    result is exact: one process with N rows and N processes with one row have the same gradients.
 
     Args:
-        tensor: `(B, ...)`, of the same shape on every process.
+        tensor: `(B, ...)`, the same shape on every process.
 
     Returns:
-        `(world_size() * B, ...)`; on a single process the tensor itself.
+        `(world_size() * B, ...)`; with a single process, the tensor itself.
     """
     if world_size() == 1:
         return tensor
@@ -87,7 +91,7 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def distributed_tiles() -> AbstractContextManager[None]:
-    """Within this context a loss in tiles is made by all processes together, each making the tiles of its own clips."""
+    """Return a context in which each process computes only its share of the tiles of a loss, see `losses/tiles.py`."""
     if world_size() == 1:
         return nullcontext()
     return shared_tiles(dist.get_rank(), world_size(), gather)
