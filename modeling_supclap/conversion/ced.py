@@ -76,6 +76,7 @@ def _config_from_file(config: Mapping[str, Any], origin: str) -> CEDConfig:
     fields = dict(config)
     fields.pop("model_type")
     fields.pop("auto_map", None)
+    fields |= fields.pop("encoder_kwargs", {})  # Dasheng's folders hold the shape here
     return CEDConfig(**fields)
 
 

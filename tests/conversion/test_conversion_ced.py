@@ -74,7 +74,10 @@ def test_a_dasheng_folder_of_the_hub(tmp_path):
     tensors = {f"encoder.{published.original_name(name)}": value for name, value in encoder.items()}
     fields = {"model_type": "dasheng", "embed_dim": 64, "depth": 2, "num_heads": 1, "target_length": 1008}
     fields |= {"patch_size": [64, 4], "patch_stride": [64, 4], "auto_map": {"AutoModel": "modeling_dasheng.X"}}
-    for model, _ in (ced_from_tensors(tensors, "folder", fields), ced_from_tensors(tensors, "folder")):
+    nested = {"model_type": "dasheng", "name": "dasheng-base", "loss": "BCELoss"}
+    nested["encoder_kwargs"] = {key: value for key, value in fields.items() if key not in ("model_type", "auto_map")}
+    for config in (fields, nested, None):
+        model, _ = ced_from_tensors(tensors, "folder", config)
         torch.testing.assert_close(model.state_dict(), encoder, atol=0, rtol=0)
         assert model.config.patch_frames == 4
 
