@@ -6,7 +6,7 @@ Declared fields only: constructing a configuration reads no file and needs no ne
 import os
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
@@ -142,7 +142,7 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
     center: bool = True
 
     @classmethod
-    def from_size(cls, size: str, **kwargs: Any) -> "CEDConfig":
+    def from_size(cls, size: str, **kwargs: Any) -> Self:
         """The configuration of a published size: "tiny", "mini", "small" or "base" (5.4, 9.6, 21.4, 85.3 M weights).
 
         Args:

@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -95,7 +95,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         self.min_frames = min_frames
 
     @classmethod
-    def from_config(cls, config: Any) -> "CEDFeatureExtractor":
+    def from_config(cls, config: Any) -> Self:
         """The front end that an encoder was trained on, by the fields of its `CEDConfig`.
 
         Args:

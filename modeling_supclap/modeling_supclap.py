@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -19,10 +19,9 @@ from .auto_classes import register
 from .configuration_supclap import SupCLAPConfig
 from .encoding import EncodingMixin
 from .pipeline_supclap import ClipPipeline  # noqa: F401, registers itself
-from .pooling import last_pool, mean_pool
-from .sentence_modules import SentenceDense, read_sentence_modules
+from .pooling import SentenceDense, last_pool, mean_pool
 from .strict_loading import StrictLoadingMixin
-from .towers import AUDIO_TOWERS, build_tower, check_pooling, check_width, load_tower, takes
+from .towers import AUDIO_TOWERS, build_tower, check_pooling, check_width, takes
 
 
 @dataclass
@@ -159,7 +158,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> "SupCLAPModel":
+    def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> Self:
         """Joins two pretrained towers; projections and temperature are new and want training.
 
         Args:
@@ -179,26 +178,13 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             ValueError: A checkpoint is not of an encoder, or lacks weights of it, which would be left random; or
                 `text_pooling` is "pooler" and the text tower has none.
         """
-        known = {*SupCLAPConfig.__annotations__, "attn_implementation"} - {"audio_config", "text_config"}
-        if unknown := sorted(kwargs.keys() - known):
-            raise TypeError(f"from_encoders has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        try:
+            from modeling_supclap.joining import join_models
+        except ImportError as error:
+            raise ImportError("from_encoders needs the package modeling_supclap; install supclap") from error
+        return join_models(cls, audio, text, **kwargs)
 
-        audio_model = load_tower("audio", audio)
-        modules = read_sentence_modules(text, kwargs.get("text_pooling"))
-        if modules is not None:
-            kwargs["text_pooling"] = modules.pooling
-            kwargs["text_dense"] = modules.dense or None
-            kwargs["text_normalize"] = modules.normalize
-        text_model = load_tower("text", text, kwargs.get("text_pooling", SupCLAPConfig.text_pooling))
-
-        config = SupCLAPConfig(audio_config=audio_model.config, text_config=text_model.config, **kwargs)
-        model = cls(config, audio_model, text_model)
-        if modules is not None:
-            for layer, weights in zip(model.text_dense, modules.weights, strict=True):
-                layer.load_state_dict(weights)
-        return model.eval()
-
-    def train(self, mode: bool = True) -> "SupCLAPModel":
+    def train(self, mode: bool = True) -> Self:
         """As in torch, but batch norms (HTSAT has one) keep their statistics: no clip depends on its batch mates."""
         super().train(mode)
         for module in self.modules():

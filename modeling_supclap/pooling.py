@@ -1,6 +1,8 @@
 """From the vectors of a sequence to one vector."""
 
 import torch
+from torch import nn
+from transformers.activations import ACT2FN
 
 
 def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -43,3 +45,16 @@ def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
     positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     last = (positions * attention_mask.bool()).argmax(dim=1)
     return last_hidden_state[torch.arange(len(last), device=last.device), last]
+
+
+class SentenceDense(nn.Module):
+    """A linear layer and an activation (its name in transformers) between a text tower's pooling and its projection."""
+
+    def __init__(self, width: int, out_features: int, activation: str = "tanh", bias: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, out_features, bias=bias)
+        self.activation = ACT2FN[activation]
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """(B, width) to (B, out_features)."""
+        return self.activation(self.linear(pooled))

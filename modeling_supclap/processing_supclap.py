@@ -2,36 +2,28 @@
 
 import importlib
 import importlib.util
-import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 import numpy as np
-from tokenizers import Regex, models, normalizers
 from transformers import (
-    AutoFeatureExtractor,
     AutoProcessor,
-    AutoTokenizer,
     BatchFeature,
     NllbTokenizer,
-    PreTrainedConfig,
     PreTrainedTokenizerBase,
     ProcessorMixin,
     SequenceFeatureExtractor,
 )
-from transformers.convert_slow_tokenizer import SentencePieceExtractor
-from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 from transformers.processing_utils import ProcessingKwargs
-from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file, is_protobuf_available
+from transformers.utils import is_protobuf_available
 
 from .audio_encoder import extract_clips
 from .audio_input import one_for_each
 from .auto_classes import register
-from .configuration_supclap import CEDConfig, SupCLAPConfig
-from .feature_extraction_ced import CEDFeatureExtractor, as_waveform
+from .configuration_supclap import SupCLAPConfig
+from .feature_extraction_ced import as_waveform
 from .languages import LANGUAGES, get_flores_code, require_language_code
-from .sentence_modules import read_text_settings
 
 # Where the tokenizer states no limit: SONAR was trained on 514 tokens, BERT and its kin on 512.
 SONAR_MAX_TOKENS = 514
@@ -81,9 +73,7 @@ class SupCLAPProcessor(ProcessorMixin):
         super().__init__(feature_extractor, tokenizer, **kwargs)
 
     @classmethod
-    def from_encoders(
-        cls, audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any
-    ) -> "SupCLAPProcessor":
+    def from_encoders(cls, audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any) -> Self:
         """Joins the feature extractor of one encoder and the tokenizer of another, as `SupCLAPModel` joins the two.
 
         Args:
@@ -97,27 +87,27 @@ class SupCLAPProcessor(ProcessorMixin):
             OSError: There is no such folder or id, or it holds no feature extractor.
             ValueError: The tokenizer is none, or files of it are missing.
         """
-        prompt, max_tokens = read_text_settings(text)
-        if max_tokens is not None:
-            kwargs.setdefault("model_max_length", max_tokens)
-        prefix = prompt if caption_prefix is None else caption_prefix
-        return cls(_load_feature_extractor(audio), load_tokenizer(text, **kwargs), caption_prefix=prefix)
+        try:
+            from modeling_supclap.joining import join_processors
+        except ImportError as error:
+            raise ImportError("from_encoders needs the package modeling_supclap; install supclap") from error
+        return join_processors(cls, audio, text, caption_prefix, **kwargs)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> "SupCLAPProcessor":
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
         """As in transformers, with an error that says what a processor consists of.
 
         Raises:
             OSError: There is no such folder or id, or it holds no processor.
             ValueError: Files of the tokenizer are missing.
         """
-        _register_feature_extractors()
+        register_feature_extractors()
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         except (OSError, ValueError) as error:
             kind = ValueError if isinstance(error, ValueError) else OSError
             raise kind(
-                f"no processor can be loaded from {pretrained_model_name_or_path}: {error}{_missing_protobuf()}\n"
+                f"no processor can be loaded from {pretrained_model_name_or_path}: {error}{missing_protobuf()}\n"
                 "A processor's folder holds processor_config.json and the tokenizer's files; "
                 "SupCLAPProcessor.from_encoders(audio, text) joins those of two encoders"
             ) from error
@@ -240,69 +230,13 @@ class SupCLAPProcessor(ProcessorMixin):
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS
 
 
-def _register_feature_extractors() -> None:
+def register_feature_extractors() -> None:
     """Import the extractors that `AutoFeatureExtractor` must find by name; a saved folder names its own as its code."""
     if importlib.util.find_spec(".feature_extraction_msclap", __package__):
         importlib.import_module(".feature_extraction_msclap", __package__)
 
 
-def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
-    """The feature extractor of an audio encoder."""
-    _register_feature_extractors()
-    try:
-        fields, _ = PreTrainedConfig.get_config_dict(name)
-        if fields.get("model_type") != CEDConfig.model_type:
-            return AutoFeatureExtractor.from_pretrained(name)
-        if cached_file(name, FEATURE_EXTRACTOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
-            return CEDFeatureExtractor.from_config(CEDConfig(**fields))
-        # By its class, since the published files name one that is code of theirs.
-        return CEDFeatureExtractor.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise OSError(f"no feature extractor can be loaded from {name!r}, as folder or Hub id: {error}") from error
-
-
-def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer of a text encoder.
-
-    Args:
-        name: Hub id or folder; or the bare SentencePiece file that Meta distributes for SONAR and NLLB.
-        **kwargs: For the tokenizer, for example `model_max_length`.
-
-    Raises:
-        OSError: There is no such folder or id, or files of the tokenizer are missing.
-    """
-    try:
-        if os.path.isfile(name):
-            return _read_sentencepiece(str(name), **kwargs)
-        return AutoTokenizer.from_pretrained(str(name), **kwargs)
-    except (OSError, ValueError, TypeError) as error:  # TypeError: it opens the vocabulary that is not there
-        raise OSError(
-            f"no tokenizer can be loaded from {name!r}, as folder or Hub id: {error}{_missing_protobuf()}"
-        ) from error
-
-
-def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:
-    """NLLB's tokenizer from its pieces alone, numbered as fairseq does: <s>, <pad>, </s>, <unk>, pieces, languages."""
-    extracted: Any = SentencePieceExtractor(path).extract(models.BPE)
-    pieces = list(extracted["vocab"])[3:]  # behind <unk>, <s> and </s>
-    numbered = ["<s>", "<pad>", "</s>", "<unk>", *pieces, *FAIRSEQ_LANGUAGE_CODES, "<mask>"]
-    tokenizer = NllbTokenizer(
-        vocab=dict(zip(numbered, range(len(numbered)), strict=True)),
-        merges=extracted["merges"],
-        extra_special_tokens=list(FAIRSEQ_LANGUAGE_CODES),
-        src_lang="eng_Latn",
-        **kwargs,
-    )
-
-    # SentencePiece's own normalisation, which the file holds; then blanks in a row are one, and none is at the ends.
-    steps = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
-    if charsmap := extracted["_spm_precompiled_charsmap"]:
-        steps.insert(0, normalizers.Precompiled(charsmap))
-    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(steps)
-    return tokenizer
-
-
-def _missing_protobuf() -> str:
+def missing_protobuf() -> str:
     """A hint for errors: without protobuf transformers asks for tiktoken, which would not help."""
     if is_protobuf_available():
         return ""

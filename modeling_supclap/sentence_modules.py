@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from transformers.activations import ACT2FN
 from transformers.modeling_utils import load_state_dict
 from transformers.utils import cached_file
 
@@ -25,19 +23,6 @@ _POOLINGS = {
     "pooling_mode_lasttoken": "last",
 }
 _ACTIVATIONS = {"Tanh": "tanh", "Identity": "linear", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
-
-
-class SentenceDense(nn.Module):
-    """A linear layer and an activation (its name in transformers) between a text tower's pooling and its projection."""
-
-    def __init__(self, width: int, out_features: int, activation: str = "tanh", bias: bool = True) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, out_features, bias=bias)
-        self.activation = ACT2FN[activation]
-
-    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """(B, width) to (B, out_features)."""
-        return self.activation(self.linear(pooled))
 
 
 class SentenceModules(NamedTuple):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import transformers
 from transformers.modeling_utils import load_state_dict
@@ -102,7 +102,7 @@ class StrictLoadingMixin:
     """
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
         """As in transformers, with every weight found, and clear errors where there is no such model.
 
         Raises:

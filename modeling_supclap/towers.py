@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import os
 from typing import Any, get_args
 
 import torch
@@ -18,17 +17,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from .configuration_supclap import OWN_TOWERS, config_from_dict
-from .strict_loading import naming_damaged_files
+from .configuration_supclap import OWN_TOWERS
 
 # Audio towers with a pooling of their own; all others run as `audio_encoder` describes.
 AUDIO_TOWERS = ("ced", "clap_audio_model", "cnn14")
-# Randomness that would change from one pass to the next of gradient caching, or leave weights without a gradient.
-_RANDOM = {"apply_spec_augment": False, "layerdrop": 0.0, "encoder_layerdrop": 0.0}
 # Towers of transformers that AutoModel does not know.
 _PARTS: dict[str, type[PreTrainedModel]] = {"clap_audio_model": ClapAudioModel, "clap_text_model": ClapTextModel}
 POOLINGS_OF_ALL = {"audio": "audio_pooling must be 'mean'", "text": "text_pooling must be 'mean' or 'cls'"}
-EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
 
 
 def get_tower_class(model_type: str) -> type[PreTrainedModel] | None:
@@ -50,47 +45,9 @@ def build_tower(kind: str, config: Any, pooling: str = "mean") -> PreTrainedMode
     Raises:
         ValueError: The configuration is not of one encoder of this kind.
     """
-    tower_class, options = _get_class(kind, config, pooling)
+    tower_class, options = get_class(kind, config, pooling)
     build = AutoModel.from_config if tower_class is AutoModel else tower_class._from_config
     return build(config, **options)
-
-
-def load_tower(kind: str, name: str, pooling: str = "mean") -> PreTrainedModel:
-    """A tower with the weights of a Hub id or folder, in float32.
-
-    Args:
-        kind: "audio" or "text".
-        name: Hub id or folder of such an encoder.
-        pooling: Of a text tower: "mean", "cls", "last" or "pooler".
-
-    Raises:
-        OSError: There is no such folder or id, or a file of weights is damaged.
-        ValueError: It is no checkpoint of one encoder of this kind, or lacks some of its weights.
-    """
-    config = _load_config(name, kind)
-    tower_class, options = _get_class(kind, config, pooling)
-    if kind == "audio" and config.model_type not in AUDIO_TOWERS:
-        for field in _RANDOM.keys() & config.to_dict().keys():
-            setattr(config, field, _RANDOM[field])
-        tower_class = AutoModel  # of an encoder with a decoder, both: their weights have common names
-
-    with naming_damaged_files(name):
-        tower, report = tower_class.from_pretrained(
-            name, config=config, dtype=torch.float32, output_loading_info=True, **options
-        )
-
-    missing = sorted(key for key in report["missing_keys"] if not key.endswith("masked_spec_embed"))
-    if kind == "audio" and config.is_encoder_decoder:
-        tower = tower.get_encoder()
-        missing = [key for key in missing if key.startswith("encoder.")]
-    if missing:
-        only_pooler = all(key.startswith("pooler.") for key in missing)
-        advice = POOLINGS_OF_ALL[kind] if only_pooler else "give a checkpoint of this encoder alone"
-        raise ValueError(
-            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; {advice}"
-        )
-
-    return tower
 
 
 def check_audio_config(config: PreTrainedConfig) -> None:
@@ -177,7 +134,7 @@ def _is_decoder(config: PreTrainedConfig) -> bool:
     return causal_only or bool(getattr(config, "is_decoder", False))
 
 
-def _get_class(kind: str, config: PreTrainedConfig, pooling: str) -> tuple[Any, dict[str, Any]]:
+def get_class(kind: str, config: PreTrainedConfig, pooling: str) -> tuple[Any, dict[str, Any]]:
     """The class of a tower and what it is built with, or an error that says why it can be none."""
     if kind == "audio":
         check_audio_config(config)
@@ -200,21 +157,3 @@ def _get_encoder_class(config: PreTrainedConfig) -> Any:
     model_class: Any = MODEL_MAPPING[type(config)]
     with torch.device("meta"):
         return type(model_class(config).get_encoder())
-
-
-def _load_config(name: str, kind: str) -> PreTrainedConfig:
-    """The configuration of a Hub id or folder, or an error that names it."""
-    try:
-        fields, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError as error:
-        raise OSError(
-            f"the {kind} tower {name!r} cannot be loaded; give a folder that is there or a Hub id such as "
-            f"{EXAMPLES[kind]}. {error}"
-        ) from error
-
-    if "model_type" not in fields:
-        if os.path.isfile(os.path.join(name, "adapter_config.json")):
-            raise ValueError(f"{name} holds a LoRA adapter and no encoder; merge it into its base model and save that")
-        raise ValueError(f"{name} is no checkpoint: it holds no config.json with a model_type")
-
-    return config_from_dict(fields)

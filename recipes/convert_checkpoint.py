@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parse_arguments(arguments)
     require_torchaudio()
     from modeling_supclap.conversion import convert_checkpoint, read_checkpoint, save_conversion
-    from modeling_supclap.processing_supclap import load_tokenizer
+    from modeling_supclap.joining import load_tokenizer
 
     checkpoint = read_checkpoint(args.source, args.revision)
     conversion = convert_checkpoint(checkpoint, args.kind, args.part)

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel, pipeline
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.audio_encoder import extract_clips, run_encoder
 from modeling_supclap.encoding import max_chunk_seconds
-from modeling_supclap.towers import load_tower
+from modeling_supclap.joining import load_tower
 from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers
 
 RATE_HZ = 16000

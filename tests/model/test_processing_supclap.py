@@ -10,7 +10,6 @@ from transformers import AutoProcessor, BertTokenizer, NllbTokenizer
 
 from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
 from modeling_supclap.encoding import encode_text
-from modeling_supclap.processing_supclap import load_tokenizer
 
 TEXTS = list(builders.CAPTIONS.values())
 LANGUAGES = list(builders.CAPTIONS)
@@ -206,39 +205,6 @@ def test_stereo_for_clap_is_its_mean():
     both = processor(audio=[stereo], sampling_rate=16000)["input_features"]
     mono = processor(audio=[stereo.mean(axis=0)], sampling_rate=16000)["input_features"]
     np.testing.assert_array_equal(both, mono)
-
-
-def test_a_tokenizer_whose_class_is_not_named_is_named(tmp_path):
-    builders.nllb_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "tokenizer_config.json").unlink()
-    (tmp_path / "config.json").write_text('{"model_type": "m2m_100"}')
-    with pytest.raises(OSError, match="no tokenizer can be loaded from"):
-        load_tokenizer(tmp_path)
-
-
-def test_a_bare_sentencepiece_file_is_nllbs_tokenizer(tmp_path):
-    """Against SentencePiece itself; fairseq moves its pieces up by one and puts the languages behind them."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS * 3),
-        model_prefix=str(tmp_path / "bare"),
-        model_type="bpe",
-        vocab_size=200,
-        character_coverage=1.0,
-        minloglevel=2,
-    )
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "bare.model"))
-    tokenizer = load_tokenizer(tmp_path / "bare.model")
-    processor = SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
-    processor.save_pretrained(tmp_path / "saved")
-
-    languages = {"eng": 46, "fra": 56}  # their places among the 202 of NLLB-200
-    for each in (processor, SupCLAPProcessor.from_pretrained(tmp_path / "saved")):
-        for text in (*TEXTS, "a  dog ﬁne", "Ａ rain"):
-            for language, place in languages.items():
-                expected = [pieces.vocab_size() + 1 + place, *[3 if i == 0 else i + 1 for i in pieces.encode(text)], 2]
-                assert each(text=text, language=language)["input_ids"] == [expected], text
-    assert len(tokenizer) == pieces.vocab_size() + 1 + 202 + 1
 
 
 def test_a_language_that_is_no_code_is_refused_by_every_tokenizer(processor):

@@ -1,0 +1,183 @@
+"""Two pretrained encoders to one model and one processor: `from_encoders` of `SupCLAPModel` and `SupCLAPProcessor`.
+
+A saved model does not carry this file, because its towers are joined already.
+"""
+
+import os
+from typing import Any, TypeVar
+
+import torch
+from tokenizers import Regex, models, normalizers
+from transformers import (
+    AutoFeatureExtractor,
+    AutoModel,
+    AutoTokenizer,
+    NllbTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    SequenceFeatureExtractor,
+)
+from transformers.convert_slow_tokenizer import SentencePieceExtractor
+from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
+from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file
+
+from .configuration_supclap import CEDConfig, SupCLAPConfig, config_from_dict
+from .feature_extraction_ced import CEDFeatureExtractor
+from .modeling_supclap import SupCLAPModel
+from .processing_supclap import SupCLAPProcessor, missing_protobuf, register_feature_extractors
+from .sentence_modules import read_sentence_modules, read_text_settings
+from .strict_loading import naming_damaged_files
+from .towers import AUDIO_TOWERS, POOLINGS_OF_ALL, get_class
+
+EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
+# Randomness that would change from one pass to the next of gradient caching, or leave weights without a gradient.
+_RANDOM = {"apply_spec_augment": False, "layerdrop": 0.0, "encoder_layerdrop": 0.0}
+
+Model = TypeVar("Model", bound=SupCLAPModel)
+Processor = TypeVar("Processor", bound=SupCLAPProcessor)
+
+
+def join_models(cls: type[Model], audio: str, text: str, **kwargs: Any) -> Model:
+    """Join two pretrained towers; arguments and errors are those of `SupCLAPModel.from_encoders`."""
+    known = {*SupCLAPConfig.__annotations__, "attn_implementation"} - {"audio_config", "text_config"}
+    if unknown := sorted(kwargs.keys() - known):
+        raise TypeError(f"from_encoders has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+
+    audio_model = load_tower("audio", audio)
+    modules = read_sentence_modules(text, kwargs.get("text_pooling"))
+    if modules is not None:
+        kwargs["text_pooling"] = modules.pooling
+        kwargs["text_dense"] = modules.dense or None
+        kwargs["text_normalize"] = modules.normalize
+    text_model = load_tower("text", text, kwargs.get("text_pooling", SupCLAPConfig.text_pooling))
+
+    config = SupCLAPConfig(audio_config=audio_model.config, text_config=text_model.config, **kwargs)
+    model = cls(config, audio_model, text_model)
+    if modules is not None:
+        for layer, weights in zip(model.text_dense, modules.weights, strict=True):
+            layer.load_state_dict(weights)
+    return model.eval()
+
+
+def join_processors(
+    cls: type[Processor], audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any
+) -> Processor:
+    """Join two pretrained front ends; arguments and errors are those of `SupCLAPProcessor.from_encoders`."""
+    prompt, max_tokens = read_text_settings(text)
+    if max_tokens is not None:
+        kwargs.setdefault("model_max_length", max_tokens)
+    prefix = prompt if caption_prefix is None else caption_prefix
+    return cls(_load_feature_extractor(audio), load_tokenizer(text, **kwargs), caption_prefix=prefix)
+
+
+def load_tower(kind: str, name: str, pooling: str = "mean") -> PreTrainedModel:
+    """A tower with the weights of a Hub id or folder, in float32.
+
+    Args:
+        kind: "audio" or "text".
+        name: Hub id or folder of such an encoder.
+        pooling: Of a text tower: "mean", "cls", "last" or "pooler".
+
+    Raises:
+        OSError: There is no such folder or id, or a file of weights is damaged.
+        ValueError: It is no checkpoint of one encoder of this kind, or lacks some of its weights.
+    """
+    config = _load_config(name, kind)
+    tower_class, options = get_class(kind, config, pooling)
+    if kind == "audio" and config.model_type not in AUDIO_TOWERS:
+        for field in _RANDOM.keys() & config.to_dict().keys():
+            setattr(config, field, _RANDOM[field])
+        tower_class = AutoModel  # of an encoder with a decoder, both: their weights have common names
+
+    with naming_damaged_files(name):
+        tower, report = tower_class.from_pretrained(
+            name, config=config, dtype=torch.float32, output_loading_info=True, **options
+        )
+
+    missing = sorted(key for key in report["missing_keys"] if not key.endswith("masked_spec_embed"))
+    if kind == "audio" and config.is_encoder_decoder:
+        tower = tower.get_encoder()
+        missing = [key for key in missing if key.startswith("encoder.")]
+    if missing:
+        only_pooler = all(key.startswith("pooler.") for key in missing)
+        advice = POOLINGS_OF_ALL[kind] if only_pooler else "give a checkpoint of this encoder alone"
+        raise ValueError(
+            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; {advice}"
+        )
+
+    return tower
+
+
+def _load_config(name: str, kind: str) -> PreTrainedConfig:
+    """The configuration of a Hub id or folder, or an error that names it."""
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError as error:
+        raise OSError(
+            f"the {kind} tower {name!r} cannot be loaded; give a folder that is there or a Hub id such as "
+            f"{EXAMPLES[kind]}. {error}"
+        ) from error
+
+    if "model_type" not in fields:
+        if os.path.isfile(os.path.join(name, "adapter_config.json")):
+            raise ValueError(f"{name} holds a LoRA adapter and no encoder; merge it into its base model and save that")
+        raise ValueError(f"{name} is no checkpoint: it holds no config.json with a model_type")
+
+    return config_from_dict(fields)
+
+
+def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
+    """The feature extractor of an audio encoder."""
+    register_feature_extractors()
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(name)
+        if fields.get("model_type") != CEDConfig.model_type:
+            return AutoFeatureExtractor.from_pretrained(name)
+        if cached_file(name, FEATURE_EXTRACTOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
+            return CEDFeatureExtractor.from_config(CEDConfig(**fields))
+        # By its class, since the published files name one that is code of theirs.
+        return CEDFeatureExtractor.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise OSError(f"no feature extractor can be loaded from {name!r}, as folder or Hub id: {error}") from error
+
+
+def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a text encoder.
+
+    Args:
+        name: Hub id or folder; or the bare SentencePiece file that Meta distributes for SONAR and NLLB.
+        **kwargs: For the tokenizer, for example `model_max_length`.
+
+    Raises:
+        OSError: There is no such folder or id, or files of the tokenizer are missing.
+    """
+    try:
+        if os.path.isfile(name):
+            return _read_sentencepiece(str(name), **kwargs)
+        return AutoTokenizer.from_pretrained(str(name), **kwargs)
+    except (OSError, ValueError, TypeError) as error:  # TypeError: it opens the vocabulary that is not there
+        raise OSError(
+            f"no tokenizer can be loaded from {name!r}, as folder or Hub id: {error}{missing_protobuf()}"
+        ) from error
+
+
+def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:
+    """NLLB's tokenizer from its pieces alone, numbered as fairseq does: <s>, <pad>, </s>, <unk>, pieces, languages."""
+    extracted: Any = SentencePieceExtractor(path).extract(models.BPE)
+    pieces = list(extracted["vocab"])[3:]  # behind <unk>, <s> and </s>
+    numbered = ["<s>", "<pad>", "</s>", "<unk>", *pieces, *FAIRSEQ_LANGUAGE_CODES, "<mask>"]
+    tokenizer = NllbTokenizer(
+        vocab=dict(zip(numbered, range(len(numbered)), strict=True)),
+        merges=extracted["merges"],
+        extra_special_tokens=list(FAIRSEQ_LANGUAGE_CODES),
+        src_lang="eng_Latn",
+        **kwargs,
+    )
+
+    # SentencePiece's own normalisation, which the file holds; then blanks in a row are one, and none is at the ends.
+    steps = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    if charsmap := extracted["_spm_precompiled_charsmap"]:
+        steps.insert(0, normalizers.Precompiled(charsmap))
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(steps)
+    return tokenizer
