@@ -24,7 +24,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from modeling_supclap.datasets_scripts.atomic_files import apply_umask, folder_lock
 from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
-from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import group_id, require_captions, warn_of_shared_captions, without_audio
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
 from modeling_supclap.datasets_scripts.temporal.items import RenderOptions, TemporalItems
@@ -480,15 +479,7 @@ class SupCLAPTrainer(Trainer):
             )
 
         if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
-            args, self.args = self.args, copy.copy(self.args)  # those of training_args.bin
-            for name, value in vars(args).items():
-                if isinstance(value, str):
-                    setattr(self.args, name, redact(value))
-            self.args.hub_token = None
-            try:
-                super()._save(str(folder), state_dict)
-            finally:
-                self.args = args
+            super()._save(str(folder), state_dict)
             if self.args.should_save:
                 self.clap.config.save_pretrained(folder)
                 apply_umask(folder)

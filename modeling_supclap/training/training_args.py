@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
 from transformers.utils.generic import strtobool
 
 from modeling_supclap.datasets_scripts.bad_audio import ON_BAD_AUDIO
+from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.metrics.names import METRICS
 
 from ..languages import require_language_code
@@ -86,6 +88,11 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
             )
 
         self.eval_languages = self.eval_languages or list(self.languages)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields for `training_args.bin`, without the token and the folders of this machine."""
+        state = {name: redact(value) if isinstance(value, str) else value for name, value in vars(self).items()}
+        return state | {"hub_token": None}
 
     @property
     def caption_scheme(self) -> str:

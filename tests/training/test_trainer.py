@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import pickle
 import re
 import sys
 from pathlib import Path
@@ -218,6 +219,9 @@ def test_a_token_is_in_no_file(tmp_path, rows):
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"training_args.bin", "README.md"} <= {path.name for path in files}
     assert not [path for path in files if b"hf_secret" in path.read_bytes()]
+    pickled = pickle.dumps(trainer.args)  # the Trainer writes this to the output folder before it uploads a checkpoint
+    assert b"hf_secret" not in pickled
+    assert str(tmp_path).encode() not in pickled
 
 
 def test_the_saved_model_is_for_inference(tmp_path, rows):
