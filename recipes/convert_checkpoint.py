@@ -1,11 +1,11 @@
-"""Converts a public checkpoint to a folder that `from_pretrained` loads.
+"""Convert a public checkpoint to a folder that `from_pretrained` loads.
 
     supclap convert audiotransformer_mini_mAP_4896.pt --out models/ced-mini --verify
     supclap convert pretrain.pt --out models/ml-clap --tokenizer cointegrated/SONAR_200_text_encoder
     supclap convert microsoft/msclap/CLAP_weights_2023.pth --out models/msclap --tokenizer openai-community/gpt2
 
-The layout is recognised by the names of the tensors. Every tensor of the checkpoint finds its place or is named as set
-aside; otherwise nothing is written. The folder also holds `provenance.json`: source, sha256 and license of each part.
+The layout is recognised by the names of the tensors. Each tensor of the checkpoint is converted or listed as set aside;
+otherwise nothing is written. The folder also contains `provenance.json`: source, sha256 and license of each part.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ if TYPE_CHECKING:
     from modeling_supclap.conversion import Conversion
 
 KINDS = ("ced", "dasheng", "glap", "laion", "ml-clap", "msclap", "sonar")
-"""Those of the layouts, whose import takes seconds that `--help` need not wait for."""
+"""Kinds of layouts, listed here because importing the layouts would slow `--help` by seconds."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", help="A file, a folder, a Hub id, or a Hub id and a file of it (owner/name/file.pt).")
-    parser.add_argument("--out", required=True, type=Path, help="The folder to make; it must not be in use.")
+    parser.add_argument("source", help="File, folder, Hub id, or a file in a Hub repository (owner/name/file.pt).")
+    parser.add_argument("--out", required=True, type=Path, help="New or empty output folder.")
     parser.add_argument("--kind", default="auto", choices=("auto", *KINDS), help="Accept only this kind of checkpoint.")
     parser.add_argument("--part", default="whole", choices=("whole", "audio", "text"), help="Convert only one tower.")
     parser.add_argument(
         "--tokenizer",
-        help="Hub id or folder of the text tower's tokenizer, or Meta's SentencePiece file; default, the source's own.",
+        help="Hub id or folder of the text tower's tokenizer, or Meta's SentencePiece file; default: the source's own.",
     )
     parser.add_argument("--revision", help="Commit, branch or tag of the Hub repository.")
-    parser.add_argument("--verify", action="store_true", help="Load the result again and compare it.")
+    parser.add_argument("--verify", action="store_true", help="Reload the written model and compare it.")
     return parser.parse_args(arguments)
 
 
 def format_parts(conversion: Conversion) -> str:
-    """A table of the parts, and what of the checkpoint has no place in the model."""
+    """Return a table of the converted parts, followed by the tensors that were set aside."""
     width = max(len(part.part) for part in conversion.parts)
     lines = [f"{'part':{width}}  tensors   parameters  license"]
     for part in conversion.parts:
         lines.append(f"{part.part:{width}}  {part.tensors:7,}  {part.parameters:11,}  {part.license or 'none stated'}")
-    for what, count in conversion.set_aside.items():
-        lines.append(f"set aside: {count:,} tensors, {what}")
+    for description, count in conversion.set_aside.items():
+        lines.append(f"set aside: {count:,} tensors, {description}")
 
     return "\n".join([*lines, conversion.remark]).rstrip()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parse, read, recognise, convert, write."""
+    """Parse the arguments, and convert and save the checkpoint."""
     args = parse_arguments(arguments)
     require_torchaudio()
     from modeling_supclap.conversion import convert_checkpoint, read_checkpoint, save_conversion
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     conversion = convert_checkpoint(checkpoint, args.kind, args.part)
     print(f"{checkpoint.origin}: recognised as {conversion.layout.name}, {len(checkpoint.tensors):,} tensors")
     if checkpoint.not_read:
-        print(f"of the file, not read: {', '.join(checkpoint.not_read)}")
+        print(f"not read from the file: {', '.join(checkpoint.not_read)}")
     print(format_parts(conversion))
 
     name = args.tokenizer
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     print(f"{type(conversion.model).__name__} is in {args.out}{', verified' if args.verify else ''}")
     if name is None and conversion.reads_text:
-        print(f"without a tokenizer: give --tokenizer (it was trained with that of {conversion.layout.tokenizer})")
+        print(f"no tokenizer was saved; give --tokenizer (in training: that of {conversion.layout.tokenizer})")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a training run would cost, before anything is downloaded: steps, hours and memory from shapes alone."""
+"""Estimate steps, hours and memory of a training run from shapes alone, without downloads."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.recipes.options import as_mapping
 
 TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050, "esc50": 320}
-"""Clips of the training splits: AudioCaps as [S 4.1.1] counts it, Clotho's development split, WavCaps without the 5,000
-that [S E.2] holds out, ESC-10 without a fold."""
+"""Clips in the training splits: AudioCaps as counted in [S 4.1.1], Clotho's development split, WavCaps without
+the 5,000 clips held out in [S E.2], ESC-10 without one fold."""
 
 CAPTIONS_PER_CLIP = {"clotho": 5}
-"""Of a clip for training, where there is more than one."""
+"""Training captions per clip, for datasets with more than one."""
 
 TOKENS_PER_CAPTION = 20
 FLOPS_PER_SECOND = {"cuda": 1e14, "cpu": 2e10}
-"""What a training step sustains: a third of an H100's TF32 peak, and one core of a server."""
+"""Sustained floating-point rate of training: about a third of an H100's TF32 peak, and one core of a server."""
 
 
 class Estimate(NamedTuple):
@@ -30,8 +30,8 @@ class Estimate(NamedTuple):
 
     Attributes:
         steps: Optimiser steps.
-        hours: At `FLOPS_PER_SECOND`, the input pipeline left out.
-        memory_gib: Weights, gradients and Adam's two moments, and the activations of a batch.
+        hours: Time at `FLOPS_PER_SECOND`, without the input pipeline.
+        memory_gib: Memory of weights, gradients, Adam's two moments, and the activations of a batch.
     """
 
     steps: int
@@ -43,14 +43,14 @@ class Estimate(NamedTuple):
 
 
 def estimate(parsed: Sequence[Any]) -> Estimate:
-    """Estimates a run of `train_supclap` from its parsed arguments.
+    """Estimate the cost of a run of `train_supclap` from its parsed arguments.
 
-    A step of a transformer takes 6 floating-point operations for each parameter and token, forward and backward, and
-    keeps about 34 bytes of activations for each token, layer and unit of width (Korthikanti et al., 2022), in float32
-    twice that. A published encoder counts with its own shape, CED-Base or SONAR's.
+    A training step of a transformer takes 6 floating-point operations for each parameter and token. It keeps about 34
+    bytes of activations for each token, layer and unit of width in float16 (Korthikanti et al., 2022), and 68 in
+    float32. All published encoders are estimated with the shapes of CED-Base and SONAR.
 
     Args:
-        parsed: The dataclasses of the recipe, in its order: data, model, trained part, training.
+        parsed: The parsed dataclasses of the recipe, in this order: data, model, trained part, training.
     """
     data, model_args, _, args = parsed
     options = data.builder_options
@@ -66,7 +66,7 @@ def estimate(parsed: Sequence[Any]) -> Estimate:
 
     texts = {"kcl": len(args.languages), "cacl": 2}.get(args.loss, 1)
     seconds = min(args.max_audio_seconds, options.get("duration_seconds", 10.0))
-    tokens = {"audio": 25 * seconds, "text": TOKENS_PER_CAPTION * texts}  # 25 patches of 16 x 16 a second of audio
+    tokens = {"audio": 25 * seconds, "text": TOKENS_PER_CAPTION * texts}  # 25 patches of 16 x 16 per second of audio
     work, activations = 0.0, 0.0
     for name, tower in (("audio", model.audio_model), ("text", model.text_model)):
         weights = tower.num_parameters(exclude_embeddings=True)
@@ -84,7 +84,7 @@ def estimate(parsed: Sequence[Any]) -> Estimate:
 
 @cache
 def _shape(configs: str, vocab_size: int, is_published: bool) -> SupCLAPModel:
-    """Build a model without weights: CED and BERT of these shapes, or CED-Base and SONAR with these fields."""
+    """Build a model on the meta device: CED and BERT with these fields, or CED-Base and SONAR changed by them."""
     audio_config, text_config = json.loads(configs)
     text: Any = BertConfig(vocab_size=vocab_size, **text_config)
     if is_published:

@@ -1,4 +1,4 @@
-"""What a recipe starts from."""
+"""Load the model that a recipe starts from."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from modeling_supclap.recipes.running import say
 
 
 def is_clap(name: str) -> bool:
-    """Whether a Hub id or folder holds transformers' `ClapModel`."""
+    """Return whether a Hub id or folder contains a `ClapModel` of transformers."""
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
     except OSError:
-        return False  # whoever loads it says what is wrong
+        return False  # loading it later raises the error
     return fields.get("model_type") == ClapConfig.model_type
 
 
 def load_start(name: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
-    """A SupCLAP model, or a `ClapModel` as one, with its processor, from a Hub id or a folder."""
+    """Load a SupCLAP model and its processor from a Hub id or folder; a `ClapModel` is converted."""
     if is_clap(name):
         clap = load_clap(name)
         if getattr(clap.config.audio_config, "enable_fusion", False):

@@ -1,22 +1,22 @@
-"""Reproduce a table or figure of the papers: train its rows with several seeds and compare with the printed numbers.
+"""Reproduce tables and figures of the papers: train their rows with several seeds and compare with the printed numbers.
 
     supclap reproduce supclap/table1 --scale mini
     supclap reproduce supclap/table1 supclap/table2 --scale mini --data_dir ESC-10 --seeds 0 1 2
     supclap reproduce supclap --scale full --data_dir DATA --dry_run true
 
-`mini` takes minutes on two cores: tiny encoders from random weights, on generated sounds and, with `--data_dir`, on the
-recordings of ESC-10. It shows the direction of a claim, not its size. `full` is the papers' data and encoders;
-`--data_dir` then holds a folder for each dataset. `--dry_run true` trains nothing: it reads every setting, estimates
-steps, time and memory, and lists missing data and encoders. Without it, anything missing is an error before the first
-run; `--skip_missing true` runs the other rows.
+`mini` takes minutes on two cores. It trains tiny encoders from random weights on generated sounds and, with
+`--data_dir`, on the recordings of ESC-10. It shows the direction of a claim, not its size. `full` uses the papers' data
+and encoders; `--data_dir` then contains one folder per dataset. `--dry_run true` trains nothing: it checks all
+settings, estimates steps, time and memory, and lists missing data and encoders. Without it, missing inputs are an error
+before the first run; `--skip_missing true` runs the other rows.
 
-`configs/<paper>/tables.yaml` says what a table compares, `configs/<paper>/<table>_<row>.yaml` how a row trains. A run
-is trained once, however many tables it is in: its folder is named after its settings, and a finished run is not trained
-again. Each table is written as `.md`, `.html`, `.json` and, if it has curves, `.png`, also where a run fails: then it
-has the finished runs. `--settings` and `--controls` become part of the table's name.
+`configs/<paper>/tables.yaml` defines the tables, `configs/<paper>/<table>_<row>.yaml` the training of each row. Tables
+share runs with the same settings: a run's folder is named after its settings, and finished runs are not repeated. Each
+table is written as `.md`, `.html`, `.json` and, if it has a figure, `.png`. If a run fails, the table contains the
+finished runs. `--settings` and `--controls` become part of the table's file name.
 
-`--controls FILE` adds rows: YAML that maps a name to `row`, the row that it differs from, `model`, its name in the
-table, and `settings`, such as
+`--controls FILE` adds rows. The YAML file maps a name to `row` (the row to copy), `model` (the name in the table) and
+`settings` (the changed settings), for example
 
     infonce_4x: {row: table1_infonce, model: "InfoNCE, 4 x the steps", settings: {num_train_epochs: 40}}
 """
@@ -55,7 +55,7 @@ RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "posttrain": (posttrain_teminal.main, posttrain_teminal.OPTIONS),
     "evaluate": (evaluate_supclap.main, (options.EvaluationArguments,)),
 }
-"""What a step of a run calls, and the dataclasses of its keys."""
+"""Main function and option dataclasses of each recipe that a step can run."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Step:
 
     Attributes:
         recipe: A key of `RECIPES`.
-        settings: What its configuration file holds.
-        folder: Where its results go.
+        settings: Content of its configuration file.
+        folder: Output folder.
     """
 
     recipe: str
@@ -74,7 +74,7 @@ class Step:
 
     @property
     def is_done(self) -> bool:
-        """Whether its results are there and whole."""
+        """Whether the folder contains complete results."""
         from modeling_supclap.evaluation.results import Results
 
         try:
@@ -86,14 +86,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Cell:
-    """What fills the places of one row under one dataset: its runs, one for each seed.
+    """Runs of one row on one dataset, one for each seed.
 
     Attributes:
-        row: The name of the row's file.
-        model: What the paper calls it.
-        baseline: The row that it is compared with, or None.
-        dataset: The heading of the columns.
-        runs: For each seed the steps, the last of which holds the results.
+        row: Name of the row's configuration file, or of the control.
+        model: Name of the row in the paper.
+        baseline: The row that it is compared with; None for the baseline itself.
+        dataset: Name of the dataset in `tables.yaml`.
+        runs: The steps for each seed; the last step writes the results.
     """
 
     row: str
@@ -104,7 +104,7 @@ class Cell:
 
 
 def list_tables() -> dict[str, dict[str, Any]]:
-    """What there is to reproduce, by name, such as "supclap/table1"."""
+    """Return all tables by name, such as "supclap/table1"."""
     tables = {}
     for path in sorted(CONFIGS.glob("*/tables.yaml")):
         for name, table in yaml.safe_load(path.read_text(encoding="utf-8")).items():
@@ -113,46 +113,48 @@ def list_tables() -> dict[str, dict[str, Any]]:
 
 
 def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The tables of some names, where the name of a paper stands for all of its tables and `all` for everything.
+    """Return the named tables; the name of a paper selects all of its tables, and `all` selects every table.
 
     Raises:
-        ValueError: There is no such table, or it cannot be reproduced; the message says what is lacking.
+        ValueError: No name is given, a name is unknown, or a table cannot be reproduced.
     """
     tables = list_tables()
     if not names:
-        raise ValueError(f"there is no table to reproduce; name some of: all, {', '.join(tables)}")
+        raise ValueError(f"no table was named; name one or more of: all, {', '.join(tables)}")
 
-    found: dict[str, dict[str, Any]] = {}
+    selected: dict[str, dict[str, Any]] = {}
     for name in names:
         if "lacks" in tables.get(name, {}):
             raise ValueError(f"{name} cannot be reproduced: {tables[name]['lacks']}")
 
-        several = {}
-        for each, table in tables.items():
-            if "lacks" not in table and (name in ("all", each) or each.startswith(f"{name}/")):
-                several[each] = table
-        if not several:
-            raise ValueError(f"there is no table {name!r}; there are {', '.join(tables)}")
-        found |= several
-    return found
+        matches = {}
+        for key, table in tables.items():
+            if "lacks" not in table and (name in ("all", key) or key.startswith(f"{name}/")):
+                matches[key] = table
+        if not matches:
+            raise ValueError(f"unknown table {name!r}; expected one of {', '.join(tables)}")
+        selected |= matches
+    return selected
 
 
 def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArguments) -> list[Cell]:
-    """The runs of a table: every row, or those of `args.rows`, on every dataset of the scale whose data is given.
+    """Return the cells of a table: all rows, or `args.rows`, on each dataset of the scale.
+
+    Without `--data_dir`, datasets that need it are left out, except in a dry run.
 
     Raises:
-        ValueError: The table has nothing at this scale, or lacks data that it needs.
+        ValueError: The table has no dataset at this scale, or all of its datasets need `--data_dir`.
     """
     datasets = table.get(args.scale)
     if not datasets:
-        raise ValueError(f"{name} has nothing at scale {args.scale}: {table.get(f'no_{args.scale}', 'not yet')}")
+        raise ValueError(f"{name} has no dataset at scale {args.scale}: {table.get(f'no_{args.scale}', 'not yet')}")
 
     cells = []
     has_data = False
     for dataset, scale in datasets.items():
         scale = scale if isinstance(scale, dict) else {"base": scale}
         if scale.get("needs_data") and args.data_dir is None and not args.dry_run:
-            say(f"{name}: {dataset} is left out, since no --data_dir was given")
+            say(f"{name}: {dataset} is left out because it needs --data_dir")
             continue
 
         has_data = True
@@ -163,14 +165,14 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
                 baseline = baseline or row
                 if not args.rows or row in args.rows:
                     entry = {**entry, **entry.get(args.scale, {})}
-                    for label, own in {row: entry, **_controls(row, entry, args)}.items():
+                    for label, variant in {row: entry, **_controls(row, entry, args)}.items():
                         runs = []
                         for seed in args.seeds or table.get("seeds", [0, 1, 2]):
-                            runs.append(_steps(name.partition("/")[0], row, own, scale, seed, args, label))
-                        model = own["model"] + scale.get("model_suffix", "")
+                            runs.append(_steps(name.partition("/")[0], row, variant, scale, seed, args, label))
+                        model = variant["model"] + scale.get("model_suffix", "")
                         cells.append(Cell(label, model, None if label == baseline else baseline, dataset, runs))
     if not has_data:
-        raise ValueError(f"{name} has nothing to train without data; give --data_dir")
+        raise ValueError(f"all datasets of {name} need --data_dir; give the folder of the recordings")
     return cells
 
 
@@ -178,7 +180,7 @@ def read_controls(args: options.ReproductionArguments) -> dict[str, dict[str, An
     """Read the rows of `--controls`, by name.
 
     Raises:
-        ValueError: A control lacks `row` or `model`, or has another key than these and `settings`.
+        ValueError: A control lacks `row` or `model`, or has a key other than `row`, `model` and `settings`.
     """
     if args.controls is None:
         return {}
@@ -192,12 +194,12 @@ def read_controls(args: options.ReproductionArguments) -> dict[str, dict[str, An
 
 def _controls(row: str, entry: Mapping[str, Any], args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
     """Return the controls of a row as entries of its group, by name."""
-    found = {}
+    entries = {}
     for name, control in read_controls(args).items():
         if control["row"] == row:
             settings = {**entry.get("settings", {}), **control.get("settings", {})}
-            found[name] = {**entry, "model": control["model"], "settings": settings}
-    return found
+            entries[name] = {**entry, "model": control["model"], "settings": settings}
+    return entries
 
 
 def _steps(
@@ -209,9 +211,9 @@ def _steps(
     args: options.ReproductionArguments,
     label: str | None = None,
 ) -> list[Step]:
-    """Return the calls for one row and seed: its starting model, the row itself, and its evaluation on other data."""
-    own = read_settings(CONFIGS / paper / f"{row}.yaml", CONFIGS / paper / scale["base"])
-    more = {**scale.get("settings", {}), **entry.get("settings", {}), **options.as_mapping(args.settings)}
+    """Return the steps for one row and seed: its starting model, the row itself, and its evaluation on other data."""
+    settings = read_settings(CONFIGS / paper / f"{row}.yaml", CONFIGS / paper / scale["base"])
+    settings |= {**scale.get("settings", {}), **entry.get("settings", {}), **options.as_mapping(args.settings)}
     recipe = entry.get("recipe", "train")
 
     steps = []
@@ -219,39 +221,38 @@ def _steps(
     if start is not None:
         base = {"base": scale.get("start_base", scale["base"])}
         steps = _steps(paper, start, {}, {**scale, **base, "start": None, "evaluate": None}, seed, args)
-        more["model"] = str(steps[-1].folder)
+        settings["model"] = str(steps[-1].folder)
     if recipe != "none":
-        steps.append(_step(label or row, recipe, {**own, **more, "seed": seed}, args))
+        steps.append(_step(label or row, recipe, {**settings, "seed": seed}, args))
 
     if scale.get("evaluate"):
-        model = str(steps[-1].folder) if steps else {**own, **more}["model"]
-        settings = {**scale["evaluate"], "model": model, "seed": seed}
-        steps.append(_step(label or row, "evaluate", settings, args))
+        model = str(steps[-1].folder) if steps else settings["model"]
+        steps.append(_step(label or row, "evaluate", {**scale["evaluate"], "model": model, "seed": seed}, args))
     return steps
 
 
 def _step(row: str, recipe: str, settings: dict[str, Any], args: options.ReproductionArguments) -> Step:
-    """A call of a recipe, in the folder that its settings name: where they change, so does the folder."""
+    """Return a call of a recipe; the name of its folder contains a hash of its settings."""
     dataset = settings.get("dataset", "synthetic")
     if dataset != "synthetic" and args.data_dir is not None:
-        own = Path(args.data_dir, dataset)
-        settings["data_dir"] = str(own if own.is_dir() else Path(args.data_dir))
+        folder = Path(args.data_dir, dataset)
+        settings["data_dir"] = str(folder if folder.is_dir() else Path(args.data_dir))
     settings.pop("output_dir", None)
 
-    # The data and what it starts from may lie elsewhere tomorrow; that does not make another run.
-    told = {**settings, "model": Path(settings.get("model") or "").name}
+    # The hash leaves out the paths of the data and of the starting model, so that both can be moved.
+    hashed = {**settings, "model": Path(settings.get("model") or "").name}
     for key in ("data_dir", "seed"):
-        told.pop(key, None)
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+        hashed.pop(key, None)
+    digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{row}-{recipe}-{dataset}-{digest}-seed{settings['seed']}"
     folder = Path(args.output_dir) / args.scale / "runs" / name
     return Step(recipe, {**settings, "output_dir": str(folder)}, folder)
 
 
 def run_step(step: Step) -> None:
-    """Calls the recipe as its command does, unless its results are there; a run that was stopped goes on.
+    """Run the recipe as its command does, from the last checkpoint if there is one; skip a finished step.
 
-    Its settings are left beside its results, as a configuration that the recipe takes.
+    The settings are written to `settings.yaml` in the step's folder, a configuration file of the recipe.
     """
     if step.is_done:
         return
@@ -272,11 +273,11 @@ def run_step(step: Step) -> None:
         RECIPES[step.recipe][0]()
     finally:
         sys.argv = before
-    gc.collect()  # a trainer and its model hold each other
+    gc.collect()  # a trainer and its model refer to each other
 
 
 def write_settings(step: Step, folder: str | Path) -> str:
-    """Writes the settings of a step into a folder, which is made if need be, and gives the path of the file."""
+    """Write the settings of a step to a folder, which is created if missing; return the path of the file."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder, "settings.yaml")
     write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
@@ -284,11 +285,11 @@ def write_settings(step: Step, folder: str | Path) -> str:
 
 
 def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
-    """Check the settings and inputs of a step as its recipe would read them; nothing is trained.
+    """Check the settings and inputs of a step as its recipe would read them, without training.
 
     Returns:
-        The cost of a training, else None, and what is missing: models, encoders, translations, and data that cannot be
-        read or has fewer than nine tenths of the published number of recordings.
+        The estimated cost (None unless the step trains SupCLAP), and the missing inputs: models, encoders,
+        translations, and data that cannot be read or has fewer than nine tenths of the published recordings.
     """
     from modeling_supclap.recipes.estimates import estimate
 
@@ -308,7 +309,7 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
 
     dataset = settings.get("dataset", "synthetic")
     if dataset != "synthetic" and "data_dir" not in settings:
-        missing.append(f"data of {dataset}, which --data_dir names")
+        missing.append(f"data of {dataset}: give --data_dir")
     elif dataset != "synthetic":
         config = {**options.as_mapping(settings.get("dataset_config")), "data_dir": settings["data_dir"]}
         config.pop("translations", None)
@@ -319,7 +320,7 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
 
 @cache
 def has_model(name: str) -> bool:
-    """Whether a model is a folder, in the cache of the Hub, or on the Hub."""
+    """Return whether a model exists as a folder, in the Hub's cache, or on the Hub."""
     from transformers import PreTrainedConfig
 
     if Path(name).exists():
@@ -333,10 +334,10 @@ def has_model(name: str) -> bool:
 
 @cache
 def find_lack(dataset: str, split: str, config: str) -> list[str]:
-    """Return a line for a split that cannot be read or has too few recordings, else nothing.
+    """Return one line if a split cannot be read or has too few recordings, else an empty list.
 
     Args:
-        dataset: The builder.
+        dataset: Name of the builder.
         split: "train", which must have nine tenths of the published recordings, or "test".
         config: Options of the builder as JSON.
     """
@@ -345,34 +346,34 @@ def find_lack(dataset: str, split: str, config: str) -> list[str]:
 
     try:
         splits = load_splits(dataset, **json.loads(config))
-    except Exception as error:  # of any builder: its message says what is missing
+    except Exception as error:  # builders raise different types; the message names the missing file
         return [f"data of {dataset}: {error}"]
     count, published = len(splits.get(split, ())), TRAIN_CLIPS.get(dataset, 1) if split == "train" else 1
     return [] if count >= 0.9 * published else [f"data of {dataset}: {split} has {count} recordings of {published:,}"]
 
 
 def require_inputs(name: str, cells: Sequence[Cell], args: options.ReproductionArguments) -> list[Cell]:
-    """Return the cells that can run: all, or with `skip_missing` those that lack nothing.
+    """Return the cells that can run: all of them, or with `skip_missing` those without missing inputs.
 
     Raises:
         FileNotFoundError: Data, an encoder or a model is missing, and `skip_missing` is false.
     """
-    able, missing = [], set()
+    runnable, missing = [], set()
     for cell in cells:
         lacking: set[str] = set()
         for step in cell.runs[0]:  # the runs of a cell differ in their seed only
             if not step.is_done:
                 lacking.update(check_step(step)[1])
         if not lacking:
-            able.append(cell)
+            runnable.append(cell)
         missing |= lacking
     if missing and not args.skip_missing:
         raise FileNotFoundError(
-            f"{name} lacks {'; '.join(sorted(missing))}; nothing was run. --skip_missing true runs the other rows"
+            f"{name} lacks {'; '.join(sorted(missing))}. Nothing was run; --skip_missing true runs the other rows"
         )
     for reference in sorted(missing):
         say(f"{name}: rows that need {reference} are left out")
-    return able
+    return runnable
 
 
 def dry_run(name: str, cells: Sequence[Cell]) -> str:
@@ -387,7 +388,7 @@ def dry_run(name: str, cells: Sequence[Cell]) -> str:
             lines.append(f"  {cell.dataset}, {row}: {cost or step.recipe}; {len(cell.runs)} seeds, {done} done")
             hours += 0.0 if cost is None else cost.hours * (len(cell.runs) - done)
 
-    lines.append(f"  in all {60 * hours:.0f} minutes of arithmetic, {hours:.1f} hours")
+    lines.append(f"  total: {60 * hours:.0f} minutes of arithmetic, {hours:.1f} hours")
     for reference in sorted(missing):
         lines.append(f"  missing: {reference}")
     return "\n".join(lines)
@@ -397,16 +398,19 @@ def dry_run(name: str, cells: Sequence[Cell]) -> str:
 
 
 def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequence[str]) -> float | None:
-    """One number of a run.
+    """Return one number of a run, or None if the run does not have it.
 
     Args:
-        results: What the run left.
-        log: What it logged while it trained.
-        place: Where the number stands among the scores, where a mean that is not there is taken over the languages; or
-            "training" and a key of that part; or "similarity" and what of the cosines of the test's pairs: the mean of
-            the positive or the negative ones, or their separation, the difference of the two in standard deviations of
-            the negative ones; or "captions" and "relative_distance"; or "log", a logged name, and which of its values:
-            mean, first or last.
+        results: Results of the run.
+        log: Entries that the run logged during training.
+        place: A column of a table as words, one of:
+
+            - the place of a score in the results; a missing "mean" is computed over the languages;
+            - "training" and a key of the results' training part;
+            - "similarity" and "positive" or "negative", the mean cosine of these pairs of the test set, or
+              "separation", the difference of both means in standard deviations of the negative pairs;
+            - "captions" and "relative_distance";
+            - "log", a logged name, and "mean", "first" or "last".
     """
     from modeling_supclap.evaluation.results import flat_scores
 
@@ -423,29 +427,31 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
     if place[0] == "log":
         return get_logged(log, place[1], place[2])
 
-    several = []
+    of_languages = []
     for score in flat_scores(results.scores):
         if score.place == tuple(place):
             return score.value
         if (score.place[0], *score.place[2:]) == (place[0], *place[2:]):
-            several.append(score.value)
-    return float(np.mean(several)) if place[1] == "mean" and several else None
+            of_languages.append(score.value)
+    return float(np.mean(of_languages)) if place[1] == "mean" and of_languages else None
 
 
 def get_relative_distance(results: Results) -> float:
-    """How far captions are from their English ones, in units of how far English captions of two clips are apart.
+    """Return the mean distance of translations to their English caption over that of English captions of two clips.
 
-    0 where the languages agree, about 1 where a translation is as far as any other caption. Unlike the distance alone
-    [A eq. 15], it is not small where a model has learned so little that all of its captions are at one place.
+    It is 0 if the languages agree, and about 1 if a translation is as far away as any other caption. Unlike the
+    distance alone [A eq. 15], it is not small for a collapsed model, which maps all captions to almost one point.
     """
     english = results.arrays["embeddings/text/eng"]  # (N, d)
-    own = np.mean([results.arrays[f"multilingual/distance/{name}"] for name in results.protocol["languages"][1:]])
+    to_english = np.mean(
+        [results.arrays[f"multilingual/distance/{name}"] for name in results.protocol["languages"][1:]]
+    )
     distances = np.linalg.norm(english[:, None] - english, axis=-1)  # (N, N), 0 on the diagonal
-    return float(own / (distances.sum() / (len(english) * (len(english) - 1))))
+    return float(to_english / (distances.sum() / (len(english) * (len(english) - 1))))
 
 
 def get_logged(log: Sequence[Mapping[str, Any]], name: str, part: str) -> float | None:
-    """The "mean", "first" or "last" of what was logged under a name; None where nothing was."""
+    """Return the "mean", "first" or "last" value logged under a name; None if there is none."""
     values = [entry[name] for entry in log if name in entry]
     if not values:
         return None
@@ -453,9 +459,10 @@ def get_logged(log: Sequence[Mapping[str, Any]], name: str, part: str) -> float 
 
 
 def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
-    """What each query contributes to a score, (Q,), and the recording that it is about, (Q,); None where it has none.
+    """Return the contribution of each query to a score, (Q,), and the recording of each query, (Q,).
 
-    The mean over the languages is taken query by query, where the languages are parallel.
+    The language "mean" averages each query over the languages. Returns None if the results lack the outcomes, or if
+    languages have different numbers of queries.
     """
     arrays = results.arrays
     if place[-1] in ("MRV", "MSR"):
@@ -468,8 +475,8 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
     task, language, *rest = place
     languages = results.protocol.get("languages", []) if language == "mean" else [language]
     columns: list[np.ndarray] = []
-    for each in languages:
-        prefix = "/".join((task, each, *rest))
+    for code in languages:
+        prefix = "/".join((task, code, *rest))
         column = arrays.get(prefix, arrays.get(f"{prefix}/score"))
         if column is None or (columns and len(column) != len(columns[0])):
             return None
@@ -477,35 +484,36 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
     if not columns:
         return None
 
-    own = (task, languages[0], *rest)
-    clusters = arrays.get("/".join((*own, "cluster")), arrays.get("/".join((*own[:-1], "cluster"))))
+    key = (task, languages[0], *rest)
+    clusters = arrays.get("/".join((*key, "cluster")), arrays.get("/".join((*key[:-1], "cluster"))))
     return None if clusters is None else (np.mean(columns, axis=0), clusters)
 
 
 def compare_seeds(
-    own: Sequence[tuple[Results, Any]], other: Sequence[tuple[Results, Any]], place: Sequence[str]
+    runs: Sequence[tuple[Results, Any]], baseline: Sequence[tuple[Results, Any]], place: Sequence[str]
 ) -> tuple[float, float] | None:
-    """Return the interval over recordings of own minus other, each query by its mean over the seeds.
+    """Bootstrap the difference of a row to its baseline over recordings, with each query averaged over the seeds.
 
     Args:
-        own: The runs of a row, one for each seed, from `load_run`.
-        other: The runs of the row that it is compared with.
+        runs: The runs of a row, one for each seed, from `load_run`.
+        baseline: The runs of the row that it is compared with.
         place: The place of the score, as in `get_value`.
 
     Returns:
-        The lower and the upper end; None for a score without the outcomes of queries.
+        Lower and upper end of the 95 % interval. None if the score has no outcomes of queries, if both rows have
+        different recordings, or if there is only one recording.
     """
     from modeling_supclap.metrics.bootstrap import bootstrap_intervals
 
     sides = []
-    for several in (own, other):
+    for side in (runs, baseline):
         values = []
-        for results, _ in several:
-            found = get_outcomes(results, place)
-            if found is None:
+        for results, _ in side:
+            outcomes = get_outcomes(results, place)
+            if outcomes is None:
                 return None
-            values.append(found[0])
-            clusters = found[1]
+            values.append(outcomes[0])
+            clusters = outcomes[1]
         sides.append((np.mean(values, axis=0), clusters))
 
     (first, clusters), (second, others) = sides
@@ -520,12 +528,16 @@ def gather(
     """Collect all numbers of a table, measured and printed.
 
     Returns:
-        "table", "title", "claim", "scale", "settings" and "rows". A row has "row", "model", "dataset", "baseline",
-        "seeds", "cost" ("steps", "captions" and "seconds" of its training, the mean of the seeds) and "scores": by
-        column "values" (one a seed), "mean", "std" (of a sample; None for one seed), "chance" and "order_blind" where
-        there is such a level, "paper" (the printed number or None) and, beside a baseline, "differences" (one a seed),
-        "recordings" (interval over recordings), "low" and "high" (over seeds and recordings; for one seed, over
-        recordings). A table of cases also has "cases", of the first seed, from `tabulate_cases`.
+        A dictionary with the keys "table", "title", "claim", "scale", "settings", "versions" and "rows". A row has
+        "row", "model", "dataset", "baseline", "seeds", "cost" (from `get_cost`) and "scores", which maps a column to:
+
+        - "values" (one per seed), "mean" and "std" (of a sample; None for one seed);
+        - "chance" and "order_blind", if the score has these levels;
+        - "paper", the printed number or None;
+        - for rows with a baseline, "differences" (one per seed), "recordings" (interval over recordings), "low" and
+          "high" (interval over seeds and recordings; for one seed, over recordings).
+
+        A table of cases also has "cases", of the first seed, from `tabulate_cases`.
     """
     from modeling_supclap import evaluation
 
@@ -535,20 +547,20 @@ def gather(
 
     rows = []
     for cell in cells:
-        own, baseline = loaded[cell.row, cell.dataset], loaded.get((cell.baseline, cell.dataset))
+        runs, baseline = loaded[cell.row, cell.dataset], loaded.get((cell.baseline, cell.dataset))
         scores = {}
         for column in table.get(f"{args.scale}_columns", table["columns"]):
             place = column.split()
-            values: list[Any] = [get_value(*run, place) for run in own.values()]
+            values: list[Any] = [get_value(*run, place) for run in runs.values()]
             if None in values:
                 continue
-            told = {**summarise(values), **get_levels(next(iter(own.values()))[0], place)}
-            told["paper"] = get_printed(name, table, cell, place, args.scale)
+            score = {**summarise(values), **get_levels(next(iter(runs.values()))[0], place)}
+            score["paper"] = get_printed(name, table, cell, place, args.scale)
             if baseline is not None:
-                told |= compare_rows(own, baseline, place)
-            scores[column] = told
+                score |= compare_rows(runs, baseline, place)
+            scores[column] = score
 
-        about = {"row": cell.row, "model": cell.model, "dataset": cell.dataset, "seeds": list(own)}
+        about = {"row": cell.row, "model": cell.model, "dataset": cell.dataset, "seeds": list(runs)}
         compared = {"baseline": None if baseline is None else cell.baseline}
         rows.append({**about, **compared, "cost": get_cost(cell.runs), "scores": scores})
 
@@ -561,15 +573,15 @@ def gather(
 
 
 def compare_rows(
-    own: Mapping[int, tuple[Results, Any]], baseline: Mapping[int, tuple[Results, Any]], place: Sequence[str]
+    runs: Mapping[int, tuple[Results, Any]], baseline: Mapping[int, tuple[Results, Any]], place: Sequence[str]
 ) -> dict[str, Any]:
-    """Compare a row with its baseline over the seeds that both have; see `gather`."""
+    """Compare a row with its baseline over their common seeds; see `gather` for the keys."""
     from modeling_supclap.metrics.bootstrap import seed_interval
 
     seeds, differences = [], []
-    for seed in own:
+    for seed in runs:
         if seed in baseline:
-            value, other = get_value(*own[seed], place), get_value(*baseline[seed], place)
+            value, other = get_value(*runs[seed], place), get_value(*baseline[seed], place)
             if value is not None and other is not None:
                 seeds.append(seed)
                 differences.append(value - other)
@@ -577,7 +589,7 @@ def compare_rows(
         return {}
 
     compared: dict[str, Any] = {"differences": differences}
-    recordings = compare_seeds([own[seed] for seed in seeds], [baseline[seed] for seed in seeds], place)
+    recordings = compare_seeds([runs[seed] for seed in seeds], [baseline[seed] for seed in seeds], place)
     if recordings is not None:
         compared["recordings"] = recordings
     if len(seeds) > 1:
@@ -588,7 +600,7 @@ def compare_rows(
 
 
 def get_levels(results: Results, place: Sequence[str]) -> dict[str, float]:
-    """Return "chance" and "order_blind", the score of a model that ignores order, as far as a score has them."""
+    """Return the levels of a score: "chance", and "order_blind" for a model that ignores order, if they exist."""
     from modeling_supclap.evaluation.results import flat_scores
 
     levels = {"chance": 0.5} if "eval_order_accuracy" in place else {}
@@ -601,9 +613,9 @@ def get_levels(results: Results, place: Sequence[str]) -> dict[str, float]:
 
 
 def get_cost(runs: Sequence[Sequence[Step]]) -> dict[str, float]:
-    """Return the mean "steps", "captions" and process "seconds" of the last training of each run, as far as recorded.
+    """Return the mean "steps", "captions" and process "seconds" of the last training of each run, if recorded.
 
-    Captions are those that the text encoder embeds: steps * clips a step * texts a clip.
+    "captions" counts the captions that the text encoder embeds: steps * clips per step * texts per clip.
     """
     from modeling_supclap.evaluation.results import Results
 
@@ -624,14 +636,16 @@ def get_cost(runs: Sequence[Sequence[Step]]) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in costs.items()}
 
 
-def tabulate_cases(several: Mapping[str, Results]) -> list[list[str]]:
-    """What some captions find in each language, as heading and lines of a table [A tables 9 and 10].
+def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
+    """Return the retrieval of four captions in each language, as heading and lines of a table [A tables 9 and 10].
 
-    The captions are the two with the best and the two with the worst mean rank over all models, whose results are
-    given by the name of the model, and languages.
+    The captions have the two best and the two worst mean ranks over models and languages.
+
+    Args:
+        by_model: Results by the name of the model.
     """
-    first = next(iter(several.values()))
-    ranks = np.mean([results.arrays["multilingual/ranks"] for results in several.values()], axis=(0, 2))
+    first = next(iter(by_model.values()))
+    ranks = np.mean([results.arrays["multilingual/ranks"] for results in by_model.values()], axis=(0, 2))
     texts = first.arrays["multilingual/text"]
     _, distinct = np.unique(texts, return_index=True)  # captions that clips share have the same ranks
     ordered = distinct[np.argsort(ranks[distinct], kind="stable")]
@@ -639,24 +653,24 @@ def tabulate_cases(several: Mapping[str, Results]) -> list[list[str]]:
     languages = first.protocol["languages"]
     lines = [["caption", "model", *languages]]
     for query in [*ordered[:2], *ordered[2:][-2:]]:
-        for model, results in several.items():
+        for model, results in by_model.items():
             line = [str(texts[query]), model]
             for language, rank in zip(languages, results.arrays["multilingual/ranks"][query], strict=True):
-                line.append(f"{rank + 1}: {_found_first(results, language, query)}")
+                line.append(f"{rank + 1}: {_top_clip(results, language, query)}")
             lines.append(line)
     return lines
 
 
-def _found_first(results: Results, language: str, query: int) -> str:
-    """The label of the clip that a caption of `multilingual/` finds first, or its id where clips have no labels."""
+def _top_clip(results: Results, language: str, query: int) -> str:
+    """Return the label of the highest-scoring clip for a caption of `multilingual/`, or its id if it has no label."""
     arrays = results.arrays
-    asked = arrays[f"retrieval/{language}/t2a/query_id"] == arrays["multilingual/query_id"][query]
-    clip = arrays[f"retrieval/{language}/t2a/top"][asked.argmax(), 0]
+    is_query = arrays[f"retrieval/{language}/t2a/query_id"] == arrays["multilingual/query_id"][query]
+    clip = arrays[f"retrieval/{language}/t2a/top"][is_query.argmax(), 0]
     return str(arrays["clips/label"][clip] or arrays["clips/id"][clip])
 
 
 def summarise(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and standard deviation over the seeds; one seed has no deviation.
+    """Compute mean and sample standard deviation over the seeds; the deviation of one seed is None.
 
     >>> summarise([0.25, 0.75])
     {'values': [0.25, 0.75], 'mean': 0.5, 'std': 0.3535533905932738}
@@ -666,7 +680,7 @@ def summarise(values: Sequence[float]) -> dict[str, Any]:
 
 
 def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str], scale: str) -> float | None:
-    """What the paper prints in a place; at scale mini, which has other data, under its first dataset."""
+    """Return the number that the paper prints, or None; scale mini is compared with the table's first dataset."""
     from modeling_supclap import evaluation
 
     first, full = next(iter(table["full"].items())) if table.get("full") else (cell.dataset, {})
@@ -686,9 +700,9 @@ def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence
 
 
 def load_run(run: Sequence[Step]) -> tuple[Results, list[dict[str, Any]]]:
-    """The results of a run, and what its last training logged, of a post-training its stage B.
+    """Load the results of a run and the log of its last training (for a post-training, of stage B).
 
-    The last entry of the log holds the cosines of the positive pairs of the test.
+    If the results have cosines of the test set's positive pairs, their histogram is appended to the log.
     """
     import torch
 
@@ -711,7 +725,7 @@ def load_run(run: Sequence[Step]) -> tuple[Results, list[dict[str, Any]]]:
 
 
 def table_stem(name: str, args: options.ReproductionArguments) -> str:
-    """Return the file name of a table, which includes other settings and controls than its own.
+    """Return the file name of a table, with `args.settings` and the name of the controls file.
 
     >>> table_stem("supclap/table3", options.ReproductionArguments(settings={"num_train_epochs": 40}))
     'supclap_table3_num_train_epochs-40'
@@ -743,17 +757,19 @@ def write_table(
     if "curves" in table:
         plot_runs(arrange_curves(table["curves"], cells), figure)
     elif "spaces" in table:
-        of_first_seed = {cell.model: Results.load(cell.runs[0][-1].folder) for cell in cells}
-        save_projections(of_first_seed, figure)
-    drawn = figure.name if {"curves", "spaces"} & table.keys() else None
-    write_text(stem.with_suffix(".html"), html_table(content, drawn))
+        first_seed = {cell.model: Results.load(cell.runs[0][-1].folder) for cell in cells}
+        save_projections(first_seed, figure)
+    figure_name = figure.name if {"curves", "spaces"} & table.keys() else None
+    write_text(stem.with_suffix(".html"), html_table(content, figure_name))
     return stem.with_suffix(".md")
 
 
 def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str, dict[str, Curve]]:
-    """The panels of a figure: one for each dataset and title, in which each row has a curve.
+    """Return the panels of a figure: one for each dataset and title, with one curve for each row and logged name.
 
-    `curves` maps what was logged to the titles of the panels; what has the same title shares a panel.
+    Args:
+        curves: Title of the panel for each logged name; names with the same title share a panel.
+        cells: Rows to draw.
     """
     one_dataset = all(cell.dataset == cells[0].dataset for cell in cells)
     titles = Counter(curves.values())
@@ -768,7 +784,7 @@ def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str
 
 
 def main() -> None:
-    """Parse, plan, run, gather."""
+    """Parse the arguments, train the rows, and write the tables."""
     words = sys.argv[1:]
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     (args,) = parse_arguments((options.ReproductionArguments,), words[len(names) :], about=__doc__)
@@ -784,7 +800,7 @@ def main() -> None:
     if unknown:
         raise ValueError(f"{', '.join(plans)} have no rows {unknown}; they have {', '.join(sorted(known))}")
 
-    plans = {name: cells for name, cells in plans.items() if cells}  # without those that have none of the rows
+    plans = {name: cells for name, cells in plans.items() if cells}  # leave out tables without any of the rows
     if args.dry_run:
         for name, cells in plans.items():
             say(dry_run(name, cells))
@@ -796,16 +812,16 @@ def main() -> None:
             for cell in cells:
                 for step in itertools.chain(*cell.runs):
                     run_step(step)
-        finally:  # finished runs are tabulated, also where another fails or is interrupted
+        finally:  # write the finished runs even if another run fails or is interrupted
             finished = keep_finished(cells)
             if finished:
                 path = write_table(name, tables[name], finished, args)
                 text = path.read_text(encoding="utf-8")
-                say(f"\n{text}\n{path}, with .html, .json and, where there are curves, .png")
+                say(f"\n{text}\n{path}, also as .html, .json and, if there is a figure, .png")
 
 
 def keep_finished(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells with their finished runs, without cells that have none."""
+    """Return the cells with only their finished runs, without cells that have none."""
     finished = []
     for cell in cells:
         runs = [run for run in cell.runs if run[-1].is_done]

@@ -1,4 +1,4 @@
-"""Reproduced tables as text: Markdown for a page of the docs, HTML for a browser."""
+"""Format reproduced tables as Markdown for the docs and as HTML pages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from modeling_supclap.evaluation.results import DIRECTIONS
 from modeling_supclap.metrics.names import get_metric
 
-CASES = "In each language the rank of the caption's own clip, from 1, and what sounds in the clip that it finds first."
+CASES = "For each language: the rank of the caption's own clip, counted from 1, and the label of the top-ranked clip."
 
 
 def format_value(column: str, value: float, signed: bool = False) -> str:
-    """A number as its metric is written, shares in percent.
+    """Format a number as usual for its metric, such as recall in percent.
 
     >>> format_value("retrieval eng t2a R@1", 0.4187), format_value("log eval_eng_t2a_R@1 last", 0.021, signed=True)
     ('41.9', '+2.1')
@@ -28,59 +28,59 @@ def format_value(column: str, value: float, signed: bool = False) -> str:
     return f"{'-' if value < 0 else '+' if signed else ''}{text}"
 
 
-def format_cell(column: str, told: Mapping[str, Any]) -> str:
-    """A measured number with its spread, and where there is a baseline the difference to it.
+def format_cell(column: str, score: Mapping[str, Any]) -> str:
+    """Format a measured number with its spread, and its difference to the baseline, if any.
 
-    >>> told = {"mean": 0.5, "std": 0.01, "difference": 0.1, "low": 0.05, "high": 0.15, "differences": [0.1, 0.1]}
-    >>> format_cell("retrieval eng t2a R@1", told)
+    >>> score = {"mean": 0.5, "std": 0.01, "difference": 0.1, "low": 0.05, "high": 0.15, "differences": [0.1, 0.1]}
+    >>> format_cell("retrieval eng t2a R@1", score)
     '50.0 ± 1.0 (+10.0, +5.0 to +15.0; 2 of 2 up)'
     """
-    text = format_value(column, told["mean"])
-    if told.get("std") is not None:
-        text += f" ± {format_value(column, told['std'])}"
-    if not told.get("differences"):
+    text = format_value(column, score["mean"])
+    if score.get("std") is not None:
+        text += f" ± {format_value(column, score['std'])}"
+    if not score.get("differences"):
         return text
 
-    differences = told["differences"]
+    differences = score["differences"]
     mean = format_value(column, sum(differences) / len(differences), signed=True)
     interval = ""
-    if "low" in told:
-        ends = [format_value(column, told[end], signed=True) for end in ("low", "high")]
+    if "low" in score:
+        ends = [format_value(column, score[end], signed=True) for end in ("low", "high")]
         interval = f", {' to '.join(ends)}"
     up = sum(difference > 0 for difference in differences)
     return f"{text} ({mean}{interval}; {up} of {len(differences)} up)"
 
 
 def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
-    """Heading and lines of a table, as `reproduce.gather` gives it; beside a measured number what the paper prints."""
+    """Return heading and lines of a table from `reproduce.gather`, with the printed number beside the measured one."""
     columns: dict[str, None] = {}
     datasets = set()
     for row in content["rows"]:
         columns |= dict.fromkeys(row["scores"])
         datasets.add(row["dataset"])
-    several = len(datasets) > 1
+    has_datasets = len(datasets) > 1
 
     costs = []
     for name in ("steps", "captions", "seconds"):
         if any(name in row.get("cost", {}) for row in content["rows"]):
             costs.append(name)
     headings = [format_heading(column) + _format_levels(column, content["rows"]) for column in columns]
-    lines = [["row", *(["data"] if several else []), *costs, *headings]]
+    lines = [["row", *(["data"] if has_datasets else []), *costs, *headings]]
     for row in content["rows"]:
-        line = [row["model"], *([row["dataset"]] if several else [])]
+        line = [row["model"], *([row["dataset"]] if has_datasets else [])]
         line += [f"{row['cost'][name]:,.0f}" if name in row.get("cost", {}) else "" for name in costs]
         for column in columns:
-            told = row["scores"].get(column)
-            text = "" if told is None else format_cell(column, told)
-            if told is not None and told["paper"] is not None:
-                text += f"; paper {format_value(column, told['paper'])}"
+            score = row["scores"].get(column)
+            text = "" if score is None else format_cell(column, score)
+            if score is not None and score["paper"] is not None:
+                text += f"; paper {format_value(column, score['paper'])}"
             line.append(text)
         lines.append(line)
     return lines
 
 
 def _format_levels(column: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the levels of chance and of an order-blind model, each number that differs between rows once."""
+    """Return the levels of chance and of an order-blind model; rows with equal levels share one number."""
     parts = []
     for level, name in (("chance", "chance"), ("order_blind", "order-blind")):
         values = [row["scores"][column].get(level) for row in rows if column in row["scores"]]
@@ -91,7 +91,7 @@ def _format_levels(column: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_heading(column: str) -> str:
-    """A place of a score in words.
+    """Return the heading of a column in words.
 
     >>> format_heading("retrieval eng t2a R@1"), format_heading("multilingual fra Gap")
     ('text to audio R@1', 'gap to English, fra')
@@ -108,8 +108,8 @@ def format_heading(column: str) -> str:
     name = metric if "@" in metric else get_metric(metric).display
     if kind == "zero_shot":
         name += f", prompts of {between.pop()}"
-    several = {"eng": "", "all": "", "mean": ", mean of the languages"}
-    return " ".join([*map(_spell, between), name]) + several.get(language, f", {language}")
+    suffixes = {"eng": "", "all": "", "mean": ", mean of the languages"}
+    return " ".join([*map(_spell, between), name]) + suffixes.get(language, f", {language}")
 
 
 def _spell(name: str) -> str:
@@ -119,7 +119,7 @@ def _spell(name: str) -> str:
 
 
 def caption(content: Mapping[str, Any]) -> str:
-    """Return what the numbers are, in a few sentences."""
+    """Return a caption that explains the numbers of a table."""
     seeds = ", ".join(map(str, sorted({seed for row in content["rows"] for seed in row["seeds"]})))
     fewest = min((len(row["seeds"]) for row in content["rows"]), default=0)
     sentences = [f"Scale {content['scale']}, seeds {seeds}: mean ± standard deviation over the seeds."]
@@ -127,23 +127,23 @@ def caption(content: Mapping[str, Any]) -> str:
         sentences.append(f"Other settings than the table's own: {_list_settings(content)}.")
     if fewest == 1:
         sentences.append(
-            "In brackets the difference to the row's baseline and its 95 % interval over recordings. **One seed**: the "
-            "interval says nothing of other seeds."
+            "In brackets: the difference to the row's baseline and its 95 % interval over recordings. **One seed**: "
+            "the interval does not cover the variation between seeds."
         )
     else:
         sentences.append(
-            "In brackets the difference to the row's baseline, its 95 % interval over seeds and recordings, and in how "
-            "many seeds the difference is above 0."
+            "In brackets: the difference to the row's baseline, its 95 % interval over seeds and recordings, and the "
+            "number of seeds with a difference above 0."
         )
         if fewest < 5:
             sentences.append(f"**Fewer than five seeds** ({fewest}): an indication, not evidence.")
     if any(row.get("cost") for row in content["rows"]):
-        sentences.append("Captions are those that the text encoder embeds in training; seconds are of the processor.")
+        sentences.append("Captions: number that the text encoder embeds in training. Seconds: processor time.")
     return " ".join(sentences)
 
 
 def full_title(content: Mapping[str, Any]) -> str:
-    """Return the name and title of a table, with other settings than its own."""
+    """Return the name and title of a table, with its changed settings, if any."""
     settings = f" with {_list_settings(content)}" if content.get("settings") else ""
     return f"{content['table']}{settings}: {content['title']}"
 
@@ -167,7 +167,7 @@ def _markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
-    """A table, as `reproduce.gather` gives it, as a page of its own, with a picture of the same folder."""
+    """Return a table from `reproduce.gather` as an HTML page, with the figure of this file name, if any."""
     title = escape(full_title(content))
     picture = "" if figure is None else f'<img src="{escape(figure)}" alt="{title}">'
     cases = f"{_html_lines(content['cases'])}<p>{CASES}</p>" if "cases" in content else ""
@@ -175,7 +175,7 @@ def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
         ":root{color-scheme:light dark}body{font-family:sans-serif}table{display:block;overflow-x:auto}"
         "td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}img{max-width:100%;background:#fff}"
     )
-    screen = '<meta name="viewport" content="width=device-width">'  # a telephone scrolls the table, and not the page
+    screen = '<meta name="viewport" content="width=device-width">'  # on a telephone the table scrolls, not the page
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8">{screen}<title>{title}</title><style>{style}</style>'
         f"<h1>{title}</h1><p>Claim: {escape(content['claim'])}</p>{_html_lines(table_lines(content))}"

@@ -1,6 +1,6 @@
-"""How a recipe runs as a command: one process prints, and an error or Ctrl-C ends it with one line.
+"""Run a recipe as a command: only the first process prints, and an error or Ctrl-C ends it with one line.
 
-Nothing here imports torch or transformers before a function needs them, so that `--help` is immediate.
+Functions import torch and transformers only when they need them, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 STOPPED_BY_SIGTERM = 128 + signal.SIGTERM
-"""Exit status of a run that SIGTERM stopped after it saved a checkpoint: 143, for scripts that requeue it."""
+"""Exit status after SIGTERM and a saved checkpoint: 143, so that scripts can requeue the run."""
 
 USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError)
-"""Errors of data and arguments, whose message is enough; any other error is printed with its traceback."""
+"""Errors of data and arguments, printed without a traceback; other errors are printed with it."""
 
 
 class StoppedError(Exception):
-    """SIGTERM has stopped a run, and its checkpoint is saved."""
+    """Error of a run that SIGTERM stopped after it saved a checkpoint."""
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a recipe as a script: an error ends the process with status 1, Ctrl-C with 130, SIGTERM with 143.
+    """Run a recipe as a script; exit with status 1 after an error, 130 after Ctrl-C and 143 after SIGTERM.
 
     Args:
-        main: The recipe. It reads `sys.argv` and may return an exit status.
+        main: The main function of the recipe. It reads `sys.argv` and may return an exit status.
     """
     if not sys.stderr.isatty():  # no progress bars in log files; read when datasets and transformers are imported
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -67,22 +67,22 @@ def run_command(main: Callable[[], int | None]) -> None:
 
 
 def command_name() -> str:
-    """Return the words that the user typed: `supclap train`, or the name of the script."""
+    """Return the command that the user typed: `supclap train`, or the name of the script."""
     return os.environ.get("SUPCLAP_COMMAND") or Path(sys.argv[0]).name
 
 
 def is_first_process() -> bool:
     """Return whether this is the first of the launched processes, or the only one.
 
-    The launcher's variables are read, because processes without GPUs join a process group late.
+    It reads the launcher's environment variables, because the process group is created later.
     """
     ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
     return next((os.environ[name] for name in ranks if name in os.environ), "0") == "0"
 
 
 def report_stop(advice: str = "") -> None:
-    """Print one line after a stop, in the first process only, and ignore Ctrl-C from now on."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a launcher of several processes sends it once more
+    """Print one line after a stop, in the first process only, and ignore further Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a launcher of several processes sends the signal twice
     if is_first_process():
         print(f"\n{command_name()}: stopped{advice and f'; {advice}'}", file=sys.stderr)
 
@@ -99,10 +99,10 @@ def only_run(args: SupCLAPTrainingArguments) -> AbstractContextManager[None]:
 
 
 def train(trainer: Trainer, checkpoint: str | None = None) -> None:
-    """Train, from a checkpoint if one is given; Ctrl-C and unusable recordings say how to go on.
+    """Train, from a checkpoint if given; after Ctrl-C or an unusable recording, the message contains the next step.
 
     Raises:
-        StoppedError: `enable_jit_checkpoint` is set and SIGTERM has stopped the run, so that it has no results yet.
+        StoppedError: `enable_jit_checkpoint` is set and SIGTERM stopped the run before its last step.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
     from modeling_supclap.training.checkpoints import last_checkpoint
@@ -112,34 +112,34 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would prevent the advice
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would suppress the advice
         if last_checkpoint(folder, resumes=True) is None:
-            raise KeyboardInterrupt("no checkpoint was saved yet, so the same command begins anew") from None
-        raise KeyboardInterrupt("go on with the same command and --resume_from_checkpoint last") from None
+            raise KeyboardInterrupt("no checkpoint was saved yet; run the same command to start again") from None
+        raise KeyboardInterrupt("continue with the same command and --resume_from_checkpoint last") from None
     except MissingDecoderError:
-        raise  # not the recording's fault
+        raise  # leaving out recordings would not help
     except BadAudioError as error:
-        raise BadAudioError(f"{_plain(error)}; --on_bad_audio skip leaves such recordings out") from error
+        raise BadAudioError(f"{_plain(error)}; use --on_bad_audio skip to leave such recordings out") from error
     finally:
         for callback in trainer.callback_handler.callbacks:
             bar = getattr(callback, "training_bar", None)
             if bar is not None:
-                bar.close()  # so that a message is the last line
+                bar.close()  # so that the error message is the last line
 
     if trainer.args.enable_jit_checkpoint and trainer.state.global_step < trainer.state.max_steps:
-        raise StoppedError("go on with the same command and --resume_from_checkpoint last")
+        raise StoppedError("continue with the same command and --resume_from_checkpoint last")
 
 
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments) -> None:
-    """Read the validation and test recordings before the training, so that an unusable one is found early.
+    """Read the validation and test recordings before training, to find unusable ones early.
 
     Raises:
-        BadAudioError: Recordings of the validation or the test split cannot be used; the message names the first.
+        BadAudioError: Recordings of the validation or test split cannot be used; the message names the first.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError
     from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
 
-    if args.on_bad_audio != "error":  # such recordings are left out already
+    if args.on_bad_audio != "error":  # the splits no longer contain such recordings
         return
 
     for name in ("validation", "test"):
@@ -149,15 +149,15 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
                 bad = find_bad_audio(splits[name], max(1, args.dataloader_num_workers))
         if bad:
             raise BadAudioError(
-                f"{len(bad)} of the {len(splits[name])} {name} recordings cannot be used, the first is that of clip "
-                f"{bad[0].clip_id!r}: {bad[0].reason}; --on_bad_audio skip leaves such recordings out"
+                f"{len(bad)} of the {len(splits[name])} {name} recordings cannot be used, first that of clip "
+                f"{bad[0].clip_id!r}: {bad[0].reason}; use --on_bad_audio skip to leave such recordings out"
             )
 
 
 def _plain(error: Exception) -> str:
     """Return the message of an error, without the worker's traceback that the DataLoader adds."""
     if isinstance(error, FileExistsError) and error.filename:  # from `mkdir`
-        return f"{error.filename} is a file; a folder is expected, name another"
+        return f"{error.filename} is a file; expected a folder, name another path"
     message = str(error).rstrip()
     return message.splitlines()[-1].partition(": ")[2] if message.startswith("Caught ") else message
 

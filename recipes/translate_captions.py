@@ -1,14 +1,15 @@
-"""Translates the captions of a dataset and measures how good the translations are.
+"""Translate the captions of a dataset and measure the quality of the translations.
 
     supclap translate --dataset audiocaps --data_dir DIR --output audiocaps.parquet
     supclap translate --captions captions.csv --output captions.parquet --languages fra jpn \\
         --model deepseek-chat --endpoint https://api.deepseek.com/v1 --api_key_env DEEPSEEK_API_KEY
 
-The file is then joined with `dataset_config: {translations: audiocaps.parquet}` in a training configuration, or with
-`join_translations`. A run that was killed continues when it is started again; a caption
-that has changed is translated again. Beside the file lie `audiocaps.back.parquet`, the translations translated back
-into English, and `audiocaps.report.json`: per language how many are missing, how long they are, and how much of the
-meaning comes back, the mean cosine of the sentence embeddings of a caption and of its translation back [S E.9].
+Training reads the file with `dataset_config: {translations: audiocaps.parquet}`; in Python, use `join_translations`. A
+stopped run continues when it is started again, and changed captions are translated again.
+
+Two more files are written. `audiocaps.back.parquet` contains the translations translated back into English.
+`audiocaps.report.json` contains for each language the number of missing translations, the lengths, and the mean cosine
+between the sentence embeddings of each caption and its back-translation [S E.9].
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
 
 
 def load_captions(args: CaptionArguments) -> list[Caption]:
-    """The captions to translate, from a builder or from a file; blank and doubled ones are refused."""
+    """Load the captions to translate, from a builder or a file.
+
+    Raises:
+        ValueError: Both or neither of dataset and captions are given, or captions are blank, damaged or repeated.
+    """
     from modeling_supclap.datasets_scripts.translation.jobs import clean
     from modeling_supclap.datasets_scripts.translation.table import listing
 
@@ -52,12 +57,16 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
     if blank:
         raise ValueError(f"{len(blank)} captions are blank or damaged: {listing(blank)}")
     if twice:
-        raise ValueError(f"{len(twice)} captions are there more than once: {listing(twice)}")
+        raise ValueError(f"{len(twice)} captions are repeated: {listing(twice)}")
     return captions
 
 
 def from_builder(args: CaptionArguments) -> list[Caption]:
-    """The captions of a dataset, whose languages must not be there yet."""
+    """Load the captions of a dataset.
+
+    Raises:
+        ValueError: The dataset already has captions in one of the target languages.
+    """
     from modeling_supclap.datasets_scripts.translation.join import read_captions
 
     captions = []
@@ -65,15 +74,15 @@ def from_builder(args: CaptionArguments) -> list[Caption]:
         for language in args.languages:
             if language in rows.features["captions"] and read_captions(rows, language):
                 raise ValueError(
-                    f"{args.dataset} has captions in {language!r} of its own; choose other languages, or load it "
-                    f'without: dataset_config {{"languages": ["{args.source_language}"]}}'
+                    f"{args.dataset} already has captions in {language!r}; choose other languages, or load only "
+                    f'the source language: dataset_config {{"languages": ["{args.source_language}"]}}'
                 )
         captions += read_captions(rows, args.source_language)
     return captions
 
 
 def read_caption_file(path: Path) -> list[Caption]:
-    """The captions of a table of any kind: clip id, text, and the place of the caption, a whole number from 0."""
+    """Read captions from a table with the columns clip_id, caption_index (from 0 within the clip) and text."""
     from modeling_supclap.datasets_scripts.builders.metadata import read_table
     from modeling_supclap.datasets_scripts.translation.join import Caption
 
@@ -84,7 +93,7 @@ def read_caption_file(path: Path) -> list[Caption]:
 
         clip_id, index, text = entry["clip_id"], str(entry["caption_index"]), entry["text"]
         if clip_id in (None, "") or not isinstance(text, str):
-            raise ValueError(f"{where} is {entry}; it needs a clip_id and a text, neither may be null")
+            raise ValueError(f"{where} is {entry}; clip_id must not be empty, and text must be a string")
         if not re.fullmatch("[0-9]{1,9}", index):
             raise ValueError(f"{where} has the caption_index {index}; it must be a whole number, counted from 0")
         captions.append(Caption(str(clip_id), int(index), text))
@@ -92,14 +101,14 @@ def read_caption_file(path: Path) -> list[Caption]:
 
 
 def build_translator(args: TranslatorArguments) -> Translator:
-    """The translator that the arguments describe."""
+    """Build a translator for a chat endpoint if one is given, else for a local sequence-to-sequence model."""
     from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator
 
     if args.endpoint is None:
         return Seq2SeqTranslator(args.model, args.prompt, args.num_beams, args.device, args.dtype)
     api_key = None if args.api_key_env is None else os.environ.get(args.api_key_env)
     if args.api_key_env is not None and not api_key:
-        raise ValueError(f"api_key_env is {args.api_key_env}, but there is no such environment variable")
+        raise ValueError(f"api_key_env is {args.api_key_env}; this environment variable is not set or empty")
     options = None if args.request_options is None else as_mapping(args.request_options)
     return ChatTranslator(
         args.model, args.endpoint, api_key, options, args.requests_per_minute, args.workers, args.retries
@@ -107,22 +116,22 @@ def build_translator(args: TranslatorArguments) -> Translator:
 
 
 def back_arguments(args: TranslatorArguments, check: QualityArguments) -> TranslatorArguments:
-    """How to translate back: by the same model, unless another is named."""
+    """Return the arguments for the translation back: those of `args`, or of `check.back_model` if given."""
     if check.back_model is None:
         return args
     return replace(args, model=check.back_model, endpoint=None, prompt=None, request_options=None)
 
 
 def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments) -> None:
-    """Refuses what would only fail after hours, or make no sense."""
+    """Raise ValueError for invalid arguments, before hours of translation."""
     from modeling_supclap.languages import LANGUAGES
 
     languages = caption_args.languages
     if not languages or len(set(languages)) < len(languages) or caption_args.source_language in languages:
-        raise ValueError(f"languages is {languages}; give at least one, each once, not {caption_args.source_language}")
+        raise ValueError(f"languages is {languages}; give one or more, each once, not {caption_args.source_language}")
     unknown = [language for language in languages if not re.fullmatch("[a-z]{3}", language)]
     if unknown:
-        raise ValueError(f"languages holds {unknown}; give ISO 639-3 codes such as {', '.join(LANGUAGES)}")
+        raise ValueError(f"languages contains {unknown}; give ISO 639-3 codes such as {', '.join(LANGUAGES)}")
     if Path(caption_args.output).suffix != ".parquet":
         raise ValueError(f"output is {caption_args.output}; it must end with .parquet")
     for name in ("batch_size", "num_beams", "workers"):
@@ -133,12 +142,12 @@ def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, c
 
 
 def by_language(texts: Mapping[Key, str], language: str) -> dict[tuple[str, int], str]:
-    """The texts of one language, by clip and place."""
+    """Return the texts of one language, by clip id and caption index."""
     return {key[:2]: text for key, text in texts.items() if key[2] == language}
 
 
 def main() -> None:
-    """Parse, load, translate, translate back, compare, report."""
+    """Translate the captions, translate them back, and write the report."""
     groups = (CaptionArguments, TranslatorArguments, QualityArguments)
     caption_args, args, check = parse_arguments(groups, about=__doc__)
 
@@ -154,23 +163,23 @@ def main() -> None:
     check_arguments(args, caption_args, check)
     output, english, languages = Path(caption_args.output), caption_args.source_language, caption_args.languages
     captions = load_captions(caption_args)
-    print(f"{len(captions):,} captions to have in {', '.join(languages)}")
+    print(f"{len(captions):,} captions to translate into {', '.join(languages)}")
 
     encoder = load_sentence_encoder(check.sentence_encoder, args.device) if check.back_sample != 0 else None
     translator, back_args = build_translator(args), back_arguments(args, check)
     back_translator = translator if back_args is args else build_translator(back_args)
-    for language in languages:  # before hours of work
+    for language in languages:  # before hours of translation
         translator.check(english, language)
         back_translator.check(language, english)
 
-    def complete(path: Path, items: list[Item], by: Translator, made_with: TranslatorArguments) -> dict[Key, str]:
+    def complete(path: Path, items: list[Item], model: Translator, options: TranslatorArguments) -> dict[Key, str]:
         settings = {
-            "prompt": made_with.prompt,
-            "num_beams": made_with.num_beams,
-            "dtype": made_with.dtype,
-            "request_options": made_with.request_options,
+            "prompt": options.prompt,
+            "num_beams": options.num_beams,
+            "dtype": options.dtype,
+            "request_options": options.request_options,
         }
-        return complete_translations(path, items, by, args.batch_size, settings, args.fill_gaps)
+        return complete_translations(path, items, model, args.batch_size, settings, args.fill_gaps)
 
     items = []
     for language in languages:
@@ -186,15 +195,15 @@ def main() -> None:
     sources = {caption[:2]: caption.text for caption in captions}
     report = {}
     for language in languages:
-        there, back = by_language(texts, language), by_language(backs, language)
-        report[language] = report_translations(sources, there, back, encoder, check.threshold, check.num_worst)
+        forward, back = by_language(texts, language), by_language(backs, language)
+        report[language] = report_translations(sources, forward, back, encoder, check.threshold, check.num_worst)
 
     arguments = redact({**vars(caption_args), **vars(args), **vars(check)}, from_anywhere=True)
     made_by = installed_versions(["supclap", "torch", "transformers", "sentence-transformers", "openai"])
     path = output.with_suffix(".report.json")
     write_json(path, {"languages": report, "arguments": arguments, "versions": made_by}, allow_nan=False)
     print(format_translation_report(report, check.threshold))
-    print(f"translations are in {output}, this report with the worst of them in {path}")
+    print(f"translations are in {output}, this report and the worst translations in {path}")
 
 
 if __name__ == "__main__":

@@ -154,8 +154,8 @@ def test_captions_that_cannot_be_right_are_named(tmp_path, captions, message):
     ("name", "content", "message"),
     [
         ("c.jsonl", '{"clip_id": "a", "text": "b"}', r"c\.jsonl.*line 1.*caption_index"),
-        ("c.jsonl", '{"clip_id": "a", "caption_index": 0, "text": null}', "line 1.*null"),
-        ("c.jsonl", '{"clip_id": null, "caption_index": 0, "text": "b"}', "line 1.*null"),
+        ("c.jsonl", '{"clip_id": "a", "caption_index": 0, "text": null}', "line 1.*None"),
+        ("c.jsonl", '{"clip_id": null, "caption_index": 0, "text": "b"}', "line 1.*None"),
         ("c.jsonl", '{"clip_id": "a", "caption_index": -1, "text": "b"}', "line 1.*caption_index -1"),
         ("c.jsonl", '{"clip_id": "a", "caption_index": 1.5, "text": "b"}', r"caption_index 1\.5"),
         ("c.jsonl", '{"clip_id": "a", "caption_index": 9999999999, "text": "b"}', "caption_index 9999999999"),
