@@ -84,7 +84,7 @@ def make_manifest(
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed ones of some packages, in the same order.
+    """Return the versions of packages in the given order, without packages that are not installed.
 
     >>> list(installed_versions(["numpy", "no-such-package"]))
     ['numpy']
