@@ -1,4 +1,4 @@
-"""What the site adds to the files of `docs/`: notebooks, cards of the metrics, changelog, contributing, and links."""
+"""Hooks of the site: add pages for notebooks, metric cards, changelog and CONTRIBUTING, and link the paper index."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ for card in ROOT.glob("metrics/*/README.md"):
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the pages; a link of the repository becomes one of the site."""
+    """Add the generated pages, with links to repository files replaced by links to pages."""
     for page, source in COPIES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         text = text.replace("](../../docs/", "](../").replace("](docs/", "](")
@@ -32,7 +32,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links the functions and metrics of the paper index to their pages, by the last part of their names."""
+    """Link the functions and metrics in the paper index to their pages, with the last part of the name as text."""
     if page.file.src_uri != "paper_index.md":
         return markdown
 
@@ -50,7 +50,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def read_notebook(notebook: Path) -> tuple[str, dict[str, bytes]]:
-    """A notebook as Markdown, what it printed below each cell, and its pictures by name."""
+    """Convert a notebook to Markdown, with printed output below each cell; return it with its pictures by name."""
     parts, pictures = [], {}
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -62,5 +62,5 @@ def read_notebook(notebook: Path) -> tuple[str, dict[str, bytes]]:
             elif "image/png" in output.get("data", {}):
                 name = f"{notebook.stem}_{len(pictures)}.png"
                 pictures[name] = base64.b64decode("".join(output["data"]["image/png"]))
-                parts.append(f"![What the cell above draws]({name})")
+                parts.append(f"![Output of the cell above]({name})")
     return "\n\n".join(parts), pictures

@@ -1,9 +1,10 @@
-"""Draws the picture of the README: a recording, and where in it a model hears the answers to questions in words.
+"""Draw the picture of the README: text queries located in a recording.
 
     make train && .venv/bin/python docs/make_picture.py
 
-The recording is composed of generated sounds that the model was not trained on, over faint noise. For each question
-the strip below shows the similarity of every window, and the bar above it the best one; grey is where the sound is.
+The recording is composed of generated sounds that the model was not trained on, over faint noise. Below the spectrogram
+each query has one plot: the curve is the similarity of each window, the bar the best window, and the grey area the
+sound itself.
 """
 
 import sys
@@ -25,7 +26,7 @@ PICTURE = Path(__file__).parent / "images" / "search.png"
 RATE_HZ = 16000
 WINDOW_SECONDS, HOP_SECONDS = 2.0, 0.25
 
-# What sounds in the recording, in this order: clips of the test split whose own noise is as faint as that between them.
+# Sounds of the recording in order, as indices of the test split: clips with background noise as faint as the gaps.
 SOUNDS = {
     "low_hum": 480,
     "high_bird_chirp": 589,
@@ -36,7 +37,7 @@ SOUNDS = {
     "high_siren": 751,
     "high_hiss": 278,
 }
-QUESTIONS = [
+QUERIES = [
     ("low_rising_sweep", "eng", "a low tone sliding upwards"),
     ("high_bird_chirp", "fra", "un gazouillis d'oiseau aigu"),
     ("low_bell", "cat", "una campanada greu"),
@@ -45,23 +46,23 @@ QUESTIONS = [
 
 
 def compose() -> tuple[np.ndarray, dict[str, tuple[float, float]]]:
-    """The recording, and where its events begin and end, in seconds."""
+    """Return the recording (samples,), and the onset and offset of each sound in seconds."""
     rng = np.random.default_rng(0)
-    parts, places, start = [], {}, 0.0
+    parts, spans, start = [], {}, 0.0
     for label, index in SOUNDS.items():
         gap = 0.0008 * rng.standard_normal(round(rng.uniform(1.0, 3.0) * RATE_HZ))
         clip = render_clip(0, "test", index)
         start += len(gap) / RATE_HZ
-        places[label] = (start + clip.onset_seconds, start + clip.offset_seconds)
+        spans[label] = (start + clip.onset_seconds, start + clip.offset_seconds)
         parts += [gap, clip.samples]
         start += len(clip.samples) / RATE_HZ
-    return np.concatenate(parts).astype(np.float32), places
+    return np.concatenate(parts).astype(np.float32), spans
 
 
 def main() -> None:
-    """Embeds the windows and the questions, and draws."""
+    """Embed the windows and the queries, and draw the picture."""
     model = SupCLAPModel.from_pretrained(MODEL)
-    recording, places = compose()
+    recording, spans = compose()
     seconds = len(recording) / RATE_HZ
 
     onsets = np.arange(0, seconds - WINDOW_SECONDS, HOP_SECONDS)
@@ -70,10 +71,10 @@ def main() -> None:
         first = round(onset * RATE_HZ)
         windows.append(recording[first : first + round(WINDOW_SECONDS * RATE_HZ)])
     audio_embeds = model.encode_audio(windows, sampling_rate=RATE_HZ)
-    text_embeds = model.encode_text([text for _, _, text in QUESTIONS], language=[code for _, code, _ in QUESTIONS])
+    text_embeds = model.encode_text([text for _, _, text in QUERIES], language=[code for _, code, _ in QUERIES])
     similarity = model.similarity(audio_embeds, text_embeds)  # (windows, questions)
 
-    heights = [3.2, *[1] * len(QUESTIONS)]
+    heights = [3.2, *[1] * len(QUERIES)]
     figure, axes = plt.subplots(len(heights), sharex=True, figsize=(9.6, 5.2), gridspec_kw={"height_ratios": heights})
     axes[0].specgram(recording + 1e-6, NFFT=512, Fs=RATE_HZ, noverlap=256, cmap="magma", vmin=-105, vmax=-40)
     axes[0].set(ylabel="kHz", yticks=[0, 4000, 8000], yticklabels=["0", "4", "8"])
@@ -81,10 +82,10 @@ def main() -> None:
     for spine in axes[0].spines.values():
         spine.set_visible(False)
 
-    for number, (axis, (label, code, text)) in enumerate(zip(axes[1:], QUESTIONS, strict=True)):
+    for number, (axis, (label, code, text)) in enumerate(zip(axes[1:], QUERIES, strict=True)):
         color, scores = f"C{number}", similarity[:, number]
         best = onsets[scores.argmax()]
-        start, end = places[label]
+        start, end = spans[label]
 
         axis.axvspan(start, end, color="0.8", linewidth=0)
         axis.fill_between(onsets + WINDOW_SECONDS / 2, scores.min(), scores, color=color, alpha=0.35, linewidth=0)
@@ -93,10 +94,10 @@ def main() -> None:
         axis.plot([best, best + WINDOW_SECONDS], [top, top], color=color, linewidth=4, solid_capstyle="butt")
         axis.set_title(f"{text}  ({code})", loc="left", fontsize=10, pad=2, color=color)
         axis.set(yticks=[], ylim=(scores.min(), scores.max() + 0.35 * np.ptp(scores)))
-        axis.tick_params(bottom=number == len(QUESTIONS) - 1)
+        axis.tick_params(bottom=number == len(QUERIES) - 1)
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)
-        print(f"{text}: found at {best:.2f} to {best + WINDOW_SECONDS:.2f} s, truly {start:.2f} to {end:.2f} s")
+        print(f"{text}: best window {best:.2f} to {best + WINDOW_SECONDS:.2f} s, sound {start:.2f} to {end:.2f} s")
 
     axes[-1].set(xlabel="seconds in the recording", xlim=(0, seconds))
     figure.tight_layout(h_pad=0.2)
