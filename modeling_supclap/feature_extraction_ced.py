@@ -1,4 +1,4 @@
-"""Waveforms to the log-mel spectrograms that CED was trained on, in batches, each clip as if it were alone."""
+"""Feature extractor of CED: log-mel spectrograms from waveforms, each clip computed independently of its batch."""
 
 from fractions import Fraction
 from functools import lru_cache
@@ -12,49 +12,49 @@ from transformers import AutoFeatureExtractor, BatchFeature, SequenceFeatureExtr
 from .auto_classes import register
 from .configuration_supclap import CEDConfig, SupCLAPConfig
 
-# A spectrogram's smallest power: digital silence is 10 log10(1e-10) = -100 dB.
+# Smallest power of a spectrogram: digital silence is 10 log10(1e-10) = -100 dB.
 POWER_FLOOR = 1e-10
 SILENCE_DB = -100.0
-# More "channels" than a 7.1 recording has are samples.
+# Channels of a 7.1 recording; a longer axis holds samples.
 MAX_CHANNELS = 8
-# 40 dB over full scale: such floats are integers that nobody has scaled.
+# 40 dB above full scale; larger floats are unscaled integers.
 MAX_AMPLITUDE = 100.0
-# Of the ratio of two sampling rates, as in the package's reader of recordings.
+# Largest denominator of the ratio of two sampling rates.
 MAX_RATIO_DENOMINATOR = 2000
-# Mel bands that are summed by one matrix product: neighbours need about the same bins.
+# Mel bands per matrix product; neighbouring bands use almost the same bins.
 BANDS_TOGETHER = 16
 
 Audio = Any
-"""One clip or several, as numpy arrays, torch tensors or lists of numbers."""
+"""One or more clips, as numpy arrays, torch tensors or lists of numbers."""
 
 
-# Rates below are kilohertz by mistake (192 is the highest that recorders have), rates above are no sound.
+# Lower rates are in kilohertz by mistake, because recorders reach 192 kHz; no audio has a higher rate.
 LEAST_RATE_HZ = 200
 MOST_RATE_HZ = 10_000_000
 
 
 class CEDFeatureExtractor(SequenceFeatureExtractor):
-    """Log-mel spectrograms for CED: 64 HTK mel bands of 16 kHz audio, a frame every 10 ms, in decibels.
+    """Log-mel spectrograms for CED, in decibels: 64 HTK mel bands of 16 kHz audio, one frame every 10 ms.
 
-    db = 10 log10(max(mel power, 1e-10)), no lower than the clip's own maximum - `top_db`.
+    db = max(level, max(level) - `top_db`) with level = 10 log10(max(mel power, 1e-10)) and max(level) over the clip
 
-    Everything is done clip by clip: no value depends on which clips share the batch. Nothing is cropped.
-    The `preprocessor_config.json` of the `mispeech/ced-*` checkpoints loads too.
+    No value depends on the other clips of the batch. Nothing is cropped. The `preprocessor_config.json` of the
+    `mispeech/ced-*` checkpoints loads too.
 
     Args:
-        feature_size: Mel bands.
-        sampling_rate: Rate in hertz that the spectrograms are made at; other audio is resampled to it.
-        n_fft: Samples of one Fourier transform.
-        win_size: Samples of the periodic Hann window.
+        feature_size: Number of mel bands.
+        sampling_rate: Sampling rate of the spectrograms in hertz; audio of other rates is resampled.
+        n_fft: Length of the Fourier transform in samples.
+        win_size: Length of the periodic Hann window in samples.
         hop_size: Samples between two frames.
         f_min: Lower edge of the mel bands in hertz.
         f_max: Upper edge of the mel bands in hertz; None is half the sampling rate.
-        center: Whether frames are centred on their time stamps, the ends of the clip mirrored.
+        center: Whether to centre frames on their time stamps and mirror the ends of the clip.
         top_db: Dynamic range of a clip in decibels.
-        padding_value: The sample value that shorter clips are filled up with, as in the published checkpoints; only
-            silence is supported, and the model does not look at it.
-        min_frames: Frames of one patch, 16 for CED and 4 for Dasheng; nothing shorter can be encoded.
-        **kwargs: Further saved fields, as `SequenceFeatureExtractor` takes them.
+        padding_value: Saved for compatibility with the published checkpoints. It is not used: padding is silence
+            (-100 dB), which the model masks.
+        min_frames: Frames of one patch, 16 for CED and 4 for Dasheng; shorter clips are refused.
+        **kwargs: Further fields of `SequenceFeatureExtractor`.
 
     Example:
         >>> extractor = CEDFeatureExtractor()
@@ -81,7 +81,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         min_frames: int = 16,
         **kwargs: Any,
     ) -> None:
-        # Published files name another input, and have no mask: a clip's embedding would depend on its batch mates.
+        # The published files have another input name and no mask; without a mask, embeddings depend on the batch.
         kwargs["return_attention_mask"] = True
         kwargs.pop("model_input_names", None)
         super().__init__(feature_size, sampling_rate, padding_value, **kwargs)
@@ -96,51 +96,52 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 
     @classmethod
     def from_config(cls, config: Any) -> Self:
-        """The front end that an encoder was trained on, by the fields of its `CEDConfig`.
+        """Build the feature extractor of an encoder.
 
         Args:
-            config: The configuration.
+            config: `CEDConfig` of the encoder.
         """
-        fields = ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center")
-        own = {name: getattr(config, name) for name in fields}
-        return cls(feature_size=config.n_mels, min_frames=config.patch_frames, **own)
+        names = ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center")
+        fields = {name: getattr(config, name) for name in names}
+        return cls(feature_size=config.n_mels, min_frames=config.patch_frames, **fields)
 
     @property
     def min_samples(self) -> int:
-        """The shortest clip that makes one patch: 2400 samples, 0.15 s, for CED."""
+        """Return the length in samples of the shortest clip that makes one patch: 2400, or 0.15 s, for CED."""
         hops = (self.min_frames - 1) * self.hop_size
-        return max(hops, self.n_fft // 2 + 1) if self.center else hops + self.n_fft  # half a window can be mirrored
+        return max(hops, self.n_fft // 2 + 1) if self.center else hops + self.n_fft  # mirroring needs n_fft / 2 + 1
 
     def __call__(
         self, audio: Audio, sampling_rate: float | None = None, return_tensors: str | None = None
     ) -> BatchFeature:
-        """Makes one batch of one or more clips.
+        """Compute a batch of log-mel spectrograms from one or more clips.
 
         Args:
-            audio: One clip (1-D), or several: a list, or a 2-D array (clips, samples). In a list a clip may also be
-                (channels, samples), of which the mean is taken. Floats have full scale 1; int16 and int32 are PCM.
-            sampling_rate: Rate of all the clips in hertz.
-            return_tensors: "pt" for torch tensors; None and "np" give numpy arrays.
+            audio: One clip (1-D), or several: a list, or a 2-D array (clips, samples). A clip of a list may also have
+                shape (channels, samples) or (samples, channels); channels are averaged. Floats have full scale 1;
+                int16 and int32 are PCM.
+            sampling_rate: Sampling rate of all clips in hertz.
+            return_tensors: "pt" returns torch tensors; None and "np" return numpy arrays.
 
         Returns:
-            `input_features` (B, feature_size, T) float32 in decibels, T the frames of the longest clip, and
-            `audio_attention_mask` (B, T) int64, 1 for a clip's own frames and 0 for the silence after them.
+            `input_features` (B, feature_size, T) float32 in decibels, where T is the frames of the longest clip, and
+            `audio_attention_mask` (B, T) int64, 1 for frames of the clip, 0 for padding after them.
 
         Raises:
-            ValueError: The sampling rate is missing or no rate; or a clip is empty, too short, not finite, of a
-                wrong shape or of a wrong type. The message tells which clip.
+            ValueError: The sampling rate is missing or invalid; or a clip is empty, too short, not finite, louder than
+                40 dB above full scale, or of a wrong shape or type. The message contains the index of the clip.
         """
         spectrograms = []
         for waveform in self.as_waveforms(audio, sampling_rate):
             if self.center:
-                # Half a window of the mirror image at both ends: (samples,) -> (samples + n_fft,).
+                # Mirror half a window at both ends: (samples,) -> (samples + n_fft,)
                 reach = self.n_fft // 2
                 before, after = waveform[reach:0:-1], waveform[-2 : -reach - 2 : -1]
                 waveform = np.concatenate([before, waveform, after])
             decibels = self._log_mel(torch.from_numpy(waveform))
             spectrograms.append(decibels.clamp_(min=decibels.max() - self.top_db))
 
-        # (B, feature_size, T) and (B, T), T the frames of the longest clip
+        # (B, feature_size, T) and (B, T), where T is the frames of the longest clip
         n_frames = torch.tensor([spectrogram.shape[1] for spectrogram in spectrograms])
         features = torch.full((len(spectrograms), self.feature_size, int(n_frames.max())), SILENCE_DB)
 
@@ -153,17 +154,17 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return BatchFeature(batch, tensor_type=return_tensors)
 
     def as_waveforms(self, audio: Audio, sampling_rate: float | None = None) -> list[np.ndarray]:
-        """Checks clips and brings them to the rate that spectrograms are made at, the first half of a call.
+        """Check clips, mix them to mono and resample them; the first half of `__call__`.
 
         Args:
-            audio: As of `__call__`.
-            sampling_rate: As of `__call__`.
+            audio: As for `__call__`.
+            sampling_rate: As for `__call__`.
 
         Returns:
-            float32 (samples,) for each clip.
+            float32 (samples,) for each clip, at `self.sampling_rate`.
 
         Raises:
-            ValueError: As of `__call__`.
+            ValueError: As for `__call__`.
         """
         rate_hz = _check_rate(sampling_rate)
         waveforms = []
@@ -171,29 +172,29 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
             waveform = as_waveform(clip, rate_hz, self.sampling_rate, f"clip {index}")
             if len(waveform) < self.min_samples:
                 raise ValueError(
-                    f"clip {index} lasts {len(waveform) / self.sampling_rate:.4f} s, too short to encode; "
+                    f"clip {index} lasts {len(waveform) / self.sampling_rate:.4f} s; "
                     f"the minimum is {self.min_samples / self.sampling_rate} s"
                 )
             waveforms.append(waveform)
         return waveforms
 
     def frames_of(self, samples: Any) -> Any:
-        """Return the number of frames of a clip of this many samples: an integer, or a tensor of them."""
+        """Return the number of frames of clips with these numbers of samples, an integer or a tensor of integers."""
         return 1 + (samples if self.center else samples - self.n_fft) // self.hop_size
 
     def on_device(self, samples: torch.Tensor, sample_counts: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Makes the batch of a call from samples, on the device that they are on: the second half of a call.
+        """Compute a batch of spectrograms on the device of the samples; the second half of `__call__`.
 
-        All clips at once, which is what a GPU wants. The values are those of a call but for rounding, on which the
-        batch has an influence.
+        Computes all clips at once, which is fast on a GPU. The values equal those of `__call__` up to rounding, which
+        depends on the batch.
 
         Args:
-            samples: (B, S) at `sampling_rate`, S those of the longest clip; floats of full scale 1, or int16. What
-                stands after the end of a shorter clip does not matter.
-            sample_counts: (B,) integers, the samples of each clip.
+            samples: (B, S) at `sampling_rate`, where S is the length of the longest clip; floats of full scale 1, or
+                int16. Values after the end of a shorter clip are ignored.
+            sample_counts: Length of each clip in samples, (B,) integers.
 
         Returns:
-            `input_features` (B, feature_size, T) and `audio_attention_mask` (B, T), as of a call.
+            `input_features` (B, feature_size, T) and `audio_attention_mask` (B, T), as for `__call__`.
 
         Example:
             >>> batch = CEDFeatureExtractor().on_device(torch.zeros(2, 16000), torch.tensor([16000, 8000]))
@@ -205,24 +206,25 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         n_frames = self.frames_of(counts)
 
         if self.center:
-            # Half a window before each clip and after its own end stands its mirror image: (B, S) -> (B, S + n_fft).
+            # Mirror half a window before and after each clip: (B, S) -> (B, S + n_fft)
             reach = self.n_fft // 2
-            places = torch.arange(-reach, samples.shape[1] + reach, device=samples.device).abs()
+            indices = torch.arange(-reach, samples.shape[1] + reach, device=samples.device).abs()
             last = counts - 1
-            waveforms = waveforms.gather(1, (last - (last - places).abs()).clamp(min=0))
+            waveforms = waveforms.gather(1, (last - (last - indices).abs()).clamp(min=0))
 
         decibels = self._log_mel(waveforms)  # (B, feature_size, T)
         mask = torch.arange(decibels.shape[2], device=samples.device) < n_frames
-        own = mask.unsqueeze(1)
-        loudest = decibels.masked_fill(~own, SILENCE_DB).amax((1, 2), keepdim=True)
-        features = decibels.clamp_(min=loudest - self.top_db).masked_fill_(~own, SILENCE_DB)
+        is_clip = mask.unsqueeze(1)
+        loudest = decibels.masked_fill(~is_clip, SILENCE_DB).amax((1, 2), keepdim=True)
+        features = decibels.clamp_(min=loudest - self.top_db).masked_fill_(~is_clip, SILENCE_DB)
         return {"input_features": features, "audio_attention_mask": mask.long()}
 
     def _log_mel(self, waveforms: torch.Tensor) -> torch.Tensor:
-        """(..., samples), mirrored where frames are centred, to decibels (..., feature_size, T) of any range.
+        """Compute decibels (..., feature_size, T) from waveforms (..., samples); `top_db` is not applied.
 
-        The steps of torchaudio's MelSpectrogram and amplitude_to_DB, to the same numbers: no band is multiplied with
-        the bins of all others, and on a CPU a clip at a time stays in the cache.
+        With `center`, the caller has mirrored the ends of the waveforms. The result equals that of torchaudio's
+        MelSpectrogram and amplitude_to_DB. It is faster because each group of bands is multiplied with its own bins
+        only, and because a single clip fits the cache of a CPU.
         """
         window, bands = _front_end(
             self.n_fft, self.win_size, self.f_min, self.f_max, self.feature_size, self.sampling_rate, waveforms.device
@@ -231,7 +233,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         # (..., samples) -> (..., T, n_fft) -> (..., T, n_fft / 2 + 1), complex
         spectrum = torch.fft.rfft(waveforms.unfold(-1, self.n_fft, self.hop_size) * window)
 
-        # The squares of real and imaginary parts in turn, (..., n_fft + 2, T); each pair shares a weight.
+        # Alternating squares of real and imaginary parts, (..., n_fft + 2, T); both have the weight of their bin.
         squares = torch.view_as_real(spectrum).flatten(-2).square_().mT
         mel = squares.new_empty(*squares.shape[:-2], self.feature_size, squares.shape[-1])
 
@@ -246,7 +248,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 def _front_end(
     n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
-    """The window, (n_fft,), and the mel bands in groups: the first band, the first row of the squares, the weights."""
+    """Return the window (n_fft,), and for each group of mel bands: first band, first row of the squares, weights."""
     window = torch.zeros(n_fft)
     start = (n_fft - win_size) // 2
     window[start : start + win_size] = torch.hann_window(win_size)
@@ -266,20 +268,21 @@ def _front_end(
 
 
 def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the clip") -> np.ndarray:
-    """One clip, however it was given, as mono float32 at a sampling rate.
+    """Convert a clip to mono float32 at another sampling rate.
 
     Args:
-        clip: (samples,), (channels, samples) or (samples, channels), of which the mean is taken. Floats have full
-            scale 1; int16 and int32 are PCM.
-        from_hz: Its rate.
-        to_hz: The rate wanted.
-        name: What errors call the clip.
+        clip: (samples,), (channels, samples) or (samples, channels); channels are averaged. Floats have full scale 1;
+            int16 and int32 are PCM.
+        from_hz: Sampling rate of the clip.
+        to_hz: Sampling rate of the result.
+        name: Name of the clip in error messages.
 
     Returns:
         float32, (samples,).
 
     Raises:
-        ValueError: The rate is missing or no rate; or the clip is empty, not finite, of a wrong shape or type.
+        ValueError: The rate is missing or invalid; or the clip is empty, not finite, louder than 40 dB above full
+            scale, or of a wrong shape or type.
 
     Example:
         >>> as_waveform(np.array([[8192, 0], [0, 8192]], dtype=np.int16), 16000, 16000).tolist()
@@ -287,10 +290,10 @@ def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the
     """
     samples = _as_array(clip, name)
     if not samples.size:
-        raise ValueError(f"{name} is empty: it has shape {samples.shape}")
+        raise ValueError(f"{name} is empty, with shape {samples.shape}")
 
     waveform = _mono(_as_float(samples, name), name)
-    peak = max(waveform.max(), -waveform.min())  # NaN and infinity show in it
+    peak = max(waveform.max(), -waveform.min())  # NaN or infinite if any sample is
     if not np.isfinite(peak):
         raise ValueError(f"{name} holds NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
     if peak > MAX_AMPLITUDE:
@@ -300,18 +303,18 @@ def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the
 
 
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
-    """A waveform at another sampling rate, by torchaudio's windowed sinc interpolation.
+    """Resample a waveform by torchaudio's windowed sinc interpolation.
 
-    Its filter has as many taps as the two rates multiplied without their common factors: gigabytes for 44,101 Hz. The
-    ratio of such rates is replaced by the nearest of small whole numbers.
+    The size of the filter grows with from_hz * to_hz / gcd^2, to gigabytes for 44,101 Hz. Therefore the ratio of the
+    rates is rounded to a fraction with a denominator of at most 2000.
 
     Args:
         waveform: float32, (samples,).
-        from_hz: Its rate.
-        to_hz: The rate wanted.
+        from_hz: Sampling rate of the waveform.
+        to_hz: Sampling rate of the result.
 
     Returns:
-        float32, (ceil(samples * to_hz / from_hz),); the very same array where the rates agree.
+        float32, (ceil(samples * to_hz / from_hz),); the same array if the rates are equal.
 
     Example:
         >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
@@ -333,22 +336,25 @@ def _resampler(from_hz: int, to_hz: int) -> torchaudio.transforms.Resample:
 
 def _check_rate(sampling_rate: float | None) -> int:
     if sampling_rate is None:
-        raise ValueError("sampling_rate is missing; pass the rate of your recordings in hertz, for example 16000")
+        raise ValueError("sampling_rate is missing; pass the sampling rate of the clips in hertz, for example 16000")
     if isinstance(sampling_rate, bool) or not isinstance(sampling_rate, (int, float, np.integer, np.floating)):
         raise ValueError(f"sampling_rate must be one number in hertz, got {sampling_rate!r}")
     if not sampling_rate > 0 or sampling_rate % 1 != 0:
         raise ValueError(f"sampling_rate must be a positive whole number of hertz, got {sampling_rate}")
     if not LEAST_RATE_HZ <= sampling_rate <= MOST_RATE_HZ:
-        raise ValueError(f"sampling_rate is {sampling_rate} Hz, which no recording has; give hertz, not kilohertz")
+        raise ValueError(
+            f"sampling_rate must lie between {LEAST_RATE_HZ} and {MOST_RATE_HZ} Hz, got {sampling_rate}; "
+            "pass hertz, not kilohertz"
+        )
     return int(sampling_rate)
 
 
 def _as_clips(audio: Audio) -> list[Audio]:
-    """The clips of a call: an array's rows, a list's entries, or the one clip that was given."""
+    """Split the audio of a call into clips: the rows of an array, the entries of a list, or one clip."""
     if isinstance(audio, (np.ndarray, torch.Tensor)):
         if audio.ndim > 2:
             raise ValueError(
-                f"got an array of shape {tuple(audio.shape)}; give one clip, (clips, samples), or a list of clips"
+                f"audio has shape {tuple(audio.shape)}; pass one clip (samples,), an array (clips, samples) or a list"
             )
         clips = [audio] if audio.ndim < 2 else list(audio)
     elif isinstance(audio, (list, tuple)):
@@ -356,7 +362,7 @@ def _as_clips(audio: Audio) -> list[Audio]:
     else:
         raise ValueError(f"audio must be arrays or lists of numbers, got {type(audio).__name__}; load files first")
     if not clips:
-        raise ValueError("there is no clip to extract from; give at least one")
+        raise ValueError("audio contains no clip; pass at least one")
 
     return clips
 
@@ -368,24 +374,24 @@ def _as_array(clip: Audio, name: str) -> np.ndarray:
     try:
         return np.asarray(clip)
     except ValueError as error:
-        raise ValueError(f"{name} is no array: {error}") from error
+        raise ValueError(f"{name} cannot be converted to an array: {error}") from error
 
 
 def _as_float(clip: np.ndarray, name: str) -> np.ndarray:
-    """Samples as float32 of full scale 1."""
+    """Convert samples to float32 of full scale 1."""
     if clip.dtype.kind == "f":
         return clip.astype(np.float32, copy=False)
     if clip.dtype in (np.int16, np.int32):
         return np.multiply(clip, np.float32(-1 / np.iinfo(clip.dtype).min), dtype=np.float32)
-    raise ValueError(f"{name} has dtype {clip.dtype}; give floats of full scale 1, or int16 or int32 PCM")
+    raise ValueError(f"{name} has dtype {clip.dtype}; pass floats of full scale 1, or int16 or int32 PCM")
 
 
 def _mono(clip: np.ndarray, name: str) -> np.ndarray:
-    """(samples,), or (channels, samples) or (samples, channels), of which the mean is taken."""
+    """Average the channels of (samples,), (channels, samples) or (samples, channels)."""
     if clip.ndim == 1:
         return clip
     if clip.ndim != 2 or min(clip.shape) > MAX_CHANNELS:
-        raise ValueError(f"{name} has shape {clip.shape}; give (samples,), or one of at most {MAX_CHANNELS} channels")
+        raise ValueError(f"{name} has shape {clip.shape}; pass (samples,) or at most {MAX_CHANNELS} channels")
     return clip.mean(axis=0 if clip.shape[0] <= MAX_CHANNELS else 1)
 
 

@@ -1,4 +1,4 @@
-"""Waveforms to the log-mel spectrograms that Microsoft's CLAP was trained on."""
+"""Feature extractor of Microsoft's CLAP: log-mel spectrograms from waveforms."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from .configuration_supclap import CNN14Config
 
 
 class MSCLAPFeatureExtractor(ClapFeatureExtractor):
-    """Log-mel spectrograms of 44.1 kHz audio, one length for all clips: short ones are repeated, long ones cut.
+    """Log-mel spectrograms of 44.1 kHz audio at a fixed length; short clips are repeated, long clips are cropped.
 
-    The 2023 model has filters that were computed for audio of 32 kHz and are applied to 44.1 kHz, so that each band
-    lies 1.38 times as high as its edges in hertz say. They are what the weights were trained on.
+    The 2023 model applies mel filters computed for 32 kHz to audio of 44.1 kHz, so that each band lies 1.38 times
+    higher than its nominal edges. Its weights were trained with these filters.
 
     Args:
-        filter_rate_hz: The rate that the mel filters are computed for; None is the sampling rate (the 2022 model).
-        **kwargs: Fields of `ClapFeatureExtractor`, in place of what the 2023 model was trained with: 7 s (2022: 5 s) at
-            44.1 kHz, 64 mel bands from 50 to 14,000 Hz, a frame every 320 samples, short clips repeated. Its
-            `truncation` counts where the extractor is called by itself: `SupCLAPProcessor` gives it the beginning of a
-            long clip, so that nothing is drawn at random.
+        filter_rate_hz: Sampling rate in hertz for which the mel filters are computed; None is the sampling rate of the
+            audio (the 2022 model).
+        **kwargs: Fields of `ClapFeatureExtractor`. Defaults are those of the 2023 model: 7 s (2022: 5 s) at 44.1 kHz,
+            64 mel bands from 50 to 14,000 Hz, one frame every 320 samples, short clips repeated. `truncation` applies
+            only to direct calls: `SupCLAPProcessor` passes the start of a long clip, so that no crop is random.
 
     Example:
         >>> import numpy as np
@@ -30,9 +30,9 @@ class MSCLAPFeatureExtractor(ClapFeatureExtractor):
     """
 
     def __init__(self, filter_rate_hz: int | None = 32_000, **kwargs: Any) -> None:
-        published = {"sampling_rate": 44_100, "max_length_s": 7, "hop_length": 320, "padding": "repeat"}
-        published |= {"frequency_min": 50, "frequency_max": 14_000, "truncation": "rand_trunc"}
-        super().__init__(**{**published, **kwargs})
+        defaults = {"sampling_rate": 44_100, "max_length_s": 7, "hop_length": 320, "padding": "repeat"}
+        defaults |= {"frequency_min": 50, "frequency_max": 14_000, "truncation": "rand_trunc"}
+        super().__init__(**{**defaults, **kwargs})
         self.filter_rate_hz = filter_rate_hz
         if filter_rate_hz is not None:
             self.mel_filters_slaney = mel_filter_bank(

@@ -1,4 +1,4 @@
-"""The one rule by which a name that a user gives is a path, or an id of the Hub."""
+"""Decide whether a name is a local path or a Hub id."""
 
 import os
 from typing import Any
@@ -7,10 +7,10 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 
 def is_hub_id(name: Any) -> bool:
-    """Whether a name can be that of a repository on the Hub, and nothing on this machine has it.
+    """Return whether a name is a valid Hub id and not an existing local path.
 
     Args:
-        name: What a user gave for a model or a dataset: a path or a Hub id.
+        name: Path or Hub id of a model or a dataset.
 
     Example:
         >>> is_hub_id("mispeech/ced-base"), is_hub_id("./outputs/esc10"), is_hub_id("outputs/esc10/model")

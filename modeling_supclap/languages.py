@@ -1,16 +1,16 @@
-"""The languages that the project has captions in: the one table of their codes and names."""
+"""Languages of the captions, with their codes and names."""
 
 import re
 from typing import NamedTuple
 
 
 class Language(NamedTuple):
-    """How others call a language.
+    """Name and codes of a language.
 
     Attributes:
-        name: The English name, which instructions to language models go by.
-        iso_639_1: The two-letter code, which the Hub, M2M100, mBART, MADLAD and OPUS-MT go by.
-        flores: The code of FLORES-200 with the script, which NLLB and SONAR go by.
+        name: English name, used in prompts to language models.
+        iso_639_1: Two-letter code, used by the Hub, M2M100, mBART, MADLAD and OPUS-MT.
+        flores: FLORES-200 code with the script, used by NLLB and SONAR.
     """
 
     name: str
@@ -18,7 +18,7 @@ class Language(NamedTuple):
     flores: str
 
 
-# By ISO 639-3 code: the eight languages of ML-CLAP and ATRI.
+# The eight languages of ML-CLAP and ATRI, by ISO 639-3 code.
 LANGUAGE_TABLE = {
     "eng": Language("English", "en", "eng_Latn"),
     "fra": Language("French", "fr", "fra_Latn"),
@@ -31,7 +31,7 @@ LANGUAGE_TABLE = {
 }
 
 LANGUAGES = tuple(LANGUAGE_TABLE)
-"""Their ISO 639-3 codes. The first is the anchor of the multilingual objectives."""
+"""ISO 639-3 codes of all languages. The first is the anchor of the multilingual objectives."""
 
 
 def require_language_code(language: str) -> None:
@@ -57,24 +57,24 @@ def require_language_code(language: str) -> None:
 
 
 def get_language_name(language: str) -> str:
-    """The English name of a language.
+    """Return the English name of a language, or a description with the code if it is not in the table.
 
     Args:
-        language: Its ISO 639-3 code. One that is not in the table is described by its code.
+        language: ISO 639-3 code.
 
     Example:
         >>> get_language_name("jpn"), get_language_name("qaa")
         ('Japanese', 'the language with ISO 639-3 code qaa')
     """
-    known = LANGUAGE_TABLE.get(language)
-    return known.name if known else f"the language with ISO 639-3 code {language}"
+    entry = LANGUAGE_TABLE.get(language)
+    return entry.name if entry else f"the language with ISO 639-3 code {language}"
 
 
 def get_iso_639_1(language: str) -> str:
-    """The two-letter code of a language.
+    """Return the two-letter code of a language.
 
     Args:
-        language: Its ISO 639-3 code.
+        language: ISO 639-3 code.
 
     Raises:
         ValueError: The language is not in the table.
@@ -84,14 +84,14 @@ def get_iso_639_1(language: str) -> str:
         'ja'
     """
     if language not in LANGUAGE_TABLE:
-        raise ValueError(f"no ISO 639-1 code of {language!r} is known here; those of {list(LANGUAGES)} are")
+        raise ValueError(f"unknown language {language!r}; pass one of {list(LANGUAGES)}")
     return LANGUAGE_TABLE[language].iso_639_1
 
 
 def get_flores_code(language: str) -> str:
-    """The code of a language in FLORES-200, such as "fra_Latn" for "fra".
+    """Return the FLORES-200 code of a language, such as "fra_Latn" for "fra".
 
     Args:
-        language: Its ISO 639-3 code; any other code, such as one of FLORES already, comes back as it is.
+        language: ISO 639-3 code; any other code, such as a FLORES code, is returned unchanged.
     """
     return LANGUAGE_TABLE[language].flores if language in LANGUAGE_TABLE else language

@@ -1,9 +1,9 @@
 """CED, a vision transformer on patches of a log-mel spectrogram (Dinkel et al., 2023, arXiv 2308.11957).
 
-Its patches are 16 mel bands x 16 frames; with patches of 64 x 4 the same encoder is Dasheng (arXiv 2406.06992).
+A patch is 16 mel bands x 16 frames. With patches of 64 x 4 the same encoder is Dasheng (arXiv 2406.06992).
 
-Parameter names are those of the published checkpoints. Unlike the published code this one takes a mask: whatever
-shares a batch with a clip, its embedding is the one it has alone.
+Parameter names are those of the published checkpoints. Unlike the published code, this model takes a padding mask, so
+that the embedding of a clip does not depend on the other clips of its batch.
 """
 
 from collections.abc import Callable
@@ -35,11 +35,11 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(q k^T * scaling + mask) v, spelled out so that the weights can be returned.
+    """Compute softmax(q k^T * scaling + mask) v step by step, so that the attention weights can be returned.
 
-    Query, key and value are (B, heads, N, head_dim), the mask is broadcastable to (B, heads, N, N). Returns the mixed
-    values (B, N, heads, head_dim) and the weights (B, heads, N, N). The arguments are those of all implementations
-    that transformers knows.
+    Query, key and value have shape (B, heads, N, head_dim). The mask is broadcastable to (B, heads, N, N). Returns the
+    outputs (B, N, heads, head_dim) and the weights (B, heads, N, N). The signature is the one that transformers
+    requires of every attention implementation.
     """
     scores = query @ key.transpose(-2, -1) * scaling
     if attention_mask is not None:
@@ -50,7 +50,7 @@ def eager_attention_forward(
 
 
 class CEDAttention(nn.Module):
-    """Multi-head self-attention with one fused projection, whose rows are queries, keys, values in this order."""
+    """Multi-head self-attention with one fused projection; its rows are queries, keys and values, in this order."""
 
     def __init__(self, config: CEDConfig) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class CEDAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(B, N, D) to (B, N, D), and the weights where the implementation returns them."""
+        """Map (B, N, D) to (B, N, D); also return the attention weights, or None if the implementation has none."""
         batch, tokens, width = hidden_states.shape
         qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -81,7 +81,7 @@ class CEDAttention(nn.Module):
 
 
 class CEDMLP(nn.Module):
-    """Linear, exact GELU, Linear."""
+    """MLP of a block: linear, exact GELU, linear."""
 
     def __init__(self, config: CEDConfig) -> None:
         super().__init__()
@@ -92,15 +92,15 @@ class CEDMLP(nn.Module):
         self.drop = nn.Dropout(config.drop_rate)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(B, N, D) to (B, N, D)."""
+        """Map (B, N, D) to (B, N, D)."""
         return self.drop(self.fc2(self.drop(self.act(self.fc1(hidden_states)))))
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang et al., 2016, arXiv 1603.09382): skips a branch for whole samples, in training.
+    """Stochastic depth (Huang et al., 2016, arXiv 1603.09382): in training, drops a residual branch per sample.
 
     Args:
-        rate: Probability that a sample's branch is dropped; what is kept is scaled by 1 / (1 - rate).
+        rate: Probability of dropping the branch of a sample; the remaining samples are scaled by 1 / (1 - rate).
     """
 
     def __init__(self, rate: float) -> None:
@@ -108,7 +108,7 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, branch: torch.Tensor) -> torch.Tensor:
-        """Any shape with the batch first; the shape is kept."""
+        """Map (B, ...) to the same shape."""
         if not self.training or self.rate == 0:
             return branch
         keep = branch.new_empty(len(branch), *[1] * (branch.ndim - 1)).bernoulli_(1 - self.rate)
@@ -127,17 +127,17 @@ class CEDBlock(GradientCheckpointingLayer):
         self.drop_path = DropPath(drop_path_rate)
 
     def forward(self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
-        """(B, N, D) to (B, N, D)."""
+        """Map (B, N, D) to (B, N, D)."""
         attended, _ = self.attn(self.norm1(hidden_states), attention_mask, **kwargs)
         hidden_states = hidden_states + self.drop_path(attended)
         return hidden_states + self.drop_path(self.mlp(self.norm2(hidden_states)))
 
 
 class CEDBatchNorm(nn.BatchNorm1d):
-    """Normalises mel bands by the statistics of the checkpoint, in training too."""
+    """Batch norm of mel bands that uses the statistics of the checkpoint, in training too."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Features (B, mels, T) of any type to its own."""
+        """Normalise (B, mels, T) of any dtype in the dtype of the weights."""
         features = features.to(self.weight.dtype)
         return nn.functional.batch_norm(
             features, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
@@ -145,10 +145,10 @@ class CEDBatchNorm(nn.BatchNorm1d):
 
 
 class CEDPatchConv2d(nn.Conv2d):
-    """A convolution of patches that do not overlap, as one product: on a CPU its gradient takes a sixth of the time."""
+    """Convolution over non-overlapping patches as one matrix product; its gradient is six times as fast on a CPU."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(N, 1, mels, T) to (N, D, rows, columns), the D numbers of a patch side by side in memory."""
+        """Map (N, 1, mels, T) to (N, D, rows, columns); the D values of a patch are contiguous in memory."""
         height, width = self.weight.shape[2:]
         rows, columns = images.shape[2] // height, images.shape[3] // width
         images = images[:, 0, : rows * height, : columns * width]
@@ -159,7 +159,7 @@ class CEDPatchConv2d(nn.Conv2d):
 
 
 class CEDPatchEmbed(nn.Module):
-    """Cuts a spectrogram into patches and embeds each."""
+    """Patch embedding of a spectrogram."""
 
     def __init__(self, config: CEDConfig) -> None:
         super().__init__()
@@ -167,12 +167,12 @@ class CEDPatchEmbed(nn.Module):
         self.proj = CEDPatchConv2d(1, config.embed_dim, kernel_size=patch, stride=patch)
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
-        """Frames (B, T, mels) to patches (B, D, rows, floor(T / frames of a patch))."""
+        """Map frames (B, T, mels) to patches (B, D, rows, floor(T / patch_frames))."""
         return self.proj(frames.transpose(1, 2).unsqueeze(1))
 
 
 class CEDPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
-    """What transformers needs to know about CED in order to load, place and initialise it."""
+    """Base class with the settings by which transformers loads, places and initialises CED."""
 
     config: CEDConfig
     # The published checkpoints keep the encoder under "encoder." and their tagging head beside it.
@@ -182,7 +182,7 @@ class CEDPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
     input_modalities = ["audio"]  # noqa: RUF012
     supports_gradient_checkpointing = True
     _no_split_modules = ["CEDBlock"]  # noqa: RUF012
-    # Decibels from -100 to 40 need more bits than a half-precision normalisation has.
+    # Half precision is too coarse to normalise decibels from -100 to 40.
     _keep_in_fp32_modules_strict = ["init_bn"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -201,19 +201,20 @@ class CEDPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
 
 
 class CEDModel(CEDPreTrainedModel):
-    """The CED encoder: log-mel frames to one vector per clip, whatever the clip's length and its batch mates.
+    """CED encoder: one vector per clip from log-mel frames, for clips of any length.
 
-    A clip of up to `target_length` frames (10.12 s) is one sequence of floor(frames / 16) x 4 patches. A longer one
-    is cut in ceil(frames / target_length) chunks that do not see each other; the last is filled with zeros after
-    normalisation and attended to entirely, as the published weights were used. The clip's vector is the mean over
-    the tokens of all its chunks.
+    A clip of up to `target_length` frames (10.12 s) is one sequence of floor(frames / 16) x 4 patches. A longer clip
+    is split into ceil(frames / target_length) chunks, and attention stays within a chunk. The last chunk is padded
+    with zeros after normalisation, and its padding is attended to, as in the published code. With `pad_last=False` an
+    incomplete last chunk is dropped. The embedding is the mean over the tokens of all chunks.
 
-    The statistics that normalise the mel bands are those of the checkpoint, in training too (the published code lets
-    them follow the batches): so a clip's embedding and gradient never depend on its batch mates, on how a batch is
-    split over processes, or on gradient caching. Before training from scratch, set them with `fit_normalisation`.
+    The mel bands are normalised by the statistics of the checkpoint, in training too (the published code updates them
+    with each batch). Therefore the embedding and gradient of a clip do not depend on the other clips of its batch, on
+    how a batch is split over processes, or on gradient caching. Before training from scratch, set the statistics with
+    `fit_normalisation`.
 
     Args:
-        config: Shape of the encoder.
+        config: Configuration of the encoder.
 
     Example:
         >>> model = CEDModel(CEDConfig(embed_dim=8, depth=1, num_heads=2)).eval()
@@ -237,20 +238,20 @@ class CEDModel(CEDPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The layer that makes tokens of the input."""
+        """Return the patch embedding."""
         return self.patch_embed
 
     @torch.no_grad()
     def fit_normalisation(self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None) -> None:
-        """Sets the statistics that normalise each mel band to those of some clips; for training from scratch.
+        """Set the mean and variance of each mel band to those of the given clips, for training from scratch.
 
         Args:
             input_features: (B, n_mels, T), a few hundred clips.
-            audio_attention_mask: (B, T), 1 for a clip's own frames; None means that there is no padding.
+            audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding; None means no padding.
         """
         frames = input_features.transpose(1, 2)
-        own = frames.flatten(0, 1) if audio_attention_mask is None else frames[audio_attention_mask.bool()]
-        variance, mean = torch.var_mean(own.double(), dim=0, correction=0)
+        frames = frames.flatten(0, 1) if audio_attention_mask is None else frames[audio_attention_mask.bool()]
+        variance, mean = torch.var_mean(frames.double(), dim=0, correction=0)
         self.init_bn.load_state_dict({"running_mean": mean, "running_var": variance}, strict=False)
 
     @merge_with_config_defaults
@@ -258,30 +259,30 @@ class CEDModel(CEDPreTrainedModel):
     def forward(
         self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None, **kwargs: Any
     ) -> BaseModelOutputWithPooling:
-        """Encodes a batch of clips.
+        """Encode a batch of clips.
 
         Args:
-            input_features: Log-mel energies in decibels, (B, n_mels, T), as `CEDFeatureExtractor` makes them.
-            audio_attention_mask: (B, T), 1 for a clip's own frames and 0 for the padding after them. Padding takes
-                part in nothing. None means that there is no padding.
+            input_features: Log-mel energies in decibels, (B, n_mels, T), as computed by `CEDFeatureExtractor`.
+            audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding after them. Padding has no effect on
+                the output. None means no padding.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:
-            `pooler_output` (B, D), and `last_hidden_state` (B, chunks * tokens of a chunk, D) in the order chunk,
-            mel row, time column; tokens of padding are zero. `hidden_states` and `attentions` have one entry on
-            their first axis for each chunk that holds sound (when compiled for every chunk): chunk by chunk, clip
-            after clip.
+            `pooler_output` (B, D), and `last_hidden_state` (B, chunks * tokens per chunk, D), ordered by chunk, mel
+            row and time column; padding tokens are zero. The first axis of `hidden_states` and `attentions` counts
+            the chunks of the first clip, then those of the second, and so on. Chunks of padding alone are left out,
+            except in a compiled model.
 
         Raises:
-            ValueError: The input has another shape, the mask is not ones followed by zeros, or a clip is shorter
-                than one patch.
+            ValueError: The input or the mask has another shape, the mask is not ones followed by zeros, or a clip is
+                shorter than one patch. In training and in a compiled model the values of the mask are not checked.
         """
         n_frames = self._count_frames(input_features, audio_attention_mask)
         frames = self._normalise(input_features, audio_attention_mask)
         chunks = self._split(frames)
         token_mask = self._token_mask(n_frames, *chunks.shape[1:3])
 
-        # (B, chunks); None where all are computed. While a graph is traced that is always so: its shapes are fixed.
+        # (B, chunks), the chunks to compute, or None for all: the shapes of a traced graph are fixed.
         one_chunk = audio_attention_mask is None or chunks.shape[1] == 1
         live = None if one_chunk or torch.compiler.is_compiling() else token_mask.any(dim=-1)
 
@@ -304,20 +305,20 @@ class CEDModel(CEDPreTrainedModel):
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
 
     def _count_frames(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """How many frames each clip has, (B,); or an error where this can be no batch of spectrograms with its mask."""
+        """Return the number of frames of each clip, (B,); raise ValueError on a wrong shape, mask or length."""
         if features.ndim != 3 or features.shape[1] != self.config.n_mels:
             raise ValueError(
                 f"input_features must be (batch, {self.config.n_mels} mel bands, frames), got {tuple(features.shape)}"
             )
-        # Sizes by `shape`: `torch.export` takes the length of a tensor for a constant.
+        # Compare `shape`, not `len()`, because `torch.export` treats `len()` as a constant.
         if mask is not None and mask.shape != (features.shape[0], features.shape[2]):
             raise ValueError(
-                f"audio_attention_mask must have one number a frame, {(len(features), features.shape[2])}, "
+                f"audio_attention_mask must have one value per frame, {(len(features), features.shape[2])}, "
                 f"got {tuple(mask.shape)}"
             )
 
-        # Values are not known while a graph is traced (torch.compile, torch.export), and reading them in each training
-        # step would wait for the GPU: the feature extractor makes no other masks.
+        # A traced graph (torch.compile, torch.export) has no values to check. In training, reading them would wait for
+        # the GPU at each step, and the masks of the feature extractor are always valid.
         is_unchecked = torch.compiler.is_compiling() or self.training
         if mask is None:
             n_frames, shortest = torch.full((features.shape[0],), features.shape[2]), features.shape[2]
@@ -329,26 +330,26 @@ class CEDModel(CEDPreTrainedModel):
         if shortest < self.config.patch_frames:
             raise ValueError(
                 f"clip {int(n_frames.argmin())} has {shortest} frames, fewer than the {self.config.patch_frames} of "
-                "one patch; give longer clips"
+                "one patch; pass longer clips"
             )
 
         return n_frames.to(features.device)
 
     def _normalise(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Features (B, mels, T) to normalised frames (B, T, mels); padding becomes 0, a band's mean."""
+        """Normalise features (B, mels, T) to frames (B, T, mels); padding becomes 0, the mean of a band."""
         frames = self.init_bn(features).transpose(1, 2)
         if mask is not None:
             frames = frames.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
         return frames.to(self.patch_embed.proj.weight.dtype)
 
     def _split(self, frames: torch.Tensor) -> torch.Tensor:
-        """Frames (B, T, mels) to chunks (B, chunks, frames of a chunk, mels)."""
+        """Split frames (B, T, mels) into chunks (B, chunks, frames per chunk, mels)."""
         length = self.config.target_length
-        # A traced graph keeps an incomplete chunk, to which the mask of tokens gives no weight.
+        # A traced graph keeps an incomplete chunk; the token mask excludes it from the mean.
         if not self.config.pad_last and frames.shape[1] > length and not torch.compiler.is_compiling():
             frames = frames[:, : frames.shape[1] // length * length]
 
-        # Arithmetic and no branch: while a graph is traced T is a symbol, and the graph serves every T.
+        # No branch on T: T is symbolic in a traced graph, so that one graph works for every T.
         n_frames = frames.shape[1]
         n_chunks = (n_frames + length - 1) // length
         chunk_frames = torch.sym_min(n_frames, length)
@@ -357,31 +358,31 @@ class CEDModel(CEDPreTrainedModel):
         return frames.reshape(frames.shape[0], n_chunks, chunk_frames, frames.shape[2])
 
     def _token_mask(self, n_frames: torch.Tensor, n_chunks: int, chunk_frames: int) -> torch.Tensor:
-        """Which tokens of each chunk are a clip's own, (B, chunks, tokens of a chunk)."""
+        """Return a mask of the tokens that belong to each clip, (B, chunks, tokens per chunk)."""
         length, patch = self.config.target_length, self.config.patch_frames
         whole = n_frames // length * length
         filled = whole + (n_frames > whole) * length if self.config.pad_last else whole
         ends = torch.where(n_frames > length, filled, n_frames)
         starts = torch.arange(n_chunks, device=n_frames.device) * length
-        own_columns = (ends.unsqueeze(1) - starts).clamp(0, chunk_frames) // patch
-        columns = torch.arange(chunk_frames // patch, device=n_frames.device) < own_columns.unsqueeze(-1)
+        clip_columns = (ends.unsqueeze(1) - starts).clamp(0, chunk_frames) // patch
+        columns = torch.arange(chunk_frames // patch, device=n_frames.device) < clip_columns.unsqueeze(-1)
 
         return columns.repeat(1, 1, self.config.n_mels // self.config.patch_mels)
 
     def _embed(self, chunks: torch.Tensor) -> torch.Tensor:
-        """Chunks (N, frames, mels) to tokens with their positions (N, tokens, D), time running fastest."""
+        """Embed chunks (N, frames, mels) as tokens (N, tokens, D) with positions; time is the fastest axis."""
         patches = self.patch_embed(chunks)
         patches = patches + self.time_pos_embed[..., : patches.shape[-1]] + self.freq_pos_embed
         return self.pos_drop(patches.flatten(2).transpose(1, 2))
 
 
 def _take(chunks: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
-    """The live ones of (B, chunks, ...) one after the other, (N, ...)."""
+    """Select the chunks marked in `live`, or all: (B, chunks, ...) to (N, ...)."""
     return chunks.flatten(0, 1) if live is None else chunks[live]
 
 
 def _put_back(tokens: torch.Tensor, live: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
-    """The inverse of `_take`, (N, ...) to (B, chunks, ...), zero where a clip has no such chunk."""
+    """Undo `_take`: (N, ...) to (B, chunks, ...), zero at the chunks that were not selected."""
     if live is None:
         return tokens.unflatten(0, shape)
     grid = tokens.new_zeros(*shape, *tokens.shape[1:])

@@ -1,7 +1,7 @@
-"""CNN14, a stack of convolutions over a log-mel spectrogram (PANNs: Kong et al., 2020, arXiv 1912.10211).
+"""CNN14, a convolutional network over a log-mel spectrogram (PANNs: Kong et al., 2020, arXiv 1912.10211).
 
-It is the audio tower of MS-CLAP 2022. Parameter names are those of the published checkpoints, but for the blocks, which
-form a list here: `conv_block1` is `conv_blocks.0`.
+It is the audio tower of MS-CLAP 2022. Parameter names are those of the published checkpoints, except that the blocks
+form a list: `conv_block1` is `conv_blocks.0`.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from .strict_loading import StrictLoadingMixin
 
 
 class CNN14Block(GradientCheckpointingLayer):
-    """Two convolutions of 3 x 3, each with batch norm and ReLU, then a mean over squares with sides of `pool`."""
+    """Two 3 x 3 convolutions, each with batch norm and ReLU, then average pooling over `pool` x `pool`."""
 
     def __init__(self, channels_in: int, channels_out: int, pool: int, dropout: float) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class CNN14Block(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(B, channels_in, T, mels) to (B, channels_out, T / pool, mels / pool)."""
+        """Map (B, channels_in, T, mels) to (B, channels_out, T / pool, mels / pool)."""
         hidden_states = self.bn1(self.conv1(hidden_states)).relu()
         hidden_states = self.bn2(self.conv2(hidden_states)).relu()
         return self.dropout(self.pool(hidden_states))
 
 
 class CNN14PreTrainedModel(StrictLoadingMixin, PreTrainedModel):
-    """What transformers needs to know about CNN14 in order to load, place and initialise it."""
+    """Base class with the settings by which transformers loads, places and initialises CNN14."""
 
     config: CNN14Config
     base_model_prefix = "cnn14"
@@ -48,25 +48,25 @@ class CNN14PreTrainedModel(StrictLoadingMixin, PreTrainedModel):
     input_modalities = ["audio"]  # noqa: RUF012, as in transformers
     supports_gradient_checkpointing = True
     _no_split_modules = ["CNN14Block"]  # noqa: RUF012
-    # Decibels from -100 to 40 need more bits than a half-precision normalisation has.
+    # Half precision is too coarse to normalise decibels from -100 to 40.
     _keep_in_fp32_modules_strict = ["bn0"]  # noqa: RUF012
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        # He's draw keeps the scale through all blocks, which batch norms with fixed statistics do not restore.
+        # He initialisation keeps the scale through all blocks; batch norms with fixed statistics do not restore it.
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             init.kaiming_uniform_(module.weight, nonlinearity="relu")
 
 
 class CNN14Model(CNN14PreTrainedModel):
-    """The CNN14 encoder: log-mel frames to one vector per clip.
+    """CNN14 encoder: one vector per clip from log-mel frames.
 
-    The vector is made of the mean over mel bands, of which the largest and the mean value over time are added. All
-    clips of a batch must have the same length, which the feature extractor sees to by repeating the short ones.
+    The features are averaged over mel bands. Their maximum and mean over time are added and pass a linear layer with
+    ReLU. All clips of a batch must have the same length; `MSCLAPFeatureExtractor` repeats shorter clips.
 
     Args:
-        config: Shape of the encoder.
+        config: Configuration of the encoder.
 
     Example:
         >>> model = CNN14Model(CNN14Config(hidden_size=8, channels=[4, 8])).eval()
@@ -90,22 +90,23 @@ class CNN14Model(CNN14PreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The first block, which makes channels of the spectrogram."""
+        """Return the first block."""
         return self.conv_blocks[0]
 
     @can_return_tuple
     def forward(self, input_features: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Encodes a batch of clips of one length.
+        """Encode a batch of clips of one length.
 
         Args:
-            input_features: Log-mel energies in decibels, (B, 1, T, n_mels), as CLAP's feature extractors make them.
+            input_features: Log-mel energies in decibels, (B, 1, T, n_mels), as computed by `MSCLAPFeatureExtractor`.
             **kwargs: `return_dict`, as in transformers.
 
         Returns:
-            `pooler_output` (B, hidden_size), and `last_hidden_state` (B, T / 32, channels), the mean over mel bands.
+            `pooler_output` (B, hidden_size), and `last_hidden_state` (B, floor(T / 2**(blocks - 1)), channels), the
+            mean over mel bands; T / 32 with the six blocks of the published model.
 
         Raises:
-            ValueError: The input has another shape, or fewer frames than the blocks halve to one.
+            ValueError: The input has another shape, or fewer than 2**(blocks - 1) frames.
         """
         least = 2 ** (len(self.conv_blocks) - 1)
         if input_features.ndim != 4 or input_features.shape[1::2] != (1, self.config.n_mels):
@@ -114,7 +115,7 @@ class CNN14Model(CNN14PreTrainedModel):
                 f"got {tuple(input_features.shape)}"
             )
         if input_features.shape[2] < least:
-            raise ValueError(f"clips have {input_features.shape[2]} frames, fewer than the {least} of CNN14")
+            raise ValueError(f"clips have {input_features.shape[2]} frames; CNN14 needs at least {least}")
 
         # (B, 1, T, mels) -> (B, mels, T), normalised -> (B, 1, T, mels)
         hidden = self.bn0(input_features.squeeze(1).transpose(1, 2))

@@ -1,4 +1,4 @@
-"""SONAR's text encoder: the encoder of NLLB with a mean over its tokens (Duquenne et al., 2023, arXiv 2308.11466)."""
+"""Text encoder of SONAR: the encoder of NLLB with mean pooling (Duquenne et al., 2023, arXiv 2308.11466)."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ logger = logging.get_logger(__name__)
 
 
 class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
-    """The encoder of M2M100 with SONAR's pooling: the mean over all real tokens, language token and EOS included.
+    """Encoder of M2M100 with SONAR's pooling: the mean over all real tokens, including the language token and EOS.
 
-    Folders of the encoder alone (`cointegrated/SONAR_200_text_encoder`) load by name. SONAR knows no layer drop,
-    whereas the default of `M2M100Config` skips layers at random in training: `encoder_layerdrop` is set to 0.
+    Checkpoints of the encoder alone (`cointegrated/SONAR_200_text_encoder`) load directly. `encoder_layerdrop` is set
+    to 0, because SONAR uses no layer drop, while the default of `M2M100Config` drops layers at random in training.
 
     Args:
-        config: Shape of the encoder; fields of the decoder are ignored.
+        config: Configuration of the encoder; fields of the decoder are ignored.
 
     Example:
         >>> config = M2M100Config(vocab_size=9, d_model=8, encoder_layers=1, encoder_attention_heads=2)
@@ -32,7 +32,7 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
 
     def __init__(self, config: M2M100Config) -> None:
         if config.encoder_layerdrop:
-            logger.warning_once(f"encoder_layerdrop={config.encoder_layerdrop} is set to 0, which SONAR needs")
+            logger.warning_once(f"encoder_layerdrop={config.encoder_layerdrop} is set to 0; SONAR uses no layer drop")
             config.encoder_layerdrop = 0.0
         super().__init__(config)
 
@@ -44,12 +44,12 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
         inputs_embeds: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """Encodes a batch of token sequences `[language] pieces [</s>]`.
+        """Encode a batch of token sequences `[language] pieces [</s>]`.
 
         Args:
-            input_ids: (B, N), at most 514 tokens as SONAR was trained.
-            attention_mask: (B, N), 1 for real tokens, 0 for padding; None reads it off the padding token.
-            inputs_embeds: (B, N, D) in place of `input_ids`.
+            input_ids: (B, N). SONAR was trained on at most 514 tokens.
+            attention_mask: (B, N), 1 for real tokens, 0 for padding; None masks the padding token.
+            inputs_embeds: (B, N, D), instead of `input_ids`.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:

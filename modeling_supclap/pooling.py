@@ -1,4 +1,4 @@
-"""From the vectors of a sequence to one vector."""
+"""Pooling of token vectors."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
 
     Args:
         last_hidden_state: (B, N, D).
-        attention_mask: (B, N), 1 for real tokens, 0 for padding; None means that there is no padding.
+        attention_mask: (B, N), 1 for real tokens, 0 for padding; None means no padding.
 
     Returns:
         (B, D); zero for a sequence without real tokens.
@@ -27,11 +27,11 @@ def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
 
 
 def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Return the last real token of each sequence, the only one of a decoder that attends to all others.
+    """Return the last real token of each sequence, for decoders, where only this token attends to all others.
 
     Args:
         last_hidden_state: (B, N, D).
-        attention_mask: (B, N), 1 for real tokens, 0 for padding on either side; None means that there is no padding.
+        attention_mask: (B, N), 1 for real tokens, 0 for padding on either side; None means no padding.
 
     Returns:
         (B, D); the first token of a sequence without real tokens.

@@ -1,6 +1,7 @@
-"""What a text encoder of sentence-transformers does beside its tower: pooling, dense layers, a norm, prompts.
+"""Modules of a sentence-transformers text encoder besides its tower: pooling, dense layers, normalisation, prompts.
 
-LaBSE, for example, is BERT's first token, a linear layer, tanh and the norm; the mean over its tokens is another model.
+LaBSE, for example, is the first token of BERT, a linear layer, tanh and normalisation. Mean pooling would be another
+model.
 """
 
 import json
@@ -13,7 +14,7 @@ from transformers.utils import cached_file
 
 from .hub_ids import is_hub_id
 
-# By the names that sentence-transformers has for them, before and since its version 6.
+# Pooling modes by their names in sentence-transformers, before and since version 6.
 _POOLINGS = {
     "cls": "cls",
     "mean": "mean",
@@ -26,13 +27,13 @@ _ACTIVATIONS = {"Tanh": "tanh", "Identity": "linear", "ReLU": "relu", "GELU": "g
 
 
 class SentenceModules(NamedTuple):
-    """What stands in the `modules.json` of a text encoder.
+    """Modules listed in the `modules.json` of a text encoder.
 
     Attributes:
         pooling: "mean", "cls" or "last".
-        dense: The settings of each `SentenceDense` after it.
-        weights: The state of each one.
-        normalize: Whether the result is brought to unit norm.
+        dense: Settings of each `SentenceDense` after the pooling.
+        weights: State dictionary of each `SentenceDense`.
+        normalize: Whether the output is scaled to unit norm.
     """
 
     pooling: str
@@ -42,26 +43,27 @@ class SentenceModules(NamedTuple):
 
 
 def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModules | None:
-    """Reads what a text encoder does after its tower.
+    """Read the modules of a text encoder after its tower.
 
     Args:
         name: Hub id or folder of the encoder.
-        pooling: A pooling that was asked for; a folder that has another one is then read as a tower alone.
+        pooling: Requested pooling: "mean", "cls", "last" or "pooler"; None accepts any.
 
     Returns:
-        None where the encoder is a tower alone.
+        The modules; None if the folder has none, or if `pooling` is set and differs from the folder's.
 
     Raises:
-        ValueError: A module is of another kind than pooling, dense layer and norm.
+        ValueError: A dense layer has no weights; or `pooling` is None and the modules are not a supported pooling,
+            dense layers and normalisation.
     """
     modules = _read_json(name, "modules.json") or []
-    found, dense, weights, normalize = "", [], [], False
+    mode, dense, weights, normalize = "", [], [], False
     for module in modules:
         kind = module["type"].rpartition(".")[2]
         settings = _read_json(name, f"{module['path']}/config.json") or {}
         if kind == "Pooling":
-            found = _read_pooling(settings)
-            if pooling not in (None, found):
+            mode = _read_pooling(settings)
+            if pooling not in (None, mode):
                 return None
 
         elif kind == "Dense" and not normalize and not settings.get("use_residual"):
@@ -72,26 +74,25 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
         elif kind == "Normalize":
             normalize = True
         elif kind != "Transformer" or module["path"]:
-            found = ""
+            mode = ""
             break
 
-    if modules and not found and pooling is None:
+    if modules and not mode and pooling is None:
         raise ValueError(
-            f"{name} pools its tokens in a way that this model does not know (see its modules.json); to use its "
-            "encoder without that, pass text_pooling="
+            f"the modules.json of {name} contains an unsupported pooling or module; to load its encoder without these "
+            "modules, pass text_pooling='mean', 'cls' or 'last'"
         )
-    return SentenceModules(found, dense, weights, normalize) if found else None
+    return SentenceModules(mode, dense, weights, normalize) if mode else None
 
 
 def read_text_settings(name: str) -> tuple[str, int | None]:
-    """The prompt that stands before texts, and the most tokens, of a text encoder of sentence-transformers.
+    """Read the prompt and the maximum number of tokens of a sentence-transformers text encoder.
 
     Args:
         name: Hub id or folder of the encoder.
 
     Returns:
-        The prompt that the encoder uses by default, or else that of queries, as for e5; "" and None where nothing is
-        said.
+        The default prompt, or else the query prompt, or else ""; and the maximum number of tokens, None if not set.
     """
     settings = _read_json(name, "config_sentence_transformers.json") or {}
     prompts = settings.get("prompts") or {}
@@ -100,7 +101,7 @@ def read_text_settings(name: str) -> tuple[str, int | None]:
 
 
 def _read_pooling(settings: dict[str, Any]) -> str:
-    """The one pooling that we know of, or an empty string."""
+    """Return the name of the pooling; "" if it is unsupported."""
     if not settings.get("include_prompt", True):
         return ""
     modes = [settings["pooling_mode"]] if "pooling_mode" in settings else []
@@ -112,24 +113,24 @@ def _read_pooling(settings: dict[str, Any]) -> str:
 
 def _read_weights(name: str, path: str) -> dict[str, torch.Tensor]:
     for file in ("model.safetensors", "pytorch_model.bin"):
-        if found := _find(name, f"{path}/{file}"):
-            return load_state_dict(found)
-    raise ValueError(f"{name} lacks the weights of its module {path}")
+        if local := _find(name, f"{path}/{file}"):
+            return load_state_dict(local)
+    raise ValueError(f"{name} has no weights for its module {path}; download it again")
 
 
 def _read_json(name: str, path: str) -> Any:
-    if found := _find(name, path):
-        with open(found, encoding="utf-8") as file:
+    if local := _find(name, path):
+        with open(local, encoding="utf-8") as file:
             return json.load(file)
     return None
 
 
 def _find(name: str, path: str) -> str | None:
     if not Path(name).is_dir() and not is_hub_id(name):
-        return None  # whoever loads the tower says what is wrong with its name
-    missing_is_fine = {
+        return None  # loading the tower raises an error for this name
+    optional = {
         "_raise_exceptions_for_missing_entries": False,
         "_raise_exceptions_for_connection_errors": False,
         "_raise_exceptions_for_gated_repo": False,
     }
-    return cached_file(name, path, **missing_is_fine)
+    return cached_file(name, path, **optional)

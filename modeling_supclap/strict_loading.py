@@ -1,6 +1,6 @@
-"""Loading a model whose weights are not in the checkpoint is an error here, and not a warning and random weights.
+"""Strict loading: an error if the checkpoint lacks weights of the model, where transformers only warns.
 
-And where there is no model, or a file of weights cannot be read, the error says so.
+Missing folders, adapters without a model and damaged weight files also raise errors that name the folder or file.
 """
 
 import json
@@ -18,15 +18,15 @@ from .hub_ids import is_hub_id
 
 @contextmanager
 def naming_damaged_files(folder: Any) -> Iterator[None]:
-    """Within it, what goes wrong over a damaged file of weights is an error that names the file.
+    """Context that raises an OSError with the path if loading fails because of a damaged weight file.
 
-    transformers passes on what safetensors or torch says of it, which is not where it lies.
+    transformers only passes on the errors of safetensors and torch, which do not contain the path.
 
     Args:
-        folder: Where a model is loaded from; of a Hub id nothing is said, since downloads are checked.
+        folder: Folder that the model is loaded from. A Hub id is not checked, because downloads are verified.
 
     Raises:
-        OSError: A file of weights in the folder cannot be read.
+        OSError: A weight file in the folder cannot be read.
     """
     try:
         yield
@@ -39,94 +39,97 @@ def naming_damaged_files(folder: Any) -> Iterator[None]:
                     json.loads(path.read_text(encoding="utf-8"))
                 else:
                     load_state_dict(path, map_location="meta")
-            except Exception as damage:
-                raise OSError(damaged(path, damage)) from error
+            except Exception as read_error:
+                raise OSError(damaged(path, read_error)) from error
         raise
 
 
 def damaged(path: Path, error: Exception) -> str:
-    """What to say of a file of weights that cannot be read.
+    """Return the error message for a weight file that cannot be read.
 
-    Only the first sentence of the error is quoted, since torch goes on to advise running code of the file.
+    It quotes only the first sentence of `error`, because torch continues with advice to run code from the file.
     """
     cause = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
-    return f"{path} is damaged or holds no weights (an incomplete download?); get it again: {cause}"
+    return f"cannot read weights from {path} ({cause}); the file is damaged or incomplete, download it again"
 
 
 def _check_source(name: Any) -> None:
-    """Explains sources of a model that transformers fails on without a word of what they are.
+    """Raise if a model cannot be loaded from `name`, where the errors of transformers do not name the cause.
 
-    A path that is no folder is taken for a Hub id of a wrong form; and a folder that holds a LoRA adapter and no model
-    is replaced by the adapter's base model, which may be called None. Before 5.18 transformers also left the modules
-    that an adapter holds whole, such as the projections, as they were.
+    transformers reports a missing folder as an invalid Hub id. For a folder with a LoRA adapter and no model it loads
+    the base model of the adapter, and fails if that is None. Before 5.18 it did not load the modules that the adapter
+    saves in full (`modules_to_save`), such as the projections.
+
+    Raises:
+        OSError: There is no such folder.
+        ValueError: The folder contains a LoRA adapter without a model, and its base model is missing or this version
+            of transformers would not load all of the adapter.
     """
     path = str(name)
     if name is None or os.path.isfile(os.path.join(path, "config.json")):
         return
     if not os.path.isdir(path) and not is_hub_id(path):
-        raise OSError(f"there is no folder {path}; give a model's folder or a Hub id such as name/model")
+        raise OSError(f"folder {path} does not exist; pass a model folder or a Hub id such as name/model")
 
     adapter = Path(path, "adapter_config.json")
     if not adapter.is_file():
         return
 
     settings = json.loads(adapter.read_text(encoding="utf-8"))
-    base, whole = settings.get("base_model_name_or_path"), settings.get("modules_to_save")
-    advice = (
-        f"Load the base model, then PeftModel.from_pretrained(base, {path!r}).merge_and_unload() is the whole model"
-    )
+    base, full_modules = settings.get("base_model_name_or_path"), settings.get("modules_to_save")
+    advice = f"load the base model, then merge: PeftModel.from_pretrained(base, {path!r}).merge_and_unload()"
     if not base or not (os.path.isdir(base) or is_hub_id(base)):
         raise ValueError(
-            f"{path} holds a LoRA adapter and no model, and names {base!r} as its base model, which is not there. "
-            f"{advice}"
+            f"{path} contains a LoRA adapter without a model, and its base model {base!r} does not exist; {advice}"
         )
-    if whole and tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 18):
+    if full_modules and tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 18):
         raise ValueError(
-            f"transformers {transformers.__version__} does not load {whole} of the adapter {path}. {advice}"
+            f"transformers {transformers.__version__} does not load {full_modules} of the adapter {path}; {advice}"
         )
 
 
 def _weight_files(folder: Any) -> list[Path]:
-    """The files that transformers would read: safetensors if there are any, with the index of several."""
+    """Return the weight files and shard indices in a folder; safetensors are preferred, as in transformers."""
     if folder is None:
         return []
     return sorted(Path(folder).glob("*model*.safetensors*")) or sorted(Path(folder).glob("*model*.bin*"))
 
 
 class StrictLoadingMixin:
-    """Makes `from_pretrained` refuse a checkpoint that lacks weights of the model; stands before `PreTrainedModel`.
+    """Mixin with a `from_pretrained` that raises if the checkpoint lacks weights; a base before `PreTrainedModel`.
 
-    transformers draws such weights at random and only warns, so that an encoder loaded from a checkpoint in which it
-    stands under another prefix (`SonarTextModel` from a translation model, `CEDModel` from a whole `SupCLAPModel`)
-    runs and means nothing. With `output_loading_info=True` nothing is refused: the caller reads the report.
+    transformers initialises missing weights at random and only warns. Its outputs would be meaningless for a checkpoint
+    that stores the encoder under another prefix, such as `SonarTextModel` from a translation model or `CEDModel` from a
+    `SupCLAPModel`. With `output_loading_info=True` missing weights raise no error, because the caller gets the report.
     """
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """As in transformers, with every weight found, and clear errors where there is no such model.
+        """Load a model as in transformers, and raise if weights are missing.
 
         Raises:
-            OSError: There is no such folder or id, or a file of weights is damaged.
-            ValueError: The checkpoint is of another model, an adapter alone, or lacks weights of the model.
+            OSError: The folder or Hub id does not exist, or a weight file is damaged.
+            ValueError: The checkpoint is of another model, is an adapter without a model, or lacks weights.
         """
         _check_source(pretrained_model_name_or_path)
         parent: Any = super()
-        asked = kwargs.pop("output_loading_info", False)
+        return_report = kwargs.pop("output_loading_info", False)
         with naming_damaged_files(pretrained_model_name_or_path):
             loaded = parent.from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
 
-        if asked:
+        if return_report:
             return loaded
 
         model, report = loaded
 
-        # Without a name the caller brings a state_dict and a configuration, and asks for the rest to be drawn.
+        # Without a name, the caller passes a state_dict and a configuration; other weights are initialised on purpose.
         if pretrained_model_name_or_path is not None and (missing := sorted(report["missing_keys"])):
-            seen = sorted(report["unexpected_keys"])
+            unexpected = sorted(report["unexpected_keys"])
             raise ValueError(
-                f"{pretrained_model_name_or_path} lacks {len(missing)} weights of {cls.__name__}, among them "
-                f"{missing[:3]}; it has {len(seen)} that the model has not{f', such as {seen[:3]}' if seen else ''}. "
-                "Give a checkpoint of this model alone; other layouts are converted by recipes/convert_checkpoint.py"
+                f"{pretrained_model_name_or_path} lacks {len(missing)} weights of {cls.__name__}, such as "
+                f"{missing[:3]}, and has {len(unexpected)} unexpected weights"
+                f"{f', such as {unexpected[:3]}' if unexpected else ''}; pass a checkpoint of {cls.__name__}, or "
+                "convert other layouts with recipes/convert_checkpoint.py"
             )
 
         return model
