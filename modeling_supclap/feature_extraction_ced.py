@@ -343,8 +343,7 @@ def _check_rate(sampling_rate: float | None) -> int:
         raise ValueError(f"sampling_rate must be a positive whole number of hertz, got {sampling_rate}")
     if not LEAST_RATE_HZ <= sampling_rate <= MOST_RATE_HZ:
         raise ValueError(
-            f"sampling_rate must lie between {LEAST_RATE_HZ} and {MOST_RATE_HZ} Hz, got {sampling_rate}; "
-            "pass hertz, not kilohertz"
+            f"sampling_rate is {sampling_rate} Hz, outside {LEAST_RATE_HZ} to {MOST_RATE_HZ}; pass hertz, not kilohertz"
         )
     return int(sampling_rate)
 

@@ -38,22 +38,22 @@ def require_language_code(language: str) -> None:
     """Raise unless a language is given by its ISO 639-3 code, or by that of FLORES-200.
 
     Args:
-        language: The code, of any language, such as "deu" or "deu_Latn".
+        language: Code of any language, such as "deu" or "deu_Latn".
 
     Raises:
-        ValueError: It is a two-letter code or a name; the message suggests a code.
+        ValueError: `language` is a two-letter code, a name or another string; the message suggests a code.
 
     Example:
         >>> require_language_code("de")
         Traceback (most recent call last):
-        ValueError: language 'de' is no ISO 639-3 code; did you mean 'deu'?
+        ValueError: language 'de' is not an ISO 639-3 code; did you mean 'deu'?
     """
     if re.fullmatch("[a-z]{3}(_[A-Z][a-z]{3})?", language):
         return
-    asked = language.lower()
-    known = [code for code, about in LANGUAGE_TABLE.items() if asked in (about.iso_639_1, about.name.lower())]
-    hint = f"did you mean {known[0]!r}?" if known else f"give three letters, such as {', '.join(LANGUAGES)}"
-    raise ValueError(f"language {language!r} is no ISO 639-3 code; {hint}")
+    name = language.lower()
+    matches = [code for code, entry in LANGUAGE_TABLE.items() if name in (entry.iso_639_1, entry.name.lower())]
+    hint = f"did you mean {matches[0]!r}?" if matches else f"pass three letters, such as {', '.join(LANGUAGES)}"
+    raise ValueError(f"language {language!r} is not an ISO 639-3 code; {hint}")
 
 
 def get_language_name(language: str) -> str:
