@@ -1,4 +1,4 @@
-"""Pooling of token vectors."""
+"""Pooling of token vectors, and the dense layers after it."""
 
 import torch
 from torch import nn
@@ -48,7 +48,14 @@ def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
 
 
 class SentenceDense(nn.Module):
-    """A linear layer and an activation (its name in transformers) between a text tower's pooling and its projection."""
+    """Linear layer and activation between the pooling and the projection of a text tower.
+
+    Args:
+        width: Number of input features.
+        out_features: Number of output features.
+        activation: Name of the activation in transformers.
+        bias: Whether the layer has a bias.
+    """
 
     def __init__(self, width: int, out_features: int, activation: str = "tanh", bias: bool = True) -> None:
         super().__init__()
@@ -56,5 +63,5 @@ class SentenceDense(nn.Module):
         self.activation = ACT2FN[activation]
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """(B, width) to (B, out_features)."""
+        """Map (B, width) to (B, out_features)."""
         return self.activation(self.linear(pooled))
