@@ -1,4 +1,4 @@
-"""A recording, however it is given, as one waveform: files, their addresses or bytes, arrays, what `datasets` gives."""
+"""Audio inputs of all supported types as waveforms: paths, URLs, bytes, arrays and values of `datasets.Audio`."""
 
 import importlib
 import io
@@ -13,21 +13,21 @@ import torch
 
 from .feature_extraction_ced import MAX_CHANNELS, as_waveform
 
-# A path or an address, or what is in the file.
+# A path, a URL, or the bytes of a file.
 _FILE = (str, os.PathLike, bytes)
 _DOWNLOAD_TIMEOUT_SECONDS = 60.0
-# What is read of a file on either side of a span, so that resampling does not hear where the span was cut.
+# Margin read on both sides of a span, so that resampling has no edge effects inside it.
 _MARGIN_SECONDS = 1
 
 
 class Recording(NamedTuple):
-    """One recording of a call.
+    """A recording to be read.
 
     Attributes:
-        source: A path, an address, the bytes of a file, an array, a decoder of torchcodec, or a function that returns
-            the whole waveform at a given sampling rate in hertz.
-        rate_hz: The rate of an array; None for any other source.
-        name: What errors call it: its path, or its place in the list.
+        source: A path, a URL, the bytes of a file, an array, a torchcodec decoder, or a function that returns the
+            whole waveform at a given sampling rate in hertz.
+        rate_hz: Sampling rate of an array; None for any other source.
+        name: Name in error messages: the path, or the index in the list.
     """
 
     source: Any
@@ -36,11 +36,11 @@ class Recording(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        """Whether it has to be decoded."""
+        """Whether the source is a file that must be decoded."""
         return isinstance(self.source, _FILE)
 
     def get_seconds(self) -> float:
-        """How long it is, by its header; 0 where that cannot be told: whoever reads it raises the error."""
+        """Return the duration from the header; 0 if unknown, in which case `read` raises the error."""
         try:
             if _is_decoder(self.source):
                 return float(self.source.metadata.duration_seconds)
@@ -52,25 +52,25 @@ class Recording(NamedTuple):
             return 0.0
 
     def read(self, target_hz: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """The recording, or a part of a file, as mono float32 at a sampling rate.
+        """Read the recording, or a part of it, as mono float32 at a sampling rate.
 
         Args:
-            target_hz: The rate wanted.
-            start: The first sample wanted, at that rate.
-            stop: The sample after the last. No more of a file is decoded than that; None reads everything.
+            target_hz: Sampling rate of the result in hertz.
+            start: First sample, at `target_hz`; only used with `stop`, except for functions.
+            stop: End sample, exclusive; None reads everything. Only this part of a file is decoded, with a margin.
 
         Returns:
             float32, (samples,).
 
         Raises:
-            OSError: There is no such file, or its address cannot be reached.
-            ValueError: The recording is unusable, or the rate of an array is missing.
+            OSError: The file does not exist, or the download fails.
+            ValueError: The recording is unusable, or the sampling rate of an array is missing.
         """
         source, rate_hz, first = self.source, self.rate_hz, 0
         if callable(source):
             return source(target_hz)[start:stop]
         if self.is_file and stop is not None:
-            # In whole seconds, where samples of either rate coincide.
+            # Read whole seconds, because samples of both rates coincide there.
             first = max(0, start // target_hz - _MARGIN_SECONDS)
             seconds = math.ceil(stop / target_hz) + _MARGIN_SECONDS - first
             source, rate_hz = _read_file(source, self.name, offset_seconds=first, duration_seconds=seconds)
@@ -81,7 +81,7 @@ class Recording(NamedTuple):
             source, rate_hz = samples.data, samples.sample_rate
 
         if rate_hz is None:
-            raise ValueError(f"{self.name} is an array whose rate is not known; pass sampling_rate=, in hertz")
+            raise ValueError(f"{self.name} is an array without a sampling rate; pass sampling_rate=, in hertz")
 
         waveform = as_waveform(source, rate_hz, target_hz, self.name)
 
@@ -89,14 +89,15 @@ class Recording(NamedTuple):
 
 
 def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording], bool]:
-    """The recordings of a call, and whether it was a single one that was not in a list.
+    """Convert audio inputs to a list of recordings; also return whether the input was a single recording, not a list.
 
     Args:
-        audio: As for `encode_audio`.
-        sampling_rate: Of the arrays among them in hertz: one for all, or one for each.
+        audio: One recording or a list, see `encode_audio`.
+        sampling_rate: Sampling rate of the arrays in hertz, one for all or one for each.
 
     Raises:
-        ValueError: An array may be one recording or several, or rates and recordings differ in number.
+        ValueError: The shape of an array is ambiguous, a mapping lacks keys, a file is open as text, or the numbers of
+            sampling rates and recordings differ.
 
     Example:
         >>> [recording.name for recording in as_recordings(["dog.wav", np.zeros(16000)], 16000)[0]]
@@ -113,37 +114,37 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
             name, clip = str(getattr(clip, "name", name)), clip.read()
             if isinstance(clip, str):
                 raise ValueError(f"{name} is open as text; open it in binary mode, 'rb'")
-        elif _is_pair(clip):  # (rate, samples) by scipy and Gradio, (samples, rate) by torchaudio and librosa
+        elif _is_pair(clip):  # (rate, samples) from scipy and Gradio, (samples, rate) from torchaudio and librosa
             rate_hz, clip = clip if np.ndim(clip[0]) == 0 else clip[::-1]
         elif isinstance(clip, Mapping):
             if {"array", "sampling_rate"} <= clip.keys():
                 clip, rate_hz = clip["array"], clip["sampling_rate"]
-            elif file := clip.get("bytes") or clip.get("path"):  # as `datasets.Audio(decode=False)` gives it
+            elif file := clip.get("bytes") or clip.get("path"):  # a value of `datasets.Audio(decode=False)`
                 clip, rate_hz = file, None
             else:
                 keys = sorted(clip)
-                raise ValueError(f'{name} has the keys {keys}; give "array" and "sampling_rate", or a path')
+                raise ValueError(f'{name} has the keys {keys}; it needs "array" and "sampling_rate", "bytes" or "path"')
         recordings.append(Recording(clip, rate_hz, name))
 
     return recordings, is_one
 
 
 def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
-    """An option that was given once (or is None), or once for each input, as a list of one for each.
+    """Expand an option to one value per input: repeat a single value or None, and check a list.
 
     Raises:
-        ValueError: It is a list of another length, or holds something of another kind.
+        ValueError: The list has another length, or contains a value of another type.
     """
     if value is None or isinstance(value, kind):
         return [value] * count
 
     values = list(value)
     if len(values) != count:
-        raise ValueError(f"got {len(values)} values of {name} for {count} inputs; give one, or one for each")
+        raise ValueError(f"got {len(values)} values of {name} for {count} inputs; pass one, or one for each input")
 
     for index, single in enumerate(values):
         if not isinstance(single, kind):
-            raise ValueError(f"{name}[{index}] is {single!r}; give one for each input")
+            raise ValueError(f"{name}[{index}] is {single!r}, which has the wrong type; pass one value for each input")
 
     return values
 
@@ -154,13 +155,12 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
 
     if isinstance(audio, (np.ndarray, torch.Tensor)):
         shape = tuple(audio.shape)
-        # No clip has 8 samples or fewer: such an array is (samples, channels), as soundfile reads.
+        # A second axis of at most 8 is channels: (samples, channels), as in soundfile.
         if len(shape) == 1 or (len(shape) == 2 and shape[1] <= MAX_CHANNELS < shape[0]):
             return [audio], True
         if len(shape) != 2 or shape[0] == 2:
             raise ValueError(
-                f"got an array of shape {shape}: one recording of two channels, or two recordings? Give [array] for "
-                "one, list(array) for several"
+                f"got an array of the ambiguous shape {shape}; pass [array] for one recording, list(array) for several"
             )
         return list(audio), False
 
@@ -172,7 +172,7 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
 
 
 def _is_decoder(clip: Any) -> bool:
-    """Whether this is torchcodec's `AudioDecoder`, which `datasets.Audio` gives."""
+    """Return whether this is torchcodec's `AudioDecoder`, which `datasets.Audio` returns."""
     return hasattr(clip, "get_all_samples")
 
 
@@ -181,7 +181,7 @@ def _is_open_file(clip: Any) -> bool:
 
 
 def _is_pair(clip: Any) -> bool:
-    """Whether this is an array with its rate, in either order."""
+    """Return whether this is a pair of an array and its sampling rate, in either order."""
     if not isinstance(clip, tuple) or len(clip) != 2:
         return False
     arrays = sum(isinstance(part, (np.ndarray, torch.Tensor)) for part in clip)
@@ -189,7 +189,7 @@ def _is_pair(clip: Any) -> bool:
 
 
 def _read_file(file: Any, name: str, **span: float) -> tuple[np.ndarray, int]:
-    """A file, or a part of it, as it is: with all checks by the package, or where that is missing by soundfile."""
+    """Read a file or a part of it at its own rate, through the package's checks or, without the package, soundfile."""
     if isinstance(file, str) and file.startswith(("http://", "https://")):
         try:
             with urllib.request.urlopen(file, timeout=_DOWNLOAD_TIMEOUT_SECONDS) as answer:
@@ -198,7 +198,7 @@ def _read_file(file: Any, name: str, **span: float) -> tuple[np.ndarray, int]:
             raise OSError(f"{name} cannot be downloaded: {error}") from error
 
     try:
-        # By name: a folder that was uploaded with this file must load where the package is missing.
+        # Import by name, because this file must also load as remote code without the package.
         audio = importlib.import_module("modeling_supclap.datasets_scripts.audio")
     except ImportError:
         return _read_with_soundfile(file, name, **span)
@@ -220,7 +220,7 @@ def _read_with_soundfile(
     try:
         with soundfile.SoundFile(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
             opened.seek(round(offset_seconds * opened.samplerate))
-            wanted = -1 if duration_seconds is None else round(duration_seconds * opened.samplerate)
-            return opened.read(wanted, dtype="float32", always_2d=True).mean(axis=1), opened.samplerate
+            num_frames = -1 if duration_seconds is None else round(duration_seconds * opened.samplerate)
+            return opened.read(num_frames, dtype="float32", always_2d=True).mean(axis=1), opened.samplerate
     except soundfile.SoundFileError as error:
         raise ValueError(f"{name} is not audio that soundfile can read: {error}") from error

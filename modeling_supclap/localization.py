@@ -1,15 +1,15 @@
-"""At which second of a recording a text is heard: the score of texts over time, in about one pass over the recording.
+"""Localization: the scores of texts over time within a recording, in about one pass of the audio tower.
 
-    found = model.localize("dawn.wav", ["a dog barks", "un chien aboie"], language=["eng", "fra"])
-    found.start_seconds[found.scores[:, 0].argmax()]
+    result = model.localize("dawn.wav", ["a dog barks", "un chien aboie"], language=["eng", "fra"])
+    result.start_seconds[result.scores[:, 0].argmax()]
 
-The audio tower hears the recording once, in chunks that follow one another. Before it pools a chunk, its output has a
-vector for each short step of time: 0.16 s of CED, 0.04 s of Dasheng, 0.31 s of CLAP's HTSAT, 0.23 s of CNN14. Short
-windows are pooled from these as the tower pools a whole clip, and then projected. So windows may overlap as they like
-at no cost, and a window as long as a chunk has that chunk's embedding.
+The audio tower processes the recording in consecutive chunks. Its output before pooling has a vector per time step:
+0.16 s for CED, 0.04 s for Dasheng, 0.31 s for CLAP's HTSAT, 0.23 s for CNN14. Short windows are pooled from these steps
+as the tower pools a whole clip, and then projected. So overlapping windows need no further forward passes, and a window
+as long as a chunk has the embedding of that chunk.
 
-Training compares the vectors of whole clips only; that a step tells what sounds at its own time is a by-product of it.
-A tower with random weights has not learned it, and its scores mean nothing.
+Training only compares embeddings of whole clips; the information about time in each step is a by-product of training.
+The scores of a tower with random weights are meaningless.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from .encoding import (
 from .processing_supclap import SupCLAPProcessor, as_list
 from .towers import has_pooler
 
-# What a tower that takes any length hears at once.
+# Default chunk length of a tower that takes any length.
 _CHUNK_SECONDS = 5.0
 
 
 class Localization(NamedTuple):
-    """The score of texts over time.
+    """Scores of texts over time.
 
     Attributes:
-        scores: The cosine of each window with each text, float32 (T, n_texts).
-        start_seconds: Where each window begins, (T,) float64.
-        end_seconds: Where each window ends, (T,) float64.
+        scores: Cosines of windows and texts, float32 (T, n_texts).
+        start_seconds: Start of each window, (T,) float64.
+        end_seconds: End of each window, (T,) float64.
     """
 
     scores: np.ndarray
@@ -64,29 +64,30 @@ def localize(
     batch_size: int = 16,
     device: str | torch.device | None = None,
 ) -> Localization:
-    """Scores texts at each moment of a recording.
+    """Score texts in sliding windows over a recording.
 
     Args:
         model: A `SupCLAPModel`.
-        audio: One recording, of any length and rate, as for `encode_audio`.
+        audio: One recording of any length and sampling rate, see `encode_audio`.
         texts: One text or a list of texts.
-        processor: The model's; None takes `model.processor`.
-        language: ISO 639-3 code of all texts, or one for each; None is the tokenizer's own setting.
-        sampling_rate: Of a waveform in hertz; whatever is no array knows its own.
-        window_seconds: How much of the sound a score stands for.
-        hop_seconds: From the beginning of one window to that of the next.
-        chunk_seconds: What the tower hears at once, best as long as the clips that the model was trained on; None is
-            5 s, or the one length that the model's front end makes of all clips (CLAP: 10 s).
-        batch_size: Chunks that go through the model at once.
-        device: Where the model is moved to, and stays; None leaves it where it is.
+        processor: Processor of the model; None uses `model.processor`.
+        language: ISO 639-3 code, one for all texts or one for each; None uses the tokenizer's setting.
+        sampling_rate: Sampling rate of a waveform in hertz. Ignored for inputs with their own rate.
+        window_seconds: Length of a window.
+        hop_seconds: Time between the starts of two windows.
+        chunk_seconds: Length of the chunks for the tower, best the length of the training clips. None uses 5 s, or the
+            fixed length of the model's front end (CLAP: 10 s).
+        batch_size: Chunks of up to 10 s per batch.
+        device: Device to move the model to; None leaves it on its device.
 
     Returns:
-        The scores, (T, n_texts), with the times of their windows. The last window is moved back to end with the
-        recording; a recording that is shorter than a window is one window.
+        The scores, (T, n_texts), with the times of their windows. The last window starts earlier, to end with the
+        recording; a recording shorter than a window is one window.
 
     Raises:
-        OSError: The file is not there.
-        ValueError: There is not one recording, it is unusable, a text is blank, or a length is not possible.
+        OSError: The file is missing or unreadable.
+        ValueError: The input is not exactly one recording, the recording is unusable, a text is blank, a length is
+            invalid, or the tower has no time steps.
 
     Example:
         >>> import pytest
@@ -95,7 +96,7 @@ def localize(
     """
     for name, value in (("window_seconds", window_seconds), ("hop_seconds", hop_seconds)):
         if not 0 < value < math.inf:
-            raise ValueError(f"{name} is {value}; give a number of seconds above 0")
+            raise ValueError(f"{name} is {value}; it must be a positive number of seconds")
     recordings, _ = as_recordings(audio, sampling_rate)
     if len(recordings) != 1:
         raise ValueError(f"localize takes one recording, got {len(recordings)}")
@@ -107,7 +108,7 @@ def localize(
     rate_hz = int(extractor.sampling_rate)
     longest_seconds = math.inf
     if (frames := getattr(model.audio_model.config, "target_length", None)) is not None:
-        # CED's frames are centred: there is one more of them than steps between them.
+        # CED's frames are centred: n frames span n - 1 hops.
         longest_seconds = (frames - 1) * extractor.hop_size / rate_hz
     chunk_samples = get_chunk_samples(extractor, chunk_seconds, _CHUNK_SECONDS, longest_seconds)
     text_embeds = encode_text(model, as_list(texts), processor, language, convert_to_tensor=True)
@@ -121,15 +122,15 @@ def localize(
         return vectors
 
     with inference(model):
-        least = getattr(extractor, "min_samples", 1)
+        min_samples = getattr(extractor, "min_samples", 1)
         (chunks,) = chunk_embeddings(
-            recordings, encode, rate_hz, chunk_samples, min_samples=least, batch_size=batch_size
+            recordings, encode, rate_hz, chunk_samples, min_samples=min_samples, batch_size=batch_size
         )
-        # The last chunk overlaps the one before, and a front end may pad a short one: every moment counts once.
+        # Keep each time step once: the last chunk overlaps the previous one, and short chunks may be padded.
         inside = (np.arange(chunks.embeds.shape[1]) + 0.5) * step_samples / rate_hz
         times = chunks.onset_seconds[:, None] + inside  # (chunks, steps)
-        heard_seconds = np.concatenate([[0.0], chunks.offset_seconds[:-1]])
-        is_new = (times >= heard_seconds[:, None]) & (times < chunks.offset_seconds[:, None])
+        previous_ends = np.concatenate([[0.0], chunks.offset_seconds[:-1]])
+        is_new = (times >= previous_ends[:, None]) & (times < chunks.offset_seconds[:, None])
         steps, centers = chunks.embeds[torch.from_numpy(is_new).to(chunks.embeds.device)], times[is_new]
 
         starts_seconds, ends_seconds = _windows(chunks.offset_seconds[-1], window_seconds, hop_seconds)
@@ -142,22 +143,22 @@ def localize(
 
 
 def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_samples: int) -> tuple[torch.Tensor, float]:
-    """A tower's output of chunks as steps of time, (B, steps, D), and the samples of a step."""
+    """Return a tower's output as time steps, (B, steps, D), and the length of a step in samples."""
     config = model.audio_model.config
     match config.model_type:
-        case "ced":  # (B, rows * steps, D): time runs fastest
+        case "ced":  # (B, rows * steps, D): time is the fastest axis
             by_row = hidden.unflatten(1, (config.n_mels // config.patch_mels, -1))
             return by_row.mean(dim=1), config.patch_frames * extractor.hop_size
-        case "clap_audio_model":  # (B, D, rows, steps) of the whole length, to which short clips are filled up
+        case "clap_audio_model":  # (B, D, rows, steps) of the full length, to which short clips are padded
             return hidden.mean(dim=2).transpose(1, 2), extractor.nb_max_samples / hidden.shape[3]
-        case "cnn14":  # (B, steps, channels); all blocks but the last halve the frames
+        case "cnn14":  # (B, steps, channels); all blocks except the last halve the number of frames
             return hidden, extractor.hop_length * 2 ** (len(config.channels) - 1)
-        case other:  # (B, steps, D) of a clip, or of the one length to which clips are padded
+        case other:  # (B, steps, D) of a clip, or of the fixed length to which clips are padded
             pooling, tower = model.config.audio_pooling, model.audio_model
             has_times = hasattr(tower, "_get_feat_extract_output_lengths")
             if not has_times or pooling == "pooler" or (pooling is None and has_pooler(tower)):
                 raise ValueError(
-                    f"localize needs a tower whose output is a mean over steps of time; that of {other!r} is not"
+                    f"the tower {other!r} does not average its output over time steps, which localize requires"
                 )
             seconds = max_chunk_seconds(extractor)
             samples = chunk_samples if seconds is None else seconds * extractor.sampling_rate
@@ -165,7 +166,7 @@ def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_sampl
 
 
 def _windows(seconds: float, window_seconds: float, hop_seconds: float) -> tuple[np.ndarray, np.ndarray]:
-    """Where the windows begin and end in seconds, both (T,); the last one ends with the recording.
+    """Return the start and end times of the windows in seconds, both (T,); the last one ends with the recording.
 
     >>> _windows(2.2, 1.0, 0.5)
     (array([0. , 0.5, 1. , 1.2]), array([1. , 1.5, 2. , 2.2]))
@@ -177,9 +178,9 @@ def _windows(seconds: float, window_seconds: float, hop_seconds: float) -> tuple
 
 
 def _pool(tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> torch.Tensor:
-    """Pools the steps whose centers lie in each window as the tower pools a clip: (steps, D) -> (T, D)."""
+    """Pool the steps whose centers lie in each window, as the tower pools a clip: (steps, D) -> (T, D)."""
     firsts = np.minimum(np.searchsorted(centers, starts), len(centers) - 1)
-    stops = np.maximum(np.searchsorted(centers, ends), firsts + 1)  # a window shorter than a step takes one
+    stops = np.maximum(np.searchsorted(centers, ends), firsts + 1)  # at least one step per window
 
     pooled = []
     for first, stop in zip(firsts, stops, strict=True):
