@@ -43,6 +43,8 @@ Candidate = tuple[str, ...]
 def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, Any]]:
     """Draw a fixed evaluation set for ZSTE [T 4.2, B.4].
 
+    A family has fewer than `num_items` clips if the draws yield no more distinct clips or pairs.
+
     Args:
         rows: Rows of the schema with one label each; pass the test split only.
         seed: Random seed.
@@ -52,8 +54,7 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
         Dictionaries with "id", "family", "clip_ids" and "labels" (the last two in order of sounding), by family:
 
         - "single": distinct clips, alternating between classes; at most one per row.
-        - "concatenated": distinct ordered pairs of clips, alternating between ordered pairs of classes; fewer than
-          `num_items` if no new pairs are drawn.
+        - "concatenated": distinct ordered pairs of clips, alternating between ordered pairs of classes.
         - "overlaid": the same pairs of clips as in "concatenated".
 
     Raises:

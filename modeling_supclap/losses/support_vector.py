@@ -383,7 +383,7 @@ class DynamicRadius(nn.Module):
 
 
 def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) -> Tensor:
-    """Compute the penalty of a radius outside [0, ||a - t||] [SupCLAP appendix B].
+    """Compute the penalty of a radius outside [0, ||a - t||] (SupCLAP, appendix B).
 
     L = mean(relu(R - ||a - t||) + relu(-R)). R > ||a - t|| would invert the perpendicular component of the pushing
     force, and R < 0 would amplify it. The distance is detached, so that the term trains the radius and not the
