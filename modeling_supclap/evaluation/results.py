@@ -1,8 +1,8 @@
-"""The results of a model: its scores, the protocol they were measured under, and the outcome of every query.
+"""Results of a model: its scores, the protocol of the measurement, and the outcome of every query.
 
-An evaluation, a training run and a post-training end in the same `Results`. They are a folder of two files:
-`results.json` holds what people and scripts read, `outcomes.npz` what each single query did, so that two results can be
-compared query by query. What a metric is called, and how its value is written, stands in `metrics/names.py`.
+Evaluations, training runs and post-trainings all produce `Results`. They are saved as a folder of two files:
+`results.json` contains scores and protocol, and `outcomes.npz` the outcome of each query, so that two results can be
+compared query by query. Names and formats of the metrics are in `metrics/names.py`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .cache import pack_arrays
 
 SCHEMA = "supclap-results/2"
 DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
-"""The directions of retrieval and what people call them."""
+"""Retrieval directions and their display names."""
 
 NUM_CLASSES = {"esc50": 50, "urbansound8k": 10, "vggsound": 309}
-"""Of datasets whose classes the papers name: what was measured on fewer of them is another task."""
+"""Number of classes in the papers' results; scores on fewer classes are not comparable with them."""
 
 _PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy")
 _MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
@@ -44,12 +44,12 @@ _SHOULD_AGREE = ("audio", "missing_clips", "intervals")
 
 @dataclass(frozen=True)
 class Intervals:
-    """How intervals are drawn: percentile bootstrap over source recordings.
+    """Options of the confidence intervals: percentile bootstrap over source recordings.
 
     Attributes:
-        num_resamples: How often; 0 gives no intervals.
-        confidence: The part of draws inside.
-        seed: The seed of the draws.
+        num_resamples: Number of bootstrap resamples; 0 disables intervals.
+        confidence: Confidence level.
+        seed: Random seed.
     """
 
     num_resamples: int = 1000
@@ -59,11 +59,12 @@ class Intervals:
     def draw(
         self, outcomes: Mapping[str, np.ndarray], clusters: Sequence[Any] | np.ndarray
     ) -> dict[str, tuple[float, float] | None]:
-        """The interval of each mean; None where there are too few recordings to draw from.
+        """Compute the interval of each mean; None without resamples or if all queries are in one cluster.
 
         Args:
-            outcomes: By name, (Q,).
-            clusters: The recording that each query is about, (Q,); queries of one are drawn together.
+            outcomes: Outcomes of the queries by name, (Q,) each.
+            clusters: Cluster of each query, such as its recording, (Q,); the queries of a cluster are resampled
+                together.
         """
         clusters = np.asarray(clusters)
         if self.num_resamples == 0 or (clusters == clusters[0]).all():
@@ -77,27 +78,27 @@ def score(
     chance: float | None = None,
     order_blind: float | None = None,
 ) -> dict[str, float | None]:
-    """A score as results hold it: the fields of `Score` but for its place.
+    """Return a score as stored in results: the fields of `Score` except `place`.
 
     >>> score(0.5, (0.4, 0.6), 0.1)
     {'value': 0.5, 'low': 0.4, 'high': 0.6, 'chance': 0.1}
     """
     low, high = (None, None) if interval is None else (float(interval[0]), float(interval[1]))
-    found = {"value": float(value), "low": low, "high": high, "chance": None if chance is None else float(chance)}
-    return found if order_blind is None else {**found, "order_blind": float(order_blind)}
+    fields = {"value": float(value), "low": low, "high": high, "chance": None if chance is None else float(chance)}
+    return fields if order_blind is None else {**fields, "order_blind": float(order_blind)}
 
 
 @dataclass(frozen=True)
 class Score:
-    """One number of the results, with where it stands in them.
+    """A score and its path in the results.
 
     Attributes:
-        place: Task, language, what lies between, and the metric, such as `("retrieval", "eng", "t2a", "R@1")`.
-        value: The score, a share in 0..1 where its metric is one.
-        low: The lower end of its interval, or None.
-        high: The upper end.
-        chance: What random answers would score, or None.
-        order_blind: What a model scores that hears nothing of the order of sounds, or None.
+        place: Path of keys from the task to the metric, such as `("retrieval", "eng", "t2a", "R@1")`.
+        value: The score; accuracies and recalls are fractions in 0..1.
+        low: Lower bound of the interval, or None.
+        high: Upper bound of the interval, or None.
+        chance: Expected score of random answers, or None.
+        order_blind: Score of a model that ignores the order of sounds, or None.
     """
 
     place: tuple[str, ...]
@@ -109,11 +110,11 @@ class Score:
 
     @property
     def metric(self) -> MetricName:
-        """How the metric is shown."""
+        """Display name and format of the metric."""
         return get_metric(self.place[-1])
 
     def cells(self) -> list[str]:
-        """Value, interval, chance and the level of an order-blind model as text; empty where there is none."""
+        """Format value, interval, chance and order-blind score as text; empty strings if missing."""
         form = self.metric.format
         interval = "" if self.low is None or self.high is None else f"{form(self.low)} to {form(self.high)}"
         chance = "" if self.chance is None else form(self.chance)
@@ -123,16 +124,16 @@ class Score:
 
 @dataclass
 class Results:
-    """What an evaluation, a training run or a post-training leaves.
+    """Results of an evaluation, a training run or a post-training.
 
     Attributes:
-        content: What `results.json` holds: "schema", "model", "protocol", "scores", "versions", "run", the only part in
-            which two equal evaluations differ, and of a training run "training". Scores stand under their task, their
-            language ("mean" and "all" for several), what lies between, and their metric:
-            "retrieval" (language, direction, metric), "multilingual" (language, metric), "zero_shot" (language,
-            template set, metric), "zste" (language, task) and "temporal" (language, stage, metric).
-        arrays: What `outcomes.npz` holds: "clips/..." and "captions/<language>/..." say what was evaluated; beside the
-            place of a score stand the outcome of each query, its "query_id" and its source recording, "cluster".
+        content: Content of `results.json`: "schema", "model", "protocol", "scores", "versions", "run" (time and device,
+            the only part that differs between equal evaluations), and "training" for a training run. The keys of
+            "scores" are the task, then: "retrieval" (language, direction, metric), "multilingual" (language, metric),
+            "zero_shot" (language, template set, metric), "zste" (language, task), "temporal" (language, stage, metric).
+            The language is "mean" for a mean over languages and "all" for scores across languages.
+        arrays: Content of `outcomes.npz`: "clips/..." and "captions/<language>/..." describe the data. The path of a
+            score contains the outcome of each query, its id ("query_id") and its bootstrap cluster ("cluster").
     """
 
     content: dict[str, Any]
@@ -145,14 +146,14 @@ class Results:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What was measured, and how."""
+        """Data and settings of the evaluation."""
         return self.content["protocol"]
 
     def save(self, folder: str | Path) -> Path:
-        """Writes both files, each whole or not at all, `results.json` last: it names the outcomes that it belongs to.
+        """Write both files atomically, `results.json` last, with the hash of `outcomes.npz`.
 
         Args:
-            folder: Made if need be.
+            folder: Output folder, created if missing.
 
         Returns:
             The path of `results.json`.
@@ -161,7 +162,7 @@ class Results:
         folder.mkdir(parents=True, exist_ok=True)
         packed = pack_arrays(self.arrays)
         content = redact({**self.content, "outcomes_sha256": hashlib.sha256(packed).hexdigest()})
-        json.dumps(content, allow_nan=False)  # what cannot be written is met before anything is replaced
+        json.dumps(content, allow_nan=False)  # raise before replacing any file
 
         with atomic_write(folder / "outcomes.npz") as unfinished:
             unfinished.write_bytes(packed)
@@ -170,14 +171,14 @@ class Results:
 
     @classmethod
     def load(cls, path: str | Path) -> Results:
-        """Reads results.
+        """Load saved results.
 
         Args:
-            path: Their folder, or their `results.json`.
+            path: Folder of the results, or their `results.json`.
 
         Raises:
-            FileNotFoundError: There are none.
-            ValueError: The file is something else, or its outcomes are those of another run.
+            FileNotFoundError: `results.json` or `outcomes.npz` does not exist.
+            ValueError: The file has another format, or the two files are of different runs.
         """
         path = Path(path)
         path = path / "results.json" if path.is_dir() else path
@@ -186,22 +187,22 @@ class Results:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON ({error}); give the folder of results, or its results.json") from error
+            raise ValueError(f"{path} is not JSON ({error}); pass the folder of results or its results.json") from error
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-            seen = content.get("schema") if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"{path} holds no results of this version: its schema is {seen!r}, not {SCHEMA!r}")
+            schema = content.get("schema") if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"{path} has the schema {schema!r}, expected {SCHEMA!r}; evaluate again with this version")
 
         outcomes = path.with_name("outcomes.npz")
         if not outcomes.is_file():
-            raise FileNotFoundError(f"{outcomes} is missing; it belongs beside {path.name}")
+            raise FileNotFoundError(f"{outcomes} does not exist; copy it from the folder that {path.name} is from")
         packed = outcomes.read_bytes()
         if hashlib.sha256(packed).hexdigest() != content.pop("outcomes_sha256", None):
-            raise ValueError(f"{outcomes} and {path.name} are of two runs, of which one was stopped; evaluate again")
+            raise ValueError(f"{outcomes} and {path.name} are of different runs; evaluate again")
         with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
             return cls(content, dict(stored))
 
     def table(self) -> str:
-        """All scores as text for a terminal, shares in percent, with interval and chance level."""
+        """Format all scores as a text table with intervals and chance levels; fractions in percent."""
         lines = [["score", "value", "interval", "chance", "order-blind"]]
         for each in flat_scores(self.scores):
             lines.append([" ".join(each.place), *each.cells()])
@@ -210,7 +211,7 @@ class Results:
         return _align(lines)
 
     def _repr_html_(self) -> str:
-        """All scores as a table for a notebook."""
+        """Format all scores as an HTML table for notebooks."""
         rows = ["<tr><th>score</th><th>value</th><th>interval</th><th>chance</th><th>order-blind</th></tr>"]
         for each in flat_scores(self.scores):
             cells = "</td><td>".join(map(escape, each.cells()))
@@ -219,9 +220,9 @@ class Results:
 
 
 def flat_scores(scores: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[Score]:
-    """Every score of a tree of them, with its place.
+    """Yield every score of a nested dictionary.
 
-    >>> [found.place for found in flat_scores({"zste": {"eng": {"3A": score(0.5)}}})]
+    >>> [each.place for each in flat_scores({"zste": {"eng": {"3A": score(0.5)}}})]
     [('zste', 'eng', '3A')]
     """
     for name, value in scores.items():
@@ -232,7 +233,7 @@ def flat_scores(scores: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iter
 
 
 def _align(lines: Sequence[Sequence[str]]) -> str:
-    """Cells in columns, the first to the left and the others to the right."""
+    """Align cells in columns: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     written = []
     for first, *others in lines:
@@ -242,69 +243,72 @@ def _align(lines: Sequence[Sequence[str]]) -> str:
 
 
 def get_dataset_name(protocol: Mapping[str, Any]) -> str:
-    """The dataset that was evaluated; of a part of its classes, such as ESC-10, this too.
+    """Return the name of the evaluated dataset, with the number of classes for a subset such as ESC-10.
 
     >>> get_dataset_name({"dataset": "esc50", "classes": 10})
     'esc50, 10 of 50 classes'
     """
     name = str(protocol.get("origin") or protocol["dataset"])
-    every, classes = NUM_CLASSES.get(name), protocol.get("classes") or 0
-    return f"{name}, {classes} of {every} classes" if every and 0 < classes < every else name
+    num_all, num_classes = NUM_CLASSES.get(name), protocol.get("classes") or 0
+    return f"{name}, {num_classes} of {num_all} classes" if num_all and 0 < num_classes < num_all else name
 
 
 def compare(
     first: Results, second: Results, num_resamples: int = 1000, seed: int = 0, allow_different: bool = False
 ) -> list[dict[str, Any]]:
-    """Tests, query by query, whether two results differ.
+    """Test the difference of two results, paired by query.
 
     Args:
-        first: One result.
-        second: Another, on the same data under the same protocol.
-        num_resamples: Draws of the bootstrap.
-        seed: The seed of the bootstrap.
-        allow_different: Goes on, with a warning, where the protocols differ, on the queries that both have.
+        first: First results.
+        second: Second results, on the same data with the same protocol.
+        num_resamples: Number of bootstrap resamples.
+        seed: Random seed of the bootstrap.
+        allow_different: Whether to warn instead of raising if the protocols differ, and compare the shared queries.
 
     Returns:
-        For each score that both have: "score" (its place), "first" and "second" (means), "difference" (second minus
-        first), its interval "low" and "high", "p_value", and "queries". Ranks start at 1.
+        For each shared score: "score" (its path), "first" and "second" (means), "difference" (second - first), its
+        interval "low" and "high", "p_value", and "queries" (their number). The best rank is 1.
 
     Raises:
-        ValueError: The data or the protocols differ, or no score is in both.
+        ValueError: The data or the protocols differ, or there is no shared score.
 
     Warns:
-        UserWarning: What was heard of the recordings differs, as it does between models that take other lengths.
+        UserWarning: The audio policy, the missing clips or the interval options differ; with `allow_different` also the
+            data or the protocol.
     """
     _check_protocols(first, second, allow_different)
     table = []
     for prefix in sorted(_queried(first) & _queried(second)):
-        asked, asked_of_second = _number_queries(first, prefix), _number_queries(second, prefix)
-        shared = list(filter(asked_of_second.__contains__, asked))
-        if len(shared) < max(len(asked), len(asked_of_second)) and not allow_different:
+        first_queries, second_queries = _number_queries(first, prefix), _number_queries(second, prefix)
+        shared_queries = list(filter(second_queries.__contains__, first_queries))
+        if len(shared_queries) < max(len(first_queries), len(second_queries)) and not allow_different:
             raise ValueError(
-                f"{prefix}: the results asked {len(asked)} and {len(asked_of_second)} queries, {len(shared)} alike"
+                f"{prefix}: the results have {len(first_queries)} and {len(second_queries)} queries, "
+                f"{len(shared_queries)} shared; evaluate both on the same data, or pass allow_different"
             )
-        if not shared:
+        if not shared_queries:
             continue
 
-        # Each query of the one beside the same query of the other.
-        own, other = list(map(asked.__getitem__, shared)), list(map(asked_of_second.__getitem__, shared))
-        clusters = first.arrays[f"{prefix}/cluster"][own].tolist()
+        # Pair the queries of both results.
+        first_indices = list(map(first_queries.__getitem__, shared_queries))
+        second_indices = list(map(second_queries.__getitem__, shared_queries))
+        clusters = first.arrays[f"{prefix}/cluster"][first_indices].tolist()
 
-        outcomes = _get_outcomes(first, prefix, own)
-        others = _get_outcomes(second, prefix, other)
-        names = list(filter(others.__contains__, outcomes))
+        first_outcomes = _get_outcomes(first, prefix, first_indices)
+        second_outcomes = _get_outcomes(second, prefix, second_indices)
+        names = list(filter(second_outcomes.__contains__, first_outcomes))
 
         tested: dict[str, Any] = {}
         if len(set(clusters)) > 1:
-            pairs = {name: others[name] for name in names}, {name: outcomes[name] for name in names}
+            pairs = {name: second_outcomes[name] for name in names}, {name: first_outcomes[name] for name in names}
             tested = paired_test(*pairs, clusters, num_resamples=num_resamples, seed=seed)
 
         for name in names:
-            place = prefix.split("/")
-            own_mean, other_mean = float(outcomes[name].mean()), float(others[name].mean())
-            row: dict[str, Any] = {"score": " ".join(place if place[-1] == name else [*place, name])}
-            row |= {"first": own_mean, "second": other_mean, "difference": other_mean - own_mean}
-            row |= {"low": None, "high": None, "p_value": None, **tested.get(name, {}), "queries": len(shared)}
+            path = prefix.split("/")
+            first_mean, second_mean = float(first_outcomes[name].mean()), float(second_outcomes[name].mean())
+            row: dict[str, Any] = {"score": " ".join(path if path[-1] == name else [*path, name])}
+            row |= {"first": first_mean, "second": second_mean, "difference": second_mean - first_mean}
+            row |= {"low": None, "high": None, "p_value": None, **tested.get(name, {}), "queries": len(shared_queries)}
             table.append(row)
     if not table:
         raise ValueError(f"the results have no score in common: {list(first.scores)} and {list(second.scores)}")
@@ -312,7 +316,7 @@ def compare(
 
 
 def format_comparison(table: Sequence[Mapping[str, Any]]) -> str:
-    """What `compare` gives as a table for a terminal; shares in percent."""
+    """Format the result of `compare` as a text table; fractions in percent."""
 
     def signed(value: float) -> str:
         text = get_metric(row["score"].split()[-1]).format(value)
@@ -328,55 +332,54 @@ def format_comparison(table: Sequence[Mapping[str, Any]]) -> str:
     return _align(lines)
 
 
-def paper_results(**wanted: str | None) -> list[dict[str, Any]]:
-    """The numbers of the papers' tables, in the units of our scores: shares as fractions, MRV, Gap and Dis as printed.
+def paper_results(**filters: str | None) -> list[dict[str, Any]]:
+    """Return the published scores of the papers' tables: percentages as fractions; MRV, Gap and Dis as printed.
 
     Args:
-        **wanted: Only entries with these values of "paper", "table", "task", "dataset", "model", "language",
-            "direction" or "metric".
+        **filters: Values of "paper", "table", "task", "dataset", "model", "language", "direction" or "metric".
 
     Returns:
-        Entries of these keys and "value".
+        Dictionaries with these keys and "value".
 
     Raises:
-        ValueError: An unknown key.
+        ValueError: A key is unknown.
 
     >>> [entry["value"] for entry in paper_results(paper="ATRI", table="3", dataset="clotho", metric="MRV")]
     [347.34, 274.87, 263.15]
     """
     stored = json.loads(Path(__file__).with_name("paper_results.json").read_text(encoding="utf-8"))
     columns = stored["columns"]
-    unknown = sorted(wanted.keys() - set(columns))
+    unknown = sorted(filters.keys() - set(columns))
     if unknown:
         raise ValueError(f"unknown keys {unknown}; the entries have {columns}")
 
     entries = []
     for row in stored["rows"]:
         entry = dict(zip(columns, row, strict=True))
-        if wanted.items() <= entry.items():
+        if filters.items() <= entry.items():
             entries.append(entry)
     return entries
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of what made a result."""
+    """Return the versions of Python and of the packages that determine the results."""
     packages = dict(zip(_PACKAGES, map(version, _PACKAGES), strict=True))
     return {"python": platform.python_version(), **packages, "supclap": __version__}
 
 
 def _check_protocols(first: Results, second: Results, allow_different: bool) -> None:
-    """Refuses, or warns of, results that were not measured alike."""
+    """Raise or warn if two results were evaluated on different data or with different protocols."""
     differing = []
     for key in (*_MUST_AGREE, "zero_shot", "zste", "temporal"):
         one, other = _get_protocol(first, key), _get_protocol(second, key)
-        is_asked = key in _MUST_AGREE or (key in first.scores and key in second.scores)
-        if is_asked and one != other:
+        is_used = key in _MUST_AGREE or (key in first.scores and key in second.scores)
+        if is_used and one != other:
             differing.append(f"{key}: {_short(one)} and {_short(other)}")
     if differing:
-        told = "the results were not measured alike; " + "; ".join(differing)
+        message = "the results are not comparable; " + "; ".join(differing)
         if not allow_different:
-            raise ValueError(f"{told}. Evaluate both on the same data, or allow the difference")
-        warnings.warn(told, stacklevel=3)
+            raise ValueError(f"{message}; evaluate both with the same data and protocol, or pass allow_different")
+        warnings.warn(message, stacklevel=3)
 
     for key in _SHOULD_AGREE:
         one, other = first.protocol.get(key), second.protocol.get(key)
@@ -386,7 +389,7 @@ def _check_protocols(first: Results, second: Results, allow_different: bool) -> 
 
 def _get_protocol(results: Results, key: str) -> Any:
     part = results.protocol.get(key)
-    if isinstance(part, dict):  # how much is heard of a clip follows from how much a model takes at once
+    if isinstance(part, dict):  # the length of composed clips depends on the model
         part = {**part, "clip_seconds": None}
     return part
 
@@ -397,36 +400,36 @@ def _short(value: Any) -> str:
 
 
 def _queried(results: Results) -> set[str]:
-    """Places of the outcomes of single queries, such as "retrieval/eng/t2a"."""
-    found = set()
+    """Return the paths of arrays with query outcomes, such as "retrieval/eng/t2a"."""
+    prefixes = set()
     for name in results.arrays:
-        place, _, last = name.rpartition("/")
-        if last == "query_id" and place != "multilingual":
-            found.add(place)
-    return found
+        prefix, _, last = name.rpartition("/")
+        if last == "query_id" and prefix != "multilingual":
+            prefixes.add(prefix)
+    return prefixes
 
 
 def _number_queries(results: Results, prefix: str) -> dict[tuple[str, int], int]:
-    """The place of each query by its name, and by how often the name came before: a set may ask one thing twice."""
-    places: dict[tuple[str, int], int] = {}
-    times: Counter[str] = Counter()
-    for place, name in enumerate(results.arrays[f"{prefix}/query_id"].tolist()):
-        places[name, times[name]] = place
-        times[name] += 1
-    return places
+    """Return the index of each query by its id and occurrence, because an id can occur more than once."""
+    indices: dict[tuple[str, int], int] = {}
+    counts: Counter[str] = Counter()
+    for index, name in enumerate(results.arrays[f"{prefix}/query_id"].tolist()):
+        indices[name, counts[name]] = index
+        counts[name] += 1
+    return indices
 
 
-def _get_outcomes(results: Results, prefix: str, places: Sequence[Any]) -> dict[str, np.ndarray]:
-    """What some queries contribute to the scores of a place, by metric."""
-    found: dict[str, np.ndarray] = {}
+def _get_outcomes(results: Results, prefix: str, indices: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Return the outcomes of the given queries by metric."""
+    outcomes: dict[str, np.ndarray] = {}
     for name, values in results.arrays.items():
-        place, _, last = name.rpartition("/")
-        if place != prefix or last in ("query_id", "cluster", "top", "predicted", "truth", "confusion"):
+        path, _, last = name.rpartition("/")
+        if path != prefix or last in ("query_id", "cluster", "top", "predicted", "truth", "confusion"):
             continue
         if last == "rank":
-            found["mean_rank"] = values[places] + 1
-        elif last == "score":  # of a task of ZSTE, whose place ends in its metric
-            found[prefix.rpartition("/")[2]] = values[places]
+            outcomes["mean_rank"] = values[indices] + 1
+        elif last == "score":  # ZSTE: the last part of the path is the metric
+            outcomes[prefix.rpartition("/")[2]] = values[indices]
         else:
-            found[last] = values[places]
-    return found
+            outcomes[last] = values[indices]
+    return outcomes

@@ -1,6 +1,7 @@
-"""Retrieval between recordings and captions: who answers whom, the scores of each language, and those across languages.
+"""Retrieval between recordings and captions: correct matches, scores per language, and agreement of the languages.
 
-`evaluate_retrieval` scores an embedded split; `retrieval_metrics`, the Trainer's `compute_metrics`, asks it for less.
+`evaluate_retrieval` scores an embedded split. `retrieval_metrics` computes a part of these scores during training, as
+the Trainer's `compute_metrics`.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _SAMPLED_CLIPS = 1000
 
 @dataclass
 class CaptionTable:
-    """The clips that have captions in a language, and these captions.
+    """Captions of one language and their clips. A caption and a clip match if their groups are equal.
 
-    Captions that equal clips share are kept once, so that no answer is counted twice.
+    A caption that several clips of a group share is included once, so that no query counts twice.
 
     Attributes:
-        clips: The rows of the clips, (n,).
-        clip_groups: A caption and a clip belong together when their groups are equal, (n,).
-        texts: The captions, M of them.
-        text_rows: The row that each was first seen in, (M,).
-        text_numbers: Which of that row's captions in this language it is, (M,).
-        text_groups: The group of each caption, (M,).
+        clips: Row indices of the clips with captions, (n,).
+        clip_groups: Group of each clip, (n,).
+        texts: M captions.
+        text_rows: Index of the first row with each caption, (M,).
+        text_numbers: Index of each caption among that row's captions, (M,).
+        text_groups: Group of each caption, (M,).
     """
 
     clips: np.ndarray
@@ -50,28 +51,28 @@ class CaptionTable:
     text_groups: np.ndarray
 
 
-def match_groups(asked: np.ndarray, offered: np.ndarray) -> list[list[int]]:
-    """For each query, by its group, the places of the candidates that answer it: those of the same group.
+def match_groups(query_groups: np.ndarray, candidate_groups: np.ndarray) -> list[list[int]]:
+    """Return for each query the indices of the candidates in the same group.
 
-    >>> match_groups(np.array([7, 5]), offered=np.array([5, 7, 7]))
+    >>> match_groups(np.array([7, 5]), np.array([5, 7, 7]))
     [[1, 2], [0]]
     """
     members: dict[int, list[int]] = {}
-    for place, group in enumerate(offered.tolist()):
-        members.setdefault(group, []).append(place)
-    return [members[group] for group in asked.tolist()]
+    for index, group in enumerate(candidate_groups.tolist()):
+        members.setdefault(group, []).append(index)
+    return [members[group] for group in query_groups.tolist()]
 
 
 def caption_table(
     rows: Sequence[Row], language: str, positives: str = "clip", at_most: Sequence[int] | None = None
 ) -> CaptionTable:
-    """Collects the captions of one language.
+    """Collect the captions of one language.
 
     Args:
         rows: The split.
         language: ISO 639-3 code.
-        positives: See `schema.group_id`.
-        at_most: How many captions of each row count; None, all.
+        positives: Definition of a match, "clip" or "captions", see `schema.group_id`.
+        at_most: Number of captions to use from each row; None uses all.
 
     Raises:
         ValueError: No clip has a caption in this language.
@@ -103,18 +104,19 @@ def caption_table(
 
 
 def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handling: str) -> list[int] | None:
-    """How many captions of each row count in every language; None where each language has a number of its own.
+    """Return the number of captions to use from each row in every language; None with "each".
 
     Args:
         rows: The split.
-        languages: Those to compare.
-        caption_handling: See `evaluate_retrieval`.
+        languages: The languages to compare.
+        caption_handling: "all", "parallel" or "each", see `evaluate_retrieval`.
 
     Raises:
-        ValueError: An unknown handling, or with "all" a row whose number of captions differs.
+        ValueError: `caption_handling` is unknown, or with "all" the languages of a row have different numbers of
+            captions.
     """
     if caption_handling not in CAPTION_HANDLINGS:
-        raise ValueError(f"caption_handling is {caption_handling!r}; it must be {', '.join(CAPTION_HANDLINGS)}")
+        raise ValueError(f"caption_handling is {caption_handling!r}; it must be one of {', '.join(CAPTION_HANDLINGS)}")
     shared = []
     for row in rows:
         counts = {}
@@ -125,8 +127,8 @@ def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handli
                 if not any(other["captions"].get(language) for other in rows):
                     raise ValueError(f"no clip of this split has a caption in {language!r}")
             raise ValueError(
-                f"clip {row['clip_id']} has {counts} captions, so the languages would answer different questions; "
-                "take those that exist in all by caption_handling='parallel', or all the same by 'each'"
+                f"clip {row['clip_id']} has {counts} captions, so the languages would have different queries; use "
+                "caption_handling='parallel' for the captions that exist in all languages, or 'each' for all captions"
             )
         shared.append(min(counts.values()))
     return None if caption_handling == "each" else shared
@@ -140,23 +142,24 @@ def evaluate_retrieval(
     intervals: Intervals | None = None,
     is_light: bool = False,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
-    """Retrieval in each language, and how well the languages agree.
+    """Score retrieval in both directions in each language, and the agreement of the languages.
 
     Args:
         split: The embedded split.
-        languages: ISO 639-3 codes, the anchor first.
-        positives: See `schema.group_id`.
-        caption_handling: "all" takes every caption, and a clip must have as many in each language; "parallel" takes
-            those that exist in all languages; "each" takes all that a language has.
-        intervals: How intervals are drawn.
-        is_light: Leaves out what only reports show: arrays, intervals and embedding distances.
+        languages: ISO 639-3 codes. The anchor for distances is English, or the first language without English.
+        positives: Definition of a match, "clip" or "captions", see `schema.group_id`.
+        caption_handling: "all" uses every caption and requires the same number in each language; "parallel" uses the
+            captions that exist in all languages; "each" uses all captions of each language.
+        intervals: Options of the confidence intervals.
+        is_light: Whether to omit arrays, intervals and embedding distances, which only reports need.
 
     Returns:
-        The scores "retrieval" and, for several languages, "multilingual"; the arrays of `Results`; and the number of
-        captions in each language.
+        The scores {"retrieval": ...}, with "multilingual" for several languages; the arrays for `Results`; and the
+        number of captions per language.
 
     Raises:
-        ValueError: No clip has a caption in one of the languages, or a clip has more captions in one than in another.
+        ValueError: No clip has a caption in one of the languages, or with "all" the languages of a clip have different
+            numbers of captions.
     """
     intervals = Intervals(0) if is_light else intervals or Intervals()
     at_most = count_captions(split.rows, languages, caption_handling)
@@ -181,10 +184,10 @@ def evaluate_retrieval(
                     similarity = np.ascontiguousarray(similarity.T)
                 else:
                     similarity = clips.similarity(texts, direction)
-            scores[language][direction], kept = _score_direction(
+            scores[language][direction], query_arrays = _score_direction(
                 split, table, similarity, direction, units, intervals, is_light
             )
-            for name, values in kept.items():
+            for name, values in query_arrays.items():
                 arrays[f"retrieval/{language}/{direction}/{name}"] = values
 
         if not is_light:
@@ -196,47 +199,47 @@ def evaluate_retrieval(
             positive, negative = _draw_similarities(table, texts, clips)
             arrays |= {f"similarity/{language}/positive": positive, f"similarity/{language}/negative": negative}
 
-    found: dict[str, Any] = {"retrieval": scores}
+    all_scores: dict[str, Any] = {"retrieval": scores}
     if len(languages) > 1:
-        agreement, kept = _compare_languages(split, languages, groups, units, intervals, is_light)
-        found |= {"multilingual": agreement} if agreement else {}
-        arrays |= kept
+        agreement, query_arrays = _compare_languages(split, languages, groups, units, intervals, is_light)
+        all_scores |= {"multilingual": agreement} if agreement else {}
+        arrays |= query_arrays
         scores["mean"] = _average_languages(scores)
     if not is_light:
         arrays |= _sample_embeddings(split, arrays, languages)
-    return found, arrays, counts
+    return all_scores, arrays, counts
 
 
 def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) -> Callable[[Any], dict[str, float]]:
-    """A `compute_metrics` for the Trainer, for one split.
+    """Return a `compute_metrics` function for the Trainer, for one split.
 
     Args:
         dataset: The split, as `collator.IndexedRows`.
-        languages: Those that the collator embeds, in its order.
-        positives: See `schema.group_id`.
+        languages: Languages that the collator embeds, in its order.
+        positives: Definition of a match, "clip" or "captions", see `schema.group_id`.
 
     Returns:
-        A function of the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)
+        A function from the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)
         to `{"eng_t2a_R@1": ..., ..., "mean_recall": ..., "mean_recall_chance": ...}`. `mean_recall` is the mean of R@1,
-        R@5 and R@10 over both directions and all languages. With several languages also `MRV`, over the clips with
-        parallel captions.
+        R@5 and R@10 over both directions and all languages. Several languages add `MRV`, over the clips with parallel
+        captions.
     """
 
     def compute_metrics(prediction: Any) -> dict[str, float]:
         split = split_from_predictions(prediction, dataset.rows, languages)
-        found, _, _ = evaluate_retrieval(split, languages, positives, caption_handling="each", is_light=True)
+        all_scores, _, _ = evaluate_retrieval(split, languages, positives, caption_handling="each", is_light=True)
 
         flat: dict[str, float] = {}
         recalls: list[tuple[float, float]] = []
         for language in languages:
-            for direction, scores in found["retrieval"][language].items():
+            for direction, scores in all_scores["retrieval"][language].items():
                 for name, value in scores.items():
                     flat[f"{language}_{direction}_{name}"] = value["value"] if isinstance(value, Mapping) else value
                     if name.startswith("R@"):
                         recalls.append((value["value"], value["chance"]))
         flat["mean_recall"], flat["mean_recall_chance"] = np.mean(recalls, axis=0).tolist()
-        if "multilingual" in found:
-            flat["MRV"] = found["multilingual"]["all"]["MRV"]["value"]
+        if "multilingual" in all_scores:
+            flat["MRV"] = all_scores["multilingual"]["all"]["MRV"]["value"]
         return flat
 
     return compute_metrics
@@ -259,19 +262,19 @@ def _score_direction(
     ranks = outcomes["rank"] + 1
 
     clusters = units[table.clips if direction == "a2t" else table.text_rows]
-    drawn = intervals.draw({**outcomes, "rank": ranks}, clusters)
+    interval_of = intervals.draw({**outcomes, "rank": ranks}, clusters)
 
-    found: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     for name in RETRIEVAL_METRICS:
-        found[name] = score(outcomes[name].mean(), drawn[name], chance[name])
-    # In random order the best of m right candidates among n stands at (n + 1) / (m + 1) on average.
-    numbers = np.fromiter(map(len, relevant), float)
-    random_rank = np.mean((similarity.shape[1] + 1) / (numbers + 1))
-    found["mean_rank"] = score(ranks.mean(), drawn["rank"], random_rank)
-    found["median_rank"] = score(int(np.median(outcomes["rank"])) + 1)
-    found["num_queries"] = len(ranks)
+        scores[name] = score(outcomes[name].mean(), interval_of[name], chance[name])
+    # In random order the expected best rank of m correct candidates among n is (n + 1) / (m + 1).
+    num_relevant = np.fromiter(map(len, relevant), float)
+    random_rank = np.mean((similarity.shape[1] + 1) / (num_relevant + 1))
+    scores["mean_rank"] = score(ranks.mean(), interval_of["rank"], random_rank)
+    scores["median_rank"] = score(int(np.median(outcomes["rank"])) + 1)
+    scores["num_queries"] = len(ranks)
     if is_light:
-        return found, {}
+        return scores, {}
 
     queries = split.ids[table.clips]
     if direction == "t2a":
@@ -279,7 +282,7 @@ def _score_direction(
         queries = np.array([f"{clip}#{number}" for clip, number in names])
     top = find_top(similarity)
     top = table.clips[top] if direction == "t2a" else top
-    return found, {**outcomes, "query_id": queries, "cluster": clusters, "top": top}
+    return scores, {**outcomes, "query_id": queries, "cluster": clusters, "top": top}
 
 
 def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -309,22 +312,22 @@ def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def find_top(similarity: Any) -> np.ndarray:
-    """The best candidates of each query, best first; of equal ones the first. A few hundred queries are in memory.
+    """Return the ten best candidates of each query, best first; ties are in order of the candidates.
 
     Args:
-        similarity: What `ClipEmbeddings.similarity` gives, (Q, C).
+        similarity: Array or `LazySimilarity`, (Q, C); read in blocks of 256 queries.
 
     Returns:
-        Columns, (Q, 10) or as many as there are.
+        Candidate indices, (Q, min(10, C)).
     """
     queries, candidates = similarity.shape
     count = min(_TOP, candidates)
     top = np.empty((queries, count), np.int64)
     for start in range(0, queries, _TOP_ROWS):
         block = similarity[start : start + _TOP_ROWS]
-        # (rows, C): all that reach the last of the best, of which ties may make more than wanted.
-        least = np.partition(block, candidates - count, axis=1)[:, candidates - count]
-        rows, columns = np.nonzero(block >= least[:, None])
+        # (rows, C): all candidates at or above the tenth score, more than ten with ties.
+        threshold = np.partition(block, candidates - count, axis=1)[:, candidates - count]
+        rows, columns = np.nonzero(block >= threshold[:, None])
         order = np.lexsort((columns, -block[rows, columns], rows))
         firsts = np.searchsorted(rows, np.arange(len(block)))
         top[start : start + len(block)] = columns[order][firsts[:, None] + np.arange(count)]
@@ -332,27 +335,27 @@ def find_top(similarity: Any) -> np.ndarray:
 
 
 def _draw_similarities(table: CaptionTable, texts: np.ndarray, clips: ClipEmbeddings) -> tuple[np.ndarray, np.ndarray]:
-    """The cosines of all right pairs, and of a fixed sample of the wrong ones."""
+    """Compute the cosines of all correct pairs, and of a fixed random sample of wrong pairs."""
     relevant = match_groups(table.text_groups, table.clip_groups)
-    right = np.repeat(np.arange(len(relevant)), list(map(len, relevant)))
-    positive = clips.pair_cosines(texts[right], np.concatenate(relevant))
+    positive_texts = np.repeat(np.arange(len(relevant)), list(map(len, relevant)))
+    positive = clips.pair_cosines(texts[positive_texts], np.concatenate(relevant))
 
-    draw = np.random.default_rng(0)
-    asked = draw.integers(len(texts), size=2 * _NEGATIVES)
-    heard = draw.integers(len(table.clips), size=2 * _NEGATIVES)
-    wrong = np.flatnonzero(table.text_groups[asked] != table.clip_groups[heard])[:_NEGATIVES]
-    negative = clips.pair_cosines(texts[asked[wrong]], heard[wrong])
+    generator = np.random.default_rng(0)
+    text_indices = generator.integers(len(texts), size=2 * _NEGATIVES)
+    clip_indices = generator.integers(len(table.clips), size=2 * _NEGATIVES)
+    wrong = np.flatnonzero(table.text_groups[text_indices] != table.clip_groups[clip_indices])[:_NEGATIVES]
+    negative = clips.pair_cosines(texts[text_indices[wrong]], clip_indices[wrong])
     return positive.astype(np.float32), negative.astype(np.float32)
 
 
 def _average_languages(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """The means of the shares over the languages."""
+    """Compute the means of the retrieval scores over the languages."""
     means: dict[str, Any] = {}
     for direction in DIRECTIONS:
         means[direction] = {}
         for name in RETRIEVAL_METRICS:
-            own = [(found[direction][name]["value"], found[direction][name]["chance"]) for found in scores.values()]
-            value, chance = np.mean(own, axis=0)
+            fields = [of_language[direction][name] for of_language in scores.values()]
+            value, chance = np.mean([(field["value"], field["chance"]) for field in fields], axis=0)
             means[direction][name] = score(value, None, chance)
     return means
 
@@ -369,13 +372,13 @@ def _compare_languages(
 
     MSR is the mean squared rank, counted from 0, of a caption's clip: MRV + mean over captions of (mean rank)^2.
 
-    Captions with the same place in two languages are taken for translations of each other.
+    Captions with the same index in two languages count as translations of each other.
     """
     rows, anchor = split.rows, "eng" if "eng" in languages else languages[0]
     pairs: list[tuple[int, int]] = []
     for clip, shared in enumerate(count_captions(rows, languages, "parallel") or ()):
         pairs += zip(itertools.repeat(clip, shared), range(shared), strict=True)
-    if not pairs:  # the languages are scored, but there is nothing to compare them by
+    if not pairs:  # no parallel captions to compare
         return {}, {}
 
     clips = np.array(pairs)[:, 0]
@@ -383,23 +386,23 @@ def _compare_languages(
     texts: dict[str, list[str]] = {}
     embeds: dict[str, np.ndarray] = {}
     ranks = np.empty((len(pairs), len(languages)), np.int64)
-    for place, language in enumerate(languages):
+    for column, language in enumerate(languages):
         texts[language] = [rows[clip]["captions"][language][number] for clip, number in pairs]
         embeds[language] = split.texts(texts[language], language)
-        ranks[:, place] = best_ranks(split.clips.similarity(embeds[language]), relevant)
+        ranks[:, column] = best_ranks(split.clips.similarity(embeds[language]), relevant)
 
     # (queries, languages) -> (queries,). MRV is also 0 where all captions have one embedding; MSR is then at chance.
     outcomes = {"MRV": ranks.var(axis=1), "MSR": (ranks.astype(float) ** 2).mean(axis=1)}
     clusters = units[clips]
-    drawn = intervals.draw(outcomes, clusters)
+    interval_of = intervals.draw(outcomes, clusters)
     # Mean and variance of the best rank in random order, where m of n clips are right.
     n, m = len(rows), np.fromiter(map(len, relevant), float)
     mean, variance = (n - m) / (m + 1), m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2))
     chance = {"MRV": np.mean((1 - 1 / len(languages)) * variance), "MSR": np.mean(variance + mean**2)}
-    across = {name: score(outcome.mean(), drawn[name], chance[name]) for name, outcome in outcomes.items()}
-    found: dict[str, Any] = {"num_parallel": len(pairs), "all": across}
+    across = {name: score(outcome.mean(), interval_of[name], chance[name]) for name, outcome in outcomes.items()}
+    scores: dict[str, Any] = {"num_parallel": len(pairs), "all": across}
     if is_light:
-        return found, {}
+        return scores, {}
 
     arrays = {
         "multilingual/ranks": ranks,
@@ -409,24 +412,24 @@ def _compare_languages(
     }
     for language in languages:
         if language != anchor:
-            apart = np.linalg.norm(embeds[language].astype(np.float64) - embeds[anchor].astype(np.float64), axis=1)
-            interval = intervals.draw({"Dis": apart}, clusters)["Dis"]
+            distances = np.linalg.norm(embeds[language].astype(np.float64) - embeds[anchor].astype(np.float64), axis=1)
+            interval = intervals.draw({"Dis": distances}, clusters)["Dis"]
             gap = gap_and_distance(embeds[language], embeds[anchor])
-            found[language] = {"Gap": score(gap["Gap"]), "Dis": score(gap["Dis"], interval)}
-            arrays[f"multilingual/distance/{language}"] = apart
-    return found, arrays
+            scores[language] = {"Gap": score(gap["Gap"]), "Dis": score(gap["Dis"], interval)}
+            arrays[f"multilingual/distance/{language}"] = distances
+    return scores, arrays
 
 
 def _sample_embeddings(
     split: EmbeddedSplit, arrays: Mapping[str, np.ndarray], languages: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """The embeddings of some clips, evenly spaced, and of their first captions, for pictures of the space."""
+    """Return the embeddings of evenly spaced clips and of their first captions, for figures of the embedding space."""
     clips = np.arange(0, len(split.rows), -(-len(split.rows) // _SAMPLED_CLIPS))
     sample = {"embeddings/audio": split.clips.mean[clips], "embeddings/audio_clip": clips}
     for language in languages:
         owners, firsts = np.unique(arrays[f"captions/{language}/clip"], return_index=True)
-        own = np.isin(owners, clips)
-        texts = arrays[f"captions/{language}/text"][firsts[own]].tolist()
+        is_sampled = np.isin(owners, clips)
+        texts = arrays[f"captions/{language}/text"][firsts[is_sampled]].tolist()
         sample[f"embeddings/text/{language}"] = split.texts(texts, language)
-        sample[f"embeddings/text_clip/{language}"] = owners[own]
+        sample[f"embeddings/text_clip/{language}"] = owners[is_sampled]
     return sample

@@ -57,8 +57,8 @@ B = [1, 1, 0, 1, 1, 0, 1, 1, 0, 0] * 4
 
 
 def test_a_comparison_is_paired():
-    found = by_name(compare(results(A), results(B)))
-    row = found["retrieval eng t2a R@1"]
+    rows = by_name(compare(results(A), results(B)))
+    row = rows["retrieval eng t2a R@1"]
     assert (row["first"], row["second"], row["difference"]) == (
         pytest.approx(0.3),
         pytest.approx(0.6),
@@ -67,8 +67,8 @@ def test_a_comparison_is_paired():
     assert 0 < row["low"] < 0.3 < row["high"]
     # Scipy's exact test of the same null: 12 of 12 differing queries went one way.
     assert row["p_value"] == pytest.approx(stats.binomtest(12, 12).pvalue, abs=1e-9)
-    assert found["retrieval eng t2a mean_rank"]["first"] == pytest.approx(1 + 3 * 0.7)
-    assert found["zste eng 3A"]["difference"] == pytest.approx(0.3)
+    assert rows["retrieval eng t2a mean_rank"]["first"] == pytest.approx(1 + 3 * 0.7)
+    assert rows["zste eng 3A"]["difference"] == pytest.approx(0.3)
     assert all(row["difference"] == 0 for row in compare(results(A), results(A)))
 
 
@@ -76,8 +76,8 @@ def test_queries_are_paired_by_id_and_not_by_place():
     order = np.random.default_rng(0).permutation(len(B))
     ids = np.array([f"clip{index}" for index in range(len(B))])[order]
     shuffled = results(np.array(B)[order], ids=ids)
-    expected, found = (by_name(compare(results(A), other)) for other in (results(B), shuffled))
-    assert found["retrieval eng t2a R@1"] == expected["retrieval eng t2a R@1"]
+    expected, rows = (by_name(compare(results(A), other)) for other in (results(B), shuffled))
+    assert rows["retrieval eng t2a R@1"] == expected["retrieval eng t2a R@1"]
 
 
 def test_queries_of_one_recording_are_drawn_together():
@@ -114,9 +114,9 @@ def test_other_queries_are_refused_or_left_out():
     fewer = results(B[:30])
     with pytest.raises(ValueError, match=r"\b40\b.*\b30\b"):
         compare(results(A), fewer)
-    found = by_name(compare(results(A), fewer, allow_different=True))["retrieval eng t2a R@1"]
-    assert found["queries"] == 30
-    assert found["first"] == pytest.approx(np.mean(A[:30]))
+    row = by_name(compare(results(A), fewer, allow_different=True))["retrieval eng t2a R@1"]
+    assert row["queries"] == 30
+    assert row["first"] == pytest.approx(np.mean(A[:30]))
 
 
 def test_results_without_a_common_score():
@@ -139,10 +139,10 @@ def test_results_come_back_and_are_the_same_bytes_each_time(tmp_path):
     assert {file.name for file in (tmp_path / "one").iterdir()} == {"results.json", "outcomes.npz"}
 
 
-def test_what_is_not_results_is_refused(tmp_path):
+def test_other_files_are_refused_as_results(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"results\.json"):
         Results.load(tmp_path)
-    for content, message in (('{"test": {}}', "its schema is None"), ("[]", "is 'list'"), ("<html>", "is no JSON")):
+    for content, message in (('{"test": {}}', "schema None"), ("[]", "schema 'list'"), ("<html>", "JSON")):
         (tmp_path / "results.json").write_text(content)
         with pytest.raises(ValueError, match=f"results.json .*{message}"):
             Results.load(tmp_path)
@@ -172,14 +172,14 @@ def test_outcomes_of_another_run_are_not_believed(tmp_path):
 
 def test_what_is_asked_twice_counts_twice():
     ids = ["once", "twice", "twice", "thrice"]
-    found = by_name(compare(results([1, 1, 0, 0], ids=ids), results([1, 0, 1, 1], ids=ids)))["zste eng 3A"]
-    assert (found["first"], found["second"], found["queries"]) == (0.5, 0.75, 4)
+    row = by_name(compare(results([1, 1, 0, 0], ids=ids), results([1, 0, 1, 1], ids=ids)))["zste eng 3A"]
+    assert (row["first"], row["second"], row["queries"]) == (0.5, 0.75, 4)
 
 
 def test_secrets_and_folders_of_this_machine_are_not_written(tmp_path):
-    found = results(A)
-    found.content["training"] = {"arguments": {"hub_token": "hf_x", "data_dir": "/home/me/ESC-50"}}
-    assert json.loads(found.save(tmp_path).read_text())["training"]["arguments"] == {"data_dir": "ESC-50"}
+    trained = results(A)
+    trained.content["training"] = {"arguments": {"hub_token": "hf_x", "data_dir": "/home/me/ESC-50"}}
+    assert json.loads(trained.save(tmp_path).read_text())["training"]["arguments"] == {"data_dir": "ESC-50"}
 
 
 def test_a_notebook_shows_the_scores_escaped():
@@ -204,7 +204,7 @@ def test_tables_are_in_percent_where_scores_are_shares():
     ]
     assert lines[0][-1] == "order-blind"
     assert "order-blind" not in Results({"scores": {"retrieval": scores["retrieval"]}}).table()
-    assert [found.place for found in flat_scores(scores)][-2] == ("multilingual", "fra", "Dis")
+    assert [each.place for each in flat_scores(scores)][-2] == ("multilingual", "fra", "Dis")
     compared = format_comparison(compare(results(A), results(B))).splitlines()
     row = next(line for line in compared if "t2a R@1" in line)
     assert row.split()[:7] == ["retrieval", "eng", "t2a", "R@1", "30.0", "60.0", "+30.0"]
@@ -242,7 +242,7 @@ def test_intervals_are_those_of_the_bootstrap():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "value"),
+    ("key", "value"),
     [
         (("SupCLAP", "1", "clotho", "InfoNCE bi-DynamicSVR", "eng", "a2t", "R@10"), 0.6329),
         (("SupCLAP", "2", "vggsound", "InfoNCE bi-StaticSVR", "eng", None, "top1"), 0.2465),
@@ -258,9 +258,9 @@ def test_intervals_are_those_of_the_bootstrap():
         (("TeminAL", "4", "urbansound8k", "T-CLAP", "eng", None, "top1"), 0.722),
     ],
 )
-def test_the_papers_say_so(wanted, value):
-    keys = ("paper", "table", "dataset", "model", "language", "direction", "metric")
-    (entry,) = [one for one in paper_results(paper=wanted[0]) if tuple(one[key] for key in keys) == wanted]
+def test_paper_results_are_those_of_the_tables(key, value):
+    names = ("paper", "table", "dataset", "model", "language", "direction", "metric")
+    (entry,) = [one for one in paper_results(paper=key[0]) if tuple(one[name] for name in names) == key]
     assert entry["value"] == pytest.approx(value)
 
 

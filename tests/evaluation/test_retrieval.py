@@ -38,8 +38,8 @@ def rows(tmp_path):
     return tone_rows(tmp_path)
 
 
-def listener(rows, **french):
-    """Hears all; thinks that the French captions of clip a are about clip b, for `clipa=b`."""
+def caption_model(rows, **french):
+    """Model that matches all captions; with `clipa=b` it matches the French captions of clip a to clip b."""
     tones = caption_tones(rows) | caption_tones(rows, "fra")
     for clip, tone in french.items():
         tones |= dict.fromkeys(rows[int(clip.removeprefix("clip"))]["captions"]["fra"], tone)
@@ -47,14 +47,14 @@ def listener(rows, **french):
 
 
 def test_a_model_that_hears_all_is_perfect(rows):
-    scores, arrays, _ = evaluate_retrieval(embed_split(listener(rows), rows), LANGUAGES)
+    scores, arrays, _ = evaluate_retrieval(embed_split(caption_model(rows), rows), LANGUAGES)
     for language in LANGUAGES:
         for direction, queries in (("t2a", 16), ("a2t", 8)):
-            found = scores["retrieval"][language][direction]
-            assert found["num_queries"] == queries
+            metrics = scores["retrieval"][language][direction]
+            assert metrics["num_queries"] == queries
             for name in ("R@1", "R@5", "R@10", "mAP@10"):
-                assert (found[name]["value"], found[name]["low"], found[name]["high"]) == (1.0, 1.0, 1.0)
-            assert found["mean_rank"]["value"] == found["median_rank"]["value"] == 1
+                assert (metrics[name]["value"], metrics[name]["low"], metrics[name]["high"]) == (1.0, 1.0, 1.0)
+            assert metrics["mean_rank"]["value"] == metrics["median_rank"]["value"] == 1
     assert scores["retrieval"]["eng"]["t2a"]["R@1"]["chance"] == pytest.approx(1 / 8)
     assert scores["retrieval"]["eng"]["a2t"]["R@1"]["chance"] == pytest.approx(2 / 16)
     assert scores["multilingual"]["all"]["MRV"]["value"] == scores["multilingual"]["fra"]["Dis"]["value"] == 0
@@ -66,14 +66,14 @@ def test_a_model_that_hears_all_is_perfect(rows):
 
 
 def test_a_known_confusion_has_known_scores(rows):
-    split = embed_split(listener(rows, clip2=5), rows)
+    split = embed_split(caption_model(rows, clip2=5), rows)
     scores, arrays, _ = evaluate_retrieval(split, LANGUAGES)
-    found = scores["retrieval"]["fra"]
+    metrics = scores["retrieval"]["fra"]
     assert scores["retrieval"]["eng"]["t2a"]["R@1"]["value"] == 1
-    assert found["t2a"]["R@1"]["value"] == pytest.approx(14 / 16)
-    assert 0 < found["t2a"]["R@1"]["low"] < 14 / 16 < found["t2a"]["R@1"]["high"] <= 1
-    # Clip 5 hears four captions as its own, two of them wrong: a tie, which counts against it.
-    assert found["a2t"]["R@1"]["value"] == pytest.approx(6 / 8)
+    assert metrics["t2a"]["R@1"]["value"] == pytest.approx(14 / 16)
+    assert 0 < metrics["t2a"]["R@1"]["low"] < 14 / 16 < metrics["t2a"]["R@1"]["high"] <= 1
+    # Clip 5 matches four captions equally, two of them wrong: the tie counts as wrong.
+    assert metrics["a2t"]["R@1"]["value"] == pytest.approx(6 / 8)
     wrong = arrays["retrieval/fra/t2a/rank"] > 0
     assert arrays["retrieval/fra/t2a/query_id"][wrong].tolist() == ["clip2#0", "clip2#1"]
     assert set(arrays["retrieval/fra/t2a/cluster"][wrong]) == {"recording2"}
@@ -89,13 +89,13 @@ def test_a_known_confusion_has_known_scores(rows):
 
 
 def test_english_is_the_anchor_wherever_it_stands(rows):
-    scores, _, _ = evaluate_retrieval(embed_split(listener(rows), rows), ["fra", "eng"])
+    scores, _, _ = evaluate_retrieval(embed_split(caption_model(rows), rows), ["fra", "eng"])
     assert scores["multilingual"].keys() == {"num_parallel", "all", "fra"}
 
 
 def test_pictures_show_clips_from_all_over_the_split(rows, monkeypatch):
     monkeypatch.setattr(retrieval, "_SAMPLED_CLIPS", 3)
-    split = embed_split(listener(rows), rows)
+    split = embed_split(caption_model(rows), rows)
     _, arrays, _ = evaluate_retrieval(split)
     assert arrays["embeddings/audio_clip"].tolist() == arrays["embeddings/text_clip/eng"].tolist() == [0, 3, 6]
     first = split.texts([rows[3]["captions"]["eng"][0]], "eng")
@@ -115,8 +115,8 @@ def test_it_agrees_with_what_the_trainer_computes(rows):
     for language in LANGUAGES:
         for direction in ("t2a", "a2t"):
             for name in ("R@1", "R@5", "R@10", "mAP@10", "mean_rank", "median_rank"):
-                found = scores["retrieval"][language][direction][name]["value"]
-                assert found == pytest.approx(report[f"{language}_{direction}_{name}"])
+                metrics = scores["retrieval"][language][direction][name]["value"]
+                assert metrics == pytest.approx(report[f"{language}_{direction}_{name}"])
     assert report["MRV"] == pytest.approx(arrays["multilingual/ranks"].var(axis=1).mean())
 
 
@@ -135,7 +135,7 @@ def test_shared_captions_are_one_query_with_several_answers(rows):
     assert arrays["retrieval/eng/a2t/cluster"].tolist() == [first, first, other]
     # In random order the best of m among 3 clips stands at 4 / (m + 1): two captions have two answers, two have one.
     assert shared["retrieval"]["eng"]["t2a"]["mean_rank"]["chance"] == pytest.approx((2 * 4 / 3 + 2 * 4 / 2) / 4)
-    # A caption that clips share is asked once, as that of the first of them.
+    # A shared caption is one query, with the row of the first clip.
     assert arrays["retrieval/eng/t2a/query_id"].tolist() == ["clip0#0", "clip0#1", "clip1#0", "clip1#1"]
 
 
@@ -149,22 +149,22 @@ def test_the_best_chunk_is_what_counts_when_it_is_asked_for(tmp_path, rows):
         ]
         soundfile.write(tmp_path / f"long_{index}.wav", 0.5 * np.concatenate(parts), builders.RATE_HZ)
         long.append({**row, "audio_path": str(tmp_path / f"long_{index}.wav")})
-    found = {}
+    metrics = {}
     for pooling in ("mean", "best"):
-        split = embed_split(listener(rows), long, AudioPolicy(chunk_seconds=0.5, pooling=pooling))
+        split = embed_split(caption_model(rows), long, AudioPolicy(chunk_seconds=0.5, pooling=pooling))
         scores, arrays, _ = evaluate_retrieval(split)
-        found[pooling] = scores["retrieval"]["eng"]["t2a"]
-    assert found["mean"]["R@1"]["value"] == 0  # three quarters of the clip before each sound like its own tone
-    assert found["best"]["R@1"]["value"] == 0  # a tie between the two clips that hold the tone
-    assert found["best"]["R@5"]["value"] == 1
-    assert found["best"]["mean_rank"]["value"] == 2
+        metrics[pooling] = scores["retrieval"]["eng"]["t2a"]
+    assert metrics["mean"]["R@1"]["value"] == 0  # three quarters of the clip before each sound like its own tone
+    assert metrics["best"]["R@1"]["value"] == 0  # a tie between the two clips that hold the tone
+    assert metrics["best"]["R@5"]["value"] == 1
+    assert metrics["best"]["mean_rank"]["value"] == 2
     assert arrays["similarity/eng/positive"] == pytest.approx(1, abs=1e-4)
 
 
 def test_languages_with_other_numbers_of_captions_are_refused_or_cut(rows):
     uneven = [{**rows[0], "captions": {"eng": rows[0]["captions"]["eng"], "fra": rows[0]["captions"]["fra"][:1]}}]
     uneven += [{**rows[1], "captions": {**rows[1]["captions"], "fra": []}}, *rows[2:]]
-    split = embed_split(listener(rows), uneven)
+    split = embed_split(caption_model(rows), uneven)
     with pytest.raises(ValueError, match=r"clip0.*'eng': 2, 'fra': 1.*caption_handling"):
         evaluate_retrieval(split, LANGUAGES)
     scores, arrays, _ = evaluate_retrieval(split, LANGUAGES, caption_handling="parallel")
@@ -190,7 +190,7 @@ def test_what_cannot_be_asked_is_an_error(rows, call, message):
 def test_what_is_found_is_named_by_its_row(rows):
     """A clip without a French caption is no candidate there, and shifts the places of the others."""
     rows[0] = {**rows[0], "captions": {**rows[0]["captions"], "fra": []}}
-    _, arrays, _ = evaluate_retrieval(embed_split(listener(rows), rows), LANGUAGES, caption_handling="each")
+    _, arrays, _ = evaluate_retrieval(embed_split(caption_model(rows), rows), LANGUAGES, caption_handling="each")
     assert arrays["retrieval/fra/clip"].tolist() == list(range(1, 8))
     assert arrays["retrieval/fra/t2a/top"][:, 0].tolist() == np.repeat(range(1, 8), 2).tolist()
     assert set(arrays["retrieval/fra/a2t/top"][:, 0]) == set(range(0, 14, 2))
@@ -198,7 +198,7 @@ def test_what_is_found_is_named_by_its_row(rows):
 
 def test_one_recording_has_no_interval(rows):
     same = [{**row, "source": "one"} for row in rows]
-    scores, _, _ = evaluate_retrieval(embed_split(listener(rows), same), intervals=Intervals(10))
+    scores, _, _ = evaluate_retrieval(embed_split(caption_model(rows), same), intervals=Intervals(10))
     assert scores["retrieval"]["eng"]["t2a"]["R@1"] == {"value": 1.0, "low": None, "high": None, "chance": 1 / 8}
 
 
@@ -264,13 +264,13 @@ def metrics(nearest, languages=("eng", "fra"), positives="clip", **kwargs):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 def test_a_perfect_model_whichever_process_saw_which_clip(order):
-    found = metrics(OWN, order=order)
-    assert {found[f"{language}_{way}_R@1"] for language in ("eng", "fra") for way in ("t2a", "a2t")} == {1.0}
-    assert (found["eng_t2a_num_queries"], found["eng_a2t_num_queries"], found["fra_t2a_num_queries"]) == (5, 3, 2)
-    assert found["mean_recall"] == 1.0
+    report = metrics(OWN, order=order)
+    assert {report[f"{language}_{way}_R@1"] for language in ("eng", "fra") for way in ("t2a", "a2t")} == {1.0}
+    assert (report["eng_t2a_num_queries"], report["eng_a2t_num_queries"], report["fra_t2a_num_queries"]) == (5, 3, 2)
+    assert report["mean_recall"] == 1.0
     assert "MRV" not in metrics(OWN, languages=["eng"])
     # Of three clips two are always among the first five: chance is 1/3 for R@1 and 1 for the others, and so on.
-    assert 1 / 3 < found["mean_recall_chance"] < 1
+    assert 1 / 3 < report["mean_recall_chance"] < 1
 
 
 @pytest.mark.parametrize(
@@ -285,8 +285,8 @@ def test_a_perfect_model_whichever_process_saw_which_clip(order):
     ],
 )
 def test_scores_of_wrong_captions(nearest, expected):
-    found = metrics(nearest)
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    report = metrics(nearest)
+    assert {name: report[name] for name in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("indices", [[0, 1, 1], [0, 1, 3]])
@@ -326,9 +326,9 @@ def test_intervals_hold_the_truth_where_recordings_share_captions():
         split = split_from_predictions(prediction, rows, LANGUAGES)
         drawn = Intervals(200, seed=trial)
         scores, _, _ = evaluate_retrieval(split, LANGUAGES, positives="captions", intervals=drawn)
-        found = {**scores["multilingual"]["all"], "R@1": scores["retrieval"]["fra"]["a2t"]["R@1"]}
+        metrics = {**scores["multilingual"]["all"], "R@1": scores["retrieval"]["fra"]["a2t"]["R@1"]}
         for name, value in truth.items():
-            held[name] += found[name]["low"] <= value <= found[name]["high"]
+            held[name] += metrics[name]["low"] <= value <= metrics[name]["high"]
     assert all(0.9 * trials <= count <= 0.99 * trials for count in held.values()), held
 
 
@@ -342,17 +342,17 @@ def test_a_collapsed_text_encoder_wins_the_rank_variance_and_not_the_mean_square
         predictions=(audio, np.stack([collapsed, collapsed], 1)), label_ids=np.arange(len(rows))
     )
     scores, _, _ = evaluate_retrieval(split_from_predictions(prediction, rows, LANGUAGES), LANGUAGES)
-    found = scores["multilingual"]["all"]
-    assert found["MRV"]["value"] == 0 < found["MRV"]["chance"]
-    assert found["MSR"]["value"] == pytest.approx(found["MSR"]["chance"]) == np.mean(np.arange(9) ** 2)
+    metrics = scores["multilingual"]["all"]
+    assert metrics["MRV"]["value"] == 0 < metrics["MRV"]["chance"]
+    assert metrics["MSR"]["value"] == pytest.approx(metrics["MSR"]["chance"]) == np.mean(np.arange(9) ** 2)
 
 
 def test_intervals_draw_whole_recordings():
     rows = [{**ROWS[0], "source": "one"}, {**ROWS[1], "source": "two"}, {**ROWS[2], "source": "one"}]
     split = split_from_predictions(predicted([1, 0, 0, 1, 1, 2, 2]), rows, ["eng", "fra"])
     intervals = Intervals(num_resamples=400)
-    found = evaluate_retrieval(split, intervals=intervals)[0]["retrieval"]["eng"]["t2a"]["R@1"]
+    metrics = evaluate_retrieval(split, intervals=intervals)[0]["retrieval"]["eng"]["t2a"]["R@1"]
     outcomes = np.array([0.0, 1, 1, 1, 1])  # of the five captions; four are of source one
     expected = intervals.draw({"R@1": outcomes}, ["one", "one", "two", "one", "one"])["R@1"]
-    assert (found["low"], found["high"]) == expected
+    assert (metrics["low"], metrics["high"]) == expected
     assert expected[0] == pytest.approx(3 / 4)  # source one drawn twice
