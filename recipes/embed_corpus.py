@@ -1,13 +1,14 @@
-"""Embeds a corpus: a folder of recordings, or a dataset, to Parquet files of one embedding a chunk.
+"""Embed a folder of recordings or a dataset, and write Parquet files with one embedding per chunk.
 
     supclap embed --model outputs/synthetic --folder my_sounds --output embeddings/my_sounds
     supclap embed --model outputs/esc10 --dataset prepared --data_dir prepared/esc50 --output embeddings/esc50
 
-Threads read ahead of the model; the processes that accelerate launches each take files of the output in turn. A run
-that was killed goes on with the files that are missing, with any number of processes, and ends with the same bytes on
-the same kind of machine. Recordings that cannot be used are skipped and listed in `manifest.json`.
-`datasets.load_dataset("parquet", data_files="embeddings/my_sounds/data/*")` gives the rows: `clip_id`, `split`,
-`start_seconds`, `end_seconds` and `embedding`, float32 of unit norm.
+Threads read ahead of the model, and the processes of `accelerate launch` share the output files. An interrupted run
+continues with the missing files, with any number of processes. The result has the same bytes on the same kind of
+machine. Unusable recordings are skipped and listed in `manifest.json`.
+
+Load the rows by `datasets.load_dataset("parquet", data_files="embeddings/my_sounds/data/*")`. Their columns are
+`clip_id`, `split`, `start_seconds`, `end_seconds` and `embedding` (float32, unit norm).
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ if TYPE_CHECKING:
 
 
 class Corpus:
-    """Rows to embed, end to end.
+    """The rows to embed, over all splits.
 
     Args:
         splits: Rows of the schema by split.
-        root: What paths in messages are relative to.
+        root: Folder to which paths in messages are relative; None writes them unchanged.
 
     Attributes:
         clips: Clip id and split of each row.
-        digest: SHA-256 of these.
+        digest: SHA-256 of `clips`.
     """
 
     def __init__(self, splits: Mapping[str, Any], root: str | None = None) -> None:
@@ -53,33 +54,33 @@ class Corpus:
 
         self.splits, self.root = splits, root
         self.clips: list[tuple[str, str]] = []
-        self._places: list[int] = []
+        self._indices: list[int] = []
         digest = hashlib.sha256()
         for split, rows in splits.items():
-            for place, row in enumerate(without_audio(rows)):
+            for index, row in enumerate(without_audio(rows)):
                 self.clips.append((row["clip_id"], split))
-                self._places.append(place)
+                self._indices.append(index)
                 digest.update(f"{split}\0{row['clip_id']}\n".encode())
         self.digest = digest.hexdigest()
 
     def recording(self, number: int, min_seconds: float) -> Recording:
-        """Return the recording of a row, which is read when it is needed."""
+        """Return the recording of a row, which is read on demand."""
         from modeling_supclap.audio_input import Recording
         from modeling_supclap.datasets_scripts.audio import read_row
 
         clip_id, split = self.clips[number]
 
         def read(rate_hz: int) -> np.ndarray:
-            return read_row(self.splits[split][self._places[number]], rate_hz, min_seconds=min_seconds)
+            return read_row(self.splits[split][self._indices[number]], rate_hz, min_seconds=min_seconds)
 
         return Recording(read, None, f"clip {clip_id}")
 
     def describe_error(self, number: int, error: Exception) -> dict[str, str]:
-        """Return the entry of a bad recording in the manifest."""
+        """Return the manifest entry of an unusable recording."""
         clip_id, split = self.clips[number]
         entry = {
             "clip_id": clip_id,
-            "audio_path": self.splits[split][self._places[number]]["audio_path"],
+            "audio_path": self.splits[split][self._indices[number]]["audio_path"],
             "reason": str(error),
         }
         if self.root is not None:
@@ -88,19 +89,24 @@ class Corpus:
 
 
 def load_corpus(args: CorpusArguments) -> Corpus:
-    """Return the rows of the dataset or the folder."""
+    """Load the rows of the dataset or the folder.
+
+    Raises:
+        ValueError: Not exactly one of dataset and folder is set.
+        FileNotFoundError: The folder contains no recordings.
+    """
     from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
 
     if (args.dataset is None) == (args.folder is None):
-        raise ValueError(f"give either dataset or folder, got {args.dataset!r} and {args.folder!r}")
+        raise ValueError(f"got dataset={args.dataset!r} and folder={args.folder!r}; set exactly one of them")
     if args.dataset is not None:
         return Corpus(args.load_splits())
 
-    found = Recordings(str(args.folder))
-    rows = [{"clip_id": name, "audio_path": str(found.folder / name)} for name in found.files]
+    recordings = Recordings(str(args.folder))
+    rows = [{"clip_id": name, "audio_path": str(recordings.folder / name)} for name in recordings.files]
     if not rows:
-        raise FileNotFoundError(f"{args.folder} holds no recording ({', '.join(SUFFIXES)})")
-    return Corpus({"all": rows}, str(found.folder))
+        raise FileNotFoundError(f"{args.folder} contains no recordings; supported suffixes are {', '.join(SUFFIXES)}")
+    return Corpus({"all": rows}, str(recordings.folder))
 
 
 def write_files(
@@ -111,23 +117,22 @@ def write_files(
     args: CorpusArguments,
     width: int,
 ) -> None:
-    """Embed the recordings of files, given by their rows in the corpus, and write each file."""
-
+    """Embed the rows of each output file, and write the files."""
     from accelerate import PartialState
 
     from modeling_supclap.datasets_scripts.progress import progress
 
     def embed_rows() -> Iterator[tuple[Path, int, AudioChunks]]:
         for path, numbers in files.items():
-            # File by file, so that the batches, and with them the last digits, do not depend on what is there already.
-            found = model.chunk_embeddings(
+            # Embed file by file, so that batches, and with them rounding, do not depend on which files already exist.
+            embedded = model.chunk_embeddings(
                 [corpus.recording(number, model.min_seconds) for number in numbers],
                 chunk_seconds,
                 batch_size=args.batch_size,
                 num_workers=args.num_workers,
                 on_bad_audio="skip",
             )
-            yield from zip(repeat(path), numbers, found)
+            yield from zip(repeat(path), numbers, embedded)
 
     total = sum(map(len, files.values()))
     quiet = not PartialState().is_main_process
@@ -136,7 +141,7 @@ def write_files(
 
 
 def write_file(path: Path, corpus: Corpus, rows: Sequence[tuple[int, AudioChunks]], width: int) -> None:
-    """Write a file at once; its metadata list the recordings that could not be used."""
+    """Write a Parquet file atomically; its metadata lists the unusable recordings."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -147,7 +152,7 @@ def write_file(path: Path, corpus: Corpus, rows: Sequence[tuple[int, AudioChunks
     columns: dict[str, list[Any]] = {"clip_id": [], "split": [], "start_seconds": [], "end_seconds": []}
     for number, chunks in rows:
         if isinstance(chunks.error, MissingDecoderError):
-            raise chunks.error  # the fault of the machine
+            raise chunks.error  # a missing package, not a bad recording
         if chunks.error is not None:
             bad.append(corpus.describe_error(number, chunks.error))
             continue
@@ -161,12 +166,12 @@ def write_file(path: Path, corpus: Corpus, rows: Sequence[tuple[int, AudioChunks
     table = pa.table({**columns, "embedding": embedding})
     table = table.replace_schema_metadata({"bad_audio": json.dumps(bad)})
     with atomic_write(path) as unfinished, pq.ParquetWriter(unfinished, table.schema) as parquet:
-        if len(table):  # `datasets` stumbles over a row group without rows
+        if len(table):  # `datasets` fails on a row group without rows
             parquet.write_table(table)
 
 
 def write_manifest(output: Path, plan: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
-    """Writes what the files hold and lack; it comes last, as the sign that all is there."""
+    """Write the manifest: files, unusable recordings and versions. It is written last and marks a complete output."""
     import pyarrow.parquet as pq
 
     from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_versions
@@ -185,7 +190,7 @@ def write_manifest(output: Path, plan: Mapping[str, Any], paths: Sequence[Path])
 
 
 def main() -> None:
-    """Parse, load, embed what is missing, list what cannot be used."""
+    """Run the command: embed the recordings of the missing files, and write the manifest."""
     (args,) = parse_arguments((CorpusArguments,), about=__doc__)
 
     import torch
@@ -196,21 +201,21 @@ def main() -> None:
 
     for name in ("batch_size", "clips_per_file"):
         if getattr(args, name) < 1:
-            raise ValueError(f"{name} is {getattr(args, name)}; it must be 1 or more")
+            raise ValueError(f"{name} is {getattr(args, name)}; it must be at least 1")
 
     if args.device is not None:
         check_device(args.device)
 
-    # Whoever is done waits for the slowest, however long that takes; a launcher ends all when one of them fails.
-    on_cpus = args.device == "cpu" or not torch.accelerator.is_available()  # where they join only when told to
+    # Processes wait long for the slowest one; if one fails, the launcher stops all.
+    on_cpus = args.device == "cpu" or not torch.accelerator.is_available()  # CPU processes join only with cpu=True
     state = PartialState(cpu=on_cpus, timeout=timedelta(days=30))
     with state.main_process_first():
         corpus = load_corpus(args)
     model = load_embedding_model(args.model, device=args.device or state.device)
-    # Of this length, or of the most that the model takes.
+    # The requested length, limited by the model's maximum.
     chunk_seconds = min(filter(None, (args.chunk_seconds, model.chunk_seconds)), default=None)
 
-    # What the embeddings depend on: a folder that was begun with anything else is refused.
+    # Everything that determines the embeddings; an output folder with another plan is rejected.
     options = {"model": args.model, "dataset": args.dataset, "folder": args.folder}
     plan = {
         **redact(options, from_anywhere=True),
@@ -232,7 +237,7 @@ def embed_missing(
     args: CorpusArguments,
     state: PartialState,
 ) -> None:
-    """Shares the files that are not there yet among the processes and writes what they hold when all are."""
+    """Share the missing files among the processes, write them, and then write the manifest."""
     output = Path(args.output)
     if state.is_main_process:
         start_output(output, plan)
@@ -241,10 +246,10 @@ def embed_missing(
     count = -(-len(corpus.clips) // args.clips_per_file)
     paths, missing = [], {}
     for number in range(count):
-        places = range(number * args.clips_per_file, min((number + 1) * args.clips_per_file, len(corpus.clips)))
+        rows = range(number * args.clips_per_file, min((number + 1) * args.clips_per_file, len(corpus.clips)))
         paths.append(output / "data" / f"embeddings-{number:05d}-of-{count:05d}.parquet")
         if number % state.num_processes == state.process_index and not paths[-1].is_file():
-            missing[paths[-1]] = places
+            missing[paths[-1]] = rows
     width = model.encode_text(["sound"], "eng", 1).shape[1]
     write_files(model, corpus, missing, chunk_seconds, args, width)
 
@@ -252,26 +257,30 @@ def embed_missing(
     if state.is_main_process:
         manifest = write_manifest(output, plan, paths)
         clips, bad = len(corpus.clips), len(manifest["bad_audio"])
-        say(f"{clips - bad} of {clips} recordings in {manifest['chunks']} chunks are in {output}")
+        say(f"{output} contains {clips - bad} of {clips} recordings in {manifest['chunks']} chunks")
         if bad:
-            say(f"{bad} could not be used and are listed in {output / 'manifest.json'}")
+            say(f"{bad} unusable recordings are listed in {output / 'manifest.json'}")
 
 
 def start_output(output: Path, plan: Mapping[str, Any]) -> None:
-    """Finds the folder empty or begun with the same plan, and takes away what a killed run left half-written."""
-    note = output / "plan.json"
-    if note.is_file():
-        begun = json.loads(note.read_text(encoding="utf-8"))
-        other = sorted(name for name in plan if begun.get(name) != plan[name])
-        if other:
-            raise FileExistsError(f"{output} was begun with another {', '.join(other)}; choose another output")
+    """Create the output folder or continue in it, and remove unfinished files of an interrupted run.
+
+    Raises:
+        FileExistsError: The folder has another plan, or contains other files.
+    """
+    plan_path = output / "plan.json"
+    if plan_path.is_file():
+        stored = json.loads(plan_path.read_text(encoding="utf-8"))
+        changed = sorted(name for name in plan if stored.get(name) != plan[name])
+        if changed:
+            raise FileExistsError(f"{output} was started with another {', '.join(changed)}; choose another output")
     elif output.is_dir() and any(output.iterdir()):
-        raise FileExistsError(f"{output} is not empty and holds no embeddings; choose another output")
+        raise FileExistsError(f"{output} is not empty and contains no embeddings; choose another output")
 
     (output / "data").mkdir(parents=True, exist_ok=True)
     for unfinished in (output / "data").glob("*.tmp"):
         unfinished.unlink()
-    write_json(note, plan)
+    write_json(plan_path, plan)
 
 
 if __name__ == "__main__":

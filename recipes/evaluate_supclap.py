@@ -1,4 +1,4 @@
-"""Evaluates any model on any dataset: retrieval, zero-shot classification and ZSTE, with one kind of results.
+"""Evaluate a model on a dataset: retrieval, zero-shot classification and ZSTE.
 
     supclap evaluate --model outputs/synthetic
     supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir DIR \\
@@ -7,12 +7,13 @@
     supclap evaluate --model my_module:load_my_model --dataset prepared --data_dir DIR
     supclap evaluate --compare outputs/evaluation/one outputs/evaluation/other
 
-The first argument may be a YAML file; `--key value` pairs override it. Without one and without `--dataset`,
-`configs/evaluate.yaml` is read: the test split that `configs/synthetic.yaml` trains for.
-The output folder then holds `results.json` (scores with intervals and chance levels, the protocol, versions),
-`outcomes.npz` (what each query did, by which `--compare` tests two results, also those that a training run has left)
-and `report.html`, one page for people. Embeddings are kept in Hugging Face's cache folder: a second run embeds nothing.
-One process evaluates; the others of a launch end at once.
+The first argument may be a YAML file; `--key value` pairs override it. Without a file and without `--dataset`,
+`configs/evaluate.yaml` is used, with the synthetic test split of `configs/synthetic.yaml`.
+
+The command writes `results.json` (scores with intervals and chance levels, protocol, versions), `outcomes.npz` (the
+outcome of each query) and the report `report.html` to the output folder. `--compare` tests the difference of two
+results, also of training runs. Embeddings are cached in the Hugging Face cache folder, so a second run embeds nothing.
+Only the first process of a launch evaluates.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
 
 
 def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, dict[str, Any]]:
-    """The rows to evaluate, the fold of each clip where folds were asked for, and what the results say of them."""
+    """Load the rows to evaluate, the fold of each clip by id (None without folds), and data entries of the protocol."""
     from datasets import concatenate_datasets
 
     from modeling_supclap.datasets_scripts.schema import without_audio
 
     if args.folds and args.train_split is not None:
-        raise ValueError("folds have a training split each; give train_split without folds, or folds without it")
+        raise ValueError(
+            f"got folds={args.folds} and train_split={args.train_split!r}; each fold has its own training split, so "
+            "set only one of them"
+        )
 
     options = args.builder_options
     data: dict[str, Any] = {"dataset": args.dataset, "split": args.split, "dataset_config": {**options}}
@@ -49,10 +53,10 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, di
 
     parts = []
     folds: dict[str, int] = {}
-    wanted: list[Any] = [*args.folds] or [None]
-    for fold in wanted:
-        held_out: dict[str, Any] = {} if fold is None else {"test_fold": fold}
-        builder = load_builder(args.dataset, **options, **held_out)
+    fold_numbers: list[Any] = [*args.folds] or [None]
+    for fold in fold_numbers:
+        fold_options: dict[str, Any] = {} if fold is None else {"test_fold": fold}
+        builder = load_builder(args.dataset, **options, **fold_options)
         splits = splits_of(builder, translations)
         parts.append(join(splits, args.split))
         if fold is None:
@@ -60,15 +64,15 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, di
         else:
             folds |= dict.fromkeys(without_audio(parts[-1])["clip_id"], fold)
         if len(parts) == 1:
-            data |= found_on_disk(builder, args)
+            data |= describe_builder(builder, args)
 
     if args.folds and len(folds) < sum(map(len, parts)):
-        raise ValueError(f"the folds {args.folds} share clips in split {args.split!r}; evaluate their test splits")
+        raise ValueError(f"the folds {args.folds} share clips in split {args.split!r}; use --split test")
     return concatenate_datasets(parts), folds or None, data
 
 
-def found_on_disk(builder: Any, args: EvaluationArguments) -> dict[str, Any]:
-    """What the builder has no rows for, in all splits, and the dataset that a prepared set was made from."""
+def describe_builder(builder: Any, args: EvaluationArguments) -> dict[str, Any]:
+    """Return the original dataset of a prepared set, and the recordings without rows, over all splits."""
     report = builder.report()
     missing = sorted(map(str, report["missing"]))
     left_out = {}
@@ -80,7 +84,11 @@ def found_on_disk(builder: Any, args: EvaluationArguments) -> dict[str, Any]:
 
 
 def join(splits: Mapping[str, Any], names: str) -> Any:
-    """One split, or several with + between them."""
+    """Return a split, or the concatenation of several split names joined by +.
+
+    Raises:
+        ValueError: A split does not exist.
+    """
     from datasets import concatenate_datasets
 
     chosen = []
@@ -92,7 +100,7 @@ def join(splits: Mapping[str, Any], names: str) -> Any:
 
 
 def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict[str, Any] | None:
-    """How many recordings were cut into clips of both the evaluated and the training split; none should be."""
+    """Count the source recordings that occur in both the evaluated and the training split, with a warning if any."""
     from modeling_supclap.datasets_scripts.schema import without_audio
 
     if args.train_split is None:
@@ -104,15 +112,15 @@ def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict
     shared = sorted(trained & evaluated)
     if shared:
         warnings.warn(
-            f"{len(shared)} of the {len(evaluated)} recordings of {args.split!r} are in {args.train_split!r} too, "
-            f"such as {shared[0]}: a model that was trained on it knows them",
+            f"{len(shared)} of the {len(evaluated)} recordings of {args.split!r} are also in {args.train_split!r}, "
+            f"for example {shared[0]}; a model trained on that split has seen them",
             stacklevel=2,
         )
     return {"with": args.train_split, "count": len(shared), "examples": shared[:5]}
 
 
 def load_phrases(args: EvaluationArguments, origin: str) -> dict[str, dict[str, str]] | None:
-    """Label phrases in eight languages, where there are any for the dataset."""
+    """Load the label phrases of the dataset; None if it has none and `phrases` is not set."""
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 
     try:
@@ -124,7 +132,7 @@ def load_phrases(args: EvaluationArguments, origin: str) -> dict[str, dict[str, 
 
 
 def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
-    """The arguments as the package takes them."""
+    """Convert the command's arguments to `EvaluationOptions`."""
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES
 
@@ -132,7 +140,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
     template_sets = {}
     for name in args.template_sets:
         if name not in evaluation.TEMPLATE_SETS:
-            raise ValueError(f"unknown template sets {[name]}; there are {', '.join(evaluation.TEMPLATE_SETS)}")
+            raise ValueError(f"unknown template set {name!r}; choose from {', '.join(evaluation.TEMPLATE_SETS)}")
         template_sets[name] = evaluation.TEMPLATE_SETS[name]
     if args.templates:
         template_sets["own"] = args.templates
@@ -156,21 +164,21 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
 
 
 def compare(args: EvaluationArguments) -> None:
-    """Prints how two results differ."""
+    """Print the comparison of two results."""
     from modeling_supclap import evaluation
 
     if len(args.compare) != 2:
-        raise ValueError(f"--compare takes two folders of results, got {args.compare}")
+        raise ValueError(f"--compare got {args.compare}; pass two folders of results")
 
     first, second = map(evaluation.Results.load, args.compare)
     table = evaluation.compare(first, second, args.num_resamples, args.seed, args.allow_different)
-    for place, path, results in zip(("first", "second"), args.compare, (first, second), strict=True):
-        print(f"{place}: {path}, model {results.content['model']['name']}")
+    for name, path, results in zip(("first", "second"), args.compare, (first, second), strict=True):
+        print(f"{name}: {path}, model {results.content['model']['name']}")
     print(evaluation.format_comparison(table))
 
 
 def main() -> None:
-    """Parse, load, embed, score, write; or compare."""
+    """Run the command: evaluate a model, or compare two results."""
     (args,) = parse_arguments((EvaluationArguments,), default_config=DEFAULT_CONFIG, about=__doc__)
 
     from modeling_supclap import evaluation
@@ -183,7 +191,7 @@ def main() -> None:
         compare(args)
         return
     if args.model is None:
-        raise ValueError("there is no model; give --model with a folder, a Hub id, or module:function")
+        raise ValueError("model is not set; pass --model with a folder, a Hub id or module:function")
 
     options = options_of(args)
     rows, folds, data = load_rows(args)
@@ -192,7 +200,7 @@ def main() -> None:
 
     model = evaluation.load_embedding_model(args.model, device=args.device)
     phrases = load_phrases(args, data["origin"])
-    Path(args.output_dir).mkdir(parents=True, exist_ok=True)  # what stands in its way shows before the work
+    Path(args.output_dir).mkdir(parents=True, exist_ok=True)  # fail before the evaluation
     print(f"{args.model} on {args.dataset}, split {args.split}: {len(rows)} clips")
     if args.positives == "clip" and "retrieval" in args.tasks:
         warn_of_shared_captions(rows)
@@ -204,8 +212,8 @@ def main() -> None:
     cached = "" if cache.folder is None else f", {run['cache']['read']} read from {cache.folder}"
     print(results.table())
     print(
-        f"{len(results.protocol['missing_clips'])} clips missing; {run['cache']['embedded']} sets of embeddings made"
-        f"{cached}; {path} and {report.name} ({run['seconds']['all']:.0f} s)"
+        f"{len(results.protocol['missing_clips'])} clips missing; {run['cache']['embedded']} sets of embeddings "
+        f"computed{cached}; {path} and {report.name} ({run['seconds']['all']:.0f} s)"
     )
 
 

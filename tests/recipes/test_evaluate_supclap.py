@@ -151,11 +151,11 @@ def test_recordings_that_the_folder_lacks_are_in_the_results(folder, tmp_path):
     ("arguments", "message"),
     [
         (["--model", "m", "--split", "tset"], "'tset'"),
-        (["--model", "m", "--template_sets", "clip"], r"\['clip'\]"),
+        (["--model", "m", "--template_sets", "clip"], "'clip'"),
         (["--model", "m", "--zste_taks", "3A"], "'zste_taks'.*zste_tasks"),
         (["--model", "m", "--phrases", "esc10"], "'esc10'"),
         (["--model", "m", "--device", "gpu"], "gpu"),
-        (["--model", "m", "--folds", "1"], "train_split.*folds"),
+        (["--model", "m", "--folds", "1"], "folds.*train_split"),
         ([], "--model"),
     ],
 )
@@ -178,5 +178,5 @@ def test_one_of_two_processes_without_a_gpu_evaluates(folder, monkeypatch):
     options = ["--output_dir", folder / "two", "--cache_dir", "none", "--tasks", "retrieval"]
     arguments = [*command(folder, "model0"), *options, "--num_resamples", "0"]
     printed = processes.run_processes("recipes/evaluate_supclap.py", *arguments)
-    assert printed.count("sets of embeddings made") == 1
+    assert printed.count("sets of embeddings") == 1
     assert (folder / "two" / "results.json").exists()
