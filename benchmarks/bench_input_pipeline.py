@@ -108,12 +108,12 @@ def compare_training(
         ways[storage] = partial(train_on, load(storage, options.workers))
 
     seconds = take_turns(ways, options.rounds, read_wall_clock)
-    found = []
+    results = []
     for storage in STORAGES:
         ratio = compare(seconds, storage, "in memory")
-        wanted = "<= 1.1" if storage == "int16" else ""
-        found.append(Row("input", f"a step fed from {storage} by workers / from memory", *ratio, wanted))
-    return found
+        bound = "<= 1.1" if storage == "int16" else ""
+        results.append(Row("input", f"a step fed from {storage} by workers / from memory", *ratio, bound))
+    return results
 
 
 def compare_reading(

@@ -147,7 +147,7 @@ def rank_both_ways(clips: int, languages: int, dim: int, rounds: int) -> list[Ro
         ways[name] = partial(both_ways, ranker, audio, texts)
     ways["counting in one matrix"] = partial(counted_from_one_matrix, audio, texts)
 
-    # Products of another shape round differently, so that a near tie may turn: a handful of ranks in tens of thousands.
+    # Matrix products of another shape round differently, so a few ranks of near ties in tens of thousands may differ.
     expected = ways["counting"]()
     for name, way in ways.items():
         moved = sum(int((a != b).sum()) for a, b in zip(expected, way(), strict=True))
@@ -157,9 +157,9 @@ def rank_both_ways(clips: int, languages: int, dim: int, rounds: int) -> list[Ro
     seconds = take_turns(ways, rounds)
     shape = f"{clips} clips x {CAPTIONS} captions"
     rows = []
-    for name, wanted in (("counting in one matrix", "<= 1.7"), ("counting", "")):
+    for name, bound in (("counting in one matrix", "<= 1.7"), ("counting", "")):
         ratio = compare(seconds, name, "one product")
-        rows.append(Row("ranks", f"ranks and mAP both ways by {name} / one bare product, {shape}", *ratio, wanted))
+        rows.append(Row("ranks", f"ranks and mAP both ways by {name} / one bare product, {shape}", *ratio, bound))
     for name in ("argsort of the matrix", "a loop of argsort"):
         rows.append(Row("ranks", f"{name} / counting in one matrix", *compare(seconds, name, "counting in one matrix")))
     return rows
@@ -183,8 +183,8 @@ def use_packages(clips: int, dim: int, rounds: int) -> list[Row]:
 
     seconds = take_turns(packages, rounds)
     rows = []
-    for name, wanted in (("pytrec_eval", ""), ("torchmetrics", ""), ('evaluate.load("metrics/recall")', "<= 5")):
-        rows.append(Row("metrics", f"{name} / our function, 300 queries", *compare(seconds, name, "counting"), wanted))
+    for name, bound in (("pytrec_eval", ""), ("torchmetrics", ""), ('evaluate.load("metrics/recall")', "<= 5")):
+        rows.append(Row("metrics", f"{name} / our function, 300 queries", *compare(seconds, name, "counting"), bound))
     return rows
 
 
@@ -204,8 +204,8 @@ def evaluate_beside(clips: int, dim: int, rounds: int) -> list[Row]:
 
     seconds = take_turns(ways, rounds)
     rows = []
-    for name, wanted in (("top hits", "<= 2.5"), ("distance of two languages", "<= 0.6")):
-        rows.append(Row("evaluation", f"{name} / one bare product", *compare(seconds, name, "one product"), wanted))
+    for name, bound in (("top hits", "<= 2.5"), ("distance of two languages", "<= 0.6")):
+        rows.append(Row("evaluation", f"{name} / one bare product", *compare(seconds, name, "one product"), bound))
     return rows
 
 
@@ -214,7 +214,7 @@ def search_gallery(gallery: int, queries: int, dim: int, rounds: int) -> list[Ro
     rng = np.random.default_rng(0)
     texts, audios = directions(rng, queries, dim), directions(rng, gallery, dim)
     right = rng.integers(0, gallery, (queries, 1))
-    few = slice(0, queries // 16)  # sorting needs 2 GB and much time for all of them
+    few = slice(0, queries // 16)  # sorting all of them takes 2 GB and a long time
     tracemalloc.start()
     ranks = best_ranks(LazySimilarity(texts, audios), right)
     megabytes = tracemalloc.get_traced_memory()[1] / 1e6

@@ -98,7 +98,7 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
 
 def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
     """Query a store exactly, with its approximate index, and within one recording."""
-    import lancedb  # noqa: F401, which takes longer than anything here
+    import lancedb  # noqa: F401, imported before the timing starts
 
     started = time.perf_counter()
     store = SoundIndex(folder)
@@ -153,34 +153,35 @@ def measure(
 
     Args:
         rows: Number of windows of each index.
-        dim: The width of the embeddings.
+        dim: Dimension of the embeddings.
         queries: Number of queries of each kind of search.
         folder: Folder where the indexes are kept; None for a temporary folder.
         model: SupCLAP model that embeds `recordings`.
         recordings: Folder of recordings.
     """
     centres, texts = draw_centres(dim, model, recordings)
-    found = []
+    results = []
     with tempfile.TemporaryDirectory() as temporary:
         for number in rows:
             index = str(Path(folder or temporary) / f"{number}.index")
-            told: dict[str, float] = {}
+            figures: dict[str, float] = {}
             for work, options in ((build, (number, centres)), (ask, (texts, queries))):
                 with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-                    told |= pool.submit(work, index, *options).result()
-            print(f"{number} windows of {dim} numbers, drawn around {len(centres)}: {told}", flush=True)
+                    figures |= pool.submit(work, index, *options).result()
+            print(f"{number} windows of {dim} dimensions around {len(centres)} centres: {figures}", flush=True)
 
             windows, query = np.resize(centres, (number, dim)), centres[:1]
             product = min(take_turns({"product": partial(np.matmul, windows, query.T)}, queries)["product"])
             size = f"{number:,} windows of {dim} numbers"
-            found.append(Row("search", f"write and index {size}", told["both, s of one core"], unit="CPU s"))
+            results.append(Row("search", f"write and index {size}", figures["both, s of one core"], unit="CPU s"))
             for kind in ("exact", "approximate", "one recording"):
-                if f"{kind}, least, ms" in told:
-                    least, median = told[f"{kind}, least, ms"] / 1000, told[f"{kind}, median, ms"] / 1000
+                if f"{kind}, least, ms" in figures:
+                    least, median = figures[f"{kind}, least, ms"] / 1000, figures[f"{kind}, median, ms"] / 1000
                     what = f"{kind} search of {size} / their bare product"
-                    found.append(Row("search", what, least / product, median / product))
-            found.append(Row("search", "recall@10 of the approximate search", told["recall@10 of windows"], unit=""))
-    return found
+                    results.append(Row("search", what, least / product, median / product))
+            recall = figures["recall@10 of windows"]
+            results.append(Row("search", "recall@10 of the approximate search", recall, unit=""))
+    return results
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class PeakBytes(TorchDispatchMode):
 
 
 def _is_dense(leaf: Any) -> bool:
-    return torch.is_tensor(leaf) and not leaf.is_sparse  # whose values are a tensor of their own
+    return torch.is_tensor(leaf) and not leaf.is_sparse  # a sparse tensor stores its values in another tensor
 
 
 def build_model(width: int, vocabulary: int) -> SupCLAPModel:
@@ -94,7 +94,7 @@ def make_batch(model: SupCLAPModel, clips: int, texts: int = 1, roles: int = 1) 
     frames = torch.tensor([1001] if roles == 1 else [1001, 1001, 501]).repeat(clips)
     audio_mask = torch.arange(1001) < frames.unsqueeze(1)  # (N R, T)
 
-    # The first role's captions are those of a batch of one role, with which the memory is compared.
+    # The first role has the captions of a batch with one role, because their memory is compared.
     factors = torch.tensor(LANGUAGE_LENGTHS[:texts] if roles == 1 else LANGUAGE_LENGTHS[:1])
     by_role = []
     for _ in range(roles):
@@ -140,9 +140,9 @@ def require_equal_gradients(plain: nn.Module, ours: nn.Module, batch: Batch) -> 
     run_step(ours, exact)
 
     worst = 0.0
-    for wanted, found in zip(plain.parameters(), ours.parameters(), strict=True):
-        if wanted.grad is not None and found.grad is not None and wanted.grad.norm() > 1e-9:
-            worst = max(worst, ((found.grad - wanted.grad).norm() / wanted.grad.norm()).item())
+    for expected, parameter in zip(plain.parameters(), ours.parameters(), strict=True):
+        if expected.grad is not None and parameter.grad is not None and expected.grad.norm() > 1e-9:
+            worst = max(worst, ((parameter.grad - expected.grad).norm() / expected.grad.norm()).item())
     assert worst < 1e-12, f"gradients differ by {worst:.1e}"
     return worst
 
@@ -161,7 +161,7 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
     ]
     rows = []
     one_text = 0
-    for name, objective, shape, time_wanted, memory_wanted in cases:
+    for name, objective, shape, time_bound, memory_bound in cases:
         if name != "InfoNCE" and not name.startswith(only):
             continue
         batch = make_batch(model, clips, **shape)
@@ -175,9 +175,9 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
         one_text = one_text or plain_bytes
         ways = {"plain": partial(run_step, plain, batch), "ours": partial(run_step, ours, batch)}
         ratio = compare(take_turns(ways, rounds), "ours", "plain")
-        rows.append(Row("step", f"{name}: time of a step / a plain step", *ratio, time_wanted))
+        rows.append(Row("step", f"{name}: time of a step / a plain step", *ratio, time_bound))
         memory = our_bytes / one_text
-        rows.append(Row("step", f"{name}: memory of a step / one text's", memory, None, memory_wanted))
+        rows.append(Row("step", f"{name}: memory of a step / one text's", memory, None, memory_bound))
         if name == "KCL of 8":
             rows.append(compare_texts(ours, batch, rounds))
     if "support vectors".startswith(only):

@@ -73,11 +73,11 @@ def run_step(
         loss.backward()
         return loss.detach()
 
-    # glibc's M_MMAP_THRESHOLD: tiles go back to the system when they are freed, as those above 32 MB do by themselves.
+    # Set glibc's M_MMAP_THRESHOLD, so that freed tiles return to the system, as allocations above 32 MB always do.
     ctypes.CDLL(None).mallopt(-3, 2**20)
-    step(audio[:16], text[:16])  # warms up
+    step(audio[:16], text[:16])  # warm-up
     audio.grad = text.grad = None
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = read_memory("VmRSS")
     loss = step(audio, text)
     peak = read_memory("VmHWM") - before
@@ -106,16 +106,16 @@ def run_processes(
         return [torch.load(f"{folder}/{process}.pt") for process in range(world)]
 
 
-def require_equal(found: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
+def require_equal(parts: list[dict[str, Any]], expected: dict[str, Any]) -> None:
     """Assert that losses and gradients differ by rounding only, relative to the largest entry."""
-    loss_error = (found[0]["loss"] / wanted["loss"] - 1).abs().item()
-    limit = 1e-9 if wanted["loss"].dtype == torch.float64 else 1e-6
+    loss_error = (parts[0]["loss"] / expected["loss"] - 1).abs().item()
+    limit = 1e-9 if expected["loss"].dtype == torch.float64 else 1e-6
     assert loss_error < limit, f"losses differ by {loss_error:.1e}"
 
-    largest = max(gradient.abs().max() for gradient in wanted["gradients"])
-    parts = zip(*(part["gradients"] for part in found), strict=True)
-    for own, gradient in zip(parts, wanted["gradients"], strict=True):
-        error = ((torch.cat(own) - gradient).abs().max() / largest).item()
+    largest = max(gradient.abs().max() for gradient in expected["gradients"])
+    gradients = zip(*(part["gradients"] for part in parts), strict=True)
+    for rows, gradient in zip(gradients, expected["gradients"], strict=True):
+        error = ((torch.cat(rows) - gradient).abs().max() / largest).item()
         assert error < 10 * limit, f"gradients differ by {error:.1e}"
 
 
@@ -146,7 +146,7 @@ def measure(
             exponent = math.log(peaks[-1] / peaks[0]) / math.log(clips[-1] / clips[0])
             share = peaks[-1] / (4 * clips[-1] ** 2)
             rows.append(Row("tiles", f"{what} of a process for {clips[-1]:,} clips / one N x N matrix", share))
-            rows.append(Row("tiles", f"{what} grows with N to the power", exponent, wanted="<= 1.2", unit=""))
+            rows.append(Row("tiles", f"{what} grows with N to the power", exponent, bound="<= 1.2", unit=""))
     return rows
 
 

@@ -1,11 +1,11 @@
-"""Training on a GPU: clips a second, achieved operations a second and memory, of the papers' models at full size.
+"""Training of the papers' full-size models on a GPU: clips per second, FLOP/s and memory.
 
     python benchmarks/gpu.py [--batch 24 128 512] [--steps 20]
 
-CED-base with SONAR's and with LaBSE's text encoder, random weights, bfloat16 autocast, fused Adam, clips of 10 s. The
-clips come as int16 samples from pinned memory and become spectrograms on the device, as `features_on_device` has it.
-The ceiling is the best square product of the run in bfloat16; the goals are 45 % of it, and an epoch of AudioCaps
-(49,274 clips) in 25 s, a tenth of the 248 s that the SupCLAP paper's took. Writes `benchmarks/results-gpu.md`.
+CED-base with the text encoder of SONAR and of LaBSE, random weights, bfloat16 autocast, fused Adam, clips of 10 s. The
+clips are int16 samples in pinned memory; spectrograms are computed on the device, as with `features_on_device`. The
+ceiling is the fastest square matrix product in bfloat16. The goals are 45 % of it, and an epoch of AudioCaps (49,274
+clips) in 25 s, a tenth of the SupCLAP paper's 248 s. Writes `benchmarks/results-gpu.md`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OUTPUT = Path(__file__).parent / "results-gpu.md"
 
 
 def build_module(text: str) -> ContrastiveModule:
-    """CED-base with a text encoder of random weights."""
+    """Build CED-base with a text encoder, both with random weights."""
     audio = CEDConfig(embed_dim=768, depth=12, num_heads=12)
     config: Any = BertConfig(vocab_size=501_153)
     if text == "SONAR":
@@ -43,7 +43,7 @@ def build_module(text: str) -> ContrastiveModule:
 
 
 def measure_ceiling(side: int = 8192) -> float:
-    """Operations a second of the best of several square products."""
+    """Return the FLOP/s of the fastest of ten square matrix products."""
     left, right = torch.randn(2, side, side, device="cuda", dtype=torch.bfloat16)
     least = float("inf")
     for _ in range(10):
@@ -57,7 +57,7 @@ def measure_ceiling(side: int = 8192) -> float:
 
 
 def measure_training(text: str, batch: int, steps: int, ceiling: float) -> list[Row]:
-    """The rows of one model at one batch size."""
+    """Measure one model at one batch size, and return its rows."""
     module = build_module(text)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-6, fused=True)
     extractor, counts = CEDFeatureExtractor(), torch.full((batch,), SECONDS * RATE_HZ, device="cuda")
@@ -91,22 +91,22 @@ def measure_training(text: str, batch: int, steps: int, ceiling: float) -> list[
     achieved = counter.get_total_flops() / step_s
     row = partial(Row, f"CED-base + {text}, batch {batch}")
     return [
-        row("clips a second", batch / step_s, None, "", ""),
+        row("clips per second", batch / step_s, None, "", ""),
         row("an epoch of AudioCaps", EPOCH_CLIPS * step_s / batch, None, "<= 24.8", "s"),
-        row("operations a second", achieved / 1e12, None, "", "TFLOP/s"),
-        row("share of the best product", 100 * achieved / ceiling, None, ">= 45", "%"),
-        row("memory", torch.cuda.max_memory_allocated() / 2**30, None, "", "GiB"),
+        row("throughput", achieved / 1e12, None, "", "TFLOP/s"),
+        row("share of the fastest product", 100 * achieved / ceiling, None, ">= 45", "%"),
+        row("peak memory", torch.cuda.max_memory_allocated() / 2**30, None, "", "GiB"),
     ]
 
 
 def main() -> None:
-    """Prints and writes the rows; ends at once where there is no GPU."""
+    """Measure all models, and print and write the rows; exit without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[24, 128, 512])
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("benchmarks/gpu.py measures training on a GPU, and torch sees none here; `make bench` runs on a CPU")
+        sys.exit("torch found no GPU, which benchmarks/gpu.py requires; run `make bench` for the benchmarks on a CPU")
 
     torch.manual_seed(0)
     started, rows = time.perf_counter(), []
@@ -116,15 +116,15 @@ def main() -> None:
             try:
                 rows += measure_training(text, batch, options.steps, ceiling)
             except torch.cuda.OutOfMemoryError:
-                print(f"CED-base + {text}: a batch of {batch} does not fit into the memory")
+                print(f"CED-base + {text}: out of memory with a batch of {batch}")
             torch.cuda.empty_cache()
 
     print_rows(rows)
     lines = ["# Training on a GPU", ""]
     lines += [f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.perf_counter() - started:.0f} s."]
-    lines += ["", "| model | what | bound | value | met |", "|---|---|---|---:|---|"]
+    lines += ["", "| model | quantity | bound | value | met |", "|---|---|---|---:|---|"]
     for row in rows:
-        lines.append(f"| {row.benchmark} | {row.what} | {row.wanted} | {row.cells[3]} | {row.cells[5]} |")
+        lines.append(f"| {row.benchmark} | {row.what} | {row.bound} | {row.cells[3]} | {row.cells[5]} |")
     OUTPUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ class Row:
         what: The measured quantity and its unit of comparison.
         least: Minimum over the rounds.
         median: Median over the rounds; None for a single round.
-        wanted: Bound, such as "<= 1.3" or ">= 8"; "" for none.
+        bound: Bound, such as "<= 1.3" or ">= 8"; "" for none.
         unit: Unit printed after the numbers.
     """
 
@@ -32,23 +32,23 @@ class Row:
     what: str
     least: float
     median: float | None = None
-    wanted: str = ""
+    bound: str = ""
     unit: str = "x"
 
     @property
     def is_met(self) -> bool | None:
         """Whether the minimum meets the bound; None without a bound."""
-        if not self.wanted:
+        if not self.bound:
             return None
-        sign, bound = self.wanted.split()
-        return self.least <= float(bound) if sign == "<=" else self.least >= float(bound)
+        sign, limit = self.bound.split()
+        return self.least <= float(limit) if sign == "<=" else self.least >= float(limit)
 
     @property
     def cells(self) -> tuple[str, ...]:
         """The cells as text, in the order of `HEADER`."""
         met = {None: "", True: "yes", False: "no"}[self.is_met]
         least, median = (f"{number:.3g} {self.unit}" for number in (self.least, self.median or self.least))
-        return self.benchmark, self.what, self.wanted, least, median, met
+        return self.benchmark, self.what, self.bound, least, median, met
 
 
 def get_device() -> torch.device:
@@ -76,12 +76,12 @@ def take_turns(
     """Time each variant once per round, after one warm-up round.
 
     Args:
-        ways: The variants by name.
+        ways: Functions to time, by name.
         rounds: Number of timed rounds.
         clock: Function that returns seconds.
 
     Returns:
-        By name the seconds of each round.
+        Seconds of each round, by name.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):

@@ -48,7 +48,7 @@ def describe_machine() -> str:
 
 
 def main() -> None:
-    """Run, print and write."""
+    """Run the benchmarks, and print and write their rows."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from rows import HEADER, print_rows
