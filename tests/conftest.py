@@ -1,5 +1,6 @@
 """Settings and fixtures of all tests: offline, on the CPU, with a Hugging Face cache of their own."""
 
+import gc
 import importlib
 import os
 import sys
@@ -137,6 +138,12 @@ def _watch_and_start(process: BaseProcess) -> None:
 _start_process = BaseProcess.start
 BaseProcess.start = _watch_and_start  # type: ignore[method-assign]
 sys.addaudithook(_watch)
+
+
+def pytest_collection_finish() -> None:
+    """Takes what was imported out of the garbage collection that every end of a training asks for (0.3 s each)."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
