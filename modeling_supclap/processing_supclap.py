@@ -290,6 +290,8 @@ def _check_captions(captions: list[str]) -> list[str]:
             raise ValueError(f"caption {index} must be a string, got {type(caption).__name__}: {caption!r}")
         if not caption.strip():
             raise ValueError(f"caption {index} is blank: {caption!r}; leave the clip out or give it words")
+        if any("\ud800" <= character <= "\udfff" for character in caption):
+            raise ValueError(f"caption {index} is {caption!r}, which is no valid Unicode: it contains a lone surrogate")
 
     return list(map(str.strip, captions))
 

@@ -129,7 +129,13 @@ class HubDataset:
         """Convert the rows of a split to the schema, without copying the recordings."""
         columns = Columns(rows.features, self.config)
         rows = rows.flatten_indices() if rows._indices is not None else rows
-        audio = rows.select_columns(columns.audio).cast_column(columns.audio, datasets.Audio(decode=False))
+        try:
+            audio = rows.select_columns(columns.audio).cast_column(columns.audio, datasets.Audio(decode=False))
+        except pyarrow.ArrowException as error:
+            raise ValueError(
+                f"column {columns.audio!r} holds {rows.features[columns.audio]}, not recordings; "
+                "audio_column can name one of datasets.Audio, paths or bytes"
+            ) from error
         audio = audio if columns.audio == "audio" else audio.rename_column(columns.audio, "audio")
         stored = audio.data.column("audio")
         paths = pc.struct_field(stored, "path").to_pylist()
@@ -180,7 +186,7 @@ class Columns:
     def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:
         self.audio = _find_audio(types, config.audio_column)
         self.languages = _find_captions(types, config)
-        self.label = config.label_column
+        self.label = config.label_column or None
         self._types = types
 
     @property

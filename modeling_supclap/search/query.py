@@ -95,6 +95,8 @@ class Searcher:
 
         if vector is None:
             vector = self.embed_audio(audio) if query is None else self.embed(query, language)
+        if np.shape(vector) != (self.index.dim,) or not np.isfinite(vector).all():
+            raise ValueError(f"vector has shape {np.shape(vector)}; give ({self.index.dim},) finite numbers")
         num_windows = self.index.windows.count_rows()
         limit = k = min(k, max(num_windows, 1))
         while True:

@@ -51,6 +51,7 @@ def test_several_classes_of_a_clip_are_named():
     kinds = datasets.List(datasets.ClassLabel(names=["low", "high"]))
     rows = table(2, what=["a", "b"], kind=[[1, 0], []]).cast_column("kind", kinds)
     assert as_rows(rows, caption_column="what", label_column="kind")["labels"] == [["high", "low"], []]
+    assert as_rows(rows, caption_column="what", label_column="")["labels"] == [[], []]
 
 
 def test_a_folder_of_files_with_its_own_splits_and_several_languages(tmp_path):
@@ -146,10 +147,11 @@ def test_a_stream_refuses_several_rows_of_one_recording(tmp_path):
         ({"caption_column": "txet"}, "txet.*caption_column"),
         ({}, "caption_column"),
         ({"caption_column": "what", "audio_column": "sound"}, "'sound'"),
+        ({"caption_column": "what", "audio_column": "number"}, "'number'.*int64"),
     ],
 )
 def test_a_column_that_is_not_there_is_named(tmp_path, options, told):
-    table(4, what=["a"] * 4).save_to_disk(str(tmp_path))
+    table(4, what=["a"] * 4, number=[3] * 4).save_to_disk(str(tmp_path))
     with pytest.raises(ValueError, match=told):
         load_splits("hf", data_dir=str(tmp_path), **options)
 

@@ -132,6 +132,7 @@ def test_language_tokens_of_another_kind_are_not_ignored():
         ({"eng": ["a dog"], "fra": ["un chien"]}, "'eng', 'fra'"),
         (["a dog", None], "caption 1.*NoneType"),
         (["a dog", ["a", "cat"]], "caption 1.*list"),
+        (["a dog", "a \ud800 cat"], r"caption 1.*'a \\ud800 cat'"),
     ],
 )
 def test_unusable_captions_are_named(processor, text, message):

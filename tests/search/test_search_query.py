@@ -1,5 +1,8 @@
 """Searches of an index: the right place at the right second, by words and by sound, the same twice."""
 
+import re
+
+import numpy as np
 import pytest
 import soundfile
 from fake_models import PITCHES, RATE, build, tone
@@ -49,8 +52,12 @@ def test_a_search_by_sound_and_within_a_file(fake_model, folder, tmp_path):
         searcher.search("high", within="middle's.flac")
     assert searcher.search(vector=searcher.embed("high"), k=3) == searcher.search("high", k=3)
     for query in ({"audio": "example.wav"}, {"vector": searcher.embed("high")}, {"query": None}):
-        with pytest.raises(ValueError, match="query, audio or vector"):
+        with pytest.raises(ValueError, match="query"):
             searcher.search(**{"query": "high", **query})
+    high = searcher.embed("high")
+    for vector in ([], np.ones(3), high[None], np.nan * high):
+        with pytest.raises(ValueError, match=re.escape(str(np.shape(vector)))):
+            searcher.search(vector=vector)
 
 
 @pytest.mark.parametrize("threshold", [0, 100_000])
