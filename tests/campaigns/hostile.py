@@ -3,24 +3,27 @@
     python tests/campaigns/hostile.py --folder DIR
 
 Each attempt hides a command that leaves a mark in every format that can hold one, or names an address or another file
-inside a recording, and then does with the file what a user would do.
+inside a recording, and then does with the file what a user would do. Positive controls show that the campaign would see
+a fault: an unsafe reader of the same bytes runs the command, and a request to the address is recorded.
 """
 
-# mypy: disable-error-code="misc"
-# It infers no type for a lambda whose defaults hold the values of a loop.
-
 import argparse
+import contextlib
 import io
 import json
 import pickle
+import runpy
 import sys
 import threading
+import urllib.error
+import urllib.request
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import builders
 import numpy as np
@@ -65,31 +68,59 @@ def pickles(mark: Path) -> Iterator[tuple[str, bytes]]:
     yield "archive.ckpt", stream.getvalue()
 
 
-def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What is tried, by name."""
+class Attempt(NamedTuple):
+    """One hostile file and what a user does with it.
+
+    Attributes:
+        name: For the list of faults.
+        call: What a user does with the file.
+        control: What an unsafe reader does with the same bytes, which must leave the mark; None for files without code.
+    """
+
+    name: str
+    call: Callable[[], Any]
+    control: Callable[[], Any] | None = None
+
+
+def load_unsafely(path: Path) -> None:
+    """Unpickle a file by the reader of its format, and everything in it."""
+    if path.suffix == ".npz":
+        np.load(path, allow_pickle=True)["rank"]
+    elif path.name.startswith(("torch", "archive")):
+        torch.load(path, weights_only=False)
+    else:
+        pickle.loads(path.read_bytes())
+
+
+def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[Attempt]:
+    """Make the files, and yield what is tried with each."""
     for name, content in pickles(mark):
         path = folder / name
         path.write_bytes(content)
-        yield f"convert {name}", lambda path=path: read_checkpoint(path)
+        control = partial(load_unsafely, path)
+        yield Attempt(f"convert {name}", partial(read_checkpoint, path), control)
 
         model = folder / f"model-{path.stem}"
         builders.save_supclap(model)
         (model / "model.safetensors").unlink()
         (model / "pytorch_model.bin").write_bytes(content)
-        yield f"from_pretrained with {name}", lambda model=model: SupCLAPModel.from_pretrained(model)
+        yield Attempt(f"from_pretrained with {name}", partial(SupCLAPModel.from_pretrained, model), control)
         (model / "model.safetensors").write_bytes(content)
-        yield f"safetensors that is {name}", lambda model=model: SupCLAPModel.from_pretrained(model)
+        yield Attempt(f"safetensors that is {name}", partial(SupCLAPModel.from_pretrained, model), control)
 
     model = folder / "remote-code"
     builders.save_supclap(model)
-    for code in model.glob("*.py"):
-        code.write_text(f"open({str(mark)!r}, 'w').close()\n")
-    yield "from_pretrained of a folder with code", lambda: SupCLAPModel.from_pretrained(model)
-    yield "a processor of a folder with code", lambda: SupCLAPProcessor.from_pretrained(model)
+    for path in model.glob("*.py"):
+        path.write_text(f"open({str(mark)!r}, 'w').close()\n")
+    control = partial(runpy.run_path, str(path))
+    yield Attempt("from_pretrained of a folder with code", partial(SupCLAPModel.from_pretrained, model), control)
+    yield Attempt("a processor of a folder with code", partial(SupCLAPProcessor.from_pretrained, model), control)
 
     config = folder / "config.yaml"
-    config.write_text(f"seed: !!python/object/apply:builtins.exec ['open({str(mark)!r}, \"w\")']\n")
-    yield "a YAML tag", lambda: _parse_arguments(config)
+    code = json.dumps(f"open({str(mark)!r}, 'w').close()")
+    config.write_text(f"seed: !!python/object/apply:builtins.exec [{code}]\n")
+    control = partial(yaml.unsafe_load, config.read_text())
+    yield Attempt("a YAML tag", partial(_parse_arguments, config), control)
 
     yield from _recordings(folder, address, secret)
 
@@ -99,13 +130,11 @@ def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[t
     for name in (str(secret), f"../{secret.name}", f"file://{secret}", f"{address}/a.wav"):
         (table / "metadata.jsonl").write_text(json.dumps({"file_name": name, "caption": "rain"}) + "\n")
         cache = str(folder / "cache" / str(abs(hash(name))))
-        yield (
-            f"a table that names {name[:9]}",
-            lambda cache=cache: load_splits("audio_folder", cache, data_dir=str(table)),
-        )
+        load = partial(load_splits, "audio_folder", cache, data_dir=str(table))
+        yield Attempt(f"a table that names {name[:9]}", load)
 
 
-def _recordings(folder: Path, address: str, secret: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _recordings(folder: Path, address: str, secret: Path) -> Iterator[Attempt]:
     """Play lists and manifests under the names of recordings; FFmpeg would follow what they say."""
     texts = {
         "dash": '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" '
@@ -123,8 +152,9 @@ def _recordings(folder: Path, address: str, secret: Path) -> Iterator[tuple[str,
         for suffix in ("wav", "m4a", "mp3"):
             path = folder / f"{kind}.{suffix}"
             path.write_text(text)
-            yield f"{kind} named .{suffix}", lambda path=path: _refused(read_audio, path)
-            yield f"{kind} as bytes, .{suffix}", lambda text=text: _refused(read_audio, text.encode(), name="clip 7")
+            yield Attempt(f"{kind} named .{suffix}", partial(_refused, read_audio, path))
+            as_bytes = partial(_refused, read_audio, text.encode(), name="clip 7")
+            yield Attempt(f"{kind} as bytes, .{suffix}", as_bytes)
 
 
 def _refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
@@ -141,8 +171,8 @@ def _parse_arguments(config: Path) -> Any:
     return train_supclap.parse_arguments((train_supclap.DataArguments,), [str(config)])
 
 
-class ToneModel(BaseHTTPRequestHandler):
-    """Notes every request."""
+class RequestRecorder(BaseHTTPRequestHandler):
+    """Records every request and answers that there is no such file."""
 
     requests: list[str] = []  # noqa: RUF012  # shared by all requests on purpose
 
@@ -163,35 +193,70 @@ def campaign(folder: Path) -> tuple[Counter[str], list[str]]:
         folder: An empty folder to work in.
 
     Returns:
-        How many were refused and how many ended as if the file were harmless, and a line for each that succeeded.
+        How many were refused, how many ended as if the file were harmless and how many controls did what they should;
+        and a line for each attempt that succeeded, and for each control that did not.
     """
     mark, secret = folder / "mark", folder / "secret.wav"
     soundfile.write(secret, 0.1 * np.ones(16000), 16000)
     work = folder / "work"
     work.mkdir()
     counts, faults = Counter[str](), []
-    with ThreadingHTTPServer(("127.0.0.1", 0), ToneModel) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), RequestRecorder) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
-        for name, attempt in attempts(work, mark, address, secret):
-            try:
-                attempt()
-                counts["held: loaded nothing of it"] += 1
-            except AssertionError as error:
-                faults.append(f"{name}: {error}")
-            except (ValueError, OSError, RuntimeError, ImportError, TypeError, yaml.YAMLError, pickle.UnpicklingError):
-                counts["held: refused"] += 1
-            except Exception as error:
-                # Whatever else it is, nothing ran; the fuzzer judges the words of errors.
-                counts[f"held: {type(error).__name__}"] += 1
+        _control_requests(address, counts, faults)
+        _control_secret(secret, counts)
+        for attempt in attempts(work, mark, address, secret):
+            counts[_outcome(attempt, faults)] += 1
             if mark.exists():
-                faults.append(f"{name}: its code ran")
+                faults.append(f"{attempt.name}: its code ran")
                 mark.unlink()
-            if ToneModel.requests:
-                faults.append(f"{name}: fetched {ToneModel.requests}")
-                ToneModel.requests.clear()
+            if RequestRecorder.requests:
+                faults.append(f"{attempt.name}: fetched {RequestRecorder.requests}")
+                RequestRecorder.requests.clear()
+
+            if attempt.control is not None:
+                with contextlib.suppress(Exception):  # the command runs before the reader finds no weights
+                    attempt.control()
+                if mark.exists():
+                    counts["control: an unsafe reader ran the code"] += 1
+                    mark.unlink()
+                else:
+                    faults.append(f"{attempt.name}: a control, whose code did not run in an unsafe reader")
         server.shutdown()
     return counts, faults
+
+
+def _outcome(attempt: Attempt, faults: list[str]) -> str:
+    """Make one attempt, and say how it was held."""
+    try:
+        attempt.call()
+    except AssertionError as error:
+        faults.append(f"{attempt.name}: {error}")
+        return "taken for a recording"
+    except (ValueError, OSError, RuntimeError, ImportError, TypeError, yaml.YAMLError, pickle.UnpicklingError):
+        return "held: refused"
+    except Exception as error:
+        # Whatever else it is, nothing ran; the fuzzer judges the words of errors.
+        return f"held: {type(error).__name__}"
+    return "held: loaded nothing of it"
+
+
+def _control_requests(address: str, counts: Counter[str], faults: list[str]) -> None:
+    """Check that a request to the address is recorded."""
+    with contextlib.suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(f"{address}/control").close()
+    if RequestRecorder.requests == ["/control"]:
+        counts["control: a request was recorded"] += 1
+    else:
+        faults.append("a control: the request for /control was not recorded")
+    RequestRecorder.requests.clear()
+
+
+def _control_secret(secret: Path, counts: Counter[str]) -> None:
+    """Check that the file that must not be read through another can be read itself."""
+    read_audio(secret)
+    counts["control: the other file is a recording"] += 1
 
 
 def main() -> int:

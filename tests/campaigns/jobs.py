@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import builders
+import forking
 import numpy as np
 import translation_models
 from recordings import esc50_folder
 from safetensors.torch import load_file
+
+from modeling_supclap.datasets_scripts.prepare import Request, prepare
 
 SMOKE = "recipes/configs/smoke.yaml"
 
@@ -46,6 +49,9 @@ def make_jobs(data: Path) -> dict[str, Job]:
     translator = translation_models.save_nllb(data / "nllb")
     encoder = translation_models.save_encoder(data / "encoder")
     captions = write_captions(data / "captions.jsonl")
+    prepared = data / "prepared"
+    options = {"data_dir": str(folder), "languages": ["eng"], "test_fold": 5, "validation_fraction": 0.2}
+    prepare(Request("esc50", options, "int16"), prepared, cache_dir=str(data / "cache"), quiet=True)
     post = ["--model", str(model), "--dataset", "esc50", "--data_dir", str(folder)]
 
     def training(out: Path) -> list[str]:
@@ -65,6 +71,18 @@ def make_jobs(data: Path) -> dict[str, Job]:
         cache = ["--cache_dir", str(out.parent / f"{out.name}-cache")]
         return [*named, *cache, "--tasks", "retrieval", "zero_shot", "--output_dir", str(out)]
 
+    def embedding(out: Path) -> list[str]:
+        chunks = ["--chunk_seconds", "0.5", "--clips_per_file", "4", "--batch_size", "2", "--num_workers", "0"]
+        return ["--model", str(model), "--folder", str(folder), "--output", str(out), *chunks, "--device", "cpu"]
+
+    def indexing(out: Path) -> list[str]:
+        return ["index", str(folder), "--model", str(model), "--index", str(out), "--device", "cpu", "--quiet"]
+
+    def streaming(out: Path) -> list[str]:
+        named = ["--dataset", "prepared", "--data_dir", str(prepared), "--dataset_config", "{}", "--streaming", "true"]
+        named += ["--languages", "eng", "--eval_languages", "eng", "--track_language_errors", "false"]
+        return [SMOKE, *named, "--per_device_train_batch_size", "4", "--output_dir", str(out), "--disable_tqdm", "true"]
+
     def translating(out: Path) -> list[str]:
         out.mkdir(exist_ok=True)
         named = ["--captions", str(captions), "--output", str(out / "translations.parquet"), "--model", translator]
@@ -83,6 +101,11 @@ def make_jobs(data: Path) -> dict[str, Job]:
             "*checkpoint*",
         ),
         "preparing": Job("datasets_scripts/prepare.py", preparing, preparing, every_byte, "*.parquet*"),
+        "streaming": Job(
+            "recipes/train_supclap.py", streaming, lambda out: streaming(out) + resume, trained, "*checkpoint*"
+        ),
+        "embedding": Job("recipes/embed_corpus.py", embedding, embedding, every_byte, "*.parquet*"),
+        "indexing": Job("recipes/search_audio.py", indexing, indexing, indexed),
         "evaluation": Job("recipes/evaluate_supclap.py", evaluating, evaluating, evaluated),
         "translation": Job("recipes/translate_captions.py", translating, translating, translated),
     }
@@ -126,6 +149,15 @@ def evaluated(out: Path) -> dict[str, Any]:
     assert (out / "report.html").read_text(encoding="utf-8").rstrip().endswith("</html>")
     with np.load(out / "outcomes.npz") as outcomes:
         return {name: hashlib.sha256(outcomes[name].tobytes()).hexdigest() for name in outcomes.files}
+
+
+def indexed(out: Path) -> list[tuple[str, float, float, float]]:
+    """Every window with its score for a query; asked in a fork, as LanceDB's threads do not live on in one."""
+    words = ["query", str(out), "a dog barks", "--json", "--all_windows", "-k", "1000", "--device", "cpu"]
+    ended = forking.run("recipes/search_audio.py", words, out.with_name(f"{out.name}-query.log"))
+    assert ended.code == 0, ended.output
+    hits = json.loads(ended.output[ended.output.index("{") :])["hits"]
+    return sorted((hit["file"], hit["start_seconds"], hit["end_seconds"], round(hit["score"], 4)) for hit in hits)
 
 
 def translated(out: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from processes import run_processes
 
+pytestmark = pytest.mark.process
 HERE = Path(__file__).parent
 FEW = ["--jobs", "training", "preparing"]
 
@@ -20,15 +21,16 @@ def run_campaign(tmp_path: Path, name: str, *arguments: str) -> str:
 
 
 def test_killed_jobs_end_like_jobs_that_nobody_disturbed(tmp_path):
-    printed = run_campaign(tmp_path, "kills", "--kills", "1", "--seed", "1")
-    for job in ("training", "post-training", "preparing", "evaluation", "translation"):
+    jobs = ["streaming", "preparing", "indexing", "embedding"]  # all of them in `make campaigns`
+    printed = run_campaign(tmp_path, "kills", "--kills", "1", "--seed", "1", "--jobs", *jobs)
+    for job in jobs:
         assert f"{job}: ended like one run" in printed
 
 
 def test_broken_input_is_taken_or_refused_by_name(tmp_path):
     printed = run_campaign(tmp_path, "fuzz", "--inputs", "700")
     assert "fault" not in printed
-    for kind in ("audio", "texts", "losses", "metrics", "yaml"):
+    for kind in ("audio", "texts", "losses", "metrics", "yaml", "rows", "search"):
         assert f"{kind}: refused" in printed
         assert f"{kind}: taken" in printed
 
@@ -36,6 +38,8 @@ def test_broken_input_is_taken_or_refused_by_name(tmp_path):
 def test_hostile_files_run_no_code_and_fetch_nothing(tmp_path):
     printed = run_campaign(tmp_path, "hostile")
     assert "held: refused" in printed
+    assert "control: an unsafe reader ran the code" in printed
+    assert "control: a request was recorded" in printed
 
 
 def test_jobs_on_full_and_read_only_disks_say_so_and_go_on(tmp_path):
@@ -45,7 +49,7 @@ def test_jobs_on_full_and_read_only_disks_say_so_and_go_on(tmp_path):
         pytest.skip("this root may not mount")
     subprocess.run(["umount", "-l", tmp_path], check=True)
     printed = run_campaign(tmp_path, "disks", "--trials", "2", *FEW)
-    assert "then ended like one run" in printed
+    assert "and ended like one run" in printed
 
 
 def test_two_writers_of_one_folder_leave_the_result_of_one(tmp_path):
