@@ -1,6 +1,7 @@
-"""Options of a contrastive training, apart from the Trainer's own, without torch: `--help` takes a tenth of a second.
+"""Options of contrastive training, in addition to those of the Trainer.
 
-The docstring of a class is the only description of its options; `--help` prints it too.
+This file does not import torch, so that `--help` takes a tenth of a second. The docstring of a class is the only
+description of its options, and `--help` prints it.
 """
 
 from __future__ import annotations
@@ -16,66 +17,67 @@ CACHE_FROZEN = ("auto", "always", "never")
 
 
 def get_default(option: Field) -> Any:
-    """Return the default of a dataclass's field, `dataclasses.MISSING` if it has none."""
+    """Return the default of a dataclass field, `dataclasses.MISSING` if it has none."""
     return option.default if option.default_factory is MISSING else option.default_factory()
 
 
 @dataclass
 class ContrastiveOptions:
-    """How to train.
+    """Training options.
 
     Args:
-        loss: Base loss. `infonce`, `siglip` and `reweighted` (SimpleReweight [S E.4]) take one caption a clip, in a
-            random language; `kcl` takes its captions in all languages; `cacl` takes the anchor language, the first of
+        loss: Base loss. `infonce`, `siglip` and `reweighted` (SimpleReweight [S E.4]) use one caption per clip, in a
+            random language; `kcl` uses captions in all languages; `cacl` uses the anchor language, the first of
             `languages`, and one other.
-        svr: Support Vector Regularisation: `none`, or a direction and a radius: `uni-static`, `bi-static`,
+        svr: Support Vector Regularization: `none`, or a direction and a radius: `uni-static`, `bi-static`,
             `uni-dynamic`, `bi-dynamic`.
         svr_alpha: Weight of the SVR term, relative to the sum of both directions of the base loss [S eq. 6].
         svr_beta: Weight of the constraint on a dynamic radius [S eq. 9].
         svr_similarity: Similarity of the support vectors: `cosine` or `dot`. `dot` needs a dynamic radius, because only
             its constraint keeps the radius from growing.
-        svr_decoupled: Leave the positive out of SVR's denominator, as eq. 6 is printed.
-        radius_init: Initial radius. By default the mean distance of the pairs of the first batch; from near 0 it rises
-            for the whole of a short run and gains little.
-        radius_num_similarities: Number of similarities that a dynamic radius sees: the positive and the largest
-            negatives.
+        svr_decoupled: Leave the positive out of the denominator of SVR, as eq. 6 is printed.
+        radius_init: Initial radius. By default the mean distance of the pairs of the first batch; a radius that starts
+            near 0 is still growing at the end of a short run and has little effect.
+        radius_num_similarities: Number of similarities that a dynamic radius is predicted from: the positive and the
+            largest negatives.
         languages: ISO 639-3 codes of the captions to train on.
         eval_languages: Languages to evaluate; by default `languages`.
-        positives: Right answers: `clip`, the clip's own captions (the papers' protocol), or `captions`, also those of
-            clips with exactly the same captions, as in sets with captions made from class names.
-        every_caption: Repeat a clip once an epoch for each of its captions in the first language. By default an epoch
-            holds each clip once, with a random caption.
-        max_audio_seconds: Maximal length of a recording. Longer ones are cropped: at random in training, to their
+        positives: Correct answers: `clip`, the captions of the clip (the protocol of the papers), or `captions`, also
+            those of clips with exactly the same captions, as in sets with captions made from class names.
+        every_caption: Repeat a clip once per epoch for each of its captions in the first language. By default an epoch
+            contains each clip once, with a random caption.
+        max_audio_seconds: Maximum duration of a recording. Longer ones are cropped: at random in training, to their
             beginning in evaluation.
-        on_bad_audio: Action for recordings that cannot be used: `error`, stop at the first; `skip`, read all before the
-            run and leave the bad ones out; `report`, also name each in the log.
+        on_bad_audio: Action for unusable recordings: `error`, stop at the first; `skip`, read all recordings before the
+            run and leave out the bad ones; `report`, also list them in the log.
         features_on_device: Compute spectrograms on the training device, a batch at a time, instead of in the workers;
             for GPUs that wait for their workers.
         track_drift: Log drift, radius and positive similarity of the batch at each log, see `callbacks.DriftCallback`.
         track_language_errors: Log the errors of training on some of `languages` at a time, see
             `callbacks.LanguageErrorsCallback`. A log then costs as much as a step of KCL.
-        loss_chunk_size: Number of rows of the similarity matrix that exist at a time, recomputed in the backward pass:
-            memory linear in the global batch. By default all of them.
-        cached_chunk_size: Number of clips (and texts) whose activations are in memory at a time, by gradient caching. A
-            batch of any size trains with its exact gradients in the memory of one of this size, for a third more time.
-            By default one text and one clip a row; on a GPU 16,384 tokens and 65,536 frames, if these are more.
-        cache_frozen: Cache the outputs of frozen towers by their input, up to 2 GiB: `auto`, where no dropout acts;
-            `always`, with frozen towers in evaluation mode; `never`. Sharded weights are never cached.
+        loss_chunk_size: Rows of the similarity matrix computed at a time, and again in the backward pass; memory is
+            then linear in the global batch size. By default all rows.
+        cached_chunk_size: Number of clips (and texts) with activations in memory at a time, by gradient caching. A
+            batch of any size then trains with exact gradients in the memory of this many clips, for a third more time.
+            By default one text and one clip per row; on a GPU at least 16,384 tokens and 65,536 frames.
+        cache_frozen: Cache the outputs of frozen towers by their input, up to 2 GiB: `auto`, for towers without
+            dropout; `always`, with frozen towers in evaluation mode; `never`. Sharded weights are never cached.
         per_device_train_batch_size: Clips per device in a training step.
         per_device_eval_batch_size: Clips per device in evaluation.
         num_train_epochs: Passes over the training split.
         eval_strategy: When to evaluate: `no`, `steps` or `epoch`.
         save_strategy: When to save: `no`, `steps`, `epoch` or `best`.
-        save_total_limit: Number of checkpoints to keep, the best among them.
-        load_best_model_at_end: End with the best checkpoint.
-        metric_for_best_model: Metric that chooses the best checkpoint, any number that an evaluation logs.
-        greater_is_better: Whether a higher value of that metric is better; by default as known for the metric.
+        save_total_limit: Number of checkpoints to keep, including the best.
+        load_best_model_at_end: Load the best checkpoint at the end of the run.
+        metric_for_best_model: Metric that selects the best checkpoint, any value that an evaluation logs.
+        greater_is_better: Whether a higher value of that metric is better; by default inferred from the metric.
         logging_steps: Steps between two logs.
-        logging_nan_inf_filter: Filter NaN from the log. Here NaN is an error, so it stays off.
-        remove_unused_columns: Drop columns that the model does not take. The collator needs them, so it stays off.
-        dataloader_drop_last: Drop the last incomplete training batch, because fewer negatives are another loss.
+        logging_nan_inf_filter: Filter NaN from the log. Off, because NaN stops the run with an error.
+        remove_unused_columns: Drop columns that the model does not use. Must stay off, because the collator needs them.
+        dataloader_drop_last: Drop the last incomplete training batch, because the loss depends on the number of
+            negatives.
         ddp_find_unused_parameters: Look for parameters without gradients; none are expected.
-        label_names: Key of the batch that names the clip of an embedding.
+        label_names: Key of the clip indices in a batch.
     """
 
     loss: str = "infonce"
@@ -118,11 +120,11 @@ class ContrastiveOptions:
 
 @dataclass
 class TemporalOptions(ContrastiveOptions):
-    """How to post-train.
+    """Post-training options.
 
     Args:
         stage: `a`, single sounds against pairs, or `b`, pairs forward, reversed and overlaid.
-        temporal_beta: Weight of the direction from text to audio, relative to that from audio to text [T eq. 3].
+        temporal_beta: Weight of the text-to-audio direction, relative to audio-to-text [T eq. 3].
         alpha_same: Stage a, weight of candidates across the blocks that share a class [T eq. 22-26].
         alpha_diff: Stage a, weight of candidates across the blocks without a common class.
         alpha_same_time: Stage b, weight of the reversal of the same pair [T eq. 3-7].
@@ -135,7 +137,7 @@ class TemporalOptions(ContrastiveOptions):
         match_loudness: Bring two consecutive clips to the same level; overlaid ones always are.
         per_device_train_batch_size: Pairs per device in a training step.
         learning_rate: Peak learning rate.
-        metric_for_best_model: Metric that chooses the best checkpoint.
+        metric_for_best_model: Metric that selects the best checkpoint.
     """
 
     stage: str = "b"

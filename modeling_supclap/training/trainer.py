@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer with a contrastive objective. It moves tensors and logs them; it holds no formula."""
+"""Hugging Face Trainers for contrastive training; the losses are in `objectives.py` and `losses/`."""
 
 from __future__ import annotations
 
@@ -53,34 +53,34 @@ from .objectives import SupportVectorRegularizer, TemporalObjective, build_objec
 from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 UNFINISHED = "unfinished"
-"""The folder, in the output folder, in which a checkpoint is written."""
+"""Subfolder of the output folder for a checkpoint that is being written."""
 
 
 class SupCLAPTrainer(Trainer):
-    """Trains a `SupCLAPModel` with a contrastive objective on rows of `datasets_scripts/schema.py`.
+    """Trainer of a `SupCLAPModel` with a contrastive objective, on rows as in `datasets_scripts/schema.py`.
 
-    Where there are captions in two languages or more, `loss` says how they train: `infonce` on a language drawn for
-    each clip and epoch (ML-CLAP's scheme), `kcl` on all at once, `cacl` on the anchor language and another; `svr` adds
-    support vectors to any of them [ATRI; S table 8]. Evaluation then also measures how the languages agree (MRV).
+    With captions in several languages, `loss` sets how they train: `infonce` on a random language per clip and epoch
+    (ML-CLAP), `kcl` on all languages at once, `cacl` on the anchor language and one other. `svr` adds support vectors
+    to each of them [ATRI; S table 8]. Evaluation then also measures the consistency across languages (MRV).
 
     Args:
-        model: The model to train; `trainer.clap` is the same object, `trainer.model` holds it and its objective.
+        model: The model to train. `trainer.clap` is the same object; `trainer.model` contains it and its objective.
         args: See `SupCLAPTrainingArguments`.
-        train_dataset: The rows to train on: map-style, or a `stream.RowStream`, whose rows are read as they are needed;
-            a resumed run sees the same batches of either. A set of `datasets` with a column of type `Audio` and one of
-            captions is read by `builders.hf.as_rows`, which knows other names of columns too. What `args.on_bad_audio`
-            leaves out is left out here: `trainer.train_rows` and `trainer.eval_rows` are the rest.
-        eval_dataset: The rows to evaluate on, map-style, treated alike; or a dict of several such sets by name, whose
-            metrics are then called `eval_<name>_...`.
-        processing_class: The model's processor.
-        objective: An objective of your own; by default `build_objective(args)`.
-        callbacks: As the Trainer's.
-        optimizers: As the Trainer's.
+        train_dataset: Rows to train on: map-style, or a `stream.RowStream`, which reads rows on the fly. A resumed run
+            sees the same batches of both. A `datasets` set with an `Audio` column and a column of captions is converted
+            by `builders.hf.as_rows`, which also recognises other column names. `trainer.train_rows` and
+            `trainer.eval_rows` are the rows that remain after `args.on_bad_audio`.
+        eval_dataset: Map-style rows to evaluate on, converted alike; or a dict of several sets by name, with metrics
+            named `eval_<name>_...`.
+        processing_class: The processor of the model.
+        objective: Your own objective; None: `build_objective(args)`.
+        callbacks: As in the Trainer.
+        optimizers: As in the Trainer.
 
     Raises:
-        ValueError: The processor is missing, the training split is smaller than a batch or a stream of another kind,
-            siglip finds no bias in the model, or one process was started on a machine with several GPUs, where each GPU
-            would contrast only its own part of the batch.
+        ValueError: The processor is missing; the training split is smaller than one batch, or an unsupported kind of
+            stream; the loss is siglip and the model has no bias; `features_on_device` without `CEDFeatureExtractor`; or
+            a single process sees several GPUs, where each GPU would contrast only its part of the batch.
     """
 
     args: SupCLAPTrainingArguments
@@ -98,12 +98,12 @@ class SupCLAPTrainer(Trainer):
         optimizers: tuple[Any, Any] = (None, None),
     ) -> None:
         if processing_class is None:
-            raise ValueError("processing_class is missing; pass the SupCLAPProcessor that goes with the model")
+            raise ValueError("processing_class is missing; pass the SupCLAPProcessor of the model")
         if args.n_gpu > 1:
-            raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process a GPU with `accelerate launch`")
+            raise ValueError(f"one process sees {args.n_gpu} GPUs; start one process per GPU with `accelerate launch`")
         if objective is None and args.loss == "siglip" and model.logit_bias is None:
             raise ValueError(
-                "loss siglip needs a model with a bias, and this one has none; a new model gets one by "
+                "the model has no logit_bias, which loss='siglip' needs; create a model with "
                 "--logit_bias -10 --temperature 0.1"
             )
 
@@ -132,14 +132,14 @@ class SupCLAPTrainer(Trainer):
         collator, self.evaluation_collator = self._collators(processing_class, args)
         if args.features_on_device and not isinstance(extractor, CEDFeatureExtractor):
             raise ValueError(
-                f"features_on_device wants a CEDFeatureExtractor, which can do without the CPU; the model's is a "
-                f"{type(extractor).__name__}"
+                f"features_on_device does not support {type(extractor).__name__}; it requires CEDFeatureExtractor, the "
+                "only feature extractor that runs on the GPU"
             )
         collator.gives_samples = self.evaluation_collator.gives_samples = args.features_on_device
         self.has_own_objective = objective is not None and not isinstance(objective, TemporalObjective)
         objective = build_objective(args) if objective is None else objective
 
-        sharded = args.fsdp or args.deepspeed  # a forward pass then wants all processes
+        sharded = args.fsdp or args.deepspeed  # each forward pass then needs all processes
         self.module = ContrastiveModule(
             model, objective, args.cached_chunk_size, "never" if sharded else args.cache_frozen
         )
@@ -149,9 +149,9 @@ class SupCLAPTrainer(Trainer):
         epochs: list[Any] = [collator]
         self._batches: EpochBatches | None = None
         if isinstance(train_dataset, RowStream):
-            own_rows = train_dataset.shuffle(args.seed).shard(args.process_index, args.world_size)
-            indexed = EpochRows(own_rows)
-            self._batches = EpochBatches(own_rows, args.train_batch_size, args.dataloader_num_workers)
+            shard = train_dataset.shuffle(args.seed).shard(args.process_index, args.world_size)
+            indexed = EpochRows(shard)
+            self._batches = EpochBatches(shard, args.train_batch_size, args.dataloader_num_workers)
             epochs.append(self._batches)
         elif train_dataset is not None:
             indexed = IndexedRows(train_dataset, args.languages[0] if args.every_caption else None)
@@ -166,17 +166,17 @@ class SupCLAPTrainer(Trainer):
             callbacks=[EpochCallback(*epochs), BestCheckpointCallback(), *(callbacks or [])],
             optimizers=optimizers,
         )
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # their parameters cannot be set in the first step
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # sharded parameters cannot be set in the first step
             for part in objective.modules():
                 if isinstance(part, SupportVectorRegularizer):
-                    part.start_radii(math.sqrt(2))  # the distance of embeddings that know nothing of each other
+                    part.start_radii(math.sqrt(2))  # the distance of orthogonal embeddings
 
         self.clap = model
         self.processor = processing_class
 
-        self._saving = False  # whether a checkpoint is being written
+        self._saving = False  # True while a checkpoint is being written
         self._logs = Averages()
-        self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []  # since the last test
+        self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []  # since the last check
         if args.track_drift:
             self.add_callback(DriftCallback(self.module.objective, self._logs))
         if args.track_language_errors and train_dataset is not None:
@@ -185,11 +185,11 @@ class SupCLAPTrainer(Trainer):
             self.add_callback(LanguageErrorsCallback(self.module, collator, light, self._logs))
         self.add_callback(ThroughputCallback(self._logs))
         has_bar = self.pop_callback(ProgressCallback) is not None and sys.stderr.isatty()
-        self.pop_callback(PrinterCallback)  # which prints all 40 numbers of a log where bars are disabled
+        self.pop_callback(PrinterCallback)  # without bars it would print all 40 values of a log
         self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback())
 
     def _collators(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> tuple[TrainingCollator, Any]:
-        """Makes what turns rows into batches, in training and in evaluation."""
+        """Return the collators for training and for evaluation."""
         shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
         return (
             TrainingCollator(processor, args.languages, seed=args.seed, scheme=args.caption_scheme, **shared),
@@ -197,21 +197,20 @@ class SupCLAPTrainer(Trainer):
         )
 
     def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
-        """Takes out of a split what `on_bad_audio` leaves out; shared captions are counted."""
+        """Convert rows if necessary, apply `on_bad_audio`, and warn if clips share captions."""
         if rows is None:
             return None
         if not hasattr(rows, "__len__"):
             raise ValueError(
-                f"got a stream of rows ({type(rows).__name__}), of which a resumed run would not see the same batches; "
-                "the trainer reads the streams of load_splits(..., streaming=True), and all rows that it can number"
+                f"got a stream of rows ({type(rows).__name__}), which would have other batches in a resumed run; "
+                "use a map-style dataset or a stream of load_splits(..., streaming=True)"
             )
 
         if isinstance(rows, RowStream):
             if args.on_bad_audio != "error" or args.every_caption or args.track_language_errors:
                 raise ValueError(
-                    "a stream is read as it is needed, and on_bad_audio (but error), every_caption and "
-                    "track_language_errors want all rows before: leave them out; prepare.py leaves out of a set what "
-                    "cannot be used"
+                    "streaming does not support on_bad_audio='skip' or 'report', every_caption or "
+                    "track_language_errors, which need the whole split; run prepare.py first to filter bad recordings"
                 )
             return rows
 
@@ -226,7 +225,7 @@ class SupCLAPTrainer(Trainer):
         return rows
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
-        """Makes the `compute_metrics` of a split: retrieval, and what hard negatives make of a predicted radius."""
+        """Return the `compute_metrics` of a split: retrieval, and the predicted radius by number of hard negatives."""
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
         radii = dict(regularizer.radii) if isinstance(regularizer, SupportVectorRegularizer) else {}
@@ -253,11 +252,11 @@ class SupCLAPTrainer(Trainer):
     # ---- training ----
 
     def get_train_dataloader(self) -> DataLoader:
-        """As the Trainer's; of a stream, the batches of this process, whose workers read parts of it of their own."""
+        """As in the Trainer; for a stream, return the batches of this process. Each worker reads its part of them."""
         if self._batches is None:
             return super().get_train_dataloader()
 
-        # Not prepared by accelerate, which would deal the batches of one loader out to the processes.
+        # Not prepared by accelerate, which would split the batches of one loader between the processes.
         workers, rows = self.args.dataloader_num_workers, self.train_dataset
         assert isinstance(rows, EpochRows)
         return DataLoader(
@@ -272,7 +271,7 @@ class SupCLAPTrainer(Trainer):
         )
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """As the Trainer's; spectrograms are made here of samples, where the collator gives samples."""
+        """As in the Trainer; also compute spectrograms if the batch contains samples."""
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         if "samples" in prepared:
             samples, counts = prepared.pop("samples"), prepared.pop("sample_counts")
@@ -280,7 +279,7 @@ class SupCLAPTrainer(Trainer):
         return prepared
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
-        """As the Trainer's, with workers that end when this process is killed."""
+        """As in the Trainer, with workers that exit if this process is killed."""
         loader = super()._get_dataloader(*args, **kwargs)
         base = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
         base.worker_init_fn = partial(exit_with_parent, then=base.worker_init_fn)
@@ -289,7 +288,7 @@ class SupCLAPTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Run the module, which computes its loss; a loss that is not finite stops the run at the next log."""
+        """Run the module, which computes the loss; a loss that is not finite stops the run at the next log."""
         outputs = model(**inputs)
         if model.training:
             step = self.state.global_step + 1
@@ -316,7 +315,7 @@ class SupCLAPTrainer(Trainer):
             clips = [self.train_rows[index]["clip_id"] for index in clips]
         raise FloatingPointError(
             f"the loss is {loss.item()} at step {step}, from {broken or 'the total'}, on clips {clips}; "
-            "the last checkpoint is untouched, a lower learning rate or fp32 may help"
+            "the last checkpoint is unchanged, try a lower learning rate or fp32"
         )
 
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
@@ -326,21 +325,21 @@ class SupCLAPTrainer(Trainer):
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            "SupCLAPTrainer does not support hyperparameter_search, because its model and objective are made once; "
-            "make a new trainer for each trial"
+            "SupCLAPTrainer does not support hyperparameter_search, because its model and objective are created once; "
+            "create a new trainer for each trial"
         )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains as the Trainer does, as the only run in its folder, and resumes only what is whole and its own.
+        """Train as in the Trainer, with an exclusive lock on the output folder and checks of the checkpoint.
 
         Args:
-            resume_from_checkpoint: The folder of a checkpoint, or True for the newest whole one of the output folder.
-            *args: As the Trainer's.
-            **kwargs: As the Trainer's.
+            resume_from_checkpoint: Folder of a checkpoint, or True for the newest complete one of the output folder.
+            *args: As in the Trainer.
+            **kwargs: As in the Trainer.
 
         Raises:
             RuntimeError: Another run trains in the output folder.
-            ValueError: The checkpoint is not whole, or of a run with other settings, which are named.
+            ValueError: The checkpoint is incomplete, or of a run with other settings; the message lists them.
         """
         folder = self.args.output_dir or "."
         with folder_lock(folder) if self.is_world_process_zero() else nullcontext():
@@ -351,7 +350,7 @@ class SupCLAPTrainer(Trainer):
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the objective's numbers and the throughput to those of the Trainer."""
+        """Add the values of the objective and the throughput to the log of the Trainer."""
         self._require_finite_losses()
         if "loss" in logs:
             logs = {**logs, **self._logs.drain()}
@@ -368,10 +367,10 @@ class SupCLAPTrainer(Trainer):
         Metrics of your own, `trainer.compute_metrics = f`, are added to these.
 
         Args:
-            eval_dataset: Rows, a dict of several sets of rows, or the name of one of the trainer's own; by default all
-                of the trainer's own.
-            ignore_keys: As the Trainer's.
-            metric_key_prefix: As the Trainer's.
+            eval_dataset: Rows, a dict of several sets of rows, or the name of one of the evaluation sets of this
+                trainer; None: all of its evaluation sets.
+            ignore_keys: As in the Trainer.
+            metric_key_prefix: As in the Trainer.
         """
         rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(rows, dict):
@@ -385,20 +384,20 @@ class SupCLAPTrainer(Trainer):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
-        """As the Trainer's: `predictions` holds the audio `(N, d)` and text `(N, K, d)` embeddings."""
+        """As in the Trainer; `predictions` are the audio `(N, d)` and text `(N, K, d)` embeddings."""
         rows: Any = _indexed(test_dataset)
         with self._evaluating(rows):
             return super().predict(rows, ignore_keys, metric_key_prefix)
 
     @contextmanager
     def _evaluating(self, rows: IndexedRows) -> Iterator[None]:
-        """Use the collator without random draws, the last incomplete batch and our metrics."""
+        """Return a context with the evaluation collator, the last incomplete batch and the retrieval metrics."""
         self._require_finite_losses()
         before = self.data_collator, self.args.dataloader_drop_last, self.compute_metrics
         self.data_collator = self.evaluation_collator
         self.args.dataloader_drop_last = False
-        own, ours = self.compute_metrics, self._metrics_of(rows)
-        self.compute_metrics = ours if own is None else lambda prediction: ours(prediction) | own(prediction)
+        custom, ours = self.compute_metrics, self._metrics_of(rows)
+        self.compute_metrics = ours if custom is None else lambda prediction: ours(prediction) | custom(prediction)
 
         try:
             yield
@@ -408,7 +407,7 @@ class SupCLAPTrainer(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[None, Any, Any]:
-        """Gives embeddings only: a loss over the batches would depend on how the split is cut into them."""
+        """Return embeddings and no loss, because a contrastive loss depends on the batches of the split."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)
@@ -421,17 +420,17 @@ class SupCLAPTrainer(Trainer):
         return str(Path(folder) / UNFINISHED) if self._saving else folder
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Uploads a whole checkpoint; the Trainer calls this too early, when it is still `unfinished`."""
+        """Upload a complete checkpoint; the call of the Trainer, while it is still `unfinished`, does nothing."""
         if not self._saving:
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Writes a checkpoint beside the others, and gives it its name when it is whole and all processes are done."""
+        """Write a checkpoint in a temporary folder, and rename it when all processes have finished it."""
         self._require_finite_losses()
         folder = Path(self._get_output_dir(trial))
         unfinished, name = folder / UNFINISHED, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
-            shutil.rmtree(unfinished, ignore_errors=True)  # what a killed run has left
+            shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed run
         self.accelerator.wait_for_everyone()
 
         self._saving = True
@@ -439,7 +438,7 @@ class SupCLAPTrainer(Trainer):
             super()._save_checkpoint(model, trial)
         except BaseException:
             if self.args.should_save:
-                shutil.rmtree(unfinished, ignore_errors=True)  # room again, where the disk is full
+                shutil.rmtree(unfinished, ignore_errors=True)  # frees space if the disk is full
             raise
         finally:
             self._saving = False
@@ -448,7 +447,7 @@ class SupCLAPTrainer(Trainer):
             self.state.best_model_checkpoint = str(folder / name)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            # Without the place of the best: it is known by its step wherever the folder of the run has gone since.
+            # Without the path of the best checkpoint: its step identifies it, also after the folder is moved.
             state = replace(self.state, best_model_checkpoint=None)
             state.save_to_json(str(unfinished / name / TRAINER_STATE_NAME))
             write_run_file(unfinished / name, self.args, self.module, self._batches)
@@ -462,20 +461,20 @@ class SupCLAPTrainer(Trainer):
             self._push_from_checkpoint(str(folder / name))
 
     def save_state(self) -> None:
-        """Saves what the run logged, as the Trainer does, without the place of the best checkpoint on this machine."""
+        """Save the state as in the Trainer, without the path of the best checkpoint on this machine."""
         best, self.state.best_model_checkpoint = self.state.best_model_checkpoint, None
         super().save_state()
         self.state.best_model_checkpoint = best
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """Writes a folder for `from_pretrained`; a checkpoint of the run holds the objective's parameters as well."""
+        """Write a folder for `from_pretrained`; a checkpoint also contains the parameters of the objective."""
         folder = Path(output_dir or self.args.output_dir or ".")
         weights = self.module.state_dict() if state_dict is None else state_dict
         broken = [name for name, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
         if broken:
             raise FloatingPointError(
-                f"after step {self.state.global_step}, {len(broken)} of the weights are not finite, such as "
-                f"{broken[0]}; they are not saved, and the last checkpoint is untouched"
+                f"after step {self.state.global_step}, {len(broken)} weight tensors are not finite, such as "
+                f"{broken[0]}; nothing is saved, and the last checkpoint is unchanged"
             )
 
         if folder.name.startswith(PREFIX_CHECKPOINT_DIR):
@@ -486,8 +485,8 @@ class SupCLAPTrainer(Trainer):
 
         elif self.args.should_save:
             inference = {name.removeprefix("model."): w for name, w in weights.items() if name.startswith("model.")}
-            if getattr(self.clap, "peft_config", None):  # an adapter folder has no place for the temperature
-                from .lora import merge_lora  # and with it peft, which other runs do without
+            if getattr(self.clap, "peft_config", None):  # a PEFT adapter folder does not include the temperature
+                from .lora import merge_lora  # imported here, because only runs with LoRA need peft
 
                 merge_lora(copy.deepcopy(self.clap)).save_pretrained(folder)
             else:
@@ -507,9 +506,9 @@ class SupCLAPTrainer(Trainer):
         dataset: str | list[str] | None = None,
         dataset_args: str | list[str] | None = None,
     ) -> None:
-        """Writes README.md into the output folder, see `model_card`; the arguments are the Trainer's.
+        """Write README.md into the output folder, see `model_card`; the arguments are those of the Trainer.
 
-        `push_to_hub` calls it. A card that somebody has edited stays as it is.
+        `push_to_hub` calls this. A card that was edited by hand is not changed.
         """
         if self.is_world_process_zero():
             named = {"languages": language, "tags": tags, "dataset": dataset_tags or dataset}
@@ -521,16 +520,16 @@ class SupCLAPTrainer(Trainer):
 
 
 class TemporalTrainer(SupCLAPTrainer):
-    """Post-trains a model on the order of sounds: one stage of TeminAL [T 3.2].
+    """Trainer for one stage of TeminAL, post-training on the order of sounds [T 3.2].
 
-    Evaluation asks of each held-out item which of its pair's captions is its own: `temporal_accuracy`.
+    Evaluation measures `temporal_accuracy`: how often an item is closest to its own caption among those of its pair.
 
     Args:
-        model: The model to post-train; freeze what should stay as it is beforehand, see `lora.py`.
-        args: The stage, its weights and the rest.
-        train_items: Draws the items to train on, from the training part of a labelled set.
-        eval_items: Draws those to evaluate on, always the same ones.
-        **kwargs: As `SupCLAPTrainer`.
+        model: The model to post-train; freeze parts of it beforehand, see `lora.py`.
+        args: The stage, its weights and the other arguments.
+        train_items: Items to train on, drawn from the training part of a labelled set.
+        eval_items: Items to evaluate on, the same in each evaluation.
+        **kwargs: As in `SupCLAPTrainer`.
     """
 
     args: TemporalTrainingArguments
@@ -572,7 +571,7 @@ class TemporalTrainer(SupCLAPTrainer):
         )
 
     def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
-        return rows  # numbers of pairs, whose items hold the recordings
+        return rows  # indices of pairs; the items contain the recordings
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
         from ..evaluation.zste import temporal_metrics
@@ -581,7 +580,7 @@ class TemporalTrainer(SupCLAPTrainer):
 
 
 def _indexed(rows: Any) -> Any:
-    """Return rows, or each set of a dict of them, with the index of a row in it."""
+    """Return `IndexedRows` of a set, or of each set of a dict."""
     if isinstance(rows, dict):
         return {name: _indexed(each) for name, each in rows.items()}
     return rows if rows is None or isinstance(rows, IndexedRows) else IndexedRows(rows)

@@ -1,4 +1,4 @@
-"""The training arguments of a contrastive run, on top of the Trainer's."""
+"""Training arguments of a contrastive run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNSUPPORTED = {
     "train_sampling_strategy": ("random", "batches are drawn at random from all clips"),
     "remove_unused_columns": (False, "the collator reads the whole row"),
 }
-"""Arguments of the Trainer that a contrastive run does not support: their only value, and the reason."""
+"""Arguments of the Trainer that a contrastive run does not support, with the only valid value and the reason."""
 
 
 @dataclass
@@ -33,9 +33,9 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     """Arguments of a contrastive run: the Trainer's, with the SupCLAP paper's defaults, and those of
     `options.ContrastiveOptions`.
 
-    Inherited defaults that differ: Adam without weight decay, learning rate 5e-5, batch 24, 10 epochs [S 4.1.2];
-    evaluation and a checkpoint each epoch, the best by *validation* recall is loaded at the end; the last incomplete
-    training batch is dropped, since a loss over fewer negatives is another loss.
+    Defaults: Adam without weight decay, learning rate 5e-5, batch 24, 10 epochs [S 4.1.2]; evaluation and a checkpoint
+    each epoch, and the best by *validation* recall is loaded at the end. The last incomplete training batch is dropped,
+    because the loss depends on the number of negatives.
 
     Args:
         dataloader_pin_memory: Pin batches in memory; by default if there is a GPU.
@@ -65,16 +65,18 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         _require_one_of("cache_frozen", self.cache_frozen, options.CACHE_FROZEN)
 
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
-            raise ValueError(f"num_train_epochs is {self.num_train_epochs}; it must be positive, or max_steps")
+            raise ValueError(f"num_train_epochs is {self.num_train_epochs}; set it or max_steps to a positive value")
 
         if not self.languages:
-            raise ValueError("languages is empty; name at least one, such as eng")
+            raise ValueError("languages is empty; set at least one, such as eng")
         is_multilingual = self.loss in options.MULTILINGUAL_LOSSES
         if (is_multilingual or self.track_language_errors) and len(self.languages) < 2:
-            wanting = f"loss {self.loss}" if is_multilingual else "track_language_errors"
-            raise ValueError(f"{wanting} needs two languages or more, got {self.languages}")
+            option = f"loss {self.loss}" if is_multilingual else "track_language_errors"
+            raise ValueError(f"{option} needs two languages or more, got {self.languages}")
         if self.every_caption and self.track_language_errors:
-            raise ValueError("track_language_errors wants captions that are drawn; leave it or every_caption out")
+            raise ValueError(
+                "got track_language_errors with every_caption; it supports random captions only, leave out one of them"
+            )
 
         if self.max_audio_seconds <= 0:
             raise ValueError(f"max_audio_seconds is {self.max_audio_seconds}; it must be positive")
@@ -84,7 +86,8 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
                 raise ValueError(f"{name} is {value}; it must be 1 or more, or left out")
         if self.per_device_train_batch_size * self.world_size < 2:
             raise ValueError(
-                "a batch of one clip has nothing to contrast with: per_device_train_batch_size must be 2 or more"
+                f"per_device_train_batch_size is {self.per_device_train_batch_size}; it must be 2 or more, because the "
+                "negatives are the other clips of the batch"
             )
 
         self.eval_languages = self.eval_languages or list(self.languages)
@@ -96,15 +99,15 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
 
     @property
     def caption_scheme(self) -> str:
-        """The captions of a clip that the loss takes, as the `scheme` of `collator.TrainingCollator`."""
+        """Captions per clip that the loss needs, the `scheme` of `collator.TrainingCollator`."""
         return self.loss if self.loss in options.MULTILINGUAL_LOSSES else "random"
 
 
 @dataclass
 class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArguments):
-    """Arguments of a stage of TeminAL, with the paper's defaults: batch 256, learning rate 1e-4 [T B.2].
+    """Arguments of a stage of TeminAL, with the defaults of the paper: batch 256, learning rate 1e-4 [T B.2].
 
-    The weights alpha lie between 0, a candidate is left out of the denominator, and 1.
+    The weights alpha are between 0, which removes a candidate from the denominator, and 1.
     """
 
     def __post_init__(self) -> None:
@@ -114,7 +117,7 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
         for name in ("loss", "loss_chunk_size", "svr", "every_caption", "track_language_errors"):
             value = getattr(self, name)
             if value != getattr(options.ContrastiveOptions, name):
-                raise ValueError(f"{name} is {value!r}, but TeminAL has a loss and captions of its own; leave it out")
+                raise ValueError(f"{name} is {value!r}, but TeminAL defines its loss and captions; leave it out")
 
     @property
     def alphas(self) -> dict[str, float]:
@@ -129,12 +132,12 @@ class AllStagesArguments(options.AllStagesOptions, TemporalTrainingArguments):
 
 
 def _is_better_higher(name: str) -> bool:
-    """Whether a logged number, such as "eval_mean_recall" or "eng_t2a_mean_rank", is better when it is higher."""
-    lower = ["loss"]
-    for metric, about in METRICS.items():
-        if not about.higher_is_better:
-            lower.append(metric)
-    return not f"_{name}".endswith(tuple(f"_{metric}" for metric in lower))
+    """Return whether higher is better for a logged metric, such as "eval_mean_recall" or "eng_t2a_mean_rank"."""
+    lower_is_better = ["loss"]
+    for metric, description in METRICS.items():
+        if not description.higher_is_better:
+            lower_is_better.append(metric)
+    return not f"_{name}".endswith(tuple(f"_{metric}" for metric in lower_is_better))
 
 
 def _require_one_of(name: str, value: str, valid: Sequence[str]) -> None:
