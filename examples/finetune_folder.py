@@ -1,4 +1,4 @@
-"""Tunes a model on a folder of recordings with a table of captions: python examples/finetune_folder.py FOLDER."""
+"""Fine-tune a model on a folder of recordings with a table of captions: python examples/finetune_folder.py FOLDER."""
 
 import sys
 

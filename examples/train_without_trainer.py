@@ -1,11 +1,12 @@
-"""The method on one page: two encoders, InfoNCE, Support Vector Regularisation, and a loop without the Trainer.
+"""The method on one page: two encoders, InfoNCE, Support Vector Regularization (SVR), and a loop without the Trainer.
 
     python examples/train_without_trainer.py            # generated sounds, about two minutes on two cores
     python examples/train_without_trainer.py --steps 5
 
-Contrastive learning pulls a clip and its caption together and pushes all others of the batch away. The push also moves
-the caption sideways, away from the straight line to its clip. SVR contrasts, beside each caption, a point that lies a
-radius R closer to its clip, the support vector, which takes a part of this sideways push away.
+Contrastive learning pulls a clip and its caption together and pushes all other clips of the batch away. The push also
+has a perpendicular component, which moves the caption off the straight line to its clip. SVR adds a second loss: each
+caption is displaced by a radius R toward its clip, and this support vector is contrasted with all clips. In the second
+loss the perpendicular component is smaller.
 """
 
 import argparse
@@ -22,14 +23,14 @@ RATE_HZ = CEDFeatureExtractor().sampling_rate
 
 
 def make_batch(rows, processor):
-    """Rows to the inputs of the model: log-mel spectrograms and token ids."""
+    """Convert rows to the inputs of the model: log-mel spectrograms and token ids."""
     clips = [read_row(row, RATE_HZ) for row in rows]
     captions = [row["captions"]["eng"][0] for row in rows]
     return processor(audio=clips, text=captions, sampling_rate=RATE_HZ, return_tensors="pt")
 
 
 def main() -> None:
-    """Trains, and says how often a clip of the test split finds its caption among those of its batch."""
+    """Train, and print the recall at 1 from audio to text on the test split."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch_size", type=int, default=32)
@@ -46,7 +47,7 @@ def main() -> None:
     audio = CEDConfig(embed_dim=64, depth=2, num_heads=2)
     model = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=text, projection_dim=64))
 
-    # The radius is learned beside the model; inference never needs it.
+    # The radius is trained with the model; inference does not need it.
     radius = StaticRadius(0.1)
     optimizer = torch.optim.AdamW([*model.parameters(), *radius.parameters()], lr=1e-3)
 
@@ -54,13 +55,13 @@ def main() -> None:
     order = torch.utils.data.DataLoader(range(len(splits["train"])), args.batch_size, shuffle=True, drop_last=True)
     step = 0
     while step < args.steps:
-        for places in order:
-            inputs = make_batch(splits["train"].select(places.tolist()), processor)
+        for indices in order:
+            inputs = make_batch(splits["train"].select(indices.tolist()), processor)
             outputs = model(**inputs)
             audio_embeds, text_embeds = outputs.audio_embeds, outputs.text_embeds  # (N, d) each, of unit norm
             scale = model.logit_scale.exp()
 
-            # Text to audio: each caption, moved by R toward its clip, against all clips of the batch.
+            # Text to audio: each caption, displaced by R toward its clip, against all clips of the batch.
             similarity = scale * text_embeds @ audio_embeds.T  # (N, N)
             loss = info_nce(audio_embeds, text_embeds, scale)
             loss = loss + support_vector_loss(text_embeds, audio_embeds, radius(similarity), scale)
