@@ -349,7 +349,8 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         config = self.config
         if not collection.missing:
             counts = dict(zip(collection.left_out, map(len, collection.left_out.values()), strict=True))
-            raise ValueError(f"{config.DATASET}: no clips left in {config.folder}: {counts or 'it lists none'}")
+            source = getattr(config, "folder", "the configuration")  # generated sounds have no folder
+            raise ValueError(f"{config.DATASET}: no clips left in {source}: {counts or 'it lists none'}")
 
         files = config.recordings.files
         raise FileNotFoundError(

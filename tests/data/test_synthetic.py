@@ -300,6 +300,7 @@ def test_longer_clips_at_another_rate_and_in_two_languages(tmp_path):
         ({"seed": -1}, "seed.*-1"),
         ({"duration_seconds": 0.5}, r"duration_seconds.*0\.5"),
         ({"sampling_rate_hz": 8000}, "sampling_rate_hz.*8000"),
+        ({"num_train": 0, "num_validation": 0, "num_test": 0}, "no clips"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path, config, message):
