@@ -61,11 +61,15 @@ def _check_source(name: Any) -> None:
     saves in full (`modules_to_save`), such as the projections.
 
     Raises:
-        OSError: There is no such folder.
+        OSError: There is no such folder, or a file in it is a pipe, from which reading would never end.
         ValueError: The folder contains a LoRA adapter without a model, and its base model is missing or this version
             of transformers would not load all of the adapter.
     """
     path = str(name)
+    if name is not None and os.path.isdir(path):
+        for file in Path(path).iterdir():
+            if file.is_fifo():
+                raise OSError(f"{file} is a named pipe; a model folder may contain regular files only")
     if name is None or os.path.isfile(os.path.join(path, "config.json")):
         return
     if not os.path.isdir(path) and not is_hub_id(path):
