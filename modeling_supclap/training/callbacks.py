@@ -82,7 +82,7 @@ def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> s
 
 
 class Averages:
-    """Running means of named scalars. The values stay on their device, so that adding does not wait for it."""
+    """Means of named scalars between two logs. The values stay on their device, so that adding does not wait for it."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[Any]] = {}
@@ -99,7 +99,7 @@ class Averages:
 
 
 class EpochCallback(TrainerCallback):
-    """Sets the epoch of the collator, and of the batches of a stream, for their random draws.
+    """Callback that sets the epoch of the collator, and of the batches of a stream, for their random draws.
 
     Args:
         *drawing: Objects with `set_epoch`.
@@ -115,7 +115,7 @@ class EpochCallback(TrainerCallback):
 
 
 class BestCheckpointCallback(TrainerCallback):
-    """Finds the best checkpoint of a resumed run, also if the folder of the run was moved."""
+    """Callback that finds the best checkpoint of a resumed run, also if the folder of the run was moved."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the path of the best checkpoint from its step and the current output folder."""
@@ -125,7 +125,7 @@ class BestCheckpointCallback(TrainerCallback):
 
 
 class ThroughputCallback(TrainerCallback):
-    """Measures the time per clip of training, without evaluation and saving."""
+    """Callback that measures the time per clip of training, without evaluation and saving."""
 
     def __init__(self, averages: Averages) -> None:
         self.averages = averages
@@ -145,7 +145,7 @@ class ThroughputCallback(TrainerCallback):
 
 
 class LanguageErrorsCallback(TrainerCallback):
-    """Logs the errors caused by training on some of the languages, for the last batch before each log [A 3.2, eq. 6].
+    """Callback that logs the errors of training on some languages, for the last batch before each log [A 3.2, eq. 6].
 
     The clips of that batch are embedded again without dropout, with their captions in all K languages. A log then costs
     as much as a step of KCL. Each process measures its own clips; the log contains the values of the first process.
@@ -213,7 +213,7 @@ class LanguageErrorsCallback(TrainerCallback):
 
 
 class DriftCallback(TrainerCallback):
-    """Logs drift, radius and positive similarity of the last batch before each log [SupCLAP fig. 1, 3, 4].
+    """Callback that logs drift, radius and positive similarity of the last batch of each log [SupCLAP fig. 1, 3, 4].
 
     Each step only stores references to the inputs of the objective (the embeddings of all processes), the radii, and
     later the gradient with respect to the texts. The statistics are computed at logging steps, on each process, without

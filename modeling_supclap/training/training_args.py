@@ -30,12 +30,11 @@ _UNSUPPORTED = {
 
 @dataclass
 class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
-    """Arguments of a contrastive run: the Trainer's, with the SupCLAP paper's defaults, and those of
-    `options.ContrastiveOptions`.
+    """Arguments of a contrastive run: those of the Trainer and of `options.ContrastiveOptions`.
 
-    Defaults: Adam without weight decay, learning rate 5e-5, batch 24, 10 epochs [S 4.1.2]; evaluation and a checkpoint
-    each epoch, and the best by *validation* recall is loaded at the end. The last incomplete training batch is dropped,
-    because the loss depends on the number of negatives.
+    Defaults of the SupCLAP paper: Adam without weight decay, learning rate 5e-5, batch 24, 10 epochs [S 4.1.2]. Others:
+    evaluation and a checkpoint each epoch, the best by *validation* recall loaded at the end. The last incomplete
+    training batch is dropped, because the loss depends on the number of negatives.
 
     Args:
         dataloader_pin_memory: Pin batches in memory; by default if there is a GPU.
