@@ -186,14 +186,14 @@ class EmbeddedSplit:
         self.ids, self.sources = np.array(ids), np.array(sources)
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _row_indices(self) -> dict[str, int]:
         return {row["clip_id"]: index for index, row in enumerate(without_audio(self.dataset))}
 
     def read(self, clip_id: str, max_seconds: float | None = None) -> np.ndarray:
         """Read the start of a clip at the model's sampling rate; if it is silent, read from the first sound."""
         assert self.model is not None
         return read_row(
-            self.dataset[self._places[clip_id]],
+            self.dataset[self._row_indices[clip_id]],
             self.model.sampling_rate_hz,
             max_seconds,
             from_first_sound=True,

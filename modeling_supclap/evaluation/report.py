@@ -96,8 +96,8 @@ class Sample(NamedTuple):
     text: str
     rank: int
     right: str
-    found: str | None
-    found_name: str
+    top: str | None
+    top_name: str
 
 
 def write_report(results: Results | str | Path, path: str | Path, rows: Any = None) -> Path:
@@ -389,8 +389,8 @@ def _samples(results: Results, rows: Any) -> dict[str, list[Sample]]:
                 text=str(arrays[f"captions/{language}/text"][query]),
                 rank=int(ranks[query]) + 1,
                 right=load_audio(int(arrays[f"captions/{language}/clip"][query])),
-                found=load_audio(top) if ranks[query] else None,
-                found_name=str(arrays["clips/label"][top]) or str(arrays["clips/id"][top]),
+                top=load_audio(top) if ranks[query] else None,
+                top_name=str(arrays["clips/label"][top]) or str(arrays["clips/id"][top]),
             )
             samples.setdefault(title, []).append(sample)
     return samples

@@ -46,6 +46,8 @@ _SHOULD_AGREE = ("audio", "missing_clips", "intervals")
 class Intervals:
     """Options of the confidence intervals: percentile bootstrap over source recordings.
 
+    Recordings that share captions are resampled together if their clips count as matches (`positives="captions"`).
+
     Attributes:
         num_resamples: Number of bootstrap resamples; 0 disables intervals.
         confidence: Confidence level.

@@ -24,7 +24,7 @@ from .query import Hit, Searcher
 STYLE = """
 .hit { border-bottom: 1px solid #8884; padding: 0.8em 0; }
 .hit .file { font-weight: 600; overflow-wrap: anywhere; }
-.place { opacity: 0.75; }
+.time { opacity: 0.75; }
 .hit audio { width: 100%; margin: 0.4em 0; }
 .hit svg { width: 100%; height: 2em; display: block; cursor: pointer; }
 """

@@ -134,7 +134,7 @@ def test_files_are_read_again_only_when_they_change(tmp_path, monkeypatch):
         again.file_digest(tmp_path / "nothing.wav")
 
 
-def test_files_that_exchange_their_names_are_told_apart(tmp_path):
+def test_files_that_swap_names_have_their_own_digests(tmp_path):
     one, two, aside = (tmp_path / name for name in ("one.wav", "two.wav", "aside.wav"))
     for path, content in ((one, b"bark"), (two, b"rain")):
         path.write_bytes(content)

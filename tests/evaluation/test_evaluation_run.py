@@ -47,7 +47,7 @@ def test_a_perfect_listener_and_a_second_run_from_the_cache(tmp_path, rows):
     assert one == two
 
 
-def test_the_protocol_says_what_was_measured(rows):
+def test_the_protocol_describes_the_evaluation(rows):
     results = evaluate(
         ToneModel(caption_tones(rows)),
         rows,

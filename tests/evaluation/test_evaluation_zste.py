@@ -26,8 +26,8 @@ def rows(tmp_path):
     return tone_rows(tmp_path)
 
 
-def split_of(rows, cache=None, policy=None, **listener):
-    return embed_split(load_embedding_model(ToneModel(**listener)), rows, policy, cache)
+def split_of(rows, cache=None, policy=None, **options):
+    return embed_split(load_embedding_model(ToneModel(**options)), rows, policy, cache)
 
 
 def test_who_encodes_order_answers_every_question(rows):
@@ -46,25 +46,25 @@ def test_who_encodes_order_answers_every_question(rows):
     assert set(arrays["zste/eng/3A/cluster"][0].split("+")) == sources
 
 
-def test_who_hears_only_what_sounds_cannot_tell_the_order(rows):
+def test_an_order_blind_model_fails_the_order_tasks(rows):
     tasks = evaluate_zste(split_of(rows, encodes_order=False), OPTIONS)[0]["zste"]["eng"]
     assert {task: tasks[task]["value"] for task in ("1A", "2A", "2B", "2C", "2D")} == dict.fromkeys(
         ("1A", "2A", "2B", "2C", "2D"), 1.0
     )
-    # Every candidate of these says the same to it, and a tie is wrong.
+    # All candidates of these tasks have the same embedding, and a tie is wrong.
     assert {tasks[task]["value"] for task in ("3A", "3B", "4A", "4B", "5B")} == {0.0}
 
 
 def test_each_clip_is_composed_once_and_not_again(tmp_path, rows):
-    listener = ToneModel()
+    model = ToneModel()
     for run in range(2):
-        split = embed_split(load_embedding_model(listener), rows, cache=EmbeddingCache(tmp_path / "cache"))
+        split = embed_split(load_embedding_model(model), rows, cache=EmbeddingCache(tmp_path / "cache"))
         evaluate_zste(split, OPTIONS)
         if run == 0:
-            audio = [count for kind, count, _ in listener.calls if kind == "audio"]
+            audio = [count for kind, count, _ in model.calls if kind == "audio"]
             assert audio == [8, 24]  # the split; three families of eight
-            before = len(listener.calls)
-    assert len(listener.calls) == before
+            before = len(model.calls)
+    assert len(model.calls) == before
 
 
 @pytest.mark.parametrize(("trained", "option", "used"), [("phrases", None, "phrases"), ("phrases", "labels", "labels")])
@@ -92,12 +92,12 @@ def test_recordings_that_cannot_be_joined_are_named(rows):
         evaluate_zste(split_of(rows), options)
 
 
-def test_only_what_is_asked_is_composed(rows):
-    listener = ToneModel()
+def test_only_families_of_the_chosen_tasks_are_composed(rows):
+    model = ToneModel()
     options = ZSTEOptions(num_items=8, tasks=("3A", "5A"))
-    scores, _, _ = evaluate_zste(embed_split(load_embedding_model(listener), rows), options)
+    scores, _, _ = evaluate_zste(embed_split(load_embedding_model(model), rows), options)
     assert list(scores["zste"]["eng"]) == ["3A", "3A_order", "5A"]
-    assert [count for kind, count, _ in listener.calls if kind == "audio"] == [8, 8]
+    assert [count for kind, count, _ in model.calls if kind == "audio"] == [8, 8]
 
 
 class Anglophone(ToneModel):
@@ -187,7 +187,7 @@ def test_temporal_accuracy_counts_ties_as_wrong(roles, names):
     assert scores["temporal_accuracy_chance"] == 1 / roles
 
 
-def test_a_model_that_hears_no_order_scores_at_its_level():
+def test_an_order_blind_model_scores_at_its_level():
     draw = np.random.default_rng(0)
     sequence, overlap, noise = np.eye(2, 3)[0], np.eye(2, 3)[1], 1e-3 * draw.standard_normal((2000, 3, 3))
     audio_embeds = np.stack([sequence, sequence, overlap]) + noise[:1000]  # forward and reversed sound alike

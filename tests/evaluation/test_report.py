@@ -138,7 +138,7 @@ def test_the_page_shows_why_scores_are_not_comparable(results):
         assert phrase in page
 
 
-def test_the_page_speaks_of_what_it_has(results):
+def test_the_page_describes_only_existing_scores(results):
     plain = " ".join(render_report(results).split())
     assert "embeddings in eng" in plain
     assert "95% intervals" in plain
@@ -239,7 +239,7 @@ def verdicts_of(results):
     return re.findall(r"<p>(.*?)</p>", render_report(results).split('class="verdict">')[1].split("</div>")[0])
 
 
-def test_the_first_thing_on_the_page_is_what_it_comes_to(results):
+def test_the_page_starts_with_a_summary(results):
     verdicts = verdicts_of(results)
     assert re.search("eng.*43.2 %.*5.0 %.*33.2 to 53.2 %", verdicts[0])
     assert [sentence.split(" %")[0].split()[-1] for sentence in verdicts] == ["43.2", "75.0", "61.0"]

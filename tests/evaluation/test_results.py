@@ -72,7 +72,7 @@ def test_a_comparison_is_paired():
     assert all(row["difference"] == 0 for row in compare(results(A), results(A)))
 
 
-def test_queries_are_paired_by_id_and_not_by_place():
+def test_queries_are_paired_by_id():
     order = np.random.default_rng(0).permutation(len(B))
     ids = np.array([f"clip{index}" for index in range(len(B))])[order]
     shuffled = results(np.array(B)[order], ids=ids)
@@ -104,7 +104,7 @@ def test_other_data_or_another_protocol_is_refused(change):
         assert compare(results(A), results(B, **change), allow_different=True)
 
 
-def test_what_models_differ_in_by_nature_is_only_warned_of():
+def test_differences_between_models_only_warn():
     other = {"audio": {"chunk_seconds": 10.0}, "zste": {"set_hash": "s", "clip_seconds": {"pair": 5.0}}}
     with pytest.warns(UserWarning, match=r"\baudio\b"):
         assert compare(results(A), results(B, **other))
@@ -170,7 +170,7 @@ def test_outcomes_of_another_run_are_not_believed(tmp_path):
         Results.load(tmp_path / "one")
 
 
-def test_what_is_asked_twice_counts_twice():
+def test_a_repeated_query_counts_twice():
     ids = ["once", "twice", "twice", "thrice"]
     row = by_name(compare(results([1, 1, 0, 0], ids=ids), results([1, 0, 1, 1], ids=ids)))["zste eng 3A"]
     assert (row["first"], row["second"], row["queries"]) == (0.5, 0.75, 4)

@@ -46,7 +46,7 @@ def caption_model(rows, **french):
     return load_embedding_model(ToneModel(tones))
 
 
-def test_a_model_that_hears_all_is_perfect(rows):
+def test_a_model_that_matches_all_is_perfect(rows):
     scores, arrays, _ = evaluate_retrieval(embed_split(caption_model(rows), rows), LANGUAGES)
     for language in LANGUAGES:
         for direction, queries in (("t2a", 16), ("a2t", 8)):
@@ -102,7 +102,7 @@ def test_pictures_show_clips_from_all_over_the_split(rows, monkeypatch):
     np.testing.assert_array_equal(arrays["embeddings/text/eng"][1:2], first)
 
 
-def test_it_agrees_with_what_the_trainer_computes(rows):
+def test_it_agrees_with_the_trainer(rows):
     model, processor = builders.supclap_model(), builders.bert_processor()
     split = embed_split(load_embedding_model(model, processor), rows)
     scores, arrays, _ = evaluate_retrieval(split, LANGUAGES)
@@ -139,7 +139,7 @@ def test_shared_captions_are_one_query_with_several_answers(rows):
     assert arrays["retrieval/eng/t2a/query_id"].tolist() == ["clip0#0", "clip0#1", "clip1#0", "clip1#1"]
 
 
-def test_the_best_chunk_is_what_counts_when_it_is_asked_for(tmp_path, rows):
+def test_pooling_best_scores_the_best_chunk(tmp_path, rows):
     import soundfile
 
     long = []
@@ -182,12 +182,12 @@ def test_languages_with_other_numbers_of_captions_are_refused_or_cut(rows):
         (lambda rows: count_captions(rows, ["eng"], "some"), "caption_handling.*'some'"),
     ],
 )
-def test_what_cannot_be_asked_is_an_error(rows, call, message):
+def test_bad_arguments_are_refused(rows, call, message):
     with pytest.raises(ValueError, match=message):
         call(rows)
 
 
-def test_what_is_found_is_named_by_its_row(rows):
+def test_top_hits_are_row_indices(rows):
     """A clip without a French caption is no candidate there, and shifts the places of the others."""
     rows[0] = {**rows[0], "captions": {**rows[0]["captions"], "fra": []}}
     _, arrays, _ = evaluate_retrieval(embed_split(caption_model(rows), rows), LANGUAGES, caption_handling="each")
@@ -251,9 +251,9 @@ def predicted(nearest, order=(0, 1, 2)):
     """Audio on three axes; caption k of a clip on the axis of clip `nearest[k]`. Padding points at clip 0."""
     text = np.zeros((3, 3, 4), dtype=np.float32)
     text[:, :, 0] = 1
-    places = [(clip, place) for clip, count in ((0, 3), (1, 2), (2, 2)) for place in range(count)]
-    for (clip, place), axis in zip(places, nearest, strict=True):
-        text[clip, place] = AXES[axis]
+    captions = [(clip, number) for clip, count in ((0, 3), (1, 2), (2, 2)) for number in range(count)]
+    for (clip, number), axis in zip(captions, nearest, strict=True):
+        text[clip, number] = AXES[axis]
     order = np.array(order)
     return SimpleNamespace(predictions=(AXES[:3][order], text[order]), label_ids=order)
 
@@ -297,10 +297,10 @@ def test_a_missing_or_repeated_clip_is_an_error(indices):
         in_row_order(prediction)
 
 
-@pytest.mark.parametrize(("place", "name"), [(0, "audio"), (1, "text")])
-def test_embeddings_that_are_no_numbers_are_no_wrong_answers(place, name):
+@pytest.mark.parametrize(("index", "name"), [(0, "audio"), (1, "text")])
+def test_embeddings_that_are_not_finite_are_refused(index, name):
     prediction = predicted(OWN)
-    prediction.predictions[place][1] = np.nan
+    prediction.predictions[index][1] = np.nan
     with pytest.raises(ValueError, match=rf"{name}.*\bclip 1\b"):
         in_row_order(prediction)
 
@@ -318,7 +318,7 @@ def test_intervals_hold_the_truth_where_recordings_share_captions():
     truth = {"R@1": 0.5, "MRV": 0.5 * (worst_rank / 2) ** 2, "MSR": 0.5 * worst_rank**2 / 2}
 
     rng, trials = np.random.default_rng(0), 150
-    held = dict.fromkeys(truth, 0)
+    covered = dict.fromkeys(truth, 0)
     for trial in range(trials):
         useless = (rng.random(groups) < 0.5).repeat(clips)
         french = np.where(useless[:, None], np.eye(groups + 1, dtype=np.float32)[-1], audio)
@@ -328,8 +328,8 @@ def test_intervals_hold_the_truth_where_recordings_share_captions():
         scores, _, _ = evaluate_retrieval(split, LANGUAGES, positives="captions", intervals=drawn)
         metrics = {**scores["multilingual"]["all"], "R@1": scores["retrieval"]["fra"]["a2t"]["R@1"]}
         for name, value in truth.items():
-            held[name] += metrics[name]["low"] <= value <= metrics[name]["high"]
-    assert all(0.9 * trials <= count <= 0.99 * trials for count in held.values()), held
+            covered[name] += metrics[name]["low"] <= value <= metrics[name]["high"]
+    assert all(0.9 * trials <= count <= 0.99 * trials for count in covered.values()), covered
 
 
 def test_a_collapsed_text_encoder_wins_the_rank_variance_and_not_the_mean_squared_rank():

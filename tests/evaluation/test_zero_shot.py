@@ -16,7 +16,7 @@ def split(tmp_path):
     return embed_split(load_embedding_model(ToneModel()), tone_rows(tmp_path))
 
 
-def test_a_model_that_hears_the_classes_is_right(split):
+def test_a_model_that_matches_the_classes_is_correct(split):
     scores, arrays, _ = evaluate_zero_shot(split, {"teminal": ["The sound of {}"], "own": ["{}", "I hear {}"]})
     assert scores["zero_shot"]["eng"].keys() == {"teminal", "own"}
     for metrics in scores["zero_shot"]["eng"].values():

@@ -1,4 +1,4 @@
-"""What a recording can be given as: which is one and which are several, how long it is, what it is called."""
+"""The types of audio inputs: single recordings and lists, durations, and names in messages."""
 
 import io
 import threading
@@ -80,7 +80,7 @@ def test_a_decoder_knows_its_rate_and_length(path, torchcodec):
 
 
 @pytest.mark.parametrize("clip", [None, "nothing.wav", b"no sound"])
-def test_what_is_no_recording_has_no_length(clip):
+def test_an_invalid_recording_has_no_length(clip):
     assert as_recordings([clip], 16000)[0][0].get_seconds() == 0
 
 
@@ -96,7 +96,7 @@ def test_names(path):
     assert [one.name for one in as_recordings(clips, 16000)[0]] == [str(path), "dog.wav", "clip 2", "clip 3", str(path)]
 
 
-def test_what_cannot_be_read_is_named(path):
+def test_unreadable_recordings_are_named(path):
     (missing,), _ = as_recordings({"bytes": None, "path": "nothing.wav"})
     with pytest.raises(FileNotFoundError, match=r"nothing\.wav"):
         missing.read(16000)

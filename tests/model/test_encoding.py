@@ -1,4 +1,4 @@
-"""Embedding in three lines: against one clip at a time, whatever the batch; and where the package is missing."""
+"""`encode_audio` and `encode_text`: batches equal to single inputs, chunks, and use without the package."""
 
 import builders
 import numpy as np
@@ -39,7 +39,7 @@ def pair(request):
 
 
 def cut(clip, processor, samples):
-    """Independent of `chunk_starts`: whole chunks from the front, and one more from the back where samples are left."""
+    """Split a clip independently of `chunk_starts`: whole chunks, and a last one that ends with the clip."""
     if samples is None or len(clip) <= samples:
         return [clip]
     whole = [clip[start : start + samples] for start in range(0, len(clip) - samples + 1, samples)]
@@ -48,7 +48,7 @@ def cut(clip, processor, samples):
 
 @torch.no_grad()
 def alone(model, processor, clip, samples=None):
-    """One clip, chunk by chunk, in float64 after the model."""
+    """Embed one clip chunk by chunk, with the mean in float64."""
     if encoding.max_chunk_seconds(processor.feature_extractor):
         samples = processor.feature_extractor.nb_max_samples
     embeds = []
@@ -59,7 +59,7 @@ def alone(model, processor, clip, samples=None):
     return mean / np.linalg.norm(mean)
 
 
-def test_audio_is_what_each_clip_gives_alone(pair):
+def test_batched_audio_equals_single_clips(pair):
     model, processor = pair
     expected = np.stack([alone(model, processor, clip) for clip in CLIPS])
     found = encoding.encode_audio(model, CLIPS, processor, sampling_rate=builders.RATE_HZ)
@@ -84,7 +84,7 @@ def test_neither_batch_nor_order_matters_and_twice_is_the_same(pair):
 
 
 @torch.no_grad()
-def test_text_is_what_each_text_gives_alone(pair):
+def test_batched_text_equals_single_texts(pair):
     model, processor = pair
     found = encoding.encode_text(model, TEXTS, processor, language=LANGUAGES)
     for text, language, embed in zip(TEXTS, LANGUAGES, found, strict=True):
@@ -254,7 +254,7 @@ def test_every_module_is_left_in_its_own_mode(model, processor):
 
 
 @pytest.mark.parametrize("kind", ["ced and bert", "clap"])
-def test_half_precision_gives_unit_norm_in_float32(kind):
+def test_half_precision_returns_unit_norm_in_float32(kind):
     model, processor = KINDS[kind]()
     exact = encoding.encode_audio(model, CLIPS[:2], processor, sampling_rate=16000)
     half = model.to(torch.bfloat16)
@@ -297,7 +297,7 @@ def test_the_processor_comes_from_where_the_model_is_from(tmp_path, model, proce
     assert loaded.processor is processor
 
 
-def test_a_model_from_nowhere_says_so(model):
+def test_a_model_without_a_source_names_its_missing_processor(model):
     with pytest.raises(ValueError, match="processor"):
         model.encode_text("rain")
 
@@ -356,9 +356,9 @@ def test_clap_takes_no_chunk_longer_than_its_own():
         encoding.encode_audio(model, CLIPS, processor, sampling_rate=16000, chunk_seconds=2.0)
 
 
-STRANGER = """
+REMOTE_CODE = """
 import sys
-sys.modules["modeling_supclap"] = sys.modules["datasets_scripts"] = None  # as where the package is not installed
+sys.modules["modeling_supclap"] = sys.modules["datasets_scripts"] = None  # as if the package were not installed
 import numpy as np
 from transformers import AutoModel
 
@@ -383,7 +383,7 @@ def test_a_saved_folder_embeds_where_the_package_is_missing(tmp_path, model, pro
     clips = np.stack([builders.noise(16000, seed) for seed in (1, 2)])
     np.save(tmp_path / "clips.npy", clips)
     soundfile.write(tmp_path / "clip.wav", np.stack([CLIPS[0], CLIPS[5][:16000]], axis=1), 22050, subtype="FLOAT")
-    run_python("-I", "-c", STRANGER, tmp_path / "model", cwd=tmp_path, HF_HOME=str(tmp_path / "cache"))
+    run_python("-I", "-c", REMOTE_CODE, tmp_path / "model", cwd=tmp_path, HF_HOME=str(tmp_path / "cache"))
     found = np.load(tmp_path / "found.npz")
     expected = model.encode_audio(list(clips), processor, sampling_rate=16000)
     np.testing.assert_allclose(found["audio"], expected, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The second of a sound: against the embeddings of chunks, and against where a sound was put in."""
+"""Localization, against the embeddings of chunks and against the known times of sounds."""
 
 import builders
 import numpy as np
@@ -88,7 +88,7 @@ def test_every_moment_is_scored_once_whatever_the_length(seconds):
         ({"texts": [" "]}, "text 0"),
     ],
 )
-def test_what_cannot_be_is_refused(options, words):
+def test_bad_arguments_are_refused(options, words):
     model = builders.supclap_model()
     model.processor = builders.bert_processor()
     with pytest.raises(ValueError, match=words), torch.no_grad():

@@ -1,4 +1,4 @@
-"""The command that embeds a corpus: equal to `encode_audio`, taken up after a kill, the same in several processes."""
+"""The embedding command: results equal to `encode_audio`, resuming, and several processes."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +20,12 @@ from modeling_supclap.recipes import embed_corpus
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "recipes/embed_corpus.py"
-BAD = {"deep/er/junk.wav": "not audio", "empty.flac": "is empty", "short.wav": "needs 0.", "silent.wav": "silent"}
+BAD = {"deep/er/junk.wav": "not audio", "empty.flac": "is empty", "short.wav": "0.0023 s", "silent.wav": "silent"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model, a CLAP, and 14 recordings of several lengths and rates, four of which cannot be used."""
+    """A SupCLAP and a CLAP model, and 14 recordings of several lengths and rates; four are unusable."""
     folder = tmp_path_factory.mktemp("corpus")
     for name, model, processor in (
         ("model", builders.supclap_model(), builders.bert_processor()),
@@ -84,7 +84,7 @@ def test_chunks_are_those_of_encode_audio(folder, whole):
     assert rows.features["embedding"].length == model.config.projection_dim
 
 
-def test_what_cannot_be_used_is_listed_and_nothing_tells_the_place(folder, whole):
+def test_unusable_recordings_are_listed_without_private_paths(folder, whole):
     text = (whole / "manifest.json").read_text(encoding="utf-8")
     manifest = json.loads(text)
     reasons = {bad["clip_id"]: bad["reason"] for bad in manifest["bad_audio"]}
@@ -204,6 +204,6 @@ def test_a_dataset_and_a_clap_will_do(folder, tmp_path):
         (["--folder", "x", "--batch_size", 0], ValueError, "batch_size.*0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, error, message):
+def test_bad_arguments_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         run_recipe(embed_corpus, *arguments)

@@ -1,4 +1,4 @@
-"""The command, as a user gives it: any checkpoint is measured, nothing embedded twice, and two results compared."""
+"""The evaluation command: all kinds of checkpoints, the cache of embeddings, and the comparison of two results."""
 
 import re
 
@@ -114,7 +114,7 @@ def test_every_split_is_built_once(esc, monkeypatch, folds):
     assert data["without_rows"]["missing"] == 0
 
 
-def test_a_split_that_shares_recordings_with_the_training_split_is_told(folder, esc):
+def test_recordings_shared_with_the_training_split_are_reported(folder, esc):
     esc50 = ["--dataset", "esc50", "--data_dir", esc, "--dataset_config", '{"validation_fraction": 0}']
     options = [*esc50, "--tasks", "zero_shot", "--split", "train+test", "--train_split", "train"]
     with pytest.warns(UserWarning, match=r"8 .*12.*'train'"):
@@ -122,7 +122,7 @@ def test_a_split_that_shares_recordings_with_the_training_split_is_told(folder, 
     assert Results.load(esc / "out").protocol["shared_sources"]["count"] == 8
 
 
-def test_clips_that_share_captions_and_count_as_wrong_are_told(folder, esc, caplog):
+def test_shared_captions_that_count_as_wrong_are_reported(folder, esc, caplog):
     words = ["--dataset", "esc50", "--data_dir", esc, "--dataset_config", '{"validation_fraction": 0}']
     words = command(
         folder, "model0", *words, "--tasks", "retrieval", "--split", "train+test", "--output_dir", esc / "out"

@@ -1,4 +1,4 @@
-"""The search recipe as a user calls it: index, ask, ask again, go on after a kill, two processes."""
+"""The search command: index, query, update, resume after an interruption, and two processes."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def sounds(tmp_path):
 
 
 def search(capsys, *words):
-    """What the command prints."""
+    """Run the command and return its output."""
     with mock.patch.object(sys, "argv", [SCRIPT, *map(str, words)]):
         run_command(search_audio.main)
     return capsys.readouterr().out
@@ -61,7 +61,7 @@ def test_index_then_query(saved, sounds, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "name"),
     [
         (["query", "nowhere", "rain"], "nowhere"),
         (["index", "SOUNDS", "--model", "MODEL", "--index", "i", "--device", "gpu"], "gpu"),
@@ -69,13 +69,13 @@ def test_index_then_query(saved, sounds, tmp_path, capsys):
         (["index", "SOUNDS", "--model", "MODEL", "--index", "i", "--hop_seconds", "9"], "hop"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(saved, sounds, tmp_path, capsys, words, told):
-    places = {"MODEL": str(saved), "SOUNDS": str(sounds), "i": str(tmp_path / "i")}
+def test_errors_are_one_line(saved, sounds, tmp_path, capsys, words, name):
+    paths = {"MODEL": str(saved), "SOUNDS": str(sounds), "i": str(tmp_path / "i")}
     with pytest.raises(SystemExit):
-        search(capsys, *[places.get(word, word) for word in words])
+        search(capsys, *[paths.get(word, word) for word in words])
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith("search_audio.py: error: ")
-    assert told in message
+    assert name in message
 
 
 @pytest.mark.process
@@ -89,13 +89,13 @@ def test_two_processes_and_a_kill(saved, sounds, tmp_path, capsys):
     run_killed(SCRIPT, *cut, moment=Moment("open", f"{sounds}/*", 2), count=2)
     run_processes(SCRIPT, *cut)
 
-    asked = []
+    outputs = []
     for name in ("one", "two", "killed"):
-        asked.append(search(capsys, "query", tmp_path / name, "a dog barks", "--json", "--all_windows", "-k", 50))
-    places = []
-    for printed in asked:  # scores that are equal but for rounding may change places
+        outputs.append(search(capsys, "query", tmp_path / name, "a dog barks", "--json", "--all_windows", "-k", 50))
+    scores = []
+    for printed in outputs:  # hits whose scores differ only by rounding may be in another order
         hits = json.loads(printed)["hits"]
-        places.append({(hit["file"], hit["start_seconds"]): hit["score"] for hit in hits})
-    assert len(places[0]) > 6
-    for other in places[1:]:
-        assert other == pytest.approx(places[0], abs=1e-5)
+        scores.append({(hit["file"], hit["start_seconds"]): hit["score"] for hit in hits})
+    assert len(scores[0]) > 6
+    for other in scores[1:]:
+        assert other == pytest.approx(scores[0], abs=1e-5)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of searching."""
+"""Fixtures for the search tests."""
 
 import pytest
 import soundfile
@@ -12,7 +12,7 @@ def fake_model():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A minute of silence-like low sound with a high one from 31 to 35 s, a middle one, and a short file."""
+    """A minute of a low tone with a high tone from 31 to 35 s, a file with a middle tone, and a short file."""
     root = tmp_path / "sounds"
     (root / "deep").mkdir(parents=True)
     long = tone(PITCHES["low"], 60.0)

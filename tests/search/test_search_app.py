@@ -25,7 +25,7 @@ pytest.importorskip("lancedb")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Forty seconds of a low tone with a high one from 20 to 24 s, under a name that HTML must not read."""
+    """Forty seconds of a low tone with a high tone from 20 to 24 s, in a file name with HTML characters."""
     root = tmp_path_factory.mktemp("page") / "sounds"
     root.mkdir()
     wave = tone(250.0, 40.0)
@@ -41,7 +41,7 @@ def searcher(folder):
     return Searcher(folder.parent / "index", load_embedding_model(PitchModel()))
 
 
-def test_the_results_name_the_place_and_escape_the_name(searcher, folder):
+def test_hits_have_their_time_and_an_escaped_name(searcher, folder):
     hits = searcher.search("high", k=2)
     shown = render_hits(searcher, hits, searcher.embed("high"))
     assert "a &lt;b&gt; &amp; &#39;c&#39;.wav" in shown
@@ -155,7 +155,7 @@ time.sleep(600)
 
 @pytest.mark.process
 @pytest.mark.parametrize("width", [390, 1280])
-def test_in_chromium_the_player_stands_at_the_second_that_was_found(searcher, folder, tmp_path, width):
+def test_in_chromium_the_player_starts_at_the_hit(searcher, folder, tmp_path, width):
     webdriver = pytest.importorskip("selenium.webdriver")
     if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
         pytest.skip("no Chromium with its driver; install chromium and chromium-driver")

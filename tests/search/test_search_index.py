@@ -22,7 +22,7 @@ from modeling_supclap.search.index import list_recordings
 lancedb = pytest.importorskip("lancedb")
 
 
-def test_only_what_is_new_or_changed_is_read_again(fake_model, folder):
+def test_only_new_or_changed_files_are_read_again(fake_model, folder):
     build(fake_model, folder)
     fake_model.num_encoded = 0
     report = build(fake_model, folder, window_seconds=5)  # as 5.0
@@ -41,7 +41,7 @@ def test_only_what_is_new_or_changed_is_read_again(fake_model, folder):
 
 
 def everything(path):
-    """Each window of an index with its embedding, in order."""
+    """Return each window of an index with its embedding, sorted."""
     rows = SoundIndex(path).windows.to_arrow().to_pylist()
     return sorted((row["file"], row["start_seconds"], row["end_seconds"], tuple(row["vector"])) for row in rows)
 
@@ -68,7 +68,7 @@ def test_a_copied_folder_is_recognised_by_its_content(fake_model, folder):
     assert (build(fake_model, folder).unchanged, fake_model.num_encoded) == (3, 0)
 
 
-def test_what_cannot_be_read_is_listed_and_tried_again(fake_model, folder):
+def test_unreadable_files_are_listed_and_tried_again(fake_model, folder):
     (folder / "broken.wav").write_bytes(b"no sound")
     report = build(fake_model, folder)
     assert list(report.unreadable) == ["broken.wav"]
@@ -84,7 +84,7 @@ def test_a_recording_shorter_than_the_model_takes_is_listed(fake_model, folder):
     assert "the minimum is 1.5 s" in report.unreadable["short.ogg"]
 
 
-def test_a_file_that_ends_before_it_says_is_listed(fake_model, folder, monkeypatch):
+def test_a_file_shorter_than_its_header_is_listed(fake_model, folder, monkeypatch):
     monkeypatch.setattr(encoding, "LONGEST_SECONDS", 22.5)  # eight windows
     monkeypatch.setattr(Recording, "get_seconds", lambda self: 70.0 if "long" in self.name else 1.0)
     report = build(fake_model, folder)
@@ -93,7 +93,7 @@ def test_a_file_that_ends_before_it_says_is_listed(fake_model, folder, monkeypat
 
 
 @pytest.mark.parametrize("bad_part", [0, 2])
-def test_of_a_file_that_can_be_read_in_part_nothing_is_kept(fake_model, folder, monkeypatch, bad_part):
+def test_a_partly_readable_file_is_not_indexed(fake_model, folder, monkeypatch, bad_part):
     monkeypatch.setattr(encoding, "LONGEST_SECONDS", 22.5)  # eight windows
     read, first = Recording.read, bad_part * 8 * 2.5 * RATE
 
@@ -146,7 +146,7 @@ def test_a_recording_that_vanishes_and_a_link_to_itself_are_skipped(fake_model, 
     assert (report.unreadable, report.windows, report.unchanged) == ({}, 29, 3)
 
 
-def test_what_the_disk_could_not_read_is_tried_again(fake_model, folder, monkeypatch):
+def test_files_with_read_errors_are_tried_again(fake_model, folder, monkeypatch):
     def fail(self, *_):
         raise OSError("the disk is gone")
 
@@ -311,16 +311,16 @@ def test_beyond_a_size_the_index_is_approximate_and_its_recall_is_measured(tmp_p
     cosines = rows @ rows[7]
     assert [round(row["start_seconds"]) for row in exact] == np.argsort(-cosines)[:10].tolist()
 
-    made = []
-    monkeypatch.setattr(type(store.windows), "create_index", lambda *args, **options: made.append(options))
+    rebuilds = []
+    monkeypatch.setattr(type(store.windows), "create_index", lambda *args, **options: rebuilds.append(options))
     assert store.optimize() is None  # nothing is new
     few = entry._replace(file="b.wav", starts_seconds=starts[:50], ends_seconds=starts[:50] + 5, embeds=-rows[:50])
     store.replace([few])
     assert store.optimize() >= 0.9
-    assert not made  # few are put into the partitions that are there
+    assert not rebuilds  # few new windows go into the existing partitions
     found = store.nearest(-rows[7], 1)[0]
     assert (found["file"], found["start_seconds"]) == ("b.wav", 7.0)
     store.remove(["b.wav"])
     store.replace([entry._replace(file="c.wav")])
     store.optimize()
-    assert made
+    assert rebuilds

@@ -1,4 +1,4 @@
-"""Searches of an index: the right place at the right second, by words and by sound, the same twice."""
+"""Searches: the correct file and time, by text and by example, with deterministic results."""
 
 import re
 
