@@ -164,7 +164,6 @@ def test_models_that_know_one_pair_are_named_by_pattern(pieces, tmp_path):
     french, german = translator.translate(TEXTS, "eng", "fra"), translator.translate(TEXTS, "eng", "deu")
     assert french != german
     assert Seq2SeqTranslator(str(tmp_path / "opus-en-fr")).translate(TEXTS, "eng", "fra") == french
-    assert translator._loaded[0].endswith("opus-en-de")
     translator.check("eng", "jpn")  # whether there is such a model shows when it is loaded
     with pytest.raises(ValueError, match=r"'swe'.*'eng', 'fra'"):
         translator.check("eng", "swe")

@@ -60,8 +60,8 @@ def test_memory_stays_bounded():
     cache = EmbeddingCache(None)
     for number in range(100):
         cache.fetch({"number": number}, lambda number=number: {"embeds": np.array([number])})
-    assert len(cache._recent) == 32
-    assert cache.fetch({"number": 99}, lambda: {})["embeds"][0] == 99
+    assert cache.fetch({"number": 99}, lambda: {})["embeds"][0] == 99  # the newest are kept
+    assert cache.fetch({"number": 0}, lambda: {}) == {}  # the oldest is computed again, here to nothing
 
 
 DAMAGES = {

@@ -17,6 +17,7 @@ import builders
 import pytest
 import torch
 import transformers_suite
+from transformers import CONFIG_MAPPING
 
 from modeling_supclap import (
     CEDConfig,
@@ -209,7 +210,9 @@ class ConfigTest(unittest.TestCase):
         tester = configuration.ConfigTester(
             self, SupCLAPConfig, has_text_modality=False, common_properties=properties, projection_dim=16
         )
-        tester.run_common_tests()
+        # It makes each part by `AutoConfig`, where CED is not registered, so that the published CED folders load.
+        with mock.patch.dict(CONFIG_MAPPING._extra_content, {"ced": CEDConfig}):
+            tester.run_common_tests()
 
 
 class FeatureExtractionTester:
