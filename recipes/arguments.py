@@ -1,6 +1,6 @@
-"""How a recipe is configured: a flat YAML file, `--key value` pairs that override it, and the options of a dataset.
+"""Read the configuration of a recipe: a flat YAML file, `--key value` pairs that override it, and builder options.
 
-A file may name another as its `base` and hold the differences only.
+A file with the key `base` inherits the values of that file.
 """
 
 from __future__ import annotations
@@ -35,50 +35,50 @@ CONFIGS = Path(__file__).parent / "configs"
 
 
 def asks_for_help() -> bool:
-    """Return whether the command line holds `--help`."""
+    """Return whether the command line contains `--help` or `-h`."""
     return not {"-h", "--help"}.isdisjoint(sys.argv[1:])
 
 
 def print_help(text: str) -> None:
-    """Print a help text; the reader may stop early, as `head` does."""
+    """Print a help text; ignore a pipe that is closed early, as by `head`."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # so that the interpreter does not try again at exit
+    except BrokenPipeError:  # prevents a second error when the interpreter flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def format_help(groups: Sequence[Any], about: str) -> str:
-    """What a recipe does, by its docstring, and its own keys with defaults; to those of transformers it only points."""
+    """Return the help of a recipe: its docstring, and its keys and defaults without those of `TrainingArguments`."""
     first = "TABLE [TABLE ...]" if ReproductionArguments in groups else "[CONFIG.yaml]"
     lines = [f"usage: {Path(sys.argv[0]).name} {first} [--KEY VALUE ...]", ""]
     lines.append(about.strip())
 
     for group in groups:
         options = {option.name: option for option in dataclasses.fields(group) if option.init}
-        own: dict[str, None] = {}  # in the order in which they are declared
+        names: dict[str, None] = {}  # in the order of declaration
         for base in reversed(group.__mro__):
             if not base.__module__.startswith("transformers."):
-                own |= dict.fromkeys(inspect.get_annotations(base))
+                names |= dict.fromkeys(inspect.get_annotations(base))
 
         lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
         texts = option_texts(group)
-        for name in own:
+        for name in names:
             if name in options:
                 lines.append(_describe(options[name], texts.get(name, "")))
 
     lines.append("")
     if any(issubclass(group, ContrastiveOptions) for group in groups):
         lines.append(
-            "All keys of transformers' TrainingArguments work too, such as --output_dir and --learning_rate:"
+            "All keys of transformers' TrainingArguments work, too, such as --output_dir and --learning_rate;"
             " --help_all lists them."
         )
     if any(issubclass(group, DatasetArguments) for group in groups):
-        lines.append("The options of the dataset's builder are keys too: see `supclap prepare NAME --help`.")
+        lines.append("Options of the dataset's builder are accepted, too; `supclap prepare NAME --help` lists them.")
     return "\n".join(lines)
 
 
 def _describe(option: dataclasses.Field, text: str) -> str:
-    """Format an option, its description, and its default unless that is empty."""
+    """Format an option with its description and its default, unless the default is empty."""
     value = get_default(option)
     if value is dataclasses.MISSING:
         text += " Required."
@@ -96,20 +96,19 @@ def parse_arguments(
     default_config: str | Path | None = None,
     about: str | None = None,
 ) -> tuple[Any, ...]:
-    """Read `[config.yaml] [--key value ...]` into dataclasses; the command line wins over the file.
+    """Read `[config.yaml] [--key value ...]` into dataclasses; the command line overrides the file.
 
-    If one of the dataclasses is a `DatasetArguments`, the fields of the dataset's builder are keys too, such as
-    `--test_fold 4` with `--dataset esc50`. A name that the recipe itself has, such as `languages`, is the recipe's; the
-    builder's field of that name can be given in `dataset_config`.
+    If one of the dataclasses is a `DatasetArguments`, the fields of the dataset's builder are also keys, such as
+    `--test_fold 4` with `--dataset esc50`. If the recipe has an option of the same name, such as `languages`, the key
+    sets the recipe's option; set the builder's field in `dataset_config`.
 
     Args:
-        groups: The dataclasses to fill; all of their keys share the one flat file. The options of a training,
-            `ContrastiveOptions` and `AllStagesOptions`, are read with transformers' `TrainingArguments`, into
-            `SupCLAPTrainingArguments` and `AllStagesArguments`.
-        argv: The arguments, by default those of the process.
-        default_config: The file to read when the first argument is not one, unless `--dataset` names another dataset
-            than this file.
-        about: Docstring of the recipe. With it `--help` prints the recipe's own keys and ends the process, before
+        groups: Dataclasses to fill; all of their keys are in one flat file. `ContrastiveOptions` and `AllStagesOptions`
+            are extended by transformers' `TrainingArguments`, to `SupCLAPTrainingArguments` and `AllStagesArguments`.
+        argv: Command-line arguments; by default, those of the process.
+        default_config: File to read if the first argument is not a YAML file. It is ignored if `--dataset` differs from
+            the dataset of the file.
+        about: Docstring of the recipe. If given, `--help` prints the recipe's own keys and ends the process, before
             torch and transformers are imported.
 
     Returns:
@@ -117,7 +116,7 @@ def parse_arguments(
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: A key is in no group (the message names similar ones), or a value has another type.
+        ValueError: A key is in no group (the message lists similar keys), or a value has the wrong type.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if about is not None and asks_for_help():
@@ -156,7 +155,7 @@ def parse_arguments(
 
 
 def _with_trainer_arguments(group: Any) -> Any:
-    """Return the arguments of the Trainer that extend our options of a training; other groups as they are."""
+    """Return the Trainer's arguments that extend a group of training options; return other groups unchanged."""
     if group not in (ContrastiveOptions, AllStagesOptions):
         return group
 
@@ -166,7 +165,7 @@ def _with_trainer_arguments(group: Any) -> Any:
 
 
 def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
-    """Make a parser of dataclasses whose errors are exceptions, because the usage has two hundred keys."""
+    """Build a parser of dataclasses that raises ValueError instead of printing a usage of two hundred keys."""
     from transformers import HfArgumentParser
 
     class Parser(HfArgumentParser):
@@ -181,36 +180,36 @@ def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
 
 
 def _take_builder_options(group: DatasetArguments, words: list[str], keys: Collection[str]) -> None:
-    """Puts the options of the dataset's builder into the group; refuses words that are none."""
+    """Move the options of the dataset's builder to the group; raise ValueError for other options."""
     parser = _make_parser([])
     names = add_builder_options(parser, find_config(group.dataset))
     parser.add_argument("--translations", nargs="+", default=argparse.SUPPRESS)
 
-    given, unknown = parser.parse_known_args(words)
+    options, unknown = parser.parse_known_args(words)
     _reject_unknown(unknown, [*keys, *names])
-    group.dataset_config = {**as_mapping(group.dataset_config), **vars(given)}
+    group.dataset_config = {**as_mapping(group.dataset_config), **vars(options)}
 
 
 def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str, Any]:
-    """Read a YAML file over the file that its key `base` names, which lies beside it or in the package.
+    """Read a YAML file and its base file, named by the key `base`, in the same folder or in the package.
 
     Args:
-        path: The file.
-        scale: A file whose values stand over those of the base, and below those of the file itself.
+        path: File to read, or the name of a configuration in the package.
+        scale: Further file; its values override those of the base and are overridden by those of `path`.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: It is not YAML, or holds something other than `key: value` lines.
+        ValueError: It is not YAML in UTF-8, or contains something other than `key: value` lines.
     """
     path = Path(path)
-    if not path.is_file():  # one that comes with the package goes by its name, or by its place in a checkout
+    if not path.is_file():  # a configuration of the package, by its name or its path in a checkout
         shipped = CONFIGS / path.as_posix().removeprefix("recipes/configs/")
         if not shipped.is_file():
             names = sorted(shipped.relative_to(CONFIGS).as_posix() for shipped in CONFIGS.rglob("*.yaml"))
             close = difflib.get_close_matches(path.as_posix(), names, n=3, cutoff=0.75)
-            own = [name for name in names if "/" not in name]  # the others are rows of the papers' tables
-            hint = f"did you mean {' or '.join(close)}?" if close else f"the package has {', '.join(own)}"
-            raise FileNotFoundError(f"there is no configuration file {path}; {hint}")
+            top_level = [name for name in names if "/" not in name]  # the others are rows of the papers' tables
+            hint = f"did you mean {' or '.join(close)}?" if close else f"the package has {', '.join(top_level)}"
+            raise FileNotFoundError(f"configuration file {path} does not exist; {hint}")
         path = shipped
 
     try:
@@ -218,7 +217,7 @@ def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML in UTF-8: {error}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path} holds a {type(values).__name__}; it should hold `key: value` lines")
+        raise ValueError(f"{path} contains a {type(values).__name__}; expected `key: value` lines")
 
     base = values.pop("base", None)
     merged: dict[str, Any] = {}
@@ -231,7 +230,7 @@ def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str
 
 
 def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) -> dict[str, Any]:
-    """The values of a YAML file and of its base, each of the type that its key has on the command line."""
+    """Read a YAML file and its base, and convert each value to the type of its key on the command line."""
     values = read_settings(path)
     for key, value in values.items():
         if key not in hints:
@@ -240,12 +239,17 @@ def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) ->
             values[key] = _typed(value, parser._option_string_actions[f"--{key}"], str(hints[key]))
         except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
             kind = hints[key].__name__ if isinstance(hints[key], type) else hints[key]
-            raise ValueError(f"{path}: {key} is {value!r}; it should be of type {kind}") from error
+            raise ValueError(f"{path}: {key} is {value!r}; expected the type {kind}") from error
     return values
 
 
 def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
-    """A value of the file as the command line would read it: `languages: eng` is the list of one language."""
+    """Convert a value of the file as on the command line: `languages: eng` becomes a list of one language.
+
+    Raises:
+        TypeError: The value has the wrong type.
+        ValueError: The value cannot be converted, or is not finite.
+    """
     if value is None or isinstance(value, dict):
         if ("None" if value is None else "dict") not in kind:
             raise TypeError
@@ -266,16 +270,16 @@ def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
 
 
 def _reject_unknown(words: Sequence[str], valid: Collection[str]) -> None:
-    """Refuses the first key among words that no option took, which may hold values too."""
+    """Raise ValueError for the first key in words that no option consumed; words may also contain values."""
     if not words:
         return
-    named = [word for word in words if word.startswith("-")] or words
-    key = named[0].lstrip("-").split("=")[0]
+    keys = [word for word in words if word.startswith("-")] or words
+    key = keys[0].lstrip("-").split("=")[0]
 
     close = difflib.get_close_matches(key, list(valid), n=3)
     if (CONFIGS / f"{key}.yaml").is_file():
         close = [f"{key}.yaml"]
     hint = (
-        f"did you mean {' or '.join(close)}?" if close else "--help and --help_all list the keys, which begin with --"
+        f"did you mean {' or '.join(close)}?" if close else "--help and --help_all list the keys; a key starts with --"
     )
     raise ValueError(f"unknown key {key!r}: {hint}")

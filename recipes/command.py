@@ -1,12 +1,12 @@
-"""The command `supclap`: the recipes under one name, as `pip install` leaves them.
+"""The command `supclap`, which runs the recipes.
 
     supclap train --dataset audio_folder --data_dir my_sounds --languages eng
     supclap train esc10.yaml --data_dir ESC-10
     supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir ESC-10
 
-`supclap NAME --help` lists the keys of a recipe. What trains or embeds a corpus is launched by accelerate, with what
-`accelerate config` or its environment variables say of processes and GPUs. A configuration of the package goes by its
-name.
+`supclap NAME --help` lists the keys of a recipe. train, posttrain and embed run under `accelerate launch`, with the
+processes and GPUs set by `accelerate config` or its environment variables. A configuration file of the package is given
+by its name.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ COMMANDS = {
     "overlap": "datasets_scripts.overlap.check_overlap",
     "translate": "recipes.translate_captions",
 }
-"""The module behind each name; those of `LAUNCHED` run under `accelerate launch`."""
+"""Module of each command; those of `LAUNCHED` run under `accelerate launch`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the recipe that the first word names.
+    """Run the command named by the first word.
 
     Args:
-        arguments: The words of the command line, by default those of the process.
+        arguments: Words of the command line; by default, those of the process.
 
     Returns:
-        The exit status: 0 where all went well, 2 where there is no such recipe, 130 after Ctrl-C.
+        Exit status: 0 on success, 2 for an unknown command, 130 after Ctrl-C, or the status of the launched processes.
     """
     try:
         return _run(arguments)
-    except KeyboardInterrupt:  # while accelerate is imported; `run_command` handles it later
+    except KeyboardInterrupt:  # during the import of accelerate; later, `run_command` handles it
         report_stop()
         return 130
 
@@ -70,10 +70,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         if is_help:
             print_help(usage)
         else:
-            print(f"{usage}\nsupclap: error: there is no command {name!r}", file=sys.stderr)
+            print(f"{usage}\nsupclap: error: unknown command {name!r}", file=sys.stderr)
         return 0 if is_help else 2
 
-    os.environ["SUPCLAP_COMMAND"] = f"supclap {name}"  # for the model card, which says how to reproduce a run
+    os.environ["SUPCLAP_COMMAND"] = f"supclap {name}"  # for the command in the model card
     sys.argv = [f"supclap {name}", *words]
     if name in LAUNCHED and not asks_for_help():
         return _launch(COMMANDS[name], words)
@@ -82,45 +82,45 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _source(module: str) -> Path:
-    """The file of a recipe, which is not imported."""
+    """Return the file of a module without importing it."""
     spec = importlib.util.find_spec(f"modeling_supclap.{module}")
     assert spec is not None
     return Path(str(spec.origin))
 
 
 def _launch(module: str, words: Sequence[str]) -> int:
-    """Runs a recipe under `accelerate launch`, without the traceback that launchers add to an error."""
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torch's launcher of several processes: they speak for themselves
+    """Run a recipe under `accelerate launch`, without the traceback that launchers add to an error."""
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")  # silences torch's launcher; the processes print their own errors
     from accelerate.commands import launch
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    # What accelerate chooses where nobody told it otherwise is right: no newcomer needs four lines of it.
+    # accelerate logs its default settings at each launch; they are correct, so hide them.
     logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the recipe, which says how to go on
+    signal.signal(signal.SIGINT, lambda *_: None)  # the recipe handles Ctrl-C and prints how to continue
     try:
-        # By its path, not by its name: what lies in the current folder cannot stand in the way of what it imports.
+        # Run by path, not by module name, so that files in the current folder cannot shadow imports.
         launch.simple_launcher = _run_here
         launch.launch_command(launch.launch_command_parser().parse_args(["--quiet", str(_source(module)), *words]))
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    except SignalException as stopped:
-        return 128 + int(stopped.sigval)
-    except ChildFailedError as failed:
-        process, failure = failed.get_first_failure()
-        if failure.exitcode < 0:  # one that was killed could say nothing
+    except SystemExit as error:
+        return int(error.code or 0)
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    except ChildFailedError as error:
+        process, failure = error.get_first_failure()
+        if failure.exitcode < 0:  # a killed process prints no message
             signal_name = signal.Signals(-failure.exitcode).name
-            print(f"supclap: error: process {process} (pid {failure.pid}) was ended by {signal_name}", file=sys.stderr)
+            print(f"supclap: error: process {process} (pid {failure.pid}) was killed by {signal_name}", file=sys.stderr)
         return STOPPED_BY_SIGTERM if failure.exitcode == STOPPED_BY_SIGTERM else 1
     return 0
 
 
 def _run_here(arguments: argparse.Namespace) -> None:
-    """Runs a recipe that needs one process in this one: accelerate would start another, which imports torch again."""
+    """Run a single-process recipe in this process; accelerate would start another one, which imports torch again."""
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
     command, environment = prepare_simple_launcher_cmd_env(arguments)
-    if command[0] != sys.executable:  # mpirun, of several machines
+    if command[0] != sys.executable:  # mpirun, for several machines
         sys.exit(subprocess.run(command, env=environment).returncode)
 
     os.environ.update(environment)

@@ -1,6 +1,6 @@
-"""Options of the recipes. Nothing here imports torch, transformers or datasets, so that `--help` is immediate.
+"""Options of the recipes. Functions import torch, transformers and datasets themselves, so that `--help` is fast.
 
-The docstring of a class is the only description of its options; `--help` prints it.
+The docstring of each class describes its options; `--help` prints it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MISSING_SHARE = 0.2
 
 @dataclass
 class DatasetArguments:
-    """Which dataset to read. Every recipe that reads one has these options, and those of the dataset's builder.
+    """Dataset to read. The options of its builder are accepted, too.
 
     Args:
-        dataset: Builder of datasets_scripts, or prepared.
+        dataset: Name of a builder of datasets_scripts, or prepared.
         data_dir: Folder or Hub id of the data, for builders that need one.
-        dataset_config: Options of the builder in a file; on the command line they have their own names.
+        dataset_config: Options of the builder in a configuration file; on the command line, give them by name.
     """
 
     dataset: str = "synthetic"
@@ -38,7 +38,7 @@ class DatasetArguments:
 
     @property
     def builder_options(self) -> dict[str, Any]:
-        """All options of the builder, `data_dir` among them."""
+        """All options of the builder, including `data_dir`."""
         options = dict(as_mapping(self.dataset_config))
         if self.data_dir is not None:
             options["data_dir"] = self.data_dir
@@ -46,7 +46,7 @@ class DatasetArguments:
 
     @property
     def origin(self) -> str:
-        """The dataset that the rows come from; of a prepared set, the one that it was prepared from."""
+        """Name of the original dataset; for a prepared set, the dataset that it was prepared from."""
         options = self.builder_options
         if self.dataset == "hf" and "data_dir" in options:
             from modeling_supclap.datasets_scripts.builders.hf import get_origin
@@ -66,13 +66,13 @@ class DatasetArguments:
 
 @dataclass
 class DataArguments(DatasetArguments):
-    """Data to train on.
+    """Training data.
 
     Args:
-        streaming: Read the training split while training; for prepared, hf and webdataset.
+        streaming: Stream the training split during training; for prepared, hf and webdataset.
         zero_shot_templates: Class prompts for zero-shot classification of the test split, such as 'This is a sound of
-            {}'. Without any there is no such test.
-        allow_missing: Train although more than a fifth of the recordings in the metadata are missing.
+            {}'. By default, this test is left out.
+        allow_missing: Train even if more than a fifth of the recordings in the metadata are missing.
     """
 
     streaming: bool = False
@@ -101,28 +101,28 @@ def _refuse_missing(missing: Sequence[str], count: int) -> None:
     total = count + len(missing)
     if len(missing) > MISSING_SHARE * total:
         raise FileNotFoundError(
-            f"{len(missing):,} of {total:,} recordings are missing, such as {missing[0]}; complete the folder, or give "
+            f"{len(missing):,} of {total:,} recordings are missing, such as {missing[0]}; complete the folder, or use "
             f"--allow_missing true to train on the other {count:,}"
         )
 
 
 @dataclass
 class ModelArguments:
-    """Model to train: a saved one, or two encoders, each a Hub id, a folder, or `scratch`.
+    """Model to train: a saved model, or two encoders, each a Hub id, a folder, or `scratch`.
 
     Args:
         model: SupCLAP or CLAP model to continue from (id or folder).
         audio_encoder: Audio encoder, for example mispeech/ced-base or openai/whisper-tiny.
         text_encoder: Text encoder, for example sentence-transformers/LaBSE.
-        audio_config: CEDConfig fields of an audio encoder from scratch or in `random_weights`.
-        text_config: BertConfig fields of a text encoder from scratch; fields of one in `random_weights`.
+        audio_config: CEDConfig fields of an audio encoder from scratch, or fields of one in random_weights.
+        text_config: BertConfig fields of a text encoder from scratch, or fields of one in random_weights.
         vocab_size: Vocabulary size of a text encoder from scratch.
         projection_dim: Width of the shared space.
         temperature: Initial temperature of the softmax.
         logit_bias: Initial bias of SigLIP's logits, usually -10.
         audio_pooling: Pooling of the audio encoder: mean or pooler. By default, its pooler if it has one.
         text_pooling: Pooling of the text encoder: mean, cls, last or pooler.
-        random_weights: Encoders to start from random weights in their own shape: audio, text, or both.
+        random_weights: Encoders to initialise with random weights: audio, text, or both.
     """
 
     model: str | None = None
@@ -140,18 +140,18 @@ class ModelArguments:
 
     def __post_init__(self) -> None:
         if not set(self.random_weights) <= {"audio", "text"}:
-            raise ValueError(f"random_weights is {self.random_weights}; it names audio, text, or both")
+            raise ValueError(f"random_weights is {self.random_weights}; expected audio, text, or both")
 
 
 @dataclass
 class TrainedPartArguments:
-    """Part of the model to train: all, the last blocks, or adapters in them; always with the projections.
+    """Part of the model to train: all of it, the last blocks, or adapters in them. The projections always train.
 
     Args:
-        train_last_layers: Number of last blocks of each encoder to train. By default the whole model trains.
+        train_last_layers: Number of last blocks of each encoder to train; by default, the whole model.
         audio_layers: Overrides train_last_layers for the audio encoder.
         text_layers: Overrides train_last_layers for the text encoder.
-        lora_rank: Rank of adapters that train in the last blocks instead of the blocks.
+        lora_rank: Rank of LoRA adapters, trained in the last blocks instead of the blocks' weights.
         train_temperature: Train the temperature, and SigLIP's bias.
     """
 
@@ -162,7 +162,7 @@ class TrainedPartArguments:
     train_temperature: bool = True
 
     def choose_parameters(self, model: SupCLAPModel) -> None:
-        """Freeze the other parameters, and add the adapters."""
+        """Freeze all other parameters, and add the adapters."""
         from modeling_supclap.training.lora import add_lora, train_last_layers, trainable_table
 
         last = 1 if self.train_last_layers is None else self.train_last_layers
@@ -190,19 +190,19 @@ class TrainedPartArguments:
 
 @dataclass
 class PostTrainingArguments(DatasetArguments):
-    """Model to post-train, and its data.
+    """Model and data of the post-training.
 
     Args:
         model: SupCLAP or CLAP model (id or folder).
         dataset: Builder of datasets_scripts with labels, or prepared.
-        pool_splits: Draw from all splits of the dataset together, as the paper does.
-        train_fraction: Share of each class's recordings to train on.
-        prompts: Names of sounds: labels or phrases. By default labels in English alone. Saved with the model.
+        pool_splits: Use all splits of the dataset together, as in the paper.
+        train_fraction: Fraction of each class's recordings to train on.
+        prompts: Names of sounds: labels or phrases. Default: labels for English alone, else phrases.
         stages: Stages to train, in order; b alone is TeminAL B.
-        use_after: Write 'y after x' for half of the captions 'x before y'.
-        num_phrasings: Number of phrasings of each sentence; 1 is the paper's. By default all.
-        pairs_per_epoch: Class pairs an epoch; by default each pair once.
-        eval_pairs: Held-out pairs to evaluate on.
+        use_after: Replace half of the captions 'x before y' by 'y after x'.
+        num_phrasings: Number of phrasings of each sentence; 1 is the paper's phrasing. By default, all.
+        pairs_per_epoch: Number of class pairs per epoch; by default, each pair once.
+        eval_pairs: Number of held-out pairs to evaluate on.
     """
 
     model: str | None = None
@@ -218,12 +218,12 @@ class PostTrainingArguments(DatasetArguments):
 
     def __post_init__(self) -> None:
         if not self.stages or len(set(self.stages)) < len(self.stages) or not set(self.stages) <= {"a", "b"}:
-            raise ValueError(f"stages is {self.stages}; give a, b, or both, each once")
+            raise ValueError(f"stages is {self.stages}; expected a, b, or both, each once")
 
 
 @dataclass
 class LastPartArguments(TrainedPartArguments):
-    """Part of the model to train: by default the last block of each encoder, as in the paper.
+    """Part of the model to train; by default, the last block of each encoder, as in the paper.
 
     Args:
         train_last_layers: Number of last blocks of each encoder to train.
@@ -238,35 +238,35 @@ class EvaluationArguments(DatasetArguments):
 
     Args:
         model: SupCLAP or CLAP model (id or folder), or module:function.
-        device: Device such as cpu or cuda; by default a GPU if there is one.
-        split: Split to evaluate; several joined by +.
-        folds: Folds whose test splits to evaluate.
-        train_split: Training split of the model; a warning names recordings that it shares with the evaluated split.
+        device: Device such as cpu or cuda; by default, a GPU if available.
+        split: Split to evaluate, or several splits joined by +.
+        folds: Folds to evaluate, each on its own test split.
+        train_split: Training split of the model, checked for recordings in common with the evaluated split.
         on_bad_audio: Action for missing or unusable recordings: error or skip.
         tasks: Tasks: retrieval, zero_shot, zste.
         languages: Languages of retrieval.
-        positives: Right answers of retrieval: clip or captions.
-        caption_handling: Captions that count: all or parallel.
+        positives: Correct answers of retrieval: clip or captions.
+        caption_handling: Captions to evaluate: all or parallel.
         template_sets: Sets of class prompts, by name.
         templates: Further class prompts, such as 'I hear {}'.
         zero_shot_languages: Languages of class prompts.
-        phrases: Dataset whose label phrases to use; by default the evaluated one.
+        phrases: Dataset of the label phrases; by default, the evaluated dataset.
         zste_languages: Languages of ZSTE.
-        zste_tasks: Tasks of ZSTE, 1A to 5B; by default all.
-        zste_items: Clips of each family of ZSTE.
-        zste_candidates: Candidates of ZSTE's tasks 4 and 5B.
-        zste_prompts: Names of sounds in ZSTE: labels or phrases. By default as the model was post-trained.
-        max_audio_seconds: Length of a recording to use; by default all of it.
-        chunk_seconds: Length of the chunks of long recordings; by default the model's maximum.
+        zste_tasks: Tasks of ZSTE, 1A to 5B; by default, all.
+        zste_items: Number of clips in each family of ZSTE.
+        zste_candidates: Number of candidates in ZSTE's tasks 4 and 5B.
+        zste_prompts: Names of sounds in ZSTE: labels or phrases. By default, those of the model's post-training.
+        max_audio_seconds: Maximum length of a recording in seconds; by default, unlimited.
+        chunk_seconds: Length of the chunks of long recordings, in seconds; by default, the model's maximum.
         pooling: Pooling of chunks: mean, or best for each text.
-        batch_size: Clips or texts in a batch. Results do not depend on it.
+        batch_size: Number of clips or texts in a batch. Results do not depend on it.
         num_resamples: Number of bootstrap resamples; 0 disables intervals.
         confidence: Confidence level of the bootstrap intervals.
         seed: Seed of the bootstrap and of ZSTE's items.
         output_dir: Folder of the results.
-        cache_dir: Folder of cached embeddings; none disables the cache.
-        compare: Two folders of results to compare; nothing is evaluated.
-        allow_different: Compare results of different protocols too.
+        cache_dir: Folder of cached embeddings; by default, no cache.
+        compare: Two folders of results to compare, instead of an evaluation.
+        allow_different: Also compare results of different protocols.
     """
 
     model: str | None = None
@@ -317,18 +317,22 @@ class SplitsArguments(DatasetArguments):
     """Dataset, if any, and its splits.
 
     Args:
-        splits: Splits to read; by default all.
+        splits: Splits to read; by default, all.
     """
 
     dataset: str | None = None  # type: ignore[assignment]
     splits: list[str] = field(default_factory=list)
 
     def load_splits(self) -> dict[str, Any]:
-        """Return the chosen splits."""
+        """Return the chosen splits.
+
+        Raises:
+            ValueError: A chosen split does not exist.
+        """
         splits = super().load_splits()
         unknown = sorted(set(self.splits) - set(splits))
         if unknown:
-            raise ValueError(f"there are no splits {unknown}; there are {list(splits)}")
+            raise ValueError(f"unknown splits {unknown}; expected some of {list(splits)}")
         return {name: splits[name] for name in self.splits or splits}
 
 
@@ -339,12 +343,12 @@ class CorpusArguments(SplitsArguments):
     Args:
         model: Folder or Hub id of a SupCLAP or CLAP model.
         folder: Folder of recordings to embed, instead of a dataset.
-        output: Folder to write, or to continue.
-        chunk_seconds: Length of the chunks of long recordings.
-        batch_size: Recordings that a worker reads, and chunks that the model embeds, at once.
-        clips_per_file: Recordings in a Parquet file of the output.
-        num_workers: Reading processes of each embedding process.
-        device: Device such as cpu or cuda; by default a GPU if there is one.
+        output: Folder to write or to continue.
+        chunk_seconds: Length of the chunks of long recordings, in seconds.
+        batch_size: Number of recordings that a worker reads at once, and of chunks that the model embeds at once.
+        clips_per_file: Number of recordings in each Parquet file of the output.
+        num_workers: Number of reading processes for each embedding process.
+        device: Device such as cpu or cuda; by default, a GPU if available.
     """
 
     model: str = "outputs/synthetic"
@@ -364,14 +368,14 @@ class ReproductionArguments:
 
     Args:
         scale: Size of the runs: mini or full.
-        seeds: Seeds; by default those of the table, or 0 1 2.
-        rows: Rows to reproduce, such as table1_infonce; by default all.
-        dry_run: Check and estimate everything, train nothing.
-        data_dir: Folder of the data, or of one folder for each dataset.
+        seeds: Seeds; by default, those of the table, or 0 1 2.
+        rows: Rows to reproduce, such as table1_infonce; by default, all.
+        dry_run: Check all settings and estimate the cost, without training.
+        data_dir: Folder of the data, or a folder with one folder per dataset.
         output_dir: Folder of the runs and tables.
-        settings: Further settings of every training, as JSON. They make other runs, and a table of their own.
-        controls: YAML file with further rows, each a row with other settings.
-        skip_missing: Leave out rows that lack data or encoders, instead of raising an error.
+        settings: Further settings of every training, as JSON. They create separate runs and a separate table.
+        controls: YAML file with further rows, each a row of the table with other settings.
+        skip_missing: Leave out rows with missing data or encoders, instead of raising an error.
     """
 
     scale: str = "mini"
@@ -386,7 +390,7 @@ class ReproductionArguments:
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
-            raise ValueError(f"scale is {self.scale!r}; it must be one of {', '.join(SCALES)}")
+            raise ValueError(f"scale is {self.scale!r}; expected one of {', '.join(SCALES)}")
 
 
 @dataclass
@@ -394,7 +398,7 @@ class CaptionArguments(SplitsArguments):
     """Captions to translate.
 
     Args:
-        output: File of translations; those that it holds are kept.
+        output: Parquet file of the translations; existing translations in it are kept.
         captions: Table of clip_id, caption_index and text (.csv, .jsonl, .parquet ...), instead of a dataset.
         source_language: ISO 639-3 code of the captions.
         languages: ISO 639-3 codes to translate into.
@@ -408,22 +412,22 @@ class CaptionArguments(SplitsArguments):
 
 @dataclass
 class TranslatorArguments:
-    """Translator: a seq2seq model of transformers, or with an endpoint a language model.
+    """Translator: a seq2seq model of transformers, or a language model at an endpoint.
 
     Args:
-        model: Hub id or folder, in which {source} and {target} become ISO 639-1 codes; or the endpoint's model.
-        batch_size: Captions in a batch, or in a request.
+        model: Hub id or folder, with {source} and {target} replaced by ISO 639-1 codes; or the endpoint's model.
+        batch_size: Number of captions in a batch or request.
         prompt: Prompt for models that need one, such as 'translate {source} to {target}: {text}'.
-        num_beams: Beams of the search; 1 is greedy.
-        device: Device such as cpu or cuda; by default a GPU if there is one.
-        dtype: Type of the weights, such as bfloat16; auto, as stored.
+        num_beams: Number of beams; 1 is greedy search.
+        device: Device such as cpu or cuda; by default, a GPU if available.
+        dtype: Data type of the weights, such as bfloat16; auto keeps the stored type.
         endpoint: Address of an OpenAI-compatible endpoint, such as https://api.deepseek.com/v1.
-        api_key_env: Environment variable with its key.
-        requests_per_minute: Limit of requests; by default none.
-        workers: Concurrent requests.
-        retries: Retries of a request when the endpoint is busy.
-        request_options: Further fields of a request, as JSON. By default {"temperature": 0}.
-        fill_gaps: Keep the translations of other models in the output, and add the missing ones.
+        api_key_env: Name of the environment variable with the endpoint's key.
+        requests_per_minute: Limit of requests; by default, unlimited.
+        workers: Number of concurrent requests.
+        retries: Number of retries of a request if the endpoint is busy.
+        request_options: Further fields of a request, as JSON. By default, {"temperature": 0}.
+        fill_gaps: Keep translations by other models in the output, and add the missing ones.
     """
 
     model: str = "facebook/nllb-200-distilled-600M"
@@ -443,13 +447,13 @@ class TranslatorArguments:
 
 @dataclass
 class QualityArguments:
-    """Check of the translations by translating them back.
+    """Check of the translations by back-translation.
 
     Args:
-        back_model: Transformers model that translates back; by default `model`.
-        back_sample: Captions a language to translate back; by default all; 0 disables the check.
-        sentence_encoder: Model of sentence-transformers that compares captions.
-        threshold: Cosine below which a translation is counted as bad.
+        back_model: Transformers model for the back-translation; by default, model.
+        back_sample: Number of captions per language to translate back; by default, all; 0 disables the check.
+        sentence_encoder: Model of sentence-transformers to compare captions.
+        threshold: Cosine below which a translation counts as bad.
         num_worst: Number of worst translations to list for each language.
     """
 
@@ -461,7 +465,7 @@ class QualityArguments:
 
 
 def as_mapping(value: dict | str | None) -> dict[str, Any]:
-    """Return a mapping from the YAML file, or from JSON on the command line."""
+    """Return a mapping from a YAML file as it is, or parse it from JSON on the command line."""
     parsed = json.loads(value) if isinstance(value, str) else value or {}
     if not isinstance(parsed, dict):
         raise ValueError(f"expected a mapping such as '{{\"depth\": 4}}', got {value!r}")

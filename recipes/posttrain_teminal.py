@@ -1,15 +1,15 @@
-"""Post-trains a model on the order of sounds: TeminAL's stages A and B, one after the other [T 3.2].
+"""Post-train a model on the order of sounds with TeminAL's stages A and B, one after the other [T 3.2].
 
     supclap posttrain --model outputs/esc10 --data_dir DIR
     supclap posttrain teminal.yaml --model laion/clap-htsat-unfused --data_dir DIR
 
-Without a file, `configs/teminal_esc10.yaml` is read. The output folder then holds the model for `from_pretrained` and
-`results.json` and `report.html`: how often an item's own caption wins among those of its pair, before, between and
-after the stages, beside chance and what a model that is blind to order scores.
+The default file is `configs/teminal_esc10.yaml`. The output folder then contains the model for `from_pretrained`,
+`results.json` and `report.html`. They report how often an item's own caption scores highest among those of its pair,
+before the first and after each stage, with the levels of chance and of an order-blind model.
 
-What is held out are recordings of each class, of the dataset's training split, or with --pool_splits of the whole, as
-in the paper; then clips of its test split are no longer unseen by the model. Half of them choose the best epoch of a
-stage, the other half are scored; with --load_best_model_at_end false nothing is chosen and all are scored.
+Recordings of each class are held out from the dataset's training split, or with --pool_splits from all splits, as in
+the paper; the model then also trains on clips of the test split. Half of the held-out recordings select the best epoch
+of a stage, and the other half are scored. With --load_best_model_at_end false, all of them are scored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
 
 
 def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, str]] | None:
-    """The phrases of the labels in eight languages; None where there are none and the labels serve, in English."""
+    """Return the phrases of the labels in eight languages; None to use the labels, in English only.
+
+    Raises:
+        ValueError: The dataset has no phrases, and another language than English is used.
+    """
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 
     try:
@@ -44,23 +48,32 @@ def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, s
     except ValueError as error:
         if list(languages) == ["eng"]:
             return None
-        raise ValueError(f"{error}; in English the labels themselves serve: --languages eng") from error
+        raise ValueError(f"{error}; use --languages eng to train on the labels") from error
 
 
 def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str:
-    """What sounds are called: "labels" or "phrases"."""
+    """Return the names of sounds to use: "labels" or "phrases".
+
+    Raises:
+        ValueError: Another value, or labels with another language than English.
+    """
     prompts = args.prompts or ("labels" if list(languages) == ["eng"] else "phrases")
     if prompts not in ("labels", "phrases") or (prompts == "labels" and list(languages) != ["eng"]):
-        raise ValueError(f"prompts is {prompts!r}, languages {list(languages)}; labels are for English alone")
+        raise ValueError(
+            f"prompts is {prompts!r} with languages {list(languages)}; expected phrases, or labels for eng"
+        )
     return prompts
 
 
 def load_items(
     args: PostTrainingArguments, training: TemporalTrainingArguments
 ) -> tuple[TemporalItems, TemporalItems, TemporalItems]:
-    """Items to train on, to choose the best epoch by and to score, from the training split or from all.
+    """Return items to train on, to select the best epoch, and to score, from the training split or all splits.
 
-    No source recording is in two of them; but where the last epoch is kept, nothing is chosen and the last two are one.
+    The three share no source recording. If the last epoch is kept, the second and third are the same recordings.
+
+    Raises:
+        ValueError: There is no training split, or a class has too few held-out recordings.
     """
     from datasets import concatenate_datasets
 
@@ -76,23 +89,23 @@ def load_items(
     elif "train" in splits:
         rows = splits["train"]
     else:
-        raise ValueError(f"{args.dataset} has only the splits {list(splits)}; --pool_splits true trains on those")
+        raise ValueError(f"{args.dataset} has only the splits {list(splits)}; use --pool_splits true to train on them")
 
     rows = filter_bad_audio(rows, training)
     parts = split_by_source(without_audio(rows), args.train_fraction, training.seed)
     train, held_out = (rows.select(part) for part in parts)
 
-    choosing = scored = held_out
+    selection = scored = held_out
     if training.load_best_model_at_end:
         parts = split_by_source(without_audio(held_out), 0.5, training.seed)
-        choosing, scored = (held_out.select(part) for part in parts)
+        selection, scored = (held_out.select(part) for part in parts)
 
     classes = set(recordings_by_label(held_out))
     lacking = sorted(classes - recordings_by_label(scored).keys())
     if lacking:
         raise ValueError(
-            f"of {lacking} too few recordings are held out: some choose the best epoch and others are scored; lower "
-            "train_fraction, or keep the last epoch: --load_best_model_at_end false"
+            f"too few recordings of {lacking} are held out to select the best epoch and to score it; lower "
+            "train_fraction, or keep the last epoch with --load_best_model_at_end false"
         )
 
     by_phrases = choose_prompts(args, training.languages) == "phrases"
@@ -107,7 +120,7 @@ def load_items(
     eval_pairs = min(args.eval_pairs, len(classes) * (len(classes) - 1))
     return (
         TemporalItems(train, training.seed, pairs_per_epoch=args.pairs_per_epoch, **shared),
-        TemporalItems(choosing, training.seed, pairs_per_epoch=eval_pairs, **shared),
+        TemporalItems(selection, training.seed, pairs_per_epoch=eval_pairs, **shared),
         TemporalItems(scored, training.seed, pairs_per_epoch=eval_pairs, **shared),
     )
 
@@ -119,14 +132,14 @@ def run_stage(
     args: TemporalTrainingArguments,
     items: tuple[TemporalItems, TemporalItems, TemporalItems],
 ) -> Any:
-    """Trains one stage in its own folder, from its last checkpoint when the run is resumed; predicts pairs to score."""
+    """Train one stage in its own folder, from its last checkpoint if resumed; predict its evaluation pairs."""
     from modeling_supclap.training.checkpoints import last_checkpoint
     from modeling_supclap.training.trainer import TemporalTrainer
     from modeling_supclap.training.training_args import TemporalTrainingArguments
 
     folder = Path(args.output_dir or ".") / f"stage_{stage}"
     last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
-    shared = {each.name: getattr(args, each.name) for each in fields(args) if each.init}
+    shared = {option.name: getattr(args, option.name) for option in fields(args) if option.init}
     trainer = TemporalTrainer(
         model,
         TemporalTrainingArguments(**{**shared, "stage": stage, "output_dir": str(folder)}),
@@ -136,16 +149,20 @@ def run_stage(
     )
 
     train(trainer, last)
-    trainer.save_state()  # what the stage logged, for figures of several runs
+    trainer.save_state()  # the log, for figures of several runs
     return trainer.predict(trainer.eval_rows)
 
 
 def score_stages(
     predictions: Mapping[str, Any], trainer: TemporalTrainer, rows: Any, data: Mapping[str, Any]
 ) -> evaluation.Results:
-    """How often an item's own caption wins among those of its pair, before, between and after the stages.
+    """Score how often an item's own caption ranks first among those of its pair, before and after each stage.
 
-    The predictions are the Trainer's, by stage, of the pairs of these rows; `data` is what the protocol says of these.
+    Args:
+        predictions: Output of the Trainer's `predict` for the pairs of `rows`, by stage.
+        trainer: Trainer with the model and the items of these rows.
+        rows: Held-out recordings.
+        data: Dataset and origin, for the protocol of the results.
     """
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.schema import without_audio
@@ -156,16 +173,16 @@ def score_stages(
     scores: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
     for stage, prediction in predictions.items():
-        scores[stage], kept = evaluation.evaluate_pairs(prediction, intervals)
-        arrays |= {f"temporal/{language}/{stage}/{name}": values for name, values in kept.items()}
+        scores[stage], outcomes = evaluation.evaluate_pairs(prediction, intervals)
+        arrays |= {f"temporal/{language}/{stage}/{name}": values for name, values in outcomes.items()}
 
-    listed = list(without_audio(rows))
+    clips = list(without_audio(rows))
     files = evaluation.hash_recordings(rows, evaluation.EmbeddingCache(None))
     protocol = {
         **data,
         "split": "held out",
-        "dataset_hash": evaluation.hash_dataset(listed, files),
-        "clips": len(listed),
+        "dataset_hash": evaluation.hash_dataset(clips, files),
+        "clips": len(clips),
         "classes": len(trainer.eval_items.labels),
         "languages": [language],
         "intervals": {"method": "percentile bootstrap over pairs", **vars(intervals)},
@@ -176,19 +193,19 @@ def score_stages(
 
 
 def main() -> None:
-    """Reads the command line, and runs as the only one in its folder."""
+    """Parse the command line, lock the output folder, and train."""
     post_args, part_args, args = parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__)
     with only_run(args):
         train_and_save(post_args, part_args, args)
 
 
 def count_trained(model: SupCLAPModel) -> dict[str, float]:
-    """How many parameters of each tower with its projection train, and their share [T table 5]."""
+    """Count the trained parameters of each tower with its projection, and their share of all [T table 5]."""
     counts: dict[str, float] = {}
     for tower in ("text", "audio"):
         trains, total = 0, 0
         for name, weight in model.named_parameters():
-            if name.startswith(f"{tower}_") and ".original_module." not in name:  # PEFT's copy of one that trains
+            if name.startswith(f"{tower}_") and ".original_module." not in name:  # PEFT's copy of a trained module
                 trains += weight.numel() * weight.requires_grad
                 total += weight.numel()
         counts |= {f"{tower}_trained": trains, f"{tower}_share": trains / total}
@@ -199,7 +216,7 @@ def count_trained(model: SupCLAPModel) -> dict[str, float]:
 def train_and_save(
     post_args: PostTrainingArguments, part_args: LastPartArguments, args: TemporalTrainingArguments
 ) -> None:
-    """Load, freeze, train A, train B, save."""
+    """Load the model, freeze the rest of it, train the stages, score the held-out pairs, and save."""
     from transformers import ClapProcessor, set_seed
 
     from modeling_supclap.conversion import clap_from_supclap
@@ -208,7 +225,7 @@ def train_and_save(
     from modeling_supclap.training.trainer import TemporalTrainer
 
     if post_args.model is None:
-        raise ValueError("there is no model to post-train; give --model with a folder or a Hub id")
+        raise ValueError("no model was given; give --model with a folder or a Hub id")
     started = time.perf_counter()
     set_seed(args.seed)
     origin = post_args.origin
@@ -217,13 +234,13 @@ def train_and_save(
     items = load_items(post_args, args)
     model.config.temporal_prompts = choose_prompts(post_args, args.languages)
     part_args.choose_parameters(model)
-    trained = count_trained(model)  # before adapters are merged, when everything may train again
+    trained = count_trained(model)  # before adapters are merged, which makes all parameters trainable
 
-    untrained = TemporalTrainer(model, args, items[0], items[2], processing_class=processor)
-    predictions = {"before": untrained.predict(untrained.eval_rows)}
+    trainer = TemporalTrainer(model, args, items[0], items[2], processing_class=processor)
+    predictions = {"before": trainer.predict(trainer.eval_rows)}
     for stage in post_args.stages:
         predictions[f"stage_{stage}"] = run_stage(stage, model, processor, args, items)
-    if not untrained.is_world_process_zero():
+    if not trainer.is_world_process_zero():
         return
 
     output = Path(args.output_dir or ".")
@@ -234,15 +251,15 @@ def train_and_save(
         ClapProcessor.from_pretrained(post_args.model).save_pretrained(output / "clap")
 
     data = {"dataset": post_args.dataset, "origin": origin}
-    results = score_stages(predictions, untrained, items[2].rows, data)
+    results = score_stages(predictions, trainer, items[2].rows, data)
     seconds = time.perf_counter() - started
     arguments = {**vars(post_args), **vars(part_args), **args.to_dict()}
     results.content["training"] = {"seconds": seconds, **trained, "arguments": arguments}
     results.save(output)
     write_report(results, output / "report.html")
-    untrained.create_model_card(finetuned_from=post_args.model)
+    trainer.create_model_card(finetuned_from=post_args.model)
     print(results.table())
-    print(f"model, results.json and report.html are in {output} ({seconds:.0f} s in all)")
+    print(f"model, results.json and report.html are in {output} ({seconds:.0f} s in total)")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
-"""Trains a SupCLAP model, from recordings and captions to a loadable, measured model.
+"""Train a SupCLAP model on recordings and captions, evaluate it, and save it.
 
     supclap train                                       # the default: needs no data
     supclap train esc10.yaml --data_dir DIR             # real recordings
     supclap train supclap_audiocaps.yaml --data_dir DIR
 
-In a checkout, `accelerate launch recipes/train_supclap.py` is the same job; with `--multi_gpu` it takes all GPUs.
-The first argument may be a YAML file; `--key value` pairs override it, and options of the dataset's builder are keys
-too (`--test_fold 4`). Without a file, `configs/synthetic.yaml` is read, unless `--dataset` names another set: then the
-keys have their own defaults, those of the SupCLAP paper. `--model` continues a SupCLAP model or a `ClapModel`.
-`--streaming true` reads a prepared set, other Parquet files (`--dataset hf`) or tar files of WebDataset as its rows
-are needed, from wherever they are.
-The output folder then holds the model for `from_pretrained`, its model card, `results.json` with `outcomes.npz` and
-`report.html`, as of an evaluation, `training_curves.png` and `drift.png`.
+In a checkout, `accelerate launch recipes/train_supclap.py` runs the same training; `--multi_gpu` uses all GPUs.
+
+The first argument may be a YAML file. `--key value` pairs override it, and options of the dataset's builder are also
+keys (`--test_fold 4`). The default file is `configs/synthetic.yaml`. If `--dataset` names another dataset, no file is
+read, and the defaults of the keys are those of the SupCLAP paper. `--model` continues training a SupCLAP model or a
+`ClapModel`. `--streaming true` streams a prepared set, other Parquet files (`--dataset hf`) or WebDataset tar files,
+local or remote.
+
+The output folder then contains the model for `from_pretrained`, its model card, the files of an evaluation
+(`results.json`, `outcomes.npz` and `report.html`), `training_curves.png` and `drift.png`.
 """
 
 from __future__ import annotations
@@ -33,24 +35,29 @@ if TYPE_CHECKING:
     from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 SAMPLE_ROWS = 1000
-"""Of a training split that is streamed, so many rows are looked at before the run."""
+"""Number of rows of a streamed training split that are checked before the run."""
 
 OPTIONS = (DataArguments, ModelArguments, TrainedPartArguments, ContrastiveOptions)
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
 
 def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> None:
-    """Refuses, before the run, what would end it without a model or without its scores."""
+    """Check the splits before the run.
+
+    Raises:
+        ValueError: The training or validation split is missing, captions are missing, or clips have no single label
+            for zero-shot classification.
+    """
     from modeling_supclap.datasets_scripts.schema import require_captions, without_audio
 
-    name, there = data_args.dataset, ", ".join(splits)
+    name, available = data_args.dataset, ", ".join(splits)
     if "train" not in splits:
-        raise ValueError(f"{name} has nothing to train on: its splits are {there}")
+        raise ValueError(f"{name} has no training split, only {available}; choose another dataset")
     if "validation" not in splits and args.eval_strategy != "no":
         raise ValueError(
-            f"{name} has no validation split to choose the best checkpoint by, only {there}: hold some out by "
-            "--validation_fraction or --num_validation, where the builder has it, or keep the last checkpoint: "
-            "--eval_strategy no --load_best_model_at_end false"
+            f"{name} has no validation split to select the best checkpoint, only {available}; hold clips out with "
+            "--validation_fraction or --num_validation, if the builder has this option, or keep the last checkpoint "
+            "with --eval_strategy no --load_best_model_at_end false"
         )
 
     for split, rows in splits.items():
@@ -62,13 +69,13 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
     for row in without_audio(splits.get("test", [])) if data_args.zero_shot_templates else ():
         if len(row["labels"]) != 1:
             raise ValueError(
-                f"zero_shot_templates need one label a clip, and clip {row['clip_id']!r} of {name}'s test split has "
-                f"{len(row['labels'])}; leave the templates out"
+                f"clip {row['clip_id']!r} of {name}'s test split has {len(row['labels'])} labels; zero_shot_templates "
+                "requires one label per clip, leave it out"
             )
 
 
 def rows_to_check(rows: Any, seed: int) -> Any:
-    """The rows of a split that are looked at before the run: all, or of a stream some from all over it, unheard."""
+    """Return the rows of a split to check before the run: all, or of a stream a random sample without audio."""
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.datasets_scripts.stream import RowStream
 
@@ -78,7 +85,7 @@ def rows_to_check(rows: Any, seed: int) -> Any:
 
 
 def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
-    """The model's arguments that had an effect: a model or encoder that is loaded has a shape of its own."""
+    """Return the model's arguments in use; a loaded model or encoder ignores the arguments for its shape."""
     if args.model is not None:
         return {"model": args.model}
     used = dict(vars(args))
@@ -90,7 +97,7 @@ def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
 
 
 def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> SupCLAPProcessor:
-    """The processor of the two encoders; from scratch a tokenizer is trained on the captions."""
+    """Return the processor of the two encoders; from scratch, train a tokenizer on the captions."""
     from transformers import RobertaTokenizer
 
     from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
@@ -103,13 +110,13 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
     for row in without_audio(rows):
         captions.update(text for _, text in all_captions(row, languages))
 
-    # A byte-level BPE: no text is unknown to it. Sorted, so that training it twice gives the same tokens.
+    # A byte-level BPE tokenizer has no unknown text. Sorted captions make its training reproducible.
     tokenizer = RobertaTokenizer().train_new_from_iterator(sorted(captions), args.vocab_size, show_progress=False)
     return SupCLAPProcessor(CEDFeatureExtractor(), tokenizer)
 
 
 def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPModel:
-    """The model of two encoders, each loaded or from scratch."""
+    """Build a model from two encoders, both loaded or both from scratch."""
     from transformers import BertConfig
 
     from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
@@ -136,7 +143,7 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
     for name in args.random_weights:
         config = getattr(model.config, f"{name}_config")
         config.update(as_mapping(getattr(args, f"{name}_config")))
-        config._name_or_path = ""  # its weights come from nowhere now
+        config._name_or_path = ""  # its weights no longer come from that checkpoint
     if args.random_weights:
         fresh = SupCLAPModel(model.config)
         for name in args.random_weights:
@@ -145,7 +152,7 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 
 
 def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_audio_seconds: float) -> None:
-    """Gives an audio encoder from scratch the spectral mean and variance of a sample of the training clips."""
+    """Set the spectral mean and variance of an audio encoder from scratch, from a sample of the training clips."""
     from modeling_supclap.datasets_scripts.audio import read_row
     from modeling_supclap.datasets_scripts.stream import RowStream
 
@@ -159,23 +166,28 @@ def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_
 
 
 def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
-    """The checkpoint to resume from, if any."""
+    """Return the checkpoint to resume from, if any.
+
+    Raises:
+        FileNotFoundError: The named checkpoint does not exist.
+        ValueError: "last" is given, and the output folder contains no checkpoint.
+    """
     from modeling_supclap.training.checkpoints import last_checkpoint
 
     folder = args.output_dir or "."
     last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
     named = args.resume_from_checkpoint
     if named is not None and named != "last" and not Path(named).is_dir():
-        raise FileNotFoundError(f"there is no checkpoint {named}; --resume_from_checkpoint last takes the newest")
+        raise FileNotFoundError(f"checkpoint {named} does not exist; --resume_from_checkpoint last uses the newest")
     if named != "last":
         return named
     if last is None:
-        raise ValueError(f"--resume_from_checkpoint last: {folder} holds no checkpoint; without it the run begins anew")
+        raise ValueError(f"--resume_from_checkpoint last: {folder} contains no checkpoint; omit it to start a new run")
     return last
 
 
 def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> evaluation.Results:
-    """Retrieval in every language, zero-shot classification where there are templates."""
+    """Evaluate retrieval in every language and, with templates, zero-shot classification."""
     from modeling_supclap import evaluation
 
     args, languages = trainer.args, trainer.args.eval_languages
@@ -183,7 +195,7 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
     policy = evaluation.AudioPolicy(trainer.evaluation_collator.max_audio_seconds)
     split = evaluation.split_from_predictions(trainer.predict(rows), rows, languages, model, policy)
 
-    # A training set may have a caption in one language and none in another; where it has not, results compare.
+    # Languages are compared on the same captions if every clip has as many captions in each language.
     parallel = True
     for row in split.rows:
         counts = [len(row["captions"].get(language) or ()) for language in languages]
@@ -203,7 +215,7 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
 def make_model(
     model_args: ModelArguments, args: SupCLAPTrainingArguments, rows: Any
 ) -> tuple[SupCLAPModel, SupCLAPProcessor]:
-    """The model that the arguments describe and its processor; from scratch, its tokenizer is trained on the rows."""
+    """Build the model and its processor; from scratch, train the tokenizer on the rows."""
     from modeling_supclap import SupCLAPProcessor
     from modeling_supclap.recipes.models import load_start
 
@@ -211,13 +223,13 @@ def make_model(
         return load_start(model_args.model)
     if args.resume_from_checkpoint is None:
         processor = build_processor(model_args, rows, args.languages)
-    else:  # its own, since another choice of recordings would train another tokenizer
+    else:  # keep the tokenizer: training it on other recordings would change it
         processor = SupCLAPProcessor.from_pretrained(args.resume_from_checkpoint)
     return build_model(model_args, processor), processor
 
 
 def draw(log_history: list[dict[str, Any]], output: Path, language: str) -> str:
-    """Draws what a run logged; gives what there is to name in its last line."""
+    """Draw the logged values; return the names of the files for the last line of the run."""
     from modeling_supclap.training.plots import plot_drift, plot_training_curves
 
     logged = set().union(*log_history)
@@ -230,7 +242,7 @@ def draw(log_history: list[dict[str, Any]], output: Path, language: str) -> str:
 
 
 def main() -> None:
-    """Reads the command line, and runs as the only one in its folder."""
+    """Parse the command line, lock the output folder, and train."""
     data_args, model_args, part_args, args = parse_arguments(OPTIONS, default_config=DEFAULT_CONFIG, about=__doc__)
     with only_run(args):
         train_and_save(data_args, model_args, part_args, args)
@@ -242,7 +254,7 @@ def train_and_save(
     part_args: TrainedPartArguments,
     args: SupCLAPTrainingArguments,
 ) -> None:
-    """Load, build, train, evaluate, save."""
+    """Load the data, build and train the model, evaluate the test split, and save."""
     import torch
     from transformers import set_seed
 
@@ -258,14 +270,14 @@ def train_and_save(
 
     with args.main_process_first(desc="preparing the data"):
         splits = data_args.load_splits()
-    looked_at = {name: rows_to_check(rows, args.seed) for name, rows in splits.items()}
-    check_splits(looked_at, data_args, args)
+    checked = {name: rows_to_check(rows, args.seed) for name, rows in splits.items()}
+    check_splits(checked, data_args, args)
     origin = data_args.origin
     require_usable_audio(splits, args)
     if "test" in splits:
         splits["test"] = filter_bad_audio(splits["test"], args)  # the trainer does this with its own splits
 
-    model, processor = make_model(model_args, args, looked_at["train"])
+    model, processor = make_model(model_args, args, checked["train"])
     part_args.choose_parameters(model)
     trainer = SupCLAPTrainer(
         model, args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=processor
@@ -284,7 +296,7 @@ def train_and_save(
     train(trainer, args.resume_from_checkpoint)
     part_args.finished(model)
     trainer.save_model()
-    trainer.save_state()  # what it logged, for figures of several runs
+    trainer.save_state()  # the log, for figures of several runs
     if "test" in splits:
         results = evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates)
     else:
@@ -317,7 +329,7 @@ def train_and_save(
         "best_step": trainer.state.best_global_step,
         "steps": trainer.state.global_step,
         "seconds": seconds,
-        "process_seconds": time.process_time() - started_process,  # which other programs disturb less
+        "process_seconds": time.process_time() - started_process,  # less affected by other programs
         "peak_memory_mib": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None,
         "last_logs": last_logs,
         "language_errors": errors,
@@ -328,11 +340,11 @@ def train_and_save(
         write_report(results, output / "report.html", splits["test"])
         print(f"\ntest split, {len(splits['test'])} clips, shares in percent:\n{results.table()}")
     else:
-        print(f"{data_args.dataset} has no test split: results.json holds no test scores")
+        print(f"{data_args.dataset} has no test split: results.json contains no test scores")
 
     files = draw(trainer.state.log_history, output, args.eval_languages[0])
     trainer.create_model_card(finetuned_from=model_args.model)
-    print(f"{files} are in {output} ({seconds:.0f} s in all)")
+    print(f"{files} are in {output} ({seconds:.0f} s in total)")
 
 
 if __name__ == "__main__":
