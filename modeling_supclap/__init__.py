@@ -1,7 +1,7 @@
 """Contrastive audio-text models for the Hugging Face ecosystem: SupCLAP, its towers, losses and trainer.
 
 Importing the package loads neither torch nor transformers; importing one of its classes does. `AutoModel`,
-`AutoProcessor` and `pipeline` of transformers know a class once it is imported: `from modeling_supclap import
+`AutoProcessor` and `pipeline` of transformers find a class after its import: `from modeling_supclap import
 SupCLAPModel`. Without the package, a saved folder loads with `trust_remote_code=True`.
 """
 
@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
 
     Raises:
         AttributeError: The package has no such name.
-        ImportError: torchaudio does not import.
+        ImportError: torchaudio cannot be imported.
     """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -77,13 +77,13 @@ def require_torchaudio() -> None:
     """Import torchaudio before transformers does, to explain a failure.
 
     Raises:
-        ImportError: It does not import; the message says how to install it.
+        ImportError: torchaudio cannot be imported; the message explains how to install it.
     """
     try:
         importlib.import_module("torchaudio")
     except Exception as error:  # OSError or RuntimeError from a torchaudio that does not fit torch
         raise ImportError(
-            f"torchaudio does not import: {error}\n"
+            f"torchaudio cannot be imported: {error}\n"
             "Most often the CPU build of torch is installed with the CUDA build of torchaudio, or their CUDA versions "
             "differ. Install a matching pair from one source, for example: "
             "pip install torch==2.13.0 torchaudio==2.11.0"

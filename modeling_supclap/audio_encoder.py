@@ -1,8 +1,8 @@
-"""Any audio encoder of transformers as a tower: its inputs, its forward pass and its pooling.
+"""Audio encoders of transformers as towers: inputs, forward pass and pooling.
 
-The feature extractor of an encoder names its input `input_values` or `input_features`; here it is `input_features`
-for all, with `audio_attention_mask`. Clips have one length (Whisper 30 s, AST 10.24 s) or any (wav2vec 2.0, HuBERT,
-WavLM, Data2Vec, wav2vec2-BERT, ...).
+Feature extractors name their input `input_values` or `input_features`. Here it is always `input_features`, with
+`audio_attention_mask`. Some encoders take clips of one length (Whisper 30 s, AST 10.24 s), others of any length
+(wav2vec 2.0, HuBERT, WavLM, Data2Vec, wav2vec2-BERT, ...).
 """
 
 import inspect
@@ -18,15 +18,15 @@ from .pooling import mean_pool
 
 
 def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute the inputs of an encoder, clip by clip, so that none depends on the others.
+    """Compute the inputs of an encoder, each clip independently of the others.
 
     Args:
-        feature_extractor: The feature extractor of the encoder.
-        clips: Waveforms (samples,) at its sampling rate.
+        feature_extractor: Feature extractor of the encoder.
+        clips: Waveforms (samples,) at the sampling rate of the feature extractor.
 
     Returns:
-        `input_features`, float32, (B, T), (B, T, features) or of clips of one length (B, features, T); zero after the
-        end of a shorter clip. `audio_attention_mask` (B, T), int64, 1 for a clip's own samples or frames.
+        `input_features` float32, (B, T), (B, T, features), or (B, features, T) if all clips have one length; zero after
+        the end of a shorter clip. `audio_attention_mask` (B, T) int64, 1 for samples or frames of the clip.
     """
     options: dict[str, Any] = {"sampling_rate": feature_extractor.sampling_rate, "return_tensors": "np"}
     if "return_attention_mask" in inspect.signature(feature_extractor.__call__).parameters:
@@ -36,8 +36,8 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
     for clip in clips:
         fields = feature_extractor(clip, **options)
         features.append(fields[feature_extractor.model_input_names[0]][0])
-        own = fields["attention_mask"][0] if "attention_mask" in fields else np.ones(len(features[-1]))
-        masks.append(np.asarray(own, dtype=np.int64))
+        mask = fields["attention_mask"][0] if "attention_mask" in fields else np.ones(len(features[-1]))
+        masks.append(np.asarray(mask, dtype=np.int64))
 
     longest = max(map(len, masks))
     for index, mask in enumerate(masks):
@@ -51,21 +51,21 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
 def run_encoder(
     encoder: Any, features: torch.Tensor, mask: torch.Tensor | None, pooling: str | None = None, **kwargs: Any
 ) -> BaseModelOutputWithPooling:
-    """Encode clips with an encoder of transformers, each clip as if it were alone.
+    """Encode clips with an encoder of transformers, each clip independently of the others.
 
-    Clips of different lengths go through the encoder one length at a time and without padding, because a group norm
-    over time (wav2vec 2.0, HuBERT) and convolutions over positions (Data2Vec) see the padding that a mask hides.
+    Clips of different lengths are encoded one length at a time and without padding. A mask is not enough, because
+    padding affects a group norm over time (wav2vec 2.0, HuBERT) and convolutions over positions (Data2Vec).
 
     Args:
-        encoder: The encoder.
+        encoder: Audio encoder of transformers.
         features: (B, T), (B, T, features), or (B, features, T) if all clips have one length.
-        mask: (B, T), ones followed by zeros; None means that there is no padding.
-        pooling: "pooler" takes the pooler of the encoder, "mean" the mean of its frames; None, its pooler if any.
+        mask: (B, T), ones followed by zeros; None means no padding.
+        pooling: "pooler" uses the pooler of the encoder, "mean" the mean of its frames; None is "pooler" if it has one.
         **kwargs: `output_hidden_states` and `output_attentions`, as in transformers.
 
     Returns:
         `pooler_output` (B, D) and `last_hidden_state` (B, N, D), zero after the end of a shorter clip.
-        `hidden_states` and `attentions` only if the clips have one length.
+        `hidden_states` and `attentions` are returned only if all clips have one length.
 
     Raises:
         ValueError: A clip is shorter than one frame.
@@ -79,7 +79,7 @@ def run_encoder(
     if count_frames is not None and int(count_frames(torch.tensor(shortest))) < 1:
         raise ValueError(
             f"clip {int(lengths.argmin())} has {shortest} values, fewer than one frame of {type(encoder).__name__}; "
-            "give longer clips"
+            "pass longer clips"
         )
 
     parts: list[Any] = []
@@ -90,7 +90,7 @@ def run_encoder(
     if len(parts) == 1:
         return parts[0]
 
-    # In the order of the clips, and to one number of frames: (b, n, D) of each length -> (B, N, D)
+    # Pad to one number of frames and restore the order of the clips: (b, n, D) of each length -> (B, N, D)
     order = torch.cat(rows).argsort()
     most = max(part.last_hidden_state.shape[1] for part in parts)
     hidden = []
@@ -105,7 +105,7 @@ def run_encoder(
 def _run(
     encoder: Any, features: torch.Tensor, mask: torch.Tensor | None, pooling: str | None, **kwargs: Any
 ) -> BaseModelOutputWithPooling:
-    """One forward pass over clips of one length; a mask says which frames of it are sound."""
+    """Run the encoder on clips of one length; with a mask, mean pooling skips the frames of padding."""
     outputs = encoder(**{encoder.main_input_name: features.to(encoder.dtype)}, **{**kwargs, "return_dict": True})
     pooled = outputs.get("pooler_output")
     if pooling == "mean" or pooled is None:

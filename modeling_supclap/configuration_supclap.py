@@ -1,6 +1,6 @@
-"""What an audio-text model is made of: the audio encoders CED and CNN14, and the two-tower model around one.
+"""Configurations of the audio encoders CED and CNN14, and of the two-tower model.
 
-Declared fields only: constructing a configuration reads no file and needs no network.
+Constructing a configuration reads no file and needs no network.
 """
 
 import os
@@ -15,15 +15,15 @@ from transformers.dynamic_module_utils import get_relative_import_files
 # (embed_dim, num_heads) of the published checkpoints, table 1 of CED (Dinkel et al., 2023, arXiv 2308.11957).
 CED_SIZES = {"tiny": (192, 3), "mini": (256, 4), "small": (384, 6), "base": (768, 12)}
 
-# File and class of the towers that transformers lacks, by model type. Each file is imported when it is first needed.
-# A saved model holds the files of its own towers only.
+# File and class of the towers that transformers lacks, by model type. A file is imported when first used.
+# A saved model contains only the files of its own towers.
 OWN_TOWERS = {
     "ced": ("modeling_ced", "CEDModel"),
     "cnn14": ("modeling_cnn14", "CNN14Model"),
     "m2m_100": ("modeling_sonar", "SonarTextModel"),
 }
 
-# The text encoder of SONAR (Duquenne et al., 2023, arXiv 2308.11466) in the vocabulary of M2M100.
+# The text encoder of SONAR (Duquenne et al., 2023, arXiv 2308.11466), in the field names of M2M100.
 SONAR_TEXT_CONFIG: dict[str, Any] = {
     "model_type": "m2m_100",
     "vocab_size": 256206,
@@ -37,73 +37,73 @@ SONAR_TEXT_CONFIG: dict[str, Any] = {
 
 
 class OwnTypeMixin:
-    """Makes `from_pretrained` refuse a folder of another model, of which transformers only warns.
+    """Mixin with a `from_pretrained` that raises for another model type, where transformers only warns.
 
-    It would go on to build the default model, which may be of any size, and fail on the weights or not at all.
+    transformers would build the default model, which may have any size, and then fail on the weights or not at all.
     """
 
     model_type: ClassVar[str]
     base_config_key: ClassVar[str]
-    # What else could have been meant, for the message of the error.
+    # Alternative to suggest in the error message.
     advice: ClassVar[str] = ""
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
-        """As in transformers, of this type of model.
+        """Read the fields of a configuration as in transformers, and raise if its model type differs.
 
         Raises:
-            OSError: There is no such folder or id, or its file cannot be read.
-            ValueError: There is no configuration, or it is of another model.
+            OSError: The folder or Hub id does not exist, or its file cannot be read.
+            ValueError: There is no configuration, or it is of another model type.
         """
         name, parent = pretrained_model_name_or_path, cast(Any, super())
         try:
             fields, rest = parent.get_config_dict(name, **kwargs)
         except OSError as error:
-            raise OSError(f"no configuration can be read from {str(name)!r}, as folder or Hub id: {error}") from error
+            raise OSError(f"cannot read a configuration from the folder or Hub id {str(name)!r}: {error}") from error
 
-        # A whole model's file has the part that is asked for under this key, from where transformers takes it.
-        found = (fields.get(cls.base_config_key) or fields).get("model_type")
-        if found != cls.model_type:
-            seen = f"is of a model of type {found!r}" if fields else "is no checkpoint: it holds no config.json"
-            raise ValueError(f"{name} {seen}; give a {cls.model_type!r} checkpoint{cls.advice}")
+        # The file of a two-tower model contains the configuration of a tower under this key.
+        model_type = (fields.get(cls.base_config_key) or fields).get("model_type")
+        if model_type != cls.model_type:
+            problem = f"has model_type {model_type!r}" if fields else "is not a checkpoint: it has no config.json"
+            raise ValueError(f"{name} {problem}; pass a {cls.model_type!r} checkpoint{cls.advice}")
 
         return fields, rest
 
 
 @strict
 class CEDConfig(OwnTypeMixin, PreTrainedConfig):
-    """Shape of a CED or Dasheng audio encoder, in the field names of the `mispeech/ced-*` checkpoints.
+    """Configuration of a CED or Dasheng audio encoder, in the field names of the `mispeech/ced-*` checkpoints.
 
     Dasheng (Dinkel et al., 2024, arXiv 2406.06992), the audio tower of GLAP, is the same encoder with other patches:
     `patch_size=[64, 4]`, all mel bands by 4 frames, in chunks of `target_length=1008`.
 
-    Their `config.json` loads unchanged: fields of their classifier that the encoder has no use for (`outputdim`,
-    `loss`, `eval_avg`, ...) are kept and written back.
+    The published `config.json` files load unchanged. Fields of their classifier (`outputdim`, `loss`, `eval_avg`, ...)
+    are ignored, and saved again.
 
     Args:
         embed_dim: Width of a token; also readable as `hidden_size`.
         depth: Number of transformer blocks; also readable as `num_hidden_layers`.
-        num_heads: Attention heads of a block; also readable as `num_attention_heads`.
-        mlp_ratio: Width of a block's MLP in units of `embed_dim`.
+        num_heads: Attention heads per block; also readable as `num_attention_heads`.
+        mlp_ratio: Hidden width of the MLP divided by `embed_dim`.
         n_mels: Mel bands of the input.
-        patch_size: Side of a square patch, or its mel bands and its frames.
-        patch_stride: Step between patches, which do not overlap, so that it equals `patch_size`; None takes it from
-            there.
-        target_length: Frames of one chunk; a longer clip is cut in chunks of this length (1012 frames = 10.12 s).
-        pad_last: Fill the last, incomplete chunk of a long clip with zeros; otherwise drop it.
+        patch_size: Side of a square patch, or a pair (mel bands, frames).
+        patch_stride: Step between patches; must equal `patch_size`, because patches do not overlap. None is
+            `patch_size`.
+        target_length: Frames of one chunk; longer clips are split into chunks of this length (1012 frames = 10.12 s).
+        pad_last: Whether to pad an incomplete last chunk of a long clip with zeros; False drops it.
         qkv_bias: Whether the query, key and value projections have a bias.
-        drop_rate: Dropout of embeddings, attention output and MLP, in training.
-        attn_drop_rate: Dropout of attention weights, in training.
-        drop_path_rate: Stochastic depth of the last block, in training; it grows linearly from 0 in the first.
+        drop_rate: Dropout probability of embeddings, attention output and MLP, in training.
+        attn_drop_rate: Dropout probability of attention weights, in training.
+        drop_path_rate: Stochastic depth of the last block, in training; it grows linearly from 0 in the first block.
         layer_norm_eps: Epsilon of the layer norms.
-        initializer_range: Standard deviation of freshly drawn weights.
-        n_fft: Samples of one Fourier transform of the front end that the weights were trained on. It and the fields
-            below are for `CEDFeatureExtractor.from_config`; the encoder reads none of them.
-        win_size: Samples of the analysis window.
+        initializer_range: Standard deviation of newly initialised weights.
+        n_fft: Length of the Fourier transform in samples. This field and the fields below describe the spectrograms
+            for `CEDFeatureExtractor.from_config`; the encoder does not use them.
+        win_size: Length of the analysis window in samples.
         hop_size: Samples between two frames.
         f_min: Lower edge of the mel bands in hertz.
         f_max: Upper edge of the mel bands in hertz; None is half the sampling rate.
-        center: Whether frames are centred on their time stamps.
+        center: Whether to centre frames on their time stamps.
 
     Example:
         >>> config = CEDConfig.from_size("tiny")
@@ -143,21 +143,21 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
 
     @classmethod
     def from_size(cls, size: str, **kwargs: Any) -> Self:
-        """The configuration of a published size: "tiny", "mini", "small" or "base" (5.4, 9.6, 21.4, 85.3 M weights).
+        """Return the configuration of a published size: tiny, mini, small or base (5.4, 9.6, 21.4, 85.3 M weights).
 
         Args:
-            size: Name of the size.
-            **kwargs: Further fields, as for the constructor.
+            size: "tiny", "mini", "small" or "base".
+            **kwargs: Further fields of the configuration.
 
         Raises:
-            ValueError: `size` is none of the four.
+            ValueError: `size` is not one of the four.
 
         Example:
             >>> CEDConfig.from_size("mini").embed_dim
             256
         """
         if size not in CED_SIZES:
-            raise ValueError(f"CED has no size {size!r}; give one of {', '.join(CED_SIZES)}")
+            raise ValueError(f"CED has no size {size!r}; pass one of {', '.join(CED_SIZES)}")
         embed_dim, num_heads = CED_SIZES[size]
         return cls(embed_dim=embed_dim, num_heads=num_heads, **kwargs)
 
@@ -168,12 +168,12 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
 
     @property
     def patch_mels(self) -> int:
-        """The mel bands of a patch."""
+        """Return the mel bands of a patch."""
         return _pair(self.patch_size)[0]
 
     @property
     def patch_frames(self) -> int:
-        """The frames of a patch, the fewest that can be encoded."""
+        """Return the frames of a patch, the minimum length of a clip."""
         return _pair(self.patch_size)[1]
 
     def validate_architecture(self) -> None:
@@ -192,7 +192,9 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
             raise ValueError(f"embed_dim={self.embed_dim} must be a multiple of num_heads={self.num_heads}")
 
         if _pair(self.patch_stride) != _pair(self.patch_size):
-            raise ValueError(f"patches do not overlap: patch_stride={self.patch_stride} must be {self.patch_size}")
+            raise ValueError(
+                f"patch_stride={self.patch_stride} must be {self.patch_size} like patch_size; patches do not overlap"
+            )
         if self.n_mels % self.patch_mels:
             raise ValueError(f"n_mels={self.n_mels} must be a multiple of patch_size={self.patch_mels}")
         if self.target_length < self.patch_frames:
@@ -200,25 +202,27 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
 
         rates = ("drop_rate", "attn_drop_rate", "drop_path_rate")
         if bad := {name: getattr(self, name) for name in rates if not 0 <= getattr(self, name) < 1}:
-            raise ValueError(f"dropout rates lie in [0, 1), got {bad}")
+            raise ValueError(f"dropout rates must be in [0, 1), got {bad}")
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    """The mel bands and the frames of a patch, which are equal where one number is given."""
+    """Return (mel bands, frames) of a patch from one number or a pair."""
     mels, frames = (size, size) if isinstance(size, int) else size
     return mels, frames
 
 
 @strict
 class CNN14Config(OwnTypeMixin, PreTrainedConfig):
-    """Shape of a CNN14 audio encoder (PANNs: Kong et al., 2020, arXiv 1912.10211), the audio tower of MS-CLAP 2022.
+    """Configuration of a CNN14 audio encoder (PANNs: Kong et al., 2020, arXiv 1912.10211).
+
+    It is the audio tower of MS-CLAP 2022.
 
     Args:
         hidden_size: Width of the embedding.
-        channels: Channels of each block of convolutions; all blocks but the last halve both axes.
+        channels: Channels of each convolution block; each block except the last halves both axes.
         n_mels: Mel bands of the input.
-        dropout: Dropout behind each block, in training.
-        embedding_dropout: Dropout before and after the last linear layer, in training.
+        dropout: Dropout probability after each block, in training.
+        embedding_dropout: Dropout probability before and after the last linear layer, in training.
 
     Example:
         >>> CNN14Config().hidden_size
@@ -242,26 +246,25 @@ class CNN14Config(OwnTypeMixin, PreTrainedConfig):
 
 @strict
 class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
-    """Two towers and what joins them. Without arguments: CED-base and SONAR, the model of ML-CLAP.
+    """Configuration of the two-tower model. The defaults are CED-base and SONAR, the model of ML-CLAP.
 
     Args:
-        audio_config: Configuration (or its dictionary, with `model_type`) of the audio tower.
-        text_config: Configuration (or its dictionary, with `model_type`) of the text tower.
+        audio_config: Configuration of the audio tower, or a dictionary with `model_type`.
+        text_config: Configuration of the text tower, or a dictionary with `model_type`.
         projection_dim: Dimension of the shared space.
-        projection_type: What projects each tower: "mlp" is Linear, activation, Linear, as in ML-CLAP; "residual" is
-            that of MS-CLAP, in which the second layer adds to the first and a layer norm follows.
+        projection_type: "mlp" is linear, activation, linear, as in ML-CLAP; "residual" is the projection of MS-CLAP,
+            where the second layer is added to the first and a layer norm follows.
         projection_hidden_act: Activation between the two layers of each projection.
-        temperature: Temperature that training starts from, the papers' unit; the model learns log(1 / temperature).
-        logit_bias: Where a learnable bias of the logits starts (SigLIP has -10); None means that there is none.
-        audio_pooling: How the frames of an audio encoder of transformers become one vector: "mean" over a clip's own
-            frames, or "pooler" (the tower's own `pooler_output`). None is "pooler" if the tower has one, else "mean".
-            CED, CNN14 and HTSAT always have their own.
-        text_pooling: How the text tower's tokens become one vector: "mean" over real tokens, "cls" (the first
-            token), "last" (the last real token, which is how a decoder such as GPT-2 is read) or "pooler" (the
-            tower's own `pooler_output`).
-        text_dense: Dense layers after the pooling, as sentence-transformers has for LaBSE: a dictionary for each, with
-            `out_features`, `activation` and `bias`.
-        text_normalize: Whether the text is brought to unit norm before its projection, as sentence-transformers does.
+        temperature: Initial temperature, as in the papers; the model learns log(1 / temperature).
+        logit_bias: Initial value of a learnable bias of the logits (-10 in SigLIP); None disables it.
+        audio_pooling: Pooling of the frames of an audio encoder of transformers: "mean" over the frames of the clip,
+            or "pooler" (the `pooler_output` of the tower). None is "pooler" if the tower has one, else "mean". CED,
+            CNN14 and HTSAT always use their own pooling.
+        text_pooling: Pooling of the tokens of the text tower: "mean" over real tokens, "cls" (the first token), "last"
+            (the last real token, for decoders such as GPT-2) or "pooler" (the `pooler_output` of the tower).
+        text_dense: Dense layers after the pooling, as in LaBSE: a dictionary for each, with `out_features`,
+            `activation` and `bias`; None means no dense layers.
+        text_normalize: Whether to scale the pooled text to unit norm before its projection.
 
     Example:
         >>> config = SupCLAPConfig(audio_config=CEDConfig.from_size("tiny"), text_config={"model_type": "bert"})
@@ -288,11 +291,11 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.audio_config = config_from_dict(self.audio_config or CEDConfig())
         self.text_config = config_from_dict(self.text_config or SONAR_TEXT_CONFIG)
-        # An empty dictionary lets each tower keep its own; None would take it from a tower that is built already.
+        # With an empty dictionary each tower keeps its own; None would copy the setting of a tower already built.
         super().__post_init__(**{"attn_implementation": {}, **kwargs})
 
     def to_dict(self) -> dict[str, Any]:
-        """As in transformers; of a tower's folder on this machine only the name, for files that others read."""
+        """Convert to a dictionary as in transformers, with absolute tower paths reduced to the folder name."""
         content = super().to_dict()
         for part in (content["audio_config"], content["text_config"]):
             if isinstance(part, dict) and os.path.isabs(str(part.get("_name_or_path", ""))):
@@ -300,7 +303,7 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         return content
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; adds the code of the towers to a folder that holds the code of the model."""
+        """Save as in transformers; if the folder contains the code of the model, also save the code of the towers."""
         saved = super().save_pretrained(save_directory, *args, **kwargs)
         for tower in (self.audio_config, self.text_config):
             _save_tower_code(Path(save_directory), cast(PreTrainedConfig, tower).model_type)
@@ -321,9 +324,9 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
 
 
 def _save_tower_code(folder: Path, model_type: str) -> None:
-    """Copy the code of a tower next to the code of the model, and import it there.
+    """Copy the code of a tower to a saved folder, and import it in its `towers.py`.
 
-    transformers copies and later fetches the files that are imported by `from .name import`.
+    transformers copies and downloads only files that are imported by `from .name import`.
     """
     towers = folder / "towers.py"
     if model_type not in OWN_TOWERS or not towers.is_file():
@@ -340,29 +343,28 @@ def _save_tower_code(folder: Path, model_type: str) -> None:
 
 
 def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedConfig:
-    """A tower's configuration from its dictionary; one that is built already comes back as it is.
+    """Build the configuration of a tower from a dictionary; return a configuration object unchanged.
 
-    Our own types are found here whether or not they are registered with `AutoConfig`, so that a saved model loads as
-    remote code.
+    CED and CNN14 are built directly, because remote code of a saved model does not register them with `AutoConfig`.
 
     Args:
-        config: A configuration, or its fields together with `model_type`.
+        config: Configuration, or its fields with `model_type`.
 
     Raises:
-        ValueError: There is no `model_type`, or transformers knows none of that name.
+        ValueError: There is no `model_type`, or transformers has no such type.
     """
     if isinstance(config, PreTrainedConfig):
         return config
 
-    # auto_map would name the code of the repository that the tower comes from; it is built by ours.
+    # auto_map points to the code of the original repository; the tower is built by this package.
     fields = {name: value for name, value in config.items() if name != "auto_map"}
     model_type = fields.pop("model_type", None)
     if model_type is None:
-        raise ValueError(f"a tower's configuration needs its 'model_type'; got only the fields {sorted(fields)}")
+        raise ValueError(f"the configuration of a tower must have a 'model_type', got only the fields {sorted(fields)}")
 
-    for own in (CEDConfig, CNN14Config):
-        if model_type == own.model_type:
-            return own(**fields)
+    for config_class in (CEDConfig, CNN14Config):
+        if model_type == config_class.model_type:
+            return config_class(**fields)
 
     return AutoConfig.for_model(model_type, **fields)
 
@@ -371,12 +373,12 @@ for _config in (CEDConfig, CNN14Config, SupCLAPConfig):
     _config.register_for_auto_class()
 
 if __name__.startswith("transformers_modules."):
-    # Code of a saved folder, which is not registered (see `auto_classes.register`). Its pipeline is found by this.
+    # The code of a saved folder is not registered (see `auto_classes.register`); this makes its pipeline available.
     SupCLAPConfig.custom_pipelines = {  # type: ignore[attr-defined]
         "zero-shot-audio-classification": {"impl": "pipeline_supclap.ClipPipeline", "pt": ["AutoModel"]}
     }
 else:
-    # Not "ced": `AutoConfig` would prefer our class to the code of the published CED folders, even with
-    # trust_remote_code=True, and their tagger could not be loaded.
+    # "ced" is not registered: `AutoConfig` would use this class instead of the code in the published CED folders, even
+    # with trust_remote_code=True, and their tagger could not be loaded.
     AutoConfig.register(CNN14Config.model_type, CNN14Config)
     AutoConfig.register(SupCLAPConfig.model_type, SupCLAPConfig)

@@ -1,6 +1,6 @@
-"""Two pretrained encoders to one model and one processor: `from_encoders` of `SupCLAPModel` and `SupCLAPProcessor`.
+"""Join two pretrained encoders: `from_encoders` of `SupCLAPModel` and `SupCLAPProcessor`.
 
-A saved model does not carry this file, because its towers are joined already.
+This file is not saved with a model, because the towers of a saved model are already joined.
 """
 
 import os
@@ -31,7 +31,7 @@ from .strict_loading import naming_damaged_files
 from .towers import AUDIO_TOWERS, POOLINGS_OF_ALL, get_class
 
 EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
-# Randomness that would change from one pass to the next of gradient caching, or leave weights without a gradient.
+# Random steps to disable: they would differ between the passes of gradient caching or leave weights without gradient.
 _RANDOM = {"apply_spec_augment": False, "layerdrop": 0.0, "encoder_layerdrop": 0.0}
 
 Model = TypeVar("Model", bound=SupCLAPModel)
@@ -72,23 +72,23 @@ def join_processors(
 
 
 def load_tower(kind: str, name: str, pooling: str = "mean") -> PreTrainedModel:
-    """A tower with the weights of a Hub id or folder, in float32.
+    """Load a pretrained tower in float32.
 
     Args:
         kind: "audio" or "text".
-        name: Hub id or folder of such an encoder.
-        pooling: Of a text tower: "mean", "cls", "last" or "pooler".
+        name: Hub id or folder of the encoder.
+        pooling: Pooling of a text tower: "mean", "cls", "last" or "pooler".
 
     Raises:
-        OSError: There is no such folder or id, or a file of weights is damaged.
-        ValueError: It is no checkpoint of one encoder of this kind, or lacks some of its weights.
+        OSError: The folder or Hub id does not exist, or a weight file is damaged.
+        ValueError: It is not a checkpoint of a single encoder of this kind, or lacks weights.
     """
     config = _load_config(name, kind)
     tower_class, options = get_class(kind, config, pooling)
     if kind == "audio" and config.model_type not in AUDIO_TOWERS:
         for field in _RANDOM.keys() & config.to_dict().keys():
             setattr(config, field, _RANDOM[field])
-        tower_class = AutoModel  # of an encoder with a decoder, both: their weights have common names
+        tower_class = AutoModel  # an encoder-decoder is loaded in full, by the weight names of its checkpoint
 
     with naming_damaged_files(name):
         tower, report = tower_class.from_pretrained(
@@ -101,34 +101,34 @@ def load_tower(kind: str, name: str, pooling: str = "mean") -> PreTrainedModel:
         missing = [key for key in missing if key.startswith("encoder.")]
     if missing:
         only_pooler = all(key.startswith("pooler.") for key in missing)
-        advice = POOLINGS_OF_ALL[kind] if only_pooler else "give a checkpoint of this encoder alone"
+        advice = POOLINGS_OF_ALL[kind] if only_pooler else "pass a checkpoint of this encoder alone"
         raise ValueError(
-            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, among them {missing[:3]}; {advice}"
+            f"{name} lacks {len(missing)} weights of {type(tower).__name__}, such as {missing[:3]}; {advice}"
         )
 
     return tower
 
 
 def _load_config(name: str, kind: str) -> PreTrainedConfig:
-    """The configuration of a Hub id or folder, or an error that names it."""
+    """Load the configuration of a tower; raise OSError or ValueError with its name if there is none."""
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
     except OSError as error:
         raise OSError(
-            f"the {kind} tower {name!r} cannot be loaded; give a folder that is there or a Hub id such as "
-            f"{EXAMPLES[kind]}. {error}"
+            f"cannot load the {kind} tower {name!r}; pass an existing folder or a Hub id such as {EXAMPLES[kind]}. "
+            f"{error}"
         ) from error
 
     if "model_type" not in fields:
         if os.path.isfile(os.path.join(name, "adapter_config.json")):
-            raise ValueError(f"{name} holds a LoRA adapter and no encoder; merge it into its base model and save that")
-        raise ValueError(f"{name} is no checkpoint: it holds no config.json with a model_type")
+            raise ValueError(f"{name} is a LoRA adapter without an encoder; merge it into its base model and save that")
+        raise ValueError(f"{name} is not a checkpoint: it has no config.json with a model_type")
 
     return config_from_dict(fields)
 
 
 def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
-    """The feature extractor of an audio encoder."""
+    """Load the feature extractor of an audio encoder."""
     register_feature_extractors()
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
@@ -136,46 +136,49 @@ def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
             return AutoFeatureExtractor.from_pretrained(name)
         if cached_file(name, FEATURE_EXTRACTOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
             return CEDFeatureExtractor.from_config(CEDConfig(**fields))
-        # By its class, since the published files name one that is code of theirs.
+        # Load by class, because the published files name a class of their own code.
         return CEDFeatureExtractor.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise OSError(f"no feature extractor can be loaded from {name!r}, as folder or Hub id: {error}") from error
+        raise OSError(f"no feature extractor can be loaded from the folder or Hub id {name!r}: {error}") from error
 
 
 def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer of a text encoder.
+    """Load the tokenizer of a text encoder.
 
     Args:
-        name: Hub id or folder; or the bare SentencePiece file that Meta distributes for SONAR and NLLB.
-        **kwargs: For the tokenizer, for example `model_max_length`.
+        name: Hub id, folder, or the SentencePiece file that Meta distributes for SONAR and NLLB.
+        **kwargs: Options of the tokenizer, for example `model_max_length`.
 
     Raises:
-        OSError: There is no such folder or id, or files of the tokenizer are missing.
+        OSError: The folder or Hub id does not exist, or files of the tokenizer are missing.
     """
     try:
         if os.path.isfile(name):
             return _read_sentencepiece(str(name), **kwargs)
         return AutoTokenizer.from_pretrained(str(name), **kwargs)
-    except (OSError, ValueError, TypeError) as error:  # TypeError: it opens the vocabulary that is not there
+    except (OSError, ValueError, TypeError) as error:  # TypeError: the vocabulary file is missing
         raise OSError(
-            f"no tokenizer can be loaded from {name!r}, as folder or Hub id: {error}{missing_protobuf()}"
+            f"no tokenizer can be loaded from the folder or Hub id {name!r}: {error}{missing_protobuf()}"
         ) from error
 
 
 def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:
-    """NLLB's tokenizer from its pieces alone, numbered as fairseq does: <s>, <pad>, </s>, <unk>, pieces, languages."""
+    """Build the NLLB tokenizer from a SentencePiece file.
+
+    Tokens are numbered as in fairseq: <s>, <pad>, </s>, <unk>, pieces, languages, <mask>.
+    """
     extracted: Any = SentencePieceExtractor(path).extract(models.BPE)
-    pieces = list(extracted["vocab"])[3:]  # behind <unk>, <s> and </s>
-    numbered = ["<s>", "<pad>", "</s>", "<unk>", *pieces, *FAIRSEQ_LANGUAGE_CODES, "<mask>"]
+    pieces = list(extracted["vocab"])[3:]  # without <unk>, <s> and </s>
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces, *FAIRSEQ_LANGUAGE_CODES, "<mask>"]
     tokenizer = NllbTokenizer(
-        vocab=dict(zip(numbered, range(len(numbered)), strict=True)),
+        vocab=dict(zip(tokens, range(len(tokens)), strict=True)),
         merges=extracted["merges"],
         extra_special_tokens=list(FAIRSEQ_LANGUAGE_CODES),
         src_lang="eng_Latn",
         **kwargs,
     )
 
-    # SentencePiece's own normalisation, which the file holds; then blanks in a row are one, and none is at the ends.
+    # Normalise as in SentencePiece: the character map of the file, then merge repeated spaces and strip the ends.
     steps = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
     if charsmap := extracted["_spm_precompiled_charsmap"]:
         steps.insert(0, normalizers.Precompiled(charsmap))

@@ -1,4 +1,4 @@
-"""The two-tower model: an audio encoder and a text encoder projected into one space. It knows no training loss."""
+"""Two-tower model: an audio encoder and a text encoder projected into one space. Training losses are separate."""
 
 import math
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ from .towers import AUDIO_TOWERS, build_tower, check_pooling, check_width, takes
 
 @dataclass
 class SupCLAPOutput(ModelOutput):
-    """What `SupCLAPModel` returns for n clips and m texts.
+    """Output of `SupCLAPModel` for n clips and m texts.
 
     Args:
         loss: InfoNCE of both directions, (); only with `return_loss=True`.
         logits_per_audio: cosine / temperature (+ bias), (n, m): row i, column j is clip i with text j.
-        logits_per_text: Its transpose, (m, n).
+        logits_per_text: Transpose of `logits_per_audio`, (m, n).
         audio_embeds: Unit norm, (n, projection_dim).
         text_embeds: Unit norm, (m, projection_dim).
-        audio_model_output: The audio tower's output, with `audio_embeds` as its `pooler_output`.
-        text_model_output: The text tower's output, with `text_embeds` as its `pooler_output`.
+        audio_model_output: Output of the audio tower, with `audio_embeds` as its `pooler_output`.
+        text_model_output: Output of the text tower, with `text_embeds` as its `pooler_output`.
     """
 
     loss: torch.Tensor | None = None
@@ -48,15 +48,14 @@ class SupCLAPOutput(ModelOutput):
 
 
 class SupCLAPProjection(nn.Module):
-    """Two linear layers, with an activation between them, into the shared space.
+    """Projection into the shared space: two linear layers with an activation between them.
 
-    "mlp" is that of ML-CLAP (Yan et al., 2024, arXiv 2406.07012): y = linear2(activation(linear1(x))). "residual" is
-    that of MS-CLAP (Elizalde et al., 2023, arXiv 2206.04769), whose layers have no bias: h = linear1(x),
-    y = LayerNorm(h + linear2(activation(h))).
+    "mlp" (ML-CLAP: Yan et al., 2024, arXiv 2406.07012): y = linear2(activation(linear1(x))). "residual" (MS-CLAP:
+    Elizalde et al., 2023, arXiv 2206.04769), without bias: h = linear1(x), y = LayerNorm(h + linear2(activation(h))).
 
     Args:
         width: Width of the tower.
-        config: Gives the type, the shared dimension and the activation.
+        config: Configuration of the model; its `projection_*` fields are used.
     """
 
     def __init__(self, width: int, config: SupCLAPConfig) -> None:
@@ -68,17 +67,17 @@ class SupCLAPProjection(nn.Module):
         self.layer_norm = nn.LayerNorm(config.projection_dim) if is_residual else None
 
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """(B, width) to (B, projection_dim), not of unit norm."""
+        """Map (B, width) to (B, projection_dim), not normalised."""
         hidden = self.linear1(pooled)
         projected = self.linear2(self.activation(hidden))
         return projected if self.layer_norm is None else self.layer_norm(hidden + projected)
 
 
 class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
-    """What transformers needs to know about the model in order to load, place and initialise it."""
+    """Base class with the settings by which transformers loads, places and initialises the model."""
 
     config: SupCLAPConfig
-    # Checkpoints of a training run hold "model.*" and, beside it, the parameters of the loss under "objective.*".
+    # Training checkpoints contain the model as "model.*" and the parameters of the loss as "objective.*".
     base_model_prefix = "model"
     _keys_to_ignore_on_load_unexpected = [r"^objective\."]  # noqa: RUF012, as in transformers
     main_input_name = "input_features"
@@ -93,7 +92,7 @@ class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, SupCLAPProjection):
             for linear in (module.linear1, module.linear2):
-                # Linear's own draw, as in ML-CLAP: its scale follows the width.
+                # Default initialisation of nn.Linear, as in ML-CLAP; its scale depends on the width.
                 init.kaiming_uniform_(linear.weight, a=math.sqrt(5))
         elif isinstance(module, SupCLAPModel):
             init.constant_(module.logit_scale, -math.log(self.config.temperature))
@@ -102,19 +101,19 @@ class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
 
 
 class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
-    """Embeds recordings and captions into one space, where a cosine says how well they match.
+    """Two-tower model that embeds recordings and captions into one space; their cosine measures how well they match.
 
-    Training losses live outside, in `modeling_supclap.losses`; `return_loss=True` gives plain InfoNCE for tools
-    that expect it.
+    Training losses are in `modeling_supclap.losses`. `return_loss=True` computes plain InfoNCE for tools that expect a
+    loss.
 
     Args:
-        config: The towers and what joins them.
-        audio_model: A loaded audio tower of `config.audio_config`; None builds one with random weights.
-        text_model: A loaded text tower of `config.text_config`; None builds one with random weights.
+        config: Configuration of the model.
+        audio_model: Audio tower with weights, of `config.audio_config`; None builds one with random weights.
+        text_model: Text tower with weights, of `config.text_config`; None builds one with random weights.
 
     Raises:
-        ValueError: A tower's configuration is not that of one encoder, a loaded tower has another width, or
-            `text_pooling` is "pooler" and the text tower has none.
+        ValueError: The configuration of a tower is not that of a single encoder, a tower has another width than its
+            configuration, or it does not support `audio_pooling` or `text_pooling`.
 
     Example:
         >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -125,7 +124,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         (torch.Size([2, 3]), torch.Size([3, 4]))
     """
 
-    # The loss is a mean over the batch; the Trainer must not divide or multiply it further.
+    # The loss is a mean over the batch; the Trainer must not rescale it.
     accepts_loss_kwargs = False
 
     def __init__(
@@ -149,7 +148,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
             text_width = layer["out_features"]
         self.text_projection = SupCLAPProjection(text_width, config)
 
-        # One element and not 0-d: FSDP shards no scalar parameters.
+        # Shape (1,), because FSDP does not shard scalar parameters.
         self.logit_scale = nn.Parameter(torch.empty(1))
         self.logit_bias = None if config.logit_bias is None else nn.Parameter(torch.empty(1))
         self._audio_takes_mask = takes(self.audio_model, "audio_attention_mask")
@@ -159,24 +158,25 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
 
     @classmethod
     def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> Self:
-        """Joins two pretrained towers; projections and temperature are new and want training.
+        """Join two pretrained towers; projections and temperature are new and must be trained.
 
         Args:
             audio: Hub id or folder of the audio tower, for example "mispeech/ced-base", or any audio encoder that
                 `AutoModel` and `AutoFeatureExtractor` load: AST, Whisper (its encoder), wav2vec 2.0, HuBERT, ...
-            text: Hub id or folder of the text tower: SONAR, or any encoder that `AutoModel` loads. The pooling, dense
-                layers and norm of a folder of sentence-transformers (LaBSE, e5) are taken over.
-            **kwargs: Further fields of `SupCLAPConfig`. A `text_pooling` that differs from the folder's own takes its
-                tower alone.
+            text: Hub id or folder of the text tower: SONAR, or any encoder that `AutoModel` loads. For a
+                sentence-transformers folder (LaBSE, e5), its pooling, dense layers and normalisation are used.
+            **kwargs: Further fields of `SupCLAPConfig`. With a `text_pooling` that differs from the folder's pooling,
+                only the tower of the folder is used.
 
         Returns:
-            The model in float32, in evaluation mode. `SupCLAPProcessor.from_encoders(audio, text)` goes with it.
+            The model in float32, in evaluation mode. `SupCLAPProcessor.from_encoders` builds its processor.
 
         Raises:
-            OSError: There is no such folder or id, or a file of weights is damaged.
-            TypeError: A keyword is no field of `SupCLAPConfig`.
-            ValueError: A checkpoint is not of an encoder, or lacks weights of it, which would be left random; or
-                `text_pooling` is "pooler" and the text tower has none.
+            ImportError: The package is not installed.
+            OSError: The folder or Hub id does not exist, or a weight file is damaged.
+            TypeError: A keyword is not a field of `SupCLAPConfig`.
+            ValueError: A checkpoint is not of a single encoder or lacks weights, or a tower does not support its
+                pooling.
         """
         try:
             from modeling_supclap.joining import join_models
@@ -185,7 +185,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         return join_models(cls, audio, text, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
-        """As in torch, but batch norms (HTSAT has one) keep their statistics: no clip depends on its batch mates."""
+        """Set the training mode as in torch, with batch norms in evaluation mode, so that clips stay independent."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, _BatchNorm):
@@ -205,11 +205,11 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         return localize(self, *args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
-        """The text tower's token embeddings, which `resize_token_embeddings` acts on."""
+        """Return the token embeddings of the text tower, for `resize_token_embeddings`."""
         return self.text_model.get_input_embeddings()
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replaces the text tower's token embeddings."""
+        """Replace the token embeddings of the text tower."""
         self.text_model.set_input_embeddings(value)
 
     @can_return_tuple
@@ -220,18 +220,17 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         is_longer: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """Embeds recordings.
+        """Embed recordings.
 
         Args:
-            input_features: What the processor made of them: (B, 64, T) for CED, (B, samples) for wav2vec 2.0.
-            audio_attention_mask: (B, T), 1 for a clip's own frames; None means that there is no padding.
-            is_longer: (B, 1), which clips CLAP's feature extractor had to shorten; kept from towers that know no such
-                thing.
+            input_features: Output of the processor: (B, 64, T) for CED, (B, samples) for wav2vec 2.0.
+            audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding; None means no padding.
+            is_longer: (B, 1), whether CLAP's feature extractor shortened the clip; not passed to other towers.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:
-            The audio tower's output, its `pooler_output` being the embedding (B, projection_dim): unit norm (zero
-            stays zero), at least float32.
+            Output of the audio tower, with the embedding (B, projection_dim) as `pooler_output`: unit norm (zero stays
+            zero), at least float32.
         """
         outputs = self.run_audio_tower(input_features, audio_attention_mask, is_longer, **kwargs)
         return _with_embeds(outputs, self.audio_projection(outputs.pooler_output))
@@ -243,7 +242,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         is_longer: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """What `get_audio_features` projects: the tower's output, its `pooler_output` (B, width)."""
+        """Run the audio tower without its projection; return its output, with `pooler_output` (B, width)."""
         if self.audio_model.config.model_type not in AUDIO_TOWERS:
             return run_encoder(
                 self.audio_model, input_features, audio_attention_mask, self.config.audio_pooling, **kwargs
@@ -253,7 +252,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         if self._audio_takes_longer:
             kwargs["is_longer"] = is_longer
 
-        # The audio towers of this package normalise in float32 whatever they compute in; transformers' does not.
+        # CED and CNN14 normalise their input in float32 and then cast it; the CLAP tower of transformers does not cast.
         if self.audio_model.config.model_type == "clap_audio_model":
             input_features = input_features.to(self.audio_model.dtype)
         return self.audio_model(input_features=input_features, return_dict=True, **kwargs)
@@ -266,17 +265,17 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """Embeds texts.
+        """Embed texts.
 
         Args:
             input_ids: (B, N).
-            attention_mask: (B, N), 1 for real tokens; None reads it off the padding token.
-            token_type_ids: (B, N); kept from towers that know no such thing.
+            attention_mask: (B, N), 1 for real tokens; None masks the padding token.
+            token_type_ids: (B, N); not passed to towers without this argument.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:
-            The text tower's output, its `pooler_output` being the embedding (B, projection_dim): unit norm (zero
-            stays zero), at least float32.
+            Output of the text tower, with the embedding (B, projection_dim) as `pooler_output`: unit norm (zero stays
+            zero), at least float32.
         """
         outputs, pooled = self.run_text_tower(input_ids, attention_mask, token_type_ids, **kwargs)
         return _with_embeds(outputs, self.text_projection(pooled))
@@ -288,7 +287,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Any, torch.Tensor]:
-        """What `get_text_features` projects: the tower's output, and one vector a text, (B, width)."""
+        """Run the text tower without its projection; return its output and one vector per text, (B, width)."""
         padding = getattr(self.config.text_config, "pad_token_id", None)
         if attention_mask is None and padding is not None:
             attention_mask = input_ids.ne(padding).long()
@@ -298,7 +297,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         return outputs, self._pool_text(outputs, attention_mask)
 
     def _pool_text(self, outputs: Any, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """A text tower's output to one vector a text, (B, D)."""
+        """Pool the output of the text tower to one vector per text, (B, D)."""
         tokens = outputs.last_hidden_state
         match self.config.text_pooling:
             case "mean":
@@ -326,27 +325,27 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         is_longer: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> SupCLAPOutput:
-        """Compares n clips with m texts.
+        """Compute the similarities of n clips and m texts.
 
         logits_per_audio[i, j] = exp(logit_scale) * cos(audio i, text j) (+ logit_bias)
 
         Args:
             input_features: As for `get_audio_features`, with `audio_attention_mask` and `is_longer`.
             input_ids: As for `get_text_features`, with `attention_mask` and `token_type_ids`.
-            return_loss: Whether to compute InfoNCE, clip i belonging to text i; the sum of both directions, as in
-                the SupCLAP paper: 0 is perfect, 2 log(n) is chance.
+            return_loss: Whether to compute InfoNCE, where clip i matches text i: the sum of both directions, as in the
+                SupCLAP paper. 0 is perfect, 2 log(n) is chance.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Raises:
-            ValueError: There is no text, or a loss is asked for n clips and m != n texts.
+            ValueError: `input_ids` is None, or `return_loss` is set and m != n.
         """
         if input_ids is None:
-            raise ValueError("input_ids is missing; to embed clips alone call get_audio_features")
+            raise ValueError("input_ids is missing; to embed clips only, call get_audio_features")
 
         audio = self.get_audio_features(input_features, audio_attention_mask, is_longer, return_dict=True, **kwargs)
         text = self.get_text_features(input_ids, attention_mask, token_type_ids, return_dict=True, **kwargs)
 
-        # The towers may be on two devices, by a device_map.
+        # With a device_map the towers may be on two devices.
         audio_embeds, text_embeds = audio.pooler_output, text.pooler_output.to(audio.pooler_output.device)
         logits = self.logit_scale.exp().to(audio_embeds.device) * audio_embeds @ text_embeds.T
         if self.logit_bias is not None:
@@ -366,12 +365,12 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
 def _info_nce(logits: torch.Tensor) -> torch.Tensor:
     if len(logits) != logits.shape[1]:
         raise ValueError(f"return_loss pairs clip i with text i; got {len(logits)} clips and {logits.shape[1]} texts")
-    own = torch.arange(len(logits), device=logits.device)
-    return nn.functional.cross_entropy(logits, own) + nn.functional.cross_entropy(logits.T, own)
+    targets = torch.arange(len(logits), device=logits.device)
+    return nn.functional.cross_entropy(logits, targets) + nn.functional.cross_entropy(logits.T, targets)
 
 
 def _with_embeds(outputs: Any, projected: torch.Tensor) -> BaseModelOutputWithPooling:
-    """A tower's output around its normalised projection."""
+    """Return the output of a tower with the normalised projection as its `pooler_output`."""
     return BaseModelOutputWithPooling(
         last_hidden_state=outputs.last_hidden_state,
         pooler_output=unit_norm(projected),
@@ -381,7 +380,7 @@ def _with_embeds(outputs: Any, projected: torch.Tensor) -> BaseModelOutputWithPo
 
 
 def unit_norm(projected: torch.Tensor) -> torch.Tensor:
-    """Embeddings (B, d) of projections, in float32 at least: half precision has no room for eps."""
+    """Normalise projections (B, d) to unit norm, in float32 at least; eps underflows in half precision."""
     projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
     return nn.functional.normalize(projected, dim=-1)
 

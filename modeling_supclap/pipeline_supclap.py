@@ -1,4 +1,4 @@
-"""transformers' zero-shot pipeline with clips of different lengths in one batch."""
+"""Zero-shot audio classification pipeline for clips of different lengths in one batch."""
 
 from typing import Any
 
@@ -15,10 +15,9 @@ TASK = "zero-shot-audio-classification"
 class ClipPipeline(ZeroShotAudioClassificationPipeline):
     """`pipeline("zero-shot-audio-classification", ...)` with the same results, for every audio tower.
 
-    transformers pads the clips of a batch along their second axis, which is the mel axis of CED's spectrograms, so
-    clips of different lengths cannot share a batch. Here the second axis holds the frames until the model is called.
-    The inputs of other audio encoders get the names and the mask that `SupCLAPModel` takes. Inputs of CLAP are not
-    changed.
+    transformers pads the clips of a batch along the second axis. In CED spectrograms that is the mel axis, so clips of
+    different lengths could not share a batch. Here the second axis is time until the model is called. Inputs of other
+    audio encoders get the names and the mask of `SupCLAPModel`. Inputs of CLAP are not changed.
     """
 
     def preprocess(self, *args: Any, **kwargs: Any) -> Any:
@@ -40,13 +39,13 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
         return super()._forward(self._swap_axes(args[0]), *args[1:], **kwargs)
 
     def _swap_axes(self, inputs: Any) -> Any:
-        """CED's (B, mels, T) to (B, T, mels), or back."""
+        """Swap (B, mels, T) and (B, T, mels) for CED; return other inputs unchanged."""
         extractor: Any = self.feature_extractor
         if "audio_attention_mask" in extractor.model_input_names:
             inputs["input_features"] = inputs["input_features"].transpose(1, 2)
         return inputs
 
 
-# A saved folder names the class in its configuration instead: `SupCLAPConfig.custom_pipelines`.
+# The configuration of a saved folder contains the class instead: `SupCLAPConfig.custom_pipelines`.
 if not __name__.startswith("transformers_modules."):
     PIPELINE_REGISTRY.supported_tasks[TASK]["impl"] = ClipPipeline

@@ -1,4 +1,4 @@
-"""Recordings and captions, in any of the tokenizer's languages, to the inputs of `SupCLAPModel`."""
+"""Processor of `SupCLAPModel`: model inputs from recordings, and from captions in the languages of the tokenizer."""
 
 import importlib
 import importlib.util
@@ -25,36 +25,38 @@ from .configuration_supclap import SupCLAPConfig
 from .feature_extraction_ced import as_waveform
 from .languages import LANGUAGES, get_flores_code, require_language_code
 
-# Where the tokenizer states no limit: SONAR was trained on 514 tokens, BERT and its kin on 512.
+# Limits for tokenizers without one: SONAR was trained on 514 tokens, BERT-like encoders on 512.
 SONAR_MAX_TOKENS = 514
 BERT_MAX_TOKENS = 512
 _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
 class SupCLAPAudioKwargs(TypedDict, total=False):
-    """The options of a call that reach the feature extractor too; a `max_length` or a `padding` is the captions'."""
+    """Options of a call that also apply to the feature extractor; `max_length` and `padding` apply to captions only."""
 
     return_tensors: str | None
 
 
 class SupCLAPProcessorKwargs(ProcessingKwargs, total=False):
-    """Options of `SupCLAPProcessor`, by the part that they are for."""
+    """Options of `SupCLAPProcessor`, by modality."""
 
     audio_kwargs: SupCLAPAudioKwargs  # type: ignore[misc]
     _defaults = {"text_kwargs": {"padding": True, "truncation": True}}  # type: ignore[misc]  # noqa: RUF012
 
 
 class SupCLAPProcessor(ProcessorMixin):
-    """One object for a model's inputs: a feature extractor for recordings and a tokenizer for captions.
+    """Feature extractor for recordings and tokenizer for captions.
 
     Args:
-        feature_extractor: Turns waveforms into the audio tower's input. CLAP's would cut a longer clip at a random
-            place, so it gets the first 10 s (its `max_length_s`); it resamples nothing and refuses other rates.
-        tokenizer: Turns captions into the text tower's input. One of NLLB's kind gets the language of each caption
-            as its language token; any other ignores the language.
-        plain_captions: Whether captions are put in lower case and lose their punctuation, as ML-CLAP was trained and
-            is evaluated; apostrophes and hyphens stay.
-        caption_prefix: Stands before every caption, such as the "query: " of the e5 encoders.
+        feature_extractor: Feature extractor of the audio tower. CLAP's feature extractor does not resample and raises
+            for other rates. It receives only the first 10 s of a clip (its `max_length_s`), because it would crop
+            longer clips at random.
+        tokenizer: Tokenizer of the text tower. NLLB-type tokenizers get the language of each caption as a language
+            token; other tokenizers ignore the language.
+        plain_captions: Whether to lower-case captions and remove punctuation, as in the training and evaluation of
+            ML-CLAP; apostrophes and hyphens are kept.
+        caption_prefix: Text before every caption, such as "query: " of the e5 encoders.
+        **kwargs: Further arguments of `ProcessorMixin`.
     """
 
     valid_processor_kwargs: Any = SupCLAPProcessorKwargs
@@ -74,18 +76,20 @@ class SupCLAPProcessor(ProcessorMixin):
 
     @classmethod
     def from_encoders(cls, audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any) -> Self:
-        """Joins the feature extractor of one encoder and the tokenizer of another, as `SupCLAPModel` joins the two.
+        """Build a processor from the feature extractor of one encoder and the tokenizer of another.
 
         Args:
-            audio: Hub id or folder of the audio tower. A CED folder without `preprocessor_config.json` gets the front
-                end that its `config.json` describes.
+            audio: Hub id or folder of the audio tower. For a CED folder without `preprocessor_config.json` the feature
+                extractor is built from its `config.json`.
             text: Hub id or folder of the text tower.
-            caption_prefix: As for the class; None is the prompt of a folder of sentence-transformers, such as e5's.
-            **kwargs: For the tokenizer, for example `model_max_length`; without it, that of such a folder.
+            caption_prefix: As for the class; None is the prompt of a sentence-transformers folder, or no prefix.
+            **kwargs: Options of the tokenizer. `model_max_length` defaults to the value of a sentence-transformers
+                folder.
 
         Raises:
-            OSError: There is no such folder or id, or it holds no feature extractor.
-            ValueError: The tokenizer is none, or files of it are missing.
+            ImportError: The package is not installed.
+            OSError: The folder or Hub id does not exist, or has no feature extractor or tokenizer.
+            ValueError: Files of the tokenizer are missing.
         """
         try:
             from modeling_supclap.joining import join_processors
@@ -95,10 +99,10 @@ class SupCLAPProcessor(ProcessorMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """As in transformers, with an error that says what a processor consists of.
+        """Load a processor as in transformers, with errors that list the required files.
 
         Raises:
-            OSError: There is no such folder or id, or it holds no processor.
+            OSError: The folder or Hub id does not exist, or has no processor.
             ValueError: Files of the tokenizer are missing.
         """
         register_feature_extractors()
@@ -108,8 +112,8 @@ class SupCLAPProcessor(ProcessorMixin):
             kind = ValueError if isinstance(error, ValueError) else OSError
             raise kind(
                 f"no processor can be loaded from {pretrained_model_name_or_path}: {error}{missing_protobuf()}\n"
-                "A processor's folder holds processor_config.json and the tokenizer's files; "
-                "SupCLAPProcessor.from_encoders(audio, text) joins those of two encoders"
+                "A processor folder contains processor_config.json and the tokenizer files. To build a processor from "
+                "two encoders, call SupCLAPProcessor.from_encoders(audio, text)"
             ) from error
 
     def __call__(
@@ -120,30 +124,30 @@ class SupCLAPProcessor(ProcessorMixin):
         language: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> BatchFeature:
-        """Makes model inputs of recordings, of captions, or of both; their numbers may differ.
+        """Compute model inputs from recordings, from captions, or from both; their numbers may differ.
 
         Args:
-            audio: One clip or a list of clips, as the feature extractor takes them.
+            audio: One clip or a list of clips, as for the feature extractor.
             text: One caption or a list of captions.
-            sampling_rate: Rate of all the clips in hertz.
-            language: ISO 639-3 code of the captions ("fra"), or a list with one for each; full codes of the
-                tokenizer ("por_Latn") pass through. None is the tokenizer's own setting.
-            **kwargs: `return_tensors` ("pt" for torch tensors, "np" for numpy arrays, None for what each part makes)
-                and the tokenizer's options. Of these `padding` (to the longest caption) and `truncation` (at
-                `max_length`) are on, and `max_length` is the tokenizer's limit, or the text tower's usual one. As in
-                any processor, `text_kwargs` and `audio_kwargs` are options of one part alone.
+            sampling_rate: Sampling rate of all clips in hertz.
+            language: ISO 639-3 code of the captions ("fra"), or a list with one code per caption. Full codes of the
+                tokenizer ("por_Latn") are passed through. None uses the setting of the tokenizer.
+            **kwargs: `return_tensors` ("pt" for torch tensors, "np" for numpy arrays, None for no conversion) and
+                options of the tokenizer. `padding` (to the longest caption) and `truncation` (at `max_length`) are on
+                by default; `max_length` defaults to `max_tokens`. `text_kwargs` and `audio_kwargs` are options for one
+                modality only, as in any processor.
 
         Returns:
-            The feature extractor's fields (`input_features` and `audio_attention_mask`, or CLAP's `is_longer`) and the
-            tokenizer's (`input_ids`, `attention_mask`, for some `token_type_ids`).
+            Fields of the feature extractor (`input_features`, and `audio_attention_mask` or CLAP's `is_longer`) and of
+            the tokenizer (`input_ids`, `attention_mask`, and `token_type_ids` for some tokenizers).
 
         Raises:
-            TypeError: An option is none of the tokenizer's.
-            ValueError: There is neither audio nor text, a caption is blank, the tokenizer lacks a language, or a clip
-                is unusable.
+            TypeError: An option is not one of the tokenizer.
+            ValueError: There is neither audio nor text, a caption is blank, a language code is invalid or unknown to
+                the tokenizer, or a clip is unusable.
         """
         if audio is None and text is None:
-            raise ValueError("there is nothing to process; give audio, text or both")
+            raise ValueError("audio and text are both None; pass audio, text or both")
 
         options = self._options(kwargs)
         return_tensors = options["text_kwargs"].pop("return_tensors", None)
@@ -156,23 +160,23 @@ class SupCLAPProcessor(ProcessorMixin):
         return BatchFeature(data, tensor_type=return_tensors)
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """The options of a call by part, under the rules of all processors."""
+        """Return the options of a call by modality, merged as in all processors of transformers."""
         parts = SupCLAPProcessorKwargs.__annotations__
         known = {"common_kwargs", *parts, *parts["text_kwargs"].__annotations__}
         if unknown := sorted(kwargs.keys() - known):
-            raise TypeError(f"the processor has no option {unknown[0]!r}; it has those of a tokenizer")
+            raise TypeError(f"the processor has no option {unknown[0]!r}; pass options of a tokenizer")
 
-        own = self.tokenizer.init_kwargs
-        if "truncation_strategy" in own:  # read off tokenizer.json, which holds what the last call before it was cut to
-            own = dict(own)
+        init_kwargs = self.tokenizer.init_kwargs
+        if "truncation_strategy" in init_kwargs:  # from tokenizer.json, with the limits of the last call before saving
+            init_kwargs = dict(init_kwargs)
             for name in ("max_length", "stride"):
-                own.pop(name, None)
+                init_kwargs.pop(name, None)
 
-        return self._merge_kwargs(self.valid_processor_kwargs, tokenizer_init_kwargs=own, **kwargs)
+        return self._merge_kwargs(self.valid_processor_kwargs, tokenizer_init_kwargs=init_kwargs, **kwargs)
 
     def _extract(self, audio: Any, **kwargs: Any) -> dict[str, Any]:
-        """The feature extractor's fields, the same for the same clip whatever its batch mates."""
-        if kwargs.get("padding") in (True, "longest"):  # as any caller may ask; clips are padded so anyway
+        """Return the fields of the feature extractor; those of a clip do not depend on the other clips."""
+        if kwargs.get("padding") in (True, "longest"):  # clips are always padded to the longest
             del kwargs["padding"]
         names = self.feature_extractor.model_input_names
         if "audio_attention_mask" in names:
@@ -185,26 +189,26 @@ class SupCLAPProcessor(ProcessorMixin):
             waveforms = [as_waveform(clip, from_hz, rate_hz, f"clip {index}") for index, clip in enumerate(clips)]
             return extract_clips(self.feature_extractor, waveforms)
 
-        # Mono by ours: CLAP's extractor takes the channels of a clip for its spectrum, and fills the memory.
+        # Mix to mono first: CLAP's extractor would treat channels as a spectrum and run out of memory.
         most = self.feature_extractor.nb_max_samples
         mono = [as_waveform(clip, rate_hz, rate_hz, f"clip {index}")[:most] for index, clip in enumerate(clips)]
         features = self.feature_extractor(mono, **kwargs)
 
-        # CLAP's extractor calls one clip of a batch long, drawn at random, where none is.
+        # CLAP's extractor marks a random clip of the batch as longer if none is.
         return {**features, "is_longer": [[False]] * len(clips)}
 
     def _tokenize(
         self, text: str | Sequence[str], language: str | Sequence[str] | None, **kwargs: Any
     ) -> dict[str, list[list[int]]]:
-        """Token ids and masks as lists, each caption under its own language token."""
+        """Tokenize captions, each with its own language token; return token ids and masks as lists."""
         if kwargs.get("max_length") is None and (kwargs["truncation"] or kwargs["padding"] == "max_length"):
             kwargs["max_length"] = self.max_tokens
 
-        given = as_list(text)
+        captions = as_list(text)
         if self.plain_captions:
-            given = [_plain(caption) if isinstance(caption, str) else caption for caption in given]
+            captions = [_plain(caption) if isinstance(caption, str) else caption for caption in captions]
 
-        captions = [self.caption_prefix + caption for caption in _check_captions(given)]
+        captions = [self.caption_prefix + caption for caption in _check_captions(captions)]
         encoding = dict(self.tokenizer(captions, **kwargs))
         if language is None:
             return encoding
@@ -214,95 +218,96 @@ class SupCLAPProcessor(ProcessorMixin):
             for name in set(languages):
                 require_language_code(name)
         else:
-            # One call for all languages: the tokenizer's src_lang is a setting for a whole batch, and stays as it is.
+            # Replace the language tokens after one call, because src_lang applies to a whole batch.
             codes = _language_ids(self.tokenizer)
-            placed = self.tokenizer.convert_tokens_to_ids(self.tokenizer.src_lang)
+            default_id = self.tokenizer.convert_tokens_to_ids(self.tokenizer.src_lang)
             for ids, name in zip(encoding["input_ids"], languages, strict=True):
-                ids[ids.index(placed)] = _language_id(name, codes)
+                ids[ids.index(default_id)] = _language_id(name, codes)
 
         return encoding
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of a caption, which is cut there: the tokenizer's limit, or the usual one of text towers."""
-        if self.tokenizer.model_max_length < 1_000_000:  # transformers writes 1e30 where the tokenizer has no limit
+        """Return the maximum number of tokens per caption: the limit of the tokenizer, or else 514 (SONAR) or 512."""
+        if self.tokenizer.model_max_length < 1_000_000:  # 1e30 in transformers means no limit
             return self.tokenizer.model_max_length
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS
 
 
 def register_feature_extractors() -> None:
-    """Import the extractors that `AutoFeatureExtractor` must find by name; a saved folder names its own as its code."""
+    """Import the feature extractors that `AutoFeatureExtractor` finds by name; saved folders contain their own code."""
     if importlib.util.find_spec(".feature_extraction_msclap", __package__):
         importlib.import_module(".feature_extraction_msclap", __package__)
 
 
 def missing_protobuf() -> str:
-    """A hint for errors: without protobuf transformers asks for tiktoken, which would not help."""
+    """Return a hint for errors if protobuf is missing; transformers would suggest tiktoken, which does not help."""
     if is_protobuf_available():
         return ""
-    return "\nprotobuf is not installed, without which no sentencepiece file is read: pip install protobuf"
+    return "\nprotobuf is not installed; sentencepiece files require it: pip install protobuf"
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses what transformers makes of a folder that lost files: it builds a tokenizer and says nothing."""
+    """Raise ValueError if files of a tokenizer are missing; transformers builds an unusable one without a warning."""
     name = tokenizer.name_or_path or "the folder"
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
         raise ValueError(
-            f"the tokenizer of {name} knows no words, only {len(tokenizer)} special tokens: its vocabulary "
-            "(tokenizer.json, vocab.txt or sentencepiece.bpe.model) is missing"
+            f"the tokenizer of {name} has only {len(tokenizer)} special tokens and no words; restore its vocabulary "
+            "(tokenizer.json, vocab.txt or sentencepiece.bpe.model)"
         )
     if not hasattr(tokenizer, "src_lang") and _language_ids(tokenizer):
         raise ValueError(
-            f"the tokenizer of {name} has language tokens but is a {type(tokenizer).__name__}, which cannot place "
-            "them: its tokenizer_config.json is missing or names another class than NllbTokenizer"
+            f"the tokenizer of {name} has language tokens, but its class {type(tokenizer).__name__} cannot insert "
+            "them; its tokenizer_config.json must exist and name NllbTokenizer"
         )
 
     is_nllb = isinstance(tokenizer, NllbTokenizer)
     if is_nllb and tokenizer.convert_tokens_to_ids(tokenizer.src_lang) == tokenizer.unk_token_id:
         raise ValueError(
-            f"the tokenizer of {name} does not know its own language {tokenizer.src_lang}: its language tokens, in "
-            "tokenizer.json or under added_tokens_decoder of tokenizer_config.json, are missing"
+            f"the tokenizer of {name} has no token for its src_lang {tokenizer.src_lang}; restore the language tokens "
+            "in tokenizer.json, or under added_tokens_decoder of tokenizer_config.json"
         )
 
 
 def as_list(texts: Any) -> list[Any]:
-    """One text or several as a list; of a mapping, such as a row's captions by language, a ValueError.
+    """Return one or more texts as a list.
 
-    Its keys would be taken for texts.
+    Raises:
+        ValueError: `texts` is None or a mapping, such as the captions of a row by language.
     """
     if texts is None:
-        raise ValueError("got None; give a text or a list of texts")
+        raise ValueError("got None; pass a text or a list of texts")
     if isinstance(texts, Mapping):
         raise ValueError(
-            f"got a {type(texts).__name__} with the keys {list(texts)}; give a text or a list of texts, for example "
+            f"got a {type(texts).__name__} with the keys {list(texts)}; pass a text or a list of texts, for example "
             "one of its values"
         )
     return [texts] if isinstance(texts, str) else list(texts)
 
 
 def _check_captions(captions: list[str]) -> list[str]:
-    """Captions without blanks at their ends, where tokenizers of one model disagree; or an error that names one."""
+    """Strip captions, because tokenizers treat spaces at the ends differently; raise ValueError for a bad caption."""
     if not captions:
-        raise ValueError("there is no caption; got an empty list")
+        raise ValueError("text is an empty list; pass at least one caption")
 
     for index, caption in enumerate(captions):
         if not isinstance(caption, str):
             raise ValueError(f"caption {index} must be a string, got {type(caption).__name__}: {caption!r}")
         if not caption.strip():
-            raise ValueError(f"caption {index} is blank: {caption!r}; leave the clip out or give it words")
+            raise ValueError(f"caption {index} is blank: {caption!r}; remove the clip or add a caption")
         if any("\ud800" <= character <= "\udfff" for character in caption):
-            raise ValueError(f"caption {index} is {caption!r}, which is no valid Unicode: it contains a lone surrogate")
+            raise ValueError(f"caption {index} contains a lone surrogate, which is not valid Unicode: {caption!r}")
 
     return list(map(str.strip, captions))
 
 
 def _plain(caption: str) -> str:
-    """Lower case without punctuation, as ML-CLAP prepares its captions (blanks in a row are one to its tokenizer)."""
+    """Lower-case a caption and remove punctuation and repeated spaces, as ML-CLAP does."""
     return " ".join(_PUNCTUATION.sub(" ", caption.lower()).split())
 
 
 def _language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The language tokens of an NLLB-type tokenizer with their ids."""
+    """Return the language tokens of an NLLB-type tokenizer with their ids."""
     is_code = re.compile("[a-z]{3}_[A-Z][a-z]{3}").fullmatch
     return {token: index for token, index in tokenizer.get_added_vocab().items() if is_code(token)}
 
@@ -310,10 +315,10 @@ def _language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 def _language_id(language: str, codes: dict[str, int]) -> int:
     code = get_flores_code(language)
     if code not in codes:
-        ours = [iso for iso in LANGUAGES if get_flores_code(iso) in codes]
+        supported = [iso for iso in LANGUAGES if get_flores_code(iso) in codes]
         raise ValueError(
-            f"the tokenizer has no language {language!r}; it has {', '.join(ours) or 'none of ours'} and "
-            f"{len(codes) - len(ours)} more, which are given by their full codes such as por_Latn"
+            f"the tokenizer has no language {language!r}; pass one of {supported}, or the full code of one of its "
+            f"{len(codes) - len(supported)} other languages, such as por_Latn"
         )
 
     return codes[code]
