@@ -1,4 +1,4 @@
-"""Tiny models, tokenizers and sounds that the tests share; everything is made here, nothing is downloaded."""
+"""Tiny models, tokenizers and sounds for all tests; nothing is downloaded."""
 
 import json
 import math
@@ -45,7 +45,7 @@ CAPTIONS = {
     "jpn": "雨が降る中で犬が吠える",
     "zho": "下雨时一只狗在叫",
 }
-# The fields of mispeech/ced-tiny's config.json, the labels shortened to their numbers.
+# Fields of the config.json of mispeech/ced-tiny, with labels replaced by numbers.
 PUBLISHED_CED_CONFIG = {
     "architectures": ["CedForAudioClassification"],
     "attn_drop_rate": 0.0,
@@ -93,36 +93,36 @@ LANGUAGE_CODES = [
 
 
 def noise(samples: int, seed: int = 0) -> np.ndarray:
-    """White noise, float32, far from clipping."""
+    """Return white noise, float32, without clipping."""
     return (0.1 * np.random.default_rng(seed).standard_normal(samples)).astype(np.float32)
 
 
 def tone(frequency_hz: float, samples: int = RATE_HZ) -> np.ndarray:
-    """A full-scale sine, float32."""
+    """Return a full-scale sine, float32."""
     return np.sin(2 * np.pi * frequency_hz * np.arange(samples) / RATE_HZ).astype(np.float32)
 
 
 def filler(shape: tuple[int, ...], index: int) -> torch.Tensor:
-    """The values the golden numbers were made with: frac(sin(12.9898 (n + 1) + 78.233 index) 43758.5453) - 0.5."""
+    """Return the values behind the golden numbers: frac(sin(12.9898 (n + 1) + 78.233 index) 43758.5453) - 0.5."""
     n = torch.arange(math.prod(shape), dtype=torch.float64)
     values = torch.sin(12.9898 * (n + 1) + 78.233 * index) * 43758.5453
     return (values - values.floor() - 0.5).reshape(shape)
 
 
 def unit_rows(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Rows of unit norm that point anywhere, float64."""
+    """Return random rows of unit norm, float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.nn.functional.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
 
 
 def related_pair(n: int = 5, d: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
-    """Audio (n, d) and texts around it, both of unit norm, float64."""
+    """Return audio (n, d) and texts near it, both of unit norm, float64."""
     audio = unit_rows(n, d)
     return audio, torch.nn.functional.normalize(audio + 0.6 * unit_rows(n, d, seed=1), dim=-1)
 
 
 def fill(model: torch.nn.Module, scale: float) -> None:
-    """Sets all floating tensors of a model, in the order of their names, to the golden values."""
+    """Set all floating-point tensors of a model, in the order of their names, to the golden values."""
     state = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
     for index, name in enumerate(sorted(state)):
         value = scale * filler(tuple(state[name].shape), index)
@@ -136,7 +136,7 @@ def fill(model: torch.nn.Module, scale: float) -> None:
 
 
 def bert_tokenizer() -> BertTokenizer:
-    """A WordPiece tokenizer that knows the words of `CAPTIONS`; the same in every process, which training is not."""
+    """Build a WordPiece tokenizer with the words of `CAPTIONS`; a trained one would differ between processes."""
     normalizer, splitter = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     texts = [normalizer.normalize_str(caption) for caption in CAPTIONS.values()]
     words = sorted({word for text in texts for word, _ in splitter.pre_tokenize_str(text)})
@@ -145,14 +145,14 @@ def bert_tokenizer() -> BertTokenizer:
 
 
 def train_pairs(tokenizer: Tokenizer, **kwargs) -> tuple[dict[str, int], Any]:
-    """Trains byte pairs on `CAPTIONS`; the vocabulary and the merges."""
+    """Train byte pairs on `CAPTIONS`; return the vocabulary and the merges."""
     tokenizer.train_from_iterator(CAPTIONS.values(), trainers.BpeTrainer(**kwargs, show_progress=False))
     model = json.loads(tokenizer.to_str())["model"]
     return model["vocab"], [tuple(merge) for merge in model["merges"]]
 
 
 def gpt2_tokenizer() -> GPT2Tokenizer:
-    """A byte-level tokenizer of GPT-2's kind: "!" is number 0, and <|endoftext|> the last."""
+    """Build a byte-level tokenizer like that of GPT-2; "!" has id 0, <|endoftext|> the last id."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -161,7 +161,7 @@ def gpt2_tokenizer() -> GPT2Tokenizer:
 
 
 def nllb_tokenizer() -> NllbTokenizer:
-    """A tokenizer of NLLB's kind with nine of its languages; no limit on the length is stated, as on the Hub."""
+    """Build an NLLB tokenizer with nine languages and no length limit, as on the Hub."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("  ", " ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="always", split=True)
@@ -171,19 +171,19 @@ def nllb_tokenizer() -> NllbTokenizer:
 
 
 def ced_config(**kwargs) -> CEDConfig:
-    """Two blocks, 32 wide."""
+    """Return a CED configuration with two blocks of width 32."""
     return CEDConfig(**{"embed_dim": 32, "depth": 2, "num_heads": 2, **kwargs})
 
 
 def bert_config(**kwargs) -> dict:
-    """Two layers, 24 wide, no dropout; a dictionary with its model_type."""
+    """Return a BERT configuration as a dictionary: two layers of width 24, no dropout."""
     sizes = {"vocab_size": 300, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     quiet = {"intermediate_size": 48, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return {"model_type": "bert", **sizes, **quiet, **kwargs}
 
 
 def sonar_config(**kwargs) -> M2M100Config:
-    """Two encoder layers, 24 wide, no dropout."""
+    """Return a SONAR configuration with two layers of width 24, no dropout."""
     sizes = {"vocab_size": 400, "d_model": 24, "encoder_layers": 2, "encoder_ffn_dim": 48, "encoder_attention_heads": 2}
     quiet = {"dropout": 0.0, "attention_dropout": 0.0, "encoder_layerdrop": 0.0}
     return M2M100Config(**{**sizes, **quiet, **kwargs})
@@ -192,14 +192,14 @@ def sonar_config(**kwargs) -> M2M100Config:
 def supclap_config(
     text: dict | PreTrainedConfig | None = None, audio: PreTrainedConfig | None = None, **kwargs
 ) -> SupCLAPConfig:
-    """Tiny towers (CED and BERT unless others are given) and 16 shared dimensions."""
+    """Return a configuration with tiny towers, CED and BERT by default, and 16 shared dimensions."""
     return SupCLAPConfig(
         audio_config=audio or ced_config(), text_config=text or bert_config(), **{"projection_dim": 16, **kwargs}
     )
 
 
 def supclap_model(config: SupCLAPConfig | None = None, seed: int = 0) -> SupCLAPModel:
-    """A model in evaluation mode whose batch norm has seen decibels."""
+    """Build a model in evaluation mode with batch norm statistics of decibels."""
     torch.manual_seed(seed)
     model = SupCLAPModel(config or supclap_config()).eval()
     model.audio_model.init_bn.running_mean.fill_(-40.0)
@@ -233,7 +233,7 @@ def pair(kind: str = "supclap") -> tuple[Any, Any]:
 
 
 def save_pair(kind: str, folder: Path) -> tuple[Any, Any]:
-    """Saves a `pair` into one folder, and gives it."""
+    """Save a `pair` in one folder, and return it."""
     model, processor = pair(kind)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -241,37 +241,37 @@ def save_pair(kind: str, folder: Path) -> tuple[Any, Any]:
 
 
 def save_supclap(folder: Path, seed: int = 0) -> Path:
-    """Saves `supclap_model` and the processor that goes with it; the folder."""
+    """Save `supclap_model` with its processor, and return the folder."""
     supclap_model(seed=seed).save_pretrained(folder)
     bert_processor().save_pretrained(folder)
     return folder
 
 
 def save_clap(folder: Path) -> Path:
-    """Saves `clap_model` and the processor that goes with it; the folder."""
+    """Save `clap_model` with its processor, and return the folder."""
     save_pair("clap", folder)
     return folder
 
 
 def training_args(folder: Path | str, **kwargs) -> SupCLAPTrainingArguments:
-    """Of a run on the CPU that shows and saves nothing, of English captions in batches of four."""
+    """Return arguments for a CPU run on English captions in batches of four, without logs or checkpoints."""
     quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "eval_strategy": "no"}
     small = {"load_best_model_at_end": False, "per_device_train_batch_size": 4, "languages": ["eng"]}
     return SupCLAPTrainingArguments(output_dir=str(folder), **{**quiet, **small, **kwargs})
 
 
 def bert_processor() -> SupCLAPProcessor:
-    """CED's feature extractor with the WordPiece tokenizer."""
+    """Return CED's feature extractor with the WordPiece tokenizer."""
     return SupCLAPProcessor(CEDFeatureExtractor(), bert_tokenizer())
 
 
 def nllb_processor() -> SupCLAPProcessor:
-    """CED's feature extractor with the tokenizer of NLLB's kind."""
+    """Return CED's feature extractor with the NLLB tokenizer."""
     return SupCLAPProcessor(CEDFeatureExtractor(), nllb_tokenizer())
 
 
 def clap_config(audio: dict | None = None, text: dict | None = None) -> Any:
-    """Transformers' CLAP, tiny: stages of 1, 1, 2 and 2 blocks, two text layers, no dropout, 16 shared dimensions."""
+    """Return a tiny CLAP: stages of 1, 1, 2 and 2 blocks, two text layers, no dropout, 16 shared dimensions."""
     stages = {"depths": [1, 1, 2, 2], "num_attention_heads": [1, 2, 2, 2], "patch_embeds_hidden_size": 4}
     front_end = {"num_mel_bins": 32, "spec_size": 64, "window_size": 2}
     audio = {**stages, **front_end, "hidden_size": 32, "hidden_dropout_prob": 0.0, **(audio or {})}
@@ -282,7 +282,7 @@ def clap_config(audio: dict | None = None, text: dict | None = None) -> Any:
 
 
 def clap_model(config: ClapConfig | None = None, seed: int = 0) -> ClapModel:
-    """A `ClapModel` in evaluation mode whose batch norm has seen decibels and whose two scales differ."""
+    """Build a `ClapModel` in evaluation mode with batch norm statistics of decibels and two different scales."""
     torch.manual_seed(seed)
     model = ClapModel(config or clap_config()).eval()
     model.audio_model.audio_encoder.batch_norm.running_mean.fill_(-40.0)
@@ -292,7 +292,7 @@ def clap_model(config: ClapConfig | None = None, seed: int = 0) -> ClapModel:
 
 
 def clap_processor(truncation: str = "rand_trunc") -> ClapProcessor:
-    """CLAP's feature extractor for one second at 16 kHz, and a byte-level tokenizer that knows `CAPTIONS`."""
+    """Return CLAP's feature extractor for one second at 16 kHz, and a byte-level tokenizer trained on `CAPTIONS`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

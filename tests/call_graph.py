@@ -1,8 +1,8 @@
-"""How far twelve clips travel to their results, and a batch to its loss: the project's functions and files they pass.
+"""Trace the functions and files between twelve clips and their results, and between a batch and its loss.
 
     python tests/call_graph.py
 
-A tiny model with real towers, all tasks, InfoNCE with support vectors.
+It uses a tiny model with real towers, all tasks, and InfoNCE with support vectors.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Calls(NamedTuple):
 
 
 def trace_calls(function: Callable[[], Any]) -> Calls:
-    """Record the functions of this project that a call passes, in all threads.
+    """Record the functions of this project that run in a call, in all threads.
 
     Args:
-        function: Is called twice; the first call, which imports and fills caches, is not recorded.
+        function: Function to call twice; only the second call is recorded, after imports and caches.
     """
     functions: set[tuple[str, str]] = set()
 

@@ -1,4 +1,4 @@
-"""Runs a recipe with the words of a command line: in this process, or as a user launches it."""
+"""Run a recipe with command-line arguments, in this process or through `accelerate launch`."""
 
 import os
 import subprocess
@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def run_recipe(recipe: ModuleType, *words: Any) -> None:
-    """The recipe's `main` in this process, which has imported everything already; its errors are raised."""
+    """Run `main` of a recipe in this process, which saves the imports; its errors are raised."""
     with mock.patch.object(sys, "argv", [f"{recipe.__name__.split('.')[-1]}.py", *map(str, words)]):
         recipe.main()
 
 
 def launch_recipe(recipe: ModuleType, *words: Any, timeout_seconds: float = 300) -> str:
-    """`accelerate launch recipes/RECIPE.py words`, which must be a success; what it prints."""
+    """Run `accelerate launch recipes/RECIPE.py words`, assert that it succeeds, and return its output."""
     script = f"recipes/{recipe.__name__.split('.')[-1]}.py"
     done = subprocess.run(
         [sys.executable, "-m", "accelerate.commands.launch", script, *map(str, words)],

@@ -1,4 +1,4 @@
-"""Settings and fixtures of all tests: offline, on the CPU, with a Hugging Face cache of their own."""
+"""Settings and fixtures of all tests: offline, on the CPU, with a temporary Hugging Face cache."""
 
 import gc
 import importlib
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# Before anything imports torch or transformers, which read these once. Models this small run fastest on one thread.
+# Set before torch and transformers read them at import. Tiny models run fastest on one thread.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -37,7 +37,7 @@ def bert_tokenizer() -> BertTokenizer:
 
 @pytest.fixture(scope="session")
 def nllb_tokenizer() -> NllbTokenizer:
-    """A trained tokenizer of NLLB's kind; put src_lang back if you change it."""
+    """A trained NLLB tokenizer; restore src_lang if you change it."""
     return builders.nllb_tokenizer()
 
 
@@ -67,7 +67,7 @@ def sonar_processor() -> SupCLAPProcessor:
 
 @pytest.fixture
 def load_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """A metric by its name, through the real loader of `evaluate`, called from elsewhere."""
+    """Function that loads a metric by name with `evaluate.load`, from another working directory."""
     monkeypatch.chdir(tmp_path)
     evaluate = importlib.import_module("evaluate")
     return lambda name: evaluate.load(str(METRICS / name), cache_dir=str(tmp_path))
@@ -75,7 +75,7 @@ def load_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
 
 @pytest.fixture(scope="session")
 def torchcodec() -> ModuleType:
-    """The package that decodes with FFmpeg's libraries; where those are not installed, the test is skipped."""
+    """torchcodec, which decodes with FFmpeg; without FFmpeg the test is skipped."""
     try:
         return importlib.import_module("torchcodec")
     except (ImportError, RuntimeError):
@@ -84,7 +84,7 @@ def torchcodec() -> ModuleType:
 
 @pytest.fixture(scope="session", autouse=True)
 def commit_of_cards() -> Iterator[None]:
-    """Gives model cards a commit without a process: the real one is asked of git."""
+    """Replace the commit in model cards by a constant, because the real one starts git."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("modeling_supclap.model_card.card.code_commit", lambda: "0" * 40)
         yield
@@ -92,13 +92,13 @@ def commit_of_cards() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Any:
-    """Fails a test whose fixtures start a process, unless it is marked with `process`."""
+    """Fail a test if its fixtures start a process, unless it is marked with `process`."""
     return (yield from _fail_if_a_process_starts(item))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Any:
-    """Fails a test that starts a process, unless it is marked with `process`."""
+    """Fail a test that starts a process, unless it is marked with `process`."""
     return (yield from _fail_if_a_process_starts(item))
 
 
@@ -109,7 +109,7 @@ def _fail_if_a_process_starts(item: pytest.Item) -> Any:
         result = yield
     finally:
         _tests_without_processes.clear()
-    if _refused:  # and the error was caught
+    if _refused:  # the test caught the error
         pytest.fail(_refused[0], pytrace=False)
     return result
 
@@ -134,20 +134,20 @@ def _watch_and_start(process: BaseProcess) -> None:
     _start_process(process)
 
 
-# No audit event tells of the processes of multiprocessing's `spawn` and `forkserver`.
+# The `spawn` and `forkserver` methods of multiprocessing raise no audit event.
 _start_process = BaseProcess.start
 BaseProcess.start = _watch_and_start  # type: ignore[method-assign]
 sys.addaudithook(_watch)
 
 
 def pytest_collection_finish() -> None:
-    """Takes what was imported out of the garbage collection that every end of a training asks for (0.3 s each)."""
+    """Exclude imported objects from garbage collection, which runs at the end of each training (0.3 s each)."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the marks that transformers' own tests carry, which `test_transformers_common.py` runs."""
+    """Register the marks of transformers' tests, which `test_transformers_common.py` runs."""
     flash = ("flash_attn_test", "flash_attn_3_test", "flash_attn_4_test")
     for mark in ("accelerate_tests", *flash, "is_pipeline_test", "torch_compile_test"):
         config.addinivalue_line("markers", f"{mark}: of transformers' common tests")

@@ -1,4 +1,4 @@
-"""Ends a run between two steps, as a crash would, and a process that has workers, as `kill -9` does."""
+"""Simulated crashes: end a run between two steps, and kill a process that has workers."""
 
 import contextlib
 import multiprocessing
@@ -12,11 +12,11 @@ from transformers import TrainerCallback
 
 
 class Killed(Exception):
-    """The crash."""
+    """Simulated crash."""
 
 
 class KillAt(TrainerCallback):
-    """Crashes after the given step."""
+    """Callback that raises `Killed` after the given step."""
 
     def __init__(self, step):
         self.step = step
@@ -27,12 +27,12 @@ class KillAt(TrainerCallback):
 
 
 def name_worker(_):
-    """What a worker hands over: its process, with more bytes than a pipe takes that nobody reads."""
+    """Return the process id of a worker, with more bytes than an unread pipe can buffer."""
     return os.getpid(), bytes(200_000)
 
 
 def read_two(results, sender):
-    """What the parent does: it reads a result of each of two workers, and never another."""
+    """Read one result of each of two workers in the parent process, then sleep."""
     results = iter(results)
     for _ in range(2):
         sender.send(next(results)[0])
@@ -40,11 +40,11 @@ def read_two(results, sender):
 
 
 def assert_workers_end_with_their_parent(results, monkeypatch):
-    """Reads results of `name_worker` in a process of its own, kills it, and waits for its two workers to end.
+    """Read results of `name_worker` in a separate process, kill it, and wait for its two workers to end.
 
     Args:
-        results: Two workers make them as they are read, four of them or more.
-        monkeypatch: Shortens the time in which a worker notices that it is alone.
+        results: Iterable of at least four results, computed by two workers as they are read.
+        monkeypatch: Used to shorten the interval at which workers check for their parent.
     """
     monkeypatch.setattr(torch.utils.data._utils.worker, "MP_STATUS_CHECK_INTERVAL", 0.1)
     processes = multiprocessing.get_context("fork")
@@ -59,7 +59,7 @@ def assert_workers_end_with_their_parent(results, monkeypatch):
     parent.join()
     try:
         assert receiver.poll(60), "a worker is left"
-        with pytest.raises(EOFError):  # nobody is left who could write
+        with pytest.raises(EOFError):  # no process can write any more
             receiver.recv()
     finally:
         for worker in workers:

@@ -1,4 +1,4 @@
-"""Tiny folders of every dataset, of the form in which users have them; the audio files are empty unless read."""
+"""Tiny folders of every dataset in the published layout; audio files are empty unless a test reads them."""
 
 import csv
 import itertools
@@ -12,14 +12,14 @@ from recordings import ESC50Clip, write_esc50
 
 
 class Made(NamedTuple):
-    """A folder and what is in it.
+    """A dataset folder and its contents.
 
     Attributes:
-        config: What the builder wants to be told.
-        counts: Clips by split.
-        audio: The audio files.
-        table: A metadata file.
-        text: A caption, or a label, of the table; where it is blank a clip has no caption left.
+        config: Options of the builder.
+        counts: Number of clips by split.
+        audio: Audio files.
+        table: Metadata file.
+        text: A caption or label of the table; blanking it leaves a clip without caption.
     """
 
     config: dict[str, Any]
@@ -51,12 +51,12 @@ def touch(folder: Path, names: Iterable[str]) -> list[Path]:
 
 
 def youtube_id(number: int) -> str:
-    """Eleven characters, with the two that are not letters."""
+    """Return an id of eleven characters, including "-" and "_"."""
     return f"-_{number:09d}"
 
 
 def audiocaps(folder: Path, train: int = 6, held_out: int = 2, naming: str = "Y{id}.wav") -> Made:
-    """AudioCaps: a caption a clip in train, five in the others."""
+    """AudioCaps: one caption per clip in train, five in the other splits."""
     counts, audio, number = {"train": train, "val": held_out, "test": held_out}, [], 0
     for split, count in counts.items():
         lines: list[list[Any]] = [["audiocap_id", "youtube_id", "start_time", "caption"]]
@@ -187,7 +187,7 @@ def esc50(folder: Path) -> Made:
 
 
 def synthetic(folder: Path) -> Made:
-    """Generated events: nothing is on disk."""
+    """Generated events without files."""
     counts = {"train": 3, "validation": 2, "test": 2}
     config = {f"num_{split}": count for split, count in counts.items()}
     return Made({**config, "duration_seconds": 1.0, "audio_dir": str(folder)}, counts, [], folder, "")
@@ -196,6 +196,6 @@ def synthetic(folder: Path) -> Made:
 FOLDERS: dict[str, Callable[[Path], Made]] = {
     make.__name__: make for make in (audio_folder, audiocaps, clotho, esc50, urbansound8k, vggsound, wavcaps)
 }
-"""The datasets that are on disk."""
+"""Datasets with files on disk."""
 
 MAKERS: dict[str, Callable[[Path], Made]] = {**FOLDERS, "synthetic": synthetic}

@@ -1,4 +1,4 @@
-"""A stand-in for a language model's endpoint: translates by writing the language before the text."""
+"""Fake endpoint of a language model; it translates by adding the language before the text."""
 
 import json
 import threading
@@ -10,22 +10,22 @@ from unittest import mock
 
 
 def translated(text: str, language: str) -> str:
-    """What the endpoint makes of a text; back into English it takes the mark off again."""
+    """Return the translation of a text; a translation into English removes the language again."""
     return text.partition(": ")[2] if language == "English" else f"{language}: {text}"
 
 
 def completion(content: Any, **choice: Any) -> bytes:
-    """A response of `/chat/completions` whose message is this text, or this object as JSON."""
+    """Return a response of `/chat/completions` with a text, or an object as JSON, as its message."""
     text = content if isinstance(content, str) else json.dumps(content)
     return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}, **choice}]}).encode()
 
 
 class FakeEndpoint(ThreadingHTTPServer):
-    """Answers requests, the first ones as scripted.
+    """Server that answers the first requests as scripted and all others with translations.
 
     Args:
-        script: For the first requests, `(status, headers, body)`, or a function from the texts that are asked for to
-            the body; None answers as usual.
+        script: One entry per request: `(status, headers, body)`, a function from the requested texts to the body, or
+            None for a translation.
     """
 
     daemon_threads = True
@@ -40,11 +40,11 @@ class FakeEndpoint(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """What `--endpoint` is given."""
+        """Return the value of `--endpoint`."""
         return f"http://127.0.0.1:{self.server_port}"
 
     def texts(self, number: int) -> dict[str, str]:
-        """The texts of a request by their numbers."""
+        """Return the texts of a request by number."""
         return json.loads(self.requests[number]["messages"][1]["content"])
 
 
@@ -69,12 +69,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent."""
+        """Log nothing."""
 
 
 @contextmanager
 def fake_endpoint(*script: Any) -> Iterator[FakeEndpoint]:
-    """Serves while the block runs; the client, which sends the platform's name, asks no process for it."""
+    """Serve while the block runs; the platform name is patched, because the client would start a process for it."""
     server = FakeEndpoint(list(script))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()

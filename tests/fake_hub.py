@@ -1,4 +1,4 @@
-"""A stand-in for huggingface.co on this machine: as much of its HTTP protocol as one push and one download need."""
+"""Fake Hub server with the HTTP requests of one push and one download."""
 
 import base64
 import hashlib
@@ -14,7 +14,7 @@ COMMIT = "0" * 39 + "1"
 
 
 class FakeHub(BaseHTTPRequestHandler):
-    """Keeps the files of all repositories in memory, every one of them as a small file (no LFS)."""
+    """Handler that keeps the files of all repositories in memory, without LFS."""
 
     protocol_version = "HTTP/1.1"
     files: dict[str, dict[str, bytes]] = {}  # noqa: RUF012, shared by all requests
@@ -69,10 +69,10 @@ class FakeHub(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent."""
+        """Log nothing."""
 
 
 def fake_hub(kind: type[FakeHub] = FakeHub) -> AbstractContextManager[str]:
-    """Serves an empty hub while the block runs; gives its address, to be put in HF_ENDPOINT."""
+    """Serve an empty Hub while the block runs; yield its address for HF_ENDPOINT."""
     FakeHub.files.clear()
     return serving(kind)

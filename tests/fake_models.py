@@ -1,4 +1,4 @@
-"""Fake embedding models with a known answer: they read tones and pitches off the spectrum, and texts that name them."""
+"""Fake embedding models with known results: they detect tones in the spectrum, and their names in texts."""
 
 import re
 
@@ -14,14 +14,14 @@ TONES = 8
 
 
 class ToneModel:
-    """Embeds recordings by the tones in them and texts by the tones that they name, in the order in which they do.
+    """Model that embeds recordings by their tones, and texts by the tones in them, in order.
 
-    A vector has a part for each tone, one for each pair of classes in sequence, and one for each pair at once.
+    A vector has one value per tone, one per pair of classes in sequence, and one per pair of overlapping classes.
 
     Args:
-        captions: The tone that each caption is about.
-        encodes_order: Whether sequence and overlap are heard at all.
-        scale: The norm of the embeddings.
+        captions: Tone of each caption.
+        encodes_order: Whether the embeddings contain sequence and overlap.
+        scale: Norm of the embeddings.
     """
 
     sampling_rate = 16000
@@ -77,28 +77,28 @@ class ToneModel:
 
     def _joined(self, tones, sequence, overlap):
         order = self.encodes_order * np.concatenate([sequence.ravel(), overlap.ravel()])
-        return np.concatenate([tones, order, [1e-3]])  # the last keeps a vector of nothing from being zero
+        return np.concatenate([tones, order, [1e-3]])  # the last value avoids zero vectors
 
 
 def parts():
-    """The three empty parts of a vector."""
+    """Return the three parts of a vector, all zero."""
     return np.zeros(TONES), np.zeros((CLASSES, CLASSES)), np.zeros((CLASSES, CLASSES))
 
 
 def loud_tones(waveform):
-    """Which of the tones at 200, 400, ... Hz sound, each within 20 dB of the loudest."""
+    """Return the indices of the tones (200, 400, ... Hz) within 20 dB of the loudest."""
     time = np.arange(len(waveform)) / ToneModel.sampling_rate
     strengths = [abs(np.mean(waveform * np.exp(-2j * np.pi * 200 * (tone + 1) * time))) for tone in range(TONES)]
     return {tone for tone, strength in enumerate(strengths) if strength > 0.1 * max(strengths)}
 
 
 def caption_tones(rows, language="eng"):
-    """The tone that each caption of `tone_rows` is about."""
+    """Map each caption of `tone_rows` to its tone."""
     return {text: tone for tone, row in enumerate(rows) for text in row["captions"][language]}
 
 
 class PitchModel:
-    """Embeds a sound as its spectrum in octaves, and a text as the spectrum of the pitch that it names."""
+    """Model that embeds a sound as its octave spectrum, and a text as the spectrum of the pitch in it."""
 
     sampling_rate = RATE
     fingerprint = "pitch"

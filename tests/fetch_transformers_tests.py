@@ -1,8 +1,8 @@
-"""Fetches the common tests that transformers ships in its source distribution; `test_transformers_common.py` runs them.
+"""Download the common tests of transformers for `test_transformers_common.py`.
 
     python tests/fetch_transformers_tests.py        # those of the installed version, into .cache/ (a few seconds)
 
-pip finds the distribution by name and checks it against the SHA-256 below. Nothing of it is kept in this repository.
+pip downloads the source distribution and checks it against the SHA-256 below. It is not kept in this repository.
 """
 
 import subprocess
@@ -21,15 +21,15 @@ SHA256 = {
 
 
 def folder(version: str | None = None) -> Path:
-    """Where the tests of a version are, or would be; None is the installed version."""
+    """Return the cache folder for the tests of a version; None is the installed version."""
     return CACHE / (version or metadata.version("transformers"))
 
 
 def download(version: str, target: Path) -> Path:
-    """The source distribution as an archive in `target`.
+    """Download the source distribution as an archive into `target`.
 
     Raises:
-        subprocess.CalledProcessError: pip cannot find or fetch it, or it is not the file whose SHA-256 is recorded.
+        subprocess.CalledProcessError: pip cannot download it, or its SHA-256 differs.
     """
     checksum = f" --hash=sha256:{SHA256[version]}" if version in SHA256 else ""
     requirements = target / "requirements.txt"
@@ -41,16 +41,16 @@ def download(version: str, target: Path) -> Path:
 
 
 def fetch(version: str | None = None) -> Path:
-    """Puts the tests of a version into their folder, unless they are there.
+    """Download the tests of a version into the cache, unless they exist.
 
     Args:
         version: A release of transformers; None is the installed one.
 
     Returns:
-        The folder, which holds `test_modeling_common.py` and its like.
+        The folder, with `test_modeling_common.py` and other files.
 
     Raises:
-        ValueError: The distribution ships no such tests.
+        ValueError: The distribution contains no tests.
     """
     version = version or metadata.version("transformers")
     if folder(version).is_dir():

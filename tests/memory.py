@@ -1,4 +1,4 @@
-"""How much memory a call takes."""
+"""Measure the memory of a call."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def traced_peak(function: Callable[..., Any], *arguments: Any, **options: Any) -> int:
-    """Bytes allocated at the worst moment of the call."""
+    """Return the peak of allocated bytes during a call."""
     tracemalloc.start()
     try:
         function(*arguments, **options)

@@ -1,4 +1,4 @@
-"""A small folder of recordings in ESC-50's layout, some of them bad, to be prepared."""
+"""Small folder of recordings in the layout of ESC-50, optionally with damaged files."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ CLASSES = ("dog", "rain", "rooster")
 
 
 def sound(number: int, seconds: float = 0.6) -> np.ndarray:
-    """A recording unlike any other: a noise of its own with tones of its own that come and go."""
+    """Return a unique recording: noise with amplitude-modulated tones."""
     rng = np.random.default_rng(number)
     time = np.arange(round(seconds * RATE_HZ)) / RATE_HZ
     samples = 0.05 * rng.standard_normal(len(time))
@@ -22,7 +22,7 @@ def sound(number: int, seconds: float = 0.6) -> np.ndarray:
 
 
 def make_folder(folder: Path, clips: int = 24, bad: bool = False, seconds: float = 0.6, first: int = 0) -> Path:
-    """`clips` clips in four folds; with `bad`, clip 5 is junk, clip 9 silent and clip 14 cut in the middle."""
+    """Write `clips` clips in four folds; with `bad`, clip 5 is junk, clip 9 is silent and clip 14 is truncated."""
     made = []
     for number in range(first, first + clips):
         fold = 1 + number % 4

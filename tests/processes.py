@@ -1,7 +1,7 @@
-"""Runs Python in a process of its own, and scripts in several real gloo processes.
+"""Run Python in a separate process, and scripts in several gloo processes.
 
-Where nothing asks for a fresh interpreter or a launcher, the processes are forks of one that has imported the package,
-which spares each of them five seconds.
+Unless a test needs a new interpreter or a launcher, processes are forks of one that has imported the package, which
+saves five seconds per process.
 """
 
 import fnmatch
@@ -44,7 +44,7 @@ FORKS.set_forkserver_preload(
 
 
 class Moment(NamedTuple):
-    """When a process is killed: at its `number`-th audit event of this name that tells a path like `path`."""
+    """Time at which a process is killed: its `number`-th audit event of this name with a path that matches `path`."""
 
     event: str
     path: str
@@ -52,13 +52,13 @@ class Moment(NamedTuple):
 
 
 def run_python(*words: object, cwd: str | Path = ROOT, timeout_seconds: float = 300, **environment: str) -> str:
-    """`python words`, which finds this package and the helpers of the tests; what it prints.
+    """Run `python words` with this package and the test helpers importable, and return its output.
 
     Args:
         *words: Options, code or script, arguments.
-        cwd: Where it runs.
-        timeout_seconds: After which it is killed.
-        **environment: Variables to change.
+        cwd: Working directory.
+        timeout_seconds: Time limit.
+        **environment: Environment variables to set.
     """
     done = subprocess.run(
         [sys.executable, *map(str, words)],
@@ -73,24 +73,24 @@ def run_python(*words: object, cwd: str | Path = ROOT, timeout_seconds: float = 
 
 
 def launch_processes(script: str | Path, *arguments: object, count: int = 2) -> str:
-    """`torchrun --nproc_per_node count script arguments`; its output, or an AssertionError with it.
+    """Run `torchrun --nproc_per_node count script arguments`, assert that it succeeds, and return its output.
 
-    A script fails that ends inside its process group or beside a thread that asks the others' store: it would crash
-    now and then (`leave_process_group` says why).
+    A script must leave its process group and end its threads, because otherwise it crashes occasionally (see
+    `leave_process_group`).
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
     return run_python(*launcher, __file__, script, *arguments)
 
 
 def run_processes(script: str | Path, *arguments: object, count: int = 2) -> str:
-    """As `launch_processes`, in forks. When one fails, the others are killed."""
+    """Run a script like `launch_processes`, but in forks; if one fails, the others are killed."""
     codes, printed = run_forks(script, *arguments, count=count)
     assert codes == [0] * count, f"{codes}: {printed}"
     return printed
 
 
 def run_killed(script: str | Path, *arguments: object, moment: Moment, count: int = 1) -> None:
-    """Runs a script in forks, of which the last is killed at a moment that it has to come to, and so all are."""
+    """Run a script in forks, kill the last one at `moment`, and assert that the moment was reached."""
     codes, printed = run_forks(script, *arguments, count=count, moment=moment)
     assert codes[-1] == -signal.SIGKILL, f"{codes}: {printed}"
 
@@ -98,7 +98,7 @@ def run_killed(script: str | Path, *arguments: object, moment: Moment, count: in
 def run_forks(
     script: str | Path, *arguments: object, count: int = 1, moment: Moment | None = None
 ) -> tuple[list[int | None], str]:
-    """The exit codes of the forks of a script, and what they printed together."""
+    """Run a script in forks; return their exit codes and their combined output."""
     with mock.patch.dict(os.environ, PATHS):
         forkserver.ensure_running()
 
@@ -128,8 +128,8 @@ def run_forks(
 
 
 def _be_the_script(words: Sequence[str], log: str, environment: dict[str, str], killed_at: Moment | None) -> None:
-    """What a fork does."""
-    multiprocessing.set_start_method(None, force=True)  # its own workers start as those of any other process
+    """Run a script in a fork, with its output in `log`."""
+    multiprocessing.set_start_method(None, force=True)  # its workers start with the default method
     stream = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
@@ -152,7 +152,7 @@ def _be_the_script(words: Sequence[str], log: str, environment: dict[str, str], 
 
 
 def assert_same_training(one: Path, many: Path, world_size: int) -> None:
-    """Both reports hold `{"world_size": W, run: {parameter: values}}`; the parameters agree to 1e-6."""
+    """Assert that the parameters in two reports `{"world_size": W, run: {parameter: values}}` agree to 1e-6."""
     expected, found = (json.loads(path.read_text()) for path in (one, many))
     assert (expected.pop("world_size"), found.pop("world_size")) == (1, world_size)
     assert expected.keys() == found.keys()
@@ -162,9 +162,9 @@ def assert_same_training(one: Path, many: Path, world_size: int) -> None:
 
 
 def run_script(script: str, *arguments: str) -> None:
-    """What each process does: the script, which has to leave its process group and to end its threads."""
+    """Run a script in this process; assert that it leaves its process group and ends its threads."""
     sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).parent))  # as `python script` has it
+    sys.path.insert(0, str(Path(script).parent))  # as for `python script`
     runpy.run_path(script, run_name="__main__")
     assert not dist.is_initialized(), f"{script} ended inside its process group"
     assert "supclap" not in {thread.name for thread in threading.enumerate()}, f"{script} left a thread running"

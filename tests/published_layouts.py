@@ -1,4 +1,4 @@
-"""The names and shapes of public checkpoints, written down from their descriptions and not from the converters."""
+"""Tensor names and shapes of public checkpoints, from their descriptions and independent of the converters."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ HUB_ROWS = [1, 3, 0, 2]
 
 
 def ced_encoder(width: int = 64, depth: int = 1, dasheng: bool = False) -> Shapes:
-    """The encoder of CED or Dasheng, 155 tensors at 12 blocks."""
+    """Encoder of CED or Dasheng: 155 tensors with 12 blocks."""
     shapes: Shapes = {
         "time_pos_embed": (1, width, 1, 252 if dasheng else 63),
         "freq_pos_embed": (1, width, 1 if dasheng else 4, 1),
@@ -45,12 +45,12 @@ def ced_head(width: int = 64) -> Shapes:
 
 
 def original_name(name: str) -> str:
-    """A name of CED's encoder in the authors' files."""
+    """Return the name of a CED tensor in the authors' files."""
     return name.replace("init_bn.", "init_bn.1.")
 
 
 def front_end() -> dict[str, torch.Tensor]:
-    """The constants in the authors' files, by another library than the one that the converter asks."""
+    """Return the constants in the authors' files, computed by another library than in the converter."""
     filters = audio_utils.mel_filter_bank(257, 64, 0.0, 8000.0, 16000, norm=None, mel_scale="htk")
     window = 0.5 - 0.5 * torch.cos(2 * torch.pi * torch.arange(512, dtype=torch.float64) / 512)
     return {
@@ -60,7 +60,7 @@ def front_end() -> dict[str, torch.Tensor]:
 
 
 def sonar_hub(vocabulary: int = 400, width: int = 64, layers: int = 1, ffn: int = 128) -> Shapes:
-    """The Hub's M2M100Encoder, 387 tensors at 24 layers."""
+    """M2M100Encoder of the Hub: 387 tensors with 24 layers."""
     shapes: Shapes = {"embed_tokens.weight": (vocabulary, width)}
     shapes |= {f"layer_norm.{name}": (width,) for name in ("weight", "bias")}
     linears = {f"self_attn.{name}": (width, width) for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
@@ -74,7 +74,7 @@ def sonar_hub(vocabulary: int = 400, width: int = 64, layers: int = 1, ffn: int 
 
 
 def fairseq2_name(name: str) -> str:
-    """A name of the Hub's M2M100Encoder in fairseq2."""
+    """Return the fairseq2 name of a tensor of M2M100Encoder."""
     if name == "embed_tokens.weight":
         return "encoder_frontend.embed.weight"
     if name.startswith("layer_norm."):
@@ -90,7 +90,7 @@ def fairseq2_name(name: str) -> str:
 
 
 def fairseq2(hub: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A Hub state dict of SONAR in the layout of fairseq2."""
+    """Convert a state dict of SONAR from the Hub to the layout of fairseq2."""
     tensors = {fairseq2_name(name): value for name, value in hub.items()}
     embedding = hub["embed_tokens.weight"]
     first = embedding[HUB_ROWS]
@@ -107,7 +107,7 @@ def ml_clap_joint(audio: int = 64, text: int = 64, shared: int = 16) -> Shapes:
 
 
 def random(shapes: Shapes, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Values for shapes; statistics are those of decibels, counts are whole."""
+    """Fill shapes with random values; batch norm statistics are those of decibels, counts are integers."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     for name, value in tensors.items():
@@ -121,7 +121,7 @@ def random(shapes: Shapes, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def golden(tensors: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
-    """The values that the authors' own code was run with, by the order of the names; whole numbers stay."""
+    """Fill tensors in the order of their names with the values used for the authors' code; integers are unchanged."""
     filled = dict(tensors)
     for index, name in enumerate(sorted(name for name, value in tensors.items() if value.is_floating_point())):
         value = scale * builders.filler(tuple(tensors[name].shape), index)
@@ -136,12 +136,12 @@ def golden(tensors: dict[str, torch.Tensor], scale: float) -> dict[str, torch.Te
 
 
 def on_meta(shapes: Shapes) -> dict[str, torch.Tensor]:
-    """Tensors without storage, for counting and shapes."""
+    """Return tensors on the meta device, without storage."""
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def build_on_meta(model_class: Callable[..., Any]) -> Callable[..., Any]:
-    """Builds models of a class without storage."""
+    """Return a function that builds models of a class without storage."""
 
     def build(*args: Any) -> Any:
         with torch.device("meta"):
@@ -151,17 +151,17 @@ def build_on_meta(model_class: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def put(name: str, value: torch.Tensor | None) -> Callable[[dict[str, torch.Tensor]], Any]:
-    """A change of one tensor of a checkpoint; None takes it out."""
+    """Return a function that replaces one tensor of a checkpoint; None removes it."""
     return lambda tensors: tensors.pop(name) if value is None else tensors.update({name: value})
 
 
 def ced_original(encoder: dict[str, torch.Tensor], head: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The authors' layout, 161 tensors at 12 blocks."""
+    """Return the authors' layout of CED: 161 tensors with 12 blocks."""
     return {**front_end(), **{original_name(name): value for name, value in encoder.items()}, **head}
 
 
 def ced_hub(encoder: dict[str, torch.Tensor], head: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The layout of mispeech/ced-*, 159 tensors at 12 blocks."""
+    """Return the layout of mispeech/ced-*: 159 tensors with 12 blocks."""
     return {**{f"encoder.{name}": value for name, value in encoder.items()}, **head}
 
 
@@ -171,9 +171,9 @@ def ml_clap(
     joint: dict[str, torch.Tensor],
     temperature: float | None,
 ) -> dict[str, torch.Tensor]:
-    """ML-CLAP's layout, of an original CED, a fairseq2 SONAR and the projections; 557 tensors in the published size.
+    """Return the layout of ML-CLAP: original CED, fairseq2 SONAR and projections; 557 tensors in the published size.
 
-    GLAP's is the same of an original Dasheng, without a temperature: 552 tensors, since it has no tagging head.
+    GLAP has the same layout with the original Dasheng and no temperature: 552 tensors, because it has no tagging head.
     """
     towers = {f"audio_encoder.model.{name}": value for name, value in audio.items()}
     towers |= {f"text_encoder.model.{name}": value for name, value in text.items()}
@@ -182,7 +182,7 @@ def ml_clap(
 
 
 def laion_config(fused: bool = False) -> Any:
-    """A narrow HTSAT of the published kind and a narrow RoBERTa."""
+    """Return the configuration of a narrow HTSAT, as published, and a narrow RoBERTa."""
     audio = {"patch_embeds_hidden_size": 16, "hidden_size": 128, "depths": [2, 1, 1, 1], "hidden_dropout_prob": 0.0}
     if fused:
         audio |= {"enable_fusion": True, "fusion_type": "aff_2d", "aff_block_r": 4}
@@ -192,7 +192,7 @@ def laion_config(fused: bool = False) -> Any:
 
 
 def laion(clap: ClapModel, filters: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A ClapModel in the layout of lukewys/laion_clap, with all that its files hold besides."""
+    """Convert a ClapModel to the layout of lukewys/laion_clap, with the additional tensors of its files."""
     tensors: dict[str, torch.Tensor] = {}
     state = clap.state_dict()
     for name, value in state.items():
@@ -237,7 +237,7 @@ def laion(clap: ClapModel, filters: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def residual_projections(audio: int, text: int, shared: int) -> Shapes:
-    """MS-CLAP's, without biases but for the layer norm's."""
+    """Projections of MS-CLAP; only the layer norm has a bias."""
     shapes: Shapes = {}
     for name, width in (("audio_encoder", audio), ("caption_encoder", text)):
         shapes |= {f"{name}.projection.linear1.weight": (shared, width)}
@@ -247,7 +247,7 @@ def residual_projections(audio: int, text: int, shared: int) -> Shapes:
 
 
 def gpt2(vocabulary: int = 300, width: int = 64, layers: int = 1, positions: int = 100) -> Shapes:
-    """GPT-2 without a head, 148 tensors at 12 layers."""
+    """GPT-2 without a head: 148 tensors with 12 layers."""
     shapes: Shapes = {"wte.weight": (vocabulary, width), "wpe.weight": (positions, width)}
     shapes |= {f"ln_f.{kind}": (width,) for kind in ("weight", "bias")}
     linears = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
@@ -260,7 +260,7 @@ def gpt2(vocabulary: int = 300, width: int = 64, layers: int = 1, positions: int
 
 
 def cnn14(channels: tuple[int, ...] = (4, 6, 8, 12, 16, 20), width: int = 24) -> Shapes:
-    """CNN14 without its head and front end, 69 tensors, the counts of 13 batch norms included."""
+    """CNN14 without head and front end: 69 tensors, including the counts of 13 batch norms."""
     norms, shapes = {"bn0": 64}, {"fc1.weight": (width, channels[-1]), "fc1.bias": (width,)}
     for number, outer in enumerate(channels, start=1):
         inner = 1 if number == 1 else channels[number - 2]
@@ -276,19 +276,19 @@ def cnn14(channels: tuple[int, ...] = (4, 6, 8, 12, 16, 20), width: int = 24) ->
 def msclap(
     audio: dict[str, torch.Tensor], text: dict[str, torch.Tensor], joint: dict[str, torch.Tensor], scale: float
 ) -> dict[str, torch.Tensor]:
-    """MS-CLAP's layout: the audio tower with its front end and head, and the text tower."""
+    """Return the layout of MS-CLAP: audio tower with front end and head, and text tower."""
     towers = {f"audio_encoder.base.{name}": value for name, value in audio.items()}
     towers |= {f"caption_encoder.base.{name}": value for name, value in text.items()}
     return {**towers, **joint, "logit_scale": torch.tensor(scale)}
 
 
 def slaney_filters(rate_hz: int, f_min: float = 50.0) -> torch.Tensor:
-    """The mel filters in the files of LAION and MS-CLAP, by another library than the one that the converter asks."""
+    """Return the mel filters of LAION and MS-CLAP, computed by another library than in the converter."""
     return torchaudio.functional.melscale_fbanks(513, f_min, 14_000.0, 64, rate_hz, norm="slaney", mel_scale="slaney")
 
 
 def laion_model(fused: bool = False) -> ClapModel:
-    """A narrow CLAP of LAION's kind, its batch norm used to decibels."""
+    """Build a narrow CLAP in the style of LAION, with batch norm statistics of decibels."""
     torch.manual_seed(0)
     model = ClapModel(laion_config(fused)).eval()
     model.audio_model.audio_encoder.batch_norm.running_mean.fill_(-40.0)
@@ -300,13 +300,13 @@ def laion_model(fused: bool = False) -> ClapModel:
 
 
 def small_ml_clap() -> dict[str, torch.Tensor]:
-    """A narrow ML-CLAP, 57 tensors."""
+    """Return a narrow ML-CLAP: 57 tensors."""
     audio = ced_original(random(ced_encoder()), random(ced_head()))
     return ml_clap(audio, fairseq2(random(sonar_hub())), random(ml_clap_joint()), 0.07)
 
 
 def small_glap() -> dict[str, torch.Tensor]:
-    """A narrow GLAP."""
+    """Return a narrow GLAP."""
     audio = ced_original(random(ced_encoder(dasheng=True)), {})
     return ml_clap(audio, fairseq2(random(sonar_hub())), random(ml_clap_joint()), None)
 
@@ -317,7 +317,7 @@ def panns_front_end(rate_hz: int) -> dict[str, torch.Tensor]:
 
 
 def htsat(model: ClapAudioModel) -> dict[str, torch.Tensor]:
-    """A ClapAudioModel in the names of MS-CLAP's HTSAT, which are LAION's."""
+    """Convert a ClapAudioModel to the names of HTSAT in MS-CLAP, which are those of LAION."""
     whole = ClapModel(laion_config())
     whole.audio_model = model
     tensors = laion(whole, slaney_filters(32_000))
@@ -326,7 +326,7 @@ def htsat(model: ClapAudioModel) -> dict[str, torch.Tensor]:
 
 
 def bert(config: BertConfig, model: BertModel) -> dict[str, torch.Tensor]:
-    """BERT as transformers stored it then: with its pooler and the numbers of its positions."""
+    """Return BERT as older transformers saved it, with its pooler and position ids."""
     pooler = {"pooler.dense.weight": torch.ones(64, 64), "pooler.dense.bias": torch.ones(64)}
     positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
     return {**model.state_dict(), **pooler, "embeddings.position_ids": positions}
@@ -338,7 +338,7 @@ def bert_config(**kwargs) -> BertConfig:
 
 
 def small_msclap(year: int) -> dict[str, torch.Tensor]:
-    """A narrow MS-CLAP of 2022 or 2023."""
+    """Return a narrow MS-CLAP of 2022 or 2023."""
     if year == 2023:
         audio = htsat(ClapAudioModel(laion_config().audio_config))
         masks = {"h.0.attn.bias": torch.ones(1, 1, 100, 100), "h.0.attn.masked_bias": torch.tensor(-1e4)}

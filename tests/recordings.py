@@ -1,4 +1,4 @@
-"""Small folders of recordings: tones that a model can tell apart, as rows of the schema or as a user has them."""
+"""Small folders of recordings of distinct tones, as rows of the schema or in the layout of a dataset."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +13,7 @@ WORDS = {language: builders.CAPTIONS[language].split() for language in ("eng", "
 
 
 def tone_rows(folder: Path, count: int = 8, captions_per_clip: int = 2) -> list[dict[str, Any]]:
-    """`count` half-second tones; clip i has its own frequency and its own captions, in words the tokenizer knows."""
+    """Write `count` half-second tones; each has its own frequency and its own captions, in words of the tokenizer."""
     rows = []
     for index in range(count):
         path = folder / f"tone_{index}.wav"
@@ -35,7 +35,7 @@ def tone_rows(folder: Path, count: int = 8, captions_per_clip: int = 2) -> list[
 
 
 def captioned_folder(folder: Path, count: int, columns: tuple[str, str] = ("file_name", "caption")) -> Path:
-    """Makes `count` tones of a second, each with a caption in `metadata.csv`; the folder."""
+    """Write `count` one-second tones with captions in `metadata.csv`, and return the folder."""
     folder.mkdir()
     lines = [",".join(columns)]
     for number in range(count):
@@ -46,7 +46,7 @@ def captioned_folder(folder: Path, count: int, columns: tuple[str, str] = ("file
 
 
 class ESC50Clip(NamedTuple):
-    """A clip to be laid out as in ESC-50: the stem of its file, its fold, class, source and (samples,) floats."""
+    """Clip for the layout of ESC-50: file stem, fold, class, source and samples."""
 
     stem: str
     fold: int
@@ -57,7 +57,7 @@ class ESC50Clip(NamedTuple):
 
 
 def write_esc50(folder: Path, clips: Iterable[ESC50Clip], rate_hz: int = builders.RATE_HZ) -> Path:
-    """Makes a folder of these clips in ESC-50's layout; the folder."""
+    """Write clips in the layout of ESC-50, and return the folder."""
     (folder / "meta").mkdir(parents=True, exist_ok=True)
     (folder / "audio").mkdir(exist_ok=True)
     lines = ["filename,fold,target,category,esc10,src_file,take"]
@@ -69,7 +69,7 @@ def write_esc50(folder: Path, clips: Iterable[ESC50Clip], rate_hz: int = builder
 
 
 def esc50_folder(folder: Path, count: int, num_folds: int) -> Path:
-    """Makes `count` half-second tones of each of four classes, each from a source of its own, laid out as ESC-50."""
+    """Write `count` half-second tones for each of four classes in the layout of ESC-50, each from its own source."""
     clips = []
     for target, label in enumerate(ESC50_CLASSES):
         for number in range(count):

@@ -1,7 +1,7 @@
-"""The papers' equations once more, as loops over Python floats (float64): the truth the losses are tested against.
+"""Reference implementation of the equations in the papers, as loops over Python floats (float64), to test the losses.
 
-Slow and literal on purpose: each function follows its printed formula, so that a reader can lay the page beside it.
-Embeddings come in as tensors and are taken apart into lists of floats at once; nothing here knows the vectorised code.
+Each function follows its printed formula literally, so that it can be compared with the paper. Embeddings are tensors
+that are converted to lists of floats at once; nothing here uses the vectorised code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def positives_of(i: int, n: int, group_ids: Sequence[int] | None) -> list[int]:
 
 
 def log_ratio(scores: list[float], positives: list[int], decoupled: bool = False) -> float:
-    """-log(exp(s+) / sum exp(s)), averaged over the positives."""
+    """Compute -log(exp(s+) / sum exp(s)), averaged over the positives."""
     candidates = [s for j, s in enumerate(scores) if not (decoupled and j in positives)]
     denominator = math.fsum(math.exp(s) for s in candidates)
     return mean([-math.log(math.exp(scores[p]) / denominator) for p in positives])
@@ -94,7 +94,7 @@ def sigmoid_loss(
 
 
 def reweighted_info_nce(audio: Tensor, text: Tensor, logit_scale: float, weight: float, reading: str) -> float:
-    """[SupCLAP E.4]: the positive's exponential times w, above and below; or its pull, 1 - P+, times w."""
+    """[SupCLAP E.4]: exponential of the positive times w, in both places; or its pull, 1 - P+, times w."""
     a, t = audio.tolist(), text.tolist()
     losses = []
     for queries, keys in ((a, t), (t, a)):
@@ -113,7 +113,7 @@ def reweighted_info_nce(audio: Tensor, text: Tensor, logit_scale: float, weight:
 
 
 def pull_direction(anchor: Vector, target: Vector) -> Vector:
-    """u = (a - t) / ||a - t||, and 0 where they coincide."""
+    """Return u = (a - t) / ||a - t||, or 0 if a = t."""
     difference = subtract(target, anchor)
     distance = length(difference)
     return scaled(1 / distance, difference) if distance > 0 else [0.0] * len(anchor)
@@ -175,7 +175,7 @@ def radius_constraint(anchors: Tensor, targets: Tensor, radii: Sequence[float]) 
 
 
 def projected(u: Vector, direction: Vector) -> Vector:
-    """The part of u along a direction of unit norm."""
+    """Return the projection of u onto a direction of unit norm."""
     return scaled(dot(u, direction), direction)
 
 
@@ -186,7 +186,7 @@ def tangent(u: Vector, point: Vector) -> Vector:
 def pulls_and_pushes(
     supports: list[Vector], audios: list[Vector], tau: float
 ) -> list[tuple[Vector, list[tuple[int, Vector]]]]:
-    """[SupCLAP eq. 2-4] for every text: F_pull and, by index, the F_push of every negative."""
+    """[SupCLAP eq. 2-4] for each text: F_pull, and F_push of each negative with its index."""
     n = len(audios)
     forces = []
     for i, support in enumerate(supports):
@@ -289,9 +289,9 @@ def weight_error(
     logit_scale: float,
     trained: Sequence[Sequence[bool]],
 ) -> tuple[float, float]:
-    """How far apart SGD on p and on p'_e are after a step of rate 1 [ATRI eq. 21], and the bound on it [eq. 25].
+    """Distance between SGD on p and on p'_e after one step of rate 1 [ATRI eq. 21], and its bound [eq. 25].
 
-    The gradient of log p is taken pair by pair; `embed` gives audio (N, d) and texts (N, K, d) of a model's weights.
+    The gradient of log p is computed pair by pair. `embed` maps weights to audio (N, d) and texts (N, K, d).
     """
     weights = weights.detach().requires_grad_()
     audio, text = embed(weights)
@@ -312,7 +312,7 @@ def weight_error(
 
 
 def alignment_direction_error(audio: Tensor, text: Tensor, trained: Sequence[Sequence[bool]]) -> float:
-    """[ATRI 3.2, fig. 2]: the mean angle at each clip between the way to its trained captions and to all, degrees."""
+    """[ATRI 3.2, fig. 2]: mean angle in degrees between the directions from clips to trained and to all captions."""
     angles = []
     for a, captions, mask in zip(audio.tolist(), text.tolist(), trained, strict=True):
         ways = []
@@ -329,12 +329,12 @@ def alignment_direction_error(audio: Tensor, text: Tensor, trained: Sequence[Seq
 
 
 def tnce(query: Vector, positive: Vector, own_block: list[Vector], others: float) -> float:
-    """[TeminAL eq. 4, 5]: the block of the item in full, the other blocks as the term C."""
+    """[TeminAL eq. 4, 5]: the block of the item in full, and the other blocks as the term C."""
     return -math.log(math.exp(dot(query, positive)) / (math.fsum(math.exp(dot(query, c)) for c in own_block) + others))
 
 
 def other_block(query: Vector, i: int, block: list[Vector], alpha_same: float, alpha_cross: float) -> float:
-    """A term C [TeminAL eq. 6]: alpha_same for the same pair, alpha_cross for the others."""
+    """[TeminAL eq. 6]: a term C, with alpha_same for the same pair and alpha_cross for the others."""
     rest = math.fsum(math.exp(dot(query, candidate)) for j, candidate in enumerate(block) if j != i)
     return alpha_same * math.exp(dot(query, block[i])) + alpha_cross * rest
 

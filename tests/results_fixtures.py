@@ -1,4 +1,4 @@
-"""A small results with numbers that are easy to recognise."""
+"""Small evaluation results with values that are easy to recognise."""
 
 import numpy as np
 import soundfile
@@ -28,7 +28,7 @@ def retrieval_arrays(language, ranks):
 
 
 def make_results(folder):
-    """Of two languages and all tasks, with recordings in the folder; the last one is gone."""
+    """Return results of two languages and all tasks, with recordings in the folder; the last recording is missing."""
     paths = [folder / f"{index}.wav" for index in range(NUM_CLIPS)]
     for index, path in enumerate(paths[:-1]):
         soundfile.write(path, 0.1 * np.sin(np.arange(8000) * (index + 1) / 20), 16000)

@@ -1,4 +1,4 @@
-"""What tells the order of sounds: tones to the ear, words to the reader of each language; and rows to draw from."""
+"""Read the order of sounds from a mixture or from a caption, and make rows to sample from."""
 
 import math
 import re
@@ -8,8 +8,8 @@ import numpy as np
 RATE_HZ = 8000
 GOOD = np.full(80, 0.1)
 
-# How a reader of each language knows what sounds first: words that say it is the sound that is named first, words that
-# say it is the one named second, and words that say it is both. Latin words are case-sensitive: "Après X, on entend Y".
+# Patterns for captions by language: the phrase named first sounds first, the phrase named second sounds first, or both
+# sound together. Latin words are case-sensitive: "Après X, on entend Y".
 ORDER_WORDS = {
     "eng": (r" before | followed by |, then |^After ", r" after | preceded by ", r" while | same time| together "),
     "fra": (r" avant |, puis |, et ensuite |^Après ", r" après ", r" pendant | en même temps| à la fois "),
@@ -39,7 +39,7 @@ def noise(seed, seconds=1.0, amplitude=0.1):
 
 
 def strength_db(samples, frequency_hz):
-    """Level of the sine of that frequency in the samples, by projection."""
+    """Return the level in dB of a sine in the samples, by projection."""
     phase = 2j * np.pi * frequency_hz * np.arange(samples.size) / RATE_HZ
     return 20 * math.log10(2 * abs(np.mean(samples * np.exp(-phase))) + 1e-12)
 
@@ -54,7 +54,7 @@ def make_rows(labels=("cat", "cow", "dog", "rain"), sources=3, takes=2):
 
 
 def read_order(language, text, one, other):
-    """What a caption says of two phrases: the one that sounds first, or both."""
+    """Return the phrase that sounds first in a caption of two phrases, or "both"."""
     (verdict,) = [number for number, words in enumerate(ORDER_WORDS[language]) if re.search(words, text)]
     named = sorted((one, other), key=lambda phrase: text.lower().index(phrase.lower()))
     return "both" if verdict == 2 else named[verdict]

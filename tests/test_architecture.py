@@ -1,4 +1,4 @@
-"""The rules of the house that a machine can check: which room may import which, and that each has its test."""
+"""Rules of the architecture: allowed imports between folders, and a test for each module."""
 
 import ast
 import sys
@@ -15,14 +15,14 @@ HUB = sorted(path for path in PACKAGE.glob("*.py") if path.stem != "__init__")
 
 
 def files(folder: str) -> list[Path]:
-    """The Python files of a folder of the checkout; links lead out of the package and are not followed."""
+    """Return the Python files of a folder; links are not followed."""
     paths = sorted(path for path in (ROOT / folder).rglob("*.py") if ".venv" not in path.parts)
     assert paths, f"{folder} holds no Python file"
     return paths
 
 
 def module_name(path: Path) -> str:
-    """The name that a file is imported by."""
+    """Return the module name of a file."""
     parts = list(path.relative_to(ROOT).with_suffix("").parts)
     if parts[0] in SISTERS:
         parts.insert(0, "modeling_supclap")
@@ -31,7 +31,7 @@ def module_name(path: Path) -> str:
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """The full name of every module that a file imports, wherever the import stands."""
+    """Return the full names of all modules that a file imports, at any level."""
     package = module_name(path).split(".")
     if path.stem != "__init__":
         package.pop()
@@ -49,17 +49,17 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def ours(path: Path) -> set[str]:
-    """The rooms of this project that a file imports: `training.trainer`, `metrics.recall` ..."""
+    """Return the modules of this project that a file imports: `training.trainer`, `metrics.recall` ..."""
     return {name.removeprefix("modeling_supclap").lstrip(".") for name in imports(path) if _is_ours(name)}
 
 
 def foreign(path: Path) -> set[str]:
-    """The packages of others that a file imports."""
+    """Return the external packages that a file imports."""
     return {name.split(".")[0] for name in imports(path) if not _is_ours(name)}
 
 
 def loads(path: Path) -> set[Path]:
-    """The files of this project that importing a file loads: what it imports at module level, and the packages."""
+    """Return the files of this project that a file imports at module level, with their packages."""
     package = module_name(path).split(".")
     if path.stem != "__init__":
         package.pop()
@@ -78,7 +78,7 @@ def loads(path: Path) -> set[Path]:
 
 
 def _at_module_level(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports that run when a module is loaded: none of functions, none for type checkers."""
+    """Yield the imports that run at module import, without those of functions and type checkers."""
     for statement in tree.body:
         if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
             continue
@@ -87,7 +87,7 @@ def _at_module_level(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def file_of(name: str) -> Path | None:
-    """The file of a module of this project, by its full name."""
+    """Return the file of a module of this project, by its full name."""
     first, *parts = name.split(".")
     if first != "modeling_supclap":
         return None
@@ -96,7 +96,7 @@ def file_of(name: str) -> Path | None:
 
 
 def closure(*paths: Path) -> set[Path]:
-    """All files of this project that are loaded when these are."""
+    """Return all files of this project that are loaded with these files."""
     seen: set[Path] = set()
     waiting = set(paths)
     while waiting:
@@ -110,7 +110,7 @@ def _is_ours(name: str) -> bool:
 
 
 def within(names: set[str], *rooms: str) -> set[str]:
-    """Those of the names that lie in one of the rooms."""
+    """Return the names that lie in one of the folders."""
     return {name for name in names if any(name == room or name.startswith(f"{room}.") for room in rooms)}
 
 

@@ -1,4 +1,4 @@
-"""The length of the roads through the code: what a reader has to follow from the input to the result."""
+"""Limits on the number of functions and files between input and result."""
 
 from call_graph import evaluation_calls, training_calls
 

@@ -1,4 +1,4 @@
-"""What CONTRIBUTING.md says: its files are there, and each entry of a table is known wherever it should be."""
+"""CONTRIBUTING.md names existing files, and each entry of a table is present in all places that it lists."""
 
 import re
 import tomllib
@@ -50,7 +50,7 @@ def test_a_loss_is_built_and_told(loss, tmp_path):
     audio = functional.normalize(torch.randn(4, 6), dim=-1)
     texts = functional.normalize(torch.randn(4, len(languages), 6), dim=-1)
     found, _ = objective(audio, texts, torch.tensor(3.0), torch.tensor(-1.0))
-    plain = info_nce(audio, texts[:, 0], torch.tensor(3.0))  # what a loss without a line of its own would be
+    plain = info_nce(audio, texts[:, 0], torch.tensor(3.0))  # the value of a loss without its own line
     assert torch.isclose(found, plain) == (loss in ("infonce", "reweighted"))  # weighed by 1 at first
     assert loss in LOSS_NAMES
     assert f"`{loss}`" in (GUIDES / "train.md").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Imports the common tests of transformers, which `fetch_transformers_tests.py` has put into a folder.
+"""Import the common tests of transformers, downloaded by `fetch_transformers_tests.py`.
 
-The source distribution ships the files at the top of transformers' `tests/` and leaves out the folders below. What the
-common tests import from those is stood in for here: mixins that test other things (export, text generation) are empty.
+The source distribution contains the files directly in `tests/` and not its subfolders. Imports from the subfolders are
+replaced here; mixins that test other features (export, text generation) are empty.
 """
 
 import importlib
@@ -16,7 +16,7 @@ import fetch_transformers_tests
 import transformers
 
 PACKAGE = "transformers_common_tests"
-# Fields that every configuration has, away from their defaults; test_configuration_common.py reads them back.
+# Common configuration fields with non-default values, for test_configuration_common.py.
 CONFIG_FIELDS = {
     "return_dict": False,
     "output_hidden_states": True,
@@ -31,14 +31,14 @@ CONFIG_FIELDS = {
 
 
 def module(name: str, **members: Any) -> types.ModuleType:
-    """A module with these members."""
+    """Build a module with these members."""
     made = types.ModuleType(name)
     vars(made).update(members)
     return made
 
 
 def stand_ins() -> dict[str, types.ModuleType]:
-    """What the common tests import and the source distribution leaves out, by the names of the modules."""
+    """Return replacements for the modules that the source distribution lacks, by name."""
     inside: dict[str, dict[str, Any]] = {
         "exporters.test_export": {"ExportTesterMixin": type("ExportTesterMixin", (), {})},
         "generation.test_utils": {"GenerationTesterMixin": type("GenerationTesterMixin", (), {})},
@@ -46,18 +46,18 @@ def stand_ins() -> dict[str, types.ModuleType]:
     }
     modules = {f"{PACKAGE}.{name}": module(name, **members) for name, members in inside.items()}
     packages = {f"{PACKAGE}.{name.split('.')[0]}": module(name, __path__=[]) for name in inside}
-    # It downloads pictures and recordings; none of what is run here opens one.
+    # The original downloads pictures and recordings; no test here opens them.
     return {**packages, **modules, "fetch_hub_objects_for_ci": module("fetch", url_to_local_path=lambda url: url)}
 
 
 def load(name: str) -> types.ModuleType:
-    """One of the fetched files as a module.
+    """Import one of the downloaded files.
 
     Args:
-        name: Of the file, without its ending: "test_modeling_common".
+        name: File name without extension, such as "test_modeling_common".
 
     Raises:
-        FileNotFoundError: The files have not been fetched.
+        FileNotFoundError: The files have not been downloaded.
     """
     folder = fetch_transformers_tests.folder()
     if not folder.is_dir():
@@ -68,7 +68,7 @@ def load(name: str) -> types.ModuleType:
     if PACKAGE not in sys.modules:
         sys.modules[PACKAGE] = module(PACKAGE, __path__=[str(folder)])
         sys.modules.update(stand_ins())
-    # The tests ask for a second copy of transformers, from its sources; the one that is installed is under test.
+    # The tests would import a second copy of transformers from its sources; the installed one is under test.
     direct = mock.patch("transformers.utils.direct_transformers_import", return_value=transformers)
     with direct, mock.patch.object(sys, "path", list(sys.path)):
         return importlib.import_module(f"{PACKAGE}.{name}")

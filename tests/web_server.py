@@ -1,4 +1,4 @@
-"""A local web server, and a folder on it that, as object storages do, gives parts of files."""
+"""Local web servers for a folder, with byte ranges as in object storage."""
 
 import functools
 import http.server
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class PartsHandler(http.server.SimpleHTTPRequestHandler):
-    """Answers `Range: bytes=first-last`, which the handler of the standard library does not know."""
+    """Handler with support for `Range: bytes=first-last`, which the standard library lacks."""
 
     def log_message(self, *arguments):
         pass
@@ -34,7 +34,7 @@ class PartsHandler(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def serving(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address at which the handler answers, as long as the context lasts."""
+    """Serve a handler while the context lasts; yield its address."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -47,17 +47,17 @@ def serving(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Itera
 
 
 def served(folder):
-    """The address of the folder, as long as the context lasts."""
+    """Serve a folder while the context lasts; yield its address."""
     return serving(functools.partial(PartsHandler, directory=str(folder)))
 
 
 def flaky(folder, faults, stall_seconds=1.5):
-    """The address of the folder on a server that meets each fault once, each at a later GET.
+    """Serve a folder while the context lasts, with one fault per GET until `faults` is empty; yield its address.
 
     Args:
         folder: The folder to serve.
-        faults: "busy" answers 503, "drop" ends in the middle, "stall" sends nothing; emptied as they are met.
-        stall_seconds: How long a stalled answer takes.
+        faults: "busy" answers 503, "drop" ends in the middle, "stall" delays the answer. Each GET removes one.
+        stall_seconds: Delay of a stalled answer in seconds.
     """
 
     class FlakyHandler(PartsHandler):
