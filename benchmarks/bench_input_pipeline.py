@@ -22,6 +22,7 @@ from typing import Any
 import datasets
 import soundfile
 import torch
+from accelerate.utils import send_to_device
 from rows import Row, compare, read_wall_clock, run_script, take_turns
 from torch.utils.data import DataLoader
 from transformers import BertConfig, RobertaTokenizer
@@ -91,7 +92,7 @@ def compare_training(
 
     def train_on(batches: Iterable[Batch]) -> None:
         for batch in batches:
-            inputs = {name: tensor.to(arguments.device) for name, tensor in batch.items()}
+            inputs = send_to_device(batch, arguments.device)
             module(**inputs).loss.backward()
             optimizer.step()
             module.zero_grad()

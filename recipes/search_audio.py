@@ -123,7 +123,7 @@ def format_hits(hits: Sequence[Hit]) -> str:
     lines = []
     for hit in hits:
         lines.append(f"{hit.score:.3f}  {clock(hit.start_seconds)}-{clock(hit.end_seconds)}  {hit.file}")
-    return "\n".join(lines) or "the index is empty"
+    return "\n".join(lines) or "no indexed recording to search"
 
 
 def main() -> None:

@@ -164,7 +164,7 @@ def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> 
         vector: Embedding of the query, (d,).
     """
     if not hits:
-        return "<p>The index is empty.</p>"
+        return "<p>No indexed recording to search.</p>"
 
     # All strips share one scale, because the scores within a short recording hardly differ.
     scored = {hit.file: searcher.strip(vector, hit.file) for hit in hits}
