@@ -1,4 +1,4 @@
-"""Losses of the three papers as pure functions of embeddings. One file per paper; the only dependency is torch."""
+"""Contrastive losses of the SupCLAP, ATRI and TeminAL papers, as functions of embeddings. They need only torch."""
 
 from .contrastive import info_nce, reweighted_info_nce, sigmoid_loss
 from .multilingual import (

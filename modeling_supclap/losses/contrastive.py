@@ -1,8 +1,8 @@
-"""Contrastive losses on one similarity matrix: InfoNCE, SigLIP and the re-weighted InfoNCE.
+"""Contrastive losses on a similarity matrix: InfoNCE, SigLIP and re-weighted InfoNCE.
 
-Conventions of all losses: embeddings are (N, d) with unit norm, `similarity[i, j]` compares audio i with text j, and
-`logit_scale` is 1 / temperature, not its logarithm. Leading dimensions, (..., N, d), are separate batches (for example
-languages). They broadcast, and the loss is their mean.
+All losses use the same conventions. Embeddings have shape (N, d) and unit norm. `similarity[i, j]` compares audio i
+with text j. `logit_scale` is 1 / temperature, not its logarithm. Leading dimensions, as in (..., N, d), are separate
+batches, for example one per language. They broadcast, and the loss is averaged over them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .tiles import tiled_sigmoid_contrast, tiled_symmetric_contrast
 
 
 def softmax_contrast(logits: Tensor, group_ids: Tensor | None = None, decoupled: bool = False) -> Tensor:
-    """Compute one direction of InfoNCE: the mean over rows of -log softmax at the row's positives.
+    """Compute InfoNCE in one direction: -log softmax at the positives, averaged over positives and rows.
 
     Args:
-        logits: (..., N, N), positives on the diagonal.
+        logits: (..., N, N) scaled similarities, with positives on the diagonal.
         group_ids: (N,) integers; clips with the same id are positives of each other.
-        decoupled: Leave the positives out of the denominator.
+        decoupled: Whether to exclude the positives from the denominator.
 
     Raises:
-        ValueError: A decoupled row has no negative.
+        ValueError: `decoupled` is set and all clips have the same group id, so there are no negatives.
 
     >>> round(softmax_contrast(torch.eye(2)).item(), 4)  # log(1 + exp(-1))
     0.3133
@@ -40,7 +40,9 @@ def softmax_contrast(logits: Tensor, group_ids: Tensor | None = None, decoupled:
 
 
 def sigmoid_contrast(logits: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """Compute 1/N times the sum of -log sigmoid(z logit) over all pairs, z = +1 for positives and -1 for negatives.
+    """Compute the sigmoid loss: the sum of -log sigmoid(z logit) over all pairs, divided by N.
+
+    z is +1 for positives and -1 for negatives.
 
     >>> round(sigmoid_contrast(torch.zeros(2, 2)).item(), 4)  # 2 log 2
     1.3863
@@ -56,22 +58,22 @@ def info_nce(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Compute InfoNCE, the sum of the audio-to-text and text-to-audio directions [SupCLAP eq. 5].
+    """Compute InfoNCE, the sum of the audio-to-text and text-to-audio losses (SupCLAP eq. 5).
 
     L = mean_i -log softmax_j(logit_scale a_i . t_j)[i] + mean_i -log softmax_j(logit_scale t_i . a_j)[i].
 
-    The loss of a random model is 2 log N. That of a perfect model tends to 0 as the scale grows. With groups of g clips
-    it tends to 2 log g, because the target is uniform over the g positives of a row. CLIP and ML-CLAP use the mean of
-    the two directions, half of this loss.
+    A random model has a loss of 2 log N. The loss of a perfect model approaches 0 as `logit_scale` grows. With groups
+    of g clips it approaches 2 log g, because the target is uniform over the g positives of a row. CLIP and ML-CLAP
+    average the two directions instead, so their loss is half as large.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
-        logit_scale: 1 / temperature, > 0; a number, or a 0-d tensor if it is learned.
+        logit_scale: 1 / temperature, > 0; a number, or a 0-d tensor if the temperature is learned.
         group_ids: (N,) integers; clips with the same id (two captions of one recording, two crops of one file) are
             positives of each other. None: each clip is its own group.
-        chunk_size: Rows of the similarity matrix computed at a time; memory is then linear in N (see `tiles`). None:
-            all rows.
+        chunk_size: Number of similarity matrix rows to compute at a time. Memory is then linear in N, see `tiles.py`.
+            None: all rows at once.
 
     Returns:
         0-d tensor.
@@ -97,20 +99,21 @@ def sigmoid_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Compute the SigLIP loss: a binary classification of every pair (Zhai et al. 2023, [SupCLAP 4.2]).
+    """Compute the SigLIP loss: binary classification of every audio-text pair (Zhai et al. 2023; SupCLAP 4.2).
 
     L = 1/N sum_ij -log sigmoid(z_ij (logit_scale a_i . t_j + logit_bias)), z_ij = +1 on positives, -1 elsewhere.
 
-    With all logits 0 the loss is N log 2. At the usual start (scale 10, bias -10, cosines 0) it is about 10, because
-    the bias already rejects all negatives. For a perfect model it tends to 0.
+    If all logits are 0, the loss is N log 2. With the usual initialization (scale 10, bias -10) and cosines of 0, the
+    loss is about 10, because the bias already classifies all negatives correctly. The loss of a perfect model
+    approaches 0.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor. SigLIP starts at 10.
-        logit_bias: Added to every logit; a number or a 0-d tensor. SigLIP starts at -10.
+        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor. SigLIP initializes it to 10.
+        logit_bias: Bias added to every logit; a number or a 0-d tensor. SigLIP initializes it to -10.
         group_ids: (N,) integers; clips with the same id are positives of each other. None: each clip is its own group.
-        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`. None: all rows.
+        chunk_size: Number of similarity matrix rows to compute at a time, as in `info_nce`. None: all rows at once.
 
     Returns:
         0-d tensor.
@@ -135,20 +138,21 @@ def reweighted_info_nce(
     group_ids: Tensor | None = None,
     reading: Literal["pull", "softmax"] = "pull",
 ) -> Tensor:
-    """Compute InfoNCE with a re-weighted positive, the "Simple Reweight" baseline [SupCLAP E.4].
+    """Compute InfoNCE with a re-weighted positive, the "Simple Reweight" baseline (SupCLAP E.4).
 
-    The paper reports lower retrieval than with plain InfoNCE. It prints no equation: a learnable scalar w amplifies the
-    gradient of the positive, which changes the direction of the gradient and increases its size. Let P+ be the
-    probability of the positive. InfoNCE moves an anchor by logit_scale ((1 - P+) a+ - sum_- P a-). Two readings fit:
+    The paper describes this baseline without an equation: a learnable scalar w amplifies the gradient of the positive,
+    so the gradient changes direction and becomes larger. The paper reports lower retrieval scores than for plain
+    InfoNCE. Let s+ and P+ be the logit and the probability of the positive. InfoNCE moves an anchor by
+    logit_scale ((1 - P+) a+ - sum_- P a-). Two interpretations fit the description, and `reading` selects one:
 
-    - "pull": w multiplies the first term. The loss is InfoNCE - (w - 1) (1 - P+) s+, with 1 - P+ detached. Its
-      derivative with respect to w is -(1 - P+) s+, so w and the pull grow while the positives are similar. This is
-      closer to the paper's description, and only this reading lowers retrieval here (`recipes/LOG.md`).
-    - "softmax": w multiplies exp(s+) in the softmax, L = -log(w exp(s+) / (w exp(s+) + sum_- exp(s-))). Both terms of
-      the gradient shrink by the same factor as w grows, and its direction does not change. dL/dlog w = -(1 - P+) is
-      always negative, so w grows until the gradient vanishes.
+    - "pull": w multiplies the first term, the pull of the positive. The loss is InfoNCE - (w - 1) (1 - P+) s+, with
+      1 - P+ detached. Its derivative with respect to w is -(1 - P+) s+, so w and the pull grow while the positives are
+      similar. This is closer to the description, and only this version lowers retrieval here (`recipes/LOG.md`).
+    - "softmax": w multiplies exp(s+) in the softmax, L = -log(w exp(s+) / (w exp(s+) + sum_- exp(s-))). As w grows,
+      both terms of the gradient shrink by the same factor, and the gradient keeps its direction. dL/dlog w = -(1 - P+)
+      is always negative, so w grows until the gradient vanishes.
 
-    With w = 1 both equal `info_nce`.
+    With w = 1 both versions equal `info_nce`.
 
     Args:
         audio_embeds: (N, d), unit norm.
@@ -156,14 +160,14 @@ def reweighted_info_nce(
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         positive_weight: w > 0; a number or a 0-d tensor. If it is learned, store its logarithm as the parameter.
         group_ids: (N,) integers; clips with the same id are positives of each other. None: each clip is its own group.
-        reading: Which quantity w multiplies, "pull" or "softmax".
+        reading: Quantity to multiply by w, "pull" or "softmax".
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The number w is not positive, the reading is unknown, the shapes do not match, or there are fewer
-            than two clips.
+        ValueError: `positive_weight` is a number that is not positive, `reading` is unknown, the shapes do not match,
+            or there are fewer than two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(reweighted_info_nce(pairs, pairs, logit_scale=1.0, positive_weight=1.0).item(), 4)

@@ -1,6 +1,6 @@
-"""Multilingual losses of ATRI, and the errors caused by training on some of the languages in each step.
+"""Multilingual ATRI losses, and measures of the error from training on only some languages in each step.
 
-Random-language training (ML-CLAP) is `info_nce` on one randomly drawn language per clip.
+Random-language training (ML-CLAP) is `info_nce` with a caption in one random language per clip.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from torch import Tensor
 from .contrastive import info_nce
 from .similarity import at_least_float32
 
-# Weight of one direction as a mean over its pairs: 1/(2NK) NK for KCL; 1/(6N) 2N for CACL, with its two texts per clip.
-# SVR terms have the same weight [SupCLAP table 8]. CACL has them on its two audio-text terms, not on text-text.
+# Weight of the mean loss of one direction: NK / (2NK) for KCL, and 2N / (6N) for CACL, which has two texts per clip.
+# SVR terms have the same weight (SupCLAP table 8). CACL has SVR on its two audio-text terms, not on the text-text term.
 DIRECTION_SCALE = {"kcl": 1 / 2, "cacl": 1 / 3}
 
 
 def by_language(text_embeds: Tensor) -> Tensor:
-    """Transpose (N, K, d) to (K, N, d): the losses average over leading dimensions, here the languages.
+    """Move the language dimension first, (N, K, d) to (K, N, d), because the losses average over leading dimensions.
 
     Raises:
         ValueError: The tensor does not have three dimensions.
@@ -41,18 +41,19 @@ def kcl_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Compute the 1-to-K contrastive loss (KCL): each clip with its caption in all K languages [ATRI eq. 9-11].
+    """Compute the 1-to-K contrastive loss (KCL): each clip with its captions in all K languages (ATRI eq. 9-11).
 
     L = 1/(2NK) sum_ik (-log softmax_j(logit_scale a_i . t_jk)[i] - log softmax_j(logit_scale t_ik . a_j)[i]), the mean
-    over languages and directions. The negatives of a caption are in the same language. `info_nce` sums the directions
-    and is twice as large. The loss of a random model is log N. For a perfect model it tends to 0.
+    over languages and directions. A caption and its negatives are in the same language. `info_nce` sums the two
+    directions, so its value is twice as large. A random model has a loss of log N; the loss of a perfect model
+    approaches 0.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         group_ids: (N,) integers; clips with the same id are positives of each other. None: each clip is its own group.
-        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`. None: all rows.
+        chunk_size: Number of similarity matrix rows to compute at a time, as in `info_nce`. None: all rows at once.
 
     Returns:
         0-d tensor.
@@ -80,19 +81,19 @@ def cacl_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Compute the audio-English co-anchor loss (CACL): English and one other language per clip [ATRI eq. 12-13].
+    """Compute the audio-English co-anchor loss (CACL): English and one other language per clip (ATRI eq. 12-13).
 
-    L = 1/(6N) (L_ae + L_at + L_et), each term the sum over clips and both directions. This is the mean of the six
-    one-direction losses between audio (a), English (e) and the other language (t). The loss of a random model is log N.
-    For a perfect model it tends to 0.
+    L = 1/(6N) (L_ae + L_at + L_et). Each term is summed over clips and both directions, so L is the mean of the six
+    one-direction losses between audio (a), English (e) and the other language (t). A random model has a loss of log N;
+    the loss of a perfect model approaches 0.
 
     Args:
         audio_embeds: (N, d), unit norm.
-        anchor_text_embeds: (N, d), unit norm; the captions in the anchor language, English.
-        other_text_embeds: (N, d), unit norm; the same captions, each in a random other language.
+        anchor_text_embeds: (N, d), unit norm; captions in the anchor language, English.
+        other_text_embeds: (N, d), unit norm; the same captions, each in another language chosen at random.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         group_ids: (N,) integers; clips with the same id are positives of each other. None: each clip is its own group.
-        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`. None: all rows.
+        chunk_size: Number of similarity matrix rows to compute at a time, as in `info_nce`. None: all rows at once.
 
     Returns:
         0-d tensor.
@@ -111,13 +112,13 @@ def cacl_loss(
 
 
 def language_distribution_error(trained: Tensor) -> Tensor:
-    """Compute the distance of a step's languages from a uniform distribution, without a model [ATRI eq. 6].
+    """Compute how far the languages of a training step are from uniform, without a model (ATRI eq. 6).
 
-    mean_i sum_k |1/K - q_ik|, q_i uniform over the languages in which clip i is trained. This is 0 for KCL, 2(1 - 2/K)
-    for CACL, and 2(1 - 1/K), the maximum, for one random language.
+    The distance is mean_i sum_k |1/K - q_ik|, where q_i is uniform over the trained languages of clip i. It is 0 for
+    KCL, 2(1 - 2/K) for CACL, and 2(1 - 1/K), the maximum, for one random language.
 
     Args:
-        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k. At least one per clip.
+        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k; True at least once per clip.
 
     Returns:
         0-d tensor, 0 to 2.
@@ -133,11 +134,12 @@ def language_distribution_error(trained: Tensor) -> Tensor:
 def data_distribution_error(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> Tensor:
-    """Compute the data distribution error of a batch under the model, sum |p - p'_e| [ATRI eq. 6, with eq. 2 and 4].
+    """Compute the data distribution error of a batch under the model, sum |p - p'_e| (ATRI eq. 2, 4 and 6).
 
-    p is the softmax of the scaled similarity over all positive pairs of the batch, in all languages. p'_e is the
-    softmax over the trained pairs only. The error is 2 (1 - sum of p over the trained pairs): 0 for KCL, and larger for
-    one language than for the two of CACL. With equal similarities it is `language_distribution_error`.
+    p is the softmax of the scaled similarities over all positive pairs of the batch, in all languages. p'_e is the
+    softmax over the trained pairs only. The error equals 2 (1 - sum of p over the trained pairs). It is 0 for KCL, and
+    larger for training on one language than for CACL, which trains on two. If all similarities are equal, the error is
+    `language_distribution_error`.
 
     Args:
         audio_embeds: (N, d), unit norm.
@@ -164,12 +166,13 @@ def data_distribution_error(
 def weight_error_term(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> Tensor:
-    """Compute a term with the weight error of one step as its gradient [ATRI eq. 21].
+    """Compute a scalar; the norm of its gradient is the weight error of one training step (ATRI eq. 21).
 
-    Take two runs from the same weights w, one on all languages and one on the languages of a step. After one step of
-    SGD with learning rate eta their weights differ by eta times the norm of sum (p'_e - p) grad_w log p, with p and
-    p'_e of `data_distribution_error`. This term is sum (p'_e - p) log p with detached (p'_e - p), so its gradient with
-    respect to w is that sum. It is 0 for KCL.
+    Compare two runs that start from the same weights w: one trains on all languages, the other on the languages of this
+    step. After one SGD step with learning rate eta, the distance between their weights is eta times the norm of
+    sum (p'_e - p) grad_w log p; see `data_distribution_error` for p and p'_e. This function returns
+    sum (p'_e - p) log p with (p'_e - p) detached, so the gradient with respect to w is the sum above. The scalar is 0
+    for KCL.
 
     Args:
         audio_embeds: (N, d), unit norm.
@@ -192,7 +195,7 @@ def weight_error_term(
 def _positive_logits(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the scaled similarity of each clip to its caption in every language; return it and `trained`, (N K,)."""
+    """Compute the scaled similarity of each clip to its captions; return it and `trained`, both (N K,)."""
     if trained.shape != text_embeds.shape[:2]:
         raise ValueError(
             f"got trained of shape {tuple(trained.shape)} for text_embeds {tuple(text_embeds.shape)}; expected (N, K)"
@@ -204,18 +207,19 @@ def _positive_logits(
 
 @torch.no_grad()
 def alignment_direction_error(audio_embeds: Tensor, text_embeds: Tensor, trained: Tensor) -> Tensor:
-    """Compute the angle between the alignment direction of a step and that of all languages [ATRI 3.2, fig. 2].
+    """Compute the angle between the trained alignment direction and the ideal direction (ATRI 3.2, fig. 2).
 
-    The best direction of a clip points to the mean of its captions in all languages [eq. 20]. A step aligns the clip
-    with the mean of the captions that it trains. The error is the angle between the two, 0 for KCL.
+    The ideal direction of a clip points from its embedding to the mean of its captions in all languages (ATRI eq. 20).
+    A training step aligns the clip with the mean of the captions used in this step. The error is the angle between the
+    two directions; it is 0 for KCL.
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, K, d), unit norm; [i, k] is the caption of clip i in language k.
-        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k. At least one per clip.
+        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k; True at least once per clip.
 
     Returns:
-        0-d tensor, the mean over clips in degrees, 0 to 180, without gradient.
+        0-d tensor without gradient: mean angle over the clips in degrees, 0 to 180.
 
     >>> captions = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
     >>> alignment_direction_error(torch.zeros(1, 2), captions, torch.tensor([[True, False]]))

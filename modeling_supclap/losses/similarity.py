@@ -1,7 +1,7 @@
-"""Similarity matrices and masks of positive pairs, which all losses share.
+"""Similarity matrices and positive-pair masks, used by all losses.
 
-All arithmetic is in float32 or wider, for every dtype of the embeddings and under autocast. At a temperature of 0.07
-the spacing of bfloat16 near a cosine of 1 would change the logits by 0.06.
+All arithmetic is in float32 or wider, also under autocast and for half-precision embeddings. At a temperature of 0.07,
+rounding cosines near 1 to bfloat16 would change the logits by 0.06.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert both tensors to the widest of their dtypes and float32."""
+    """Convert both tensors to one dtype: the widest of their dtypes and float32."""
     if first.dtype == second.dtype == torch.float32:
         return first, second
     dtype = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
@@ -22,14 +22,14 @@ def at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context without autocast, so that matrix products keep their dtype."""
+    """Return a context manager that disables autocast, so that matrix products keep their dtype."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()  # ten times faster than a disabled autocast, which costs as much as a small product
     return torch.autocast(device.type, enabled=False)
 
 
 def check_pairs(first: Tensor, second: Tensor) -> None:
-    """Raise if the embeddings are not a batch of pairs.
+    """Raise if the embeddings do not form a batch of pairs.
 
     Raises:
         ValueError: The shapes differ, or there are fewer than two rows.
@@ -47,7 +47,7 @@ def check_pairs(first: Tensor, second: Tensor) -> None:
 
 
 def check_negatives(group_ids: Tensor | None) -> None:
-    """Raise if the whole batch is one group, so that a decoupled loss has an empty denominator.
+    """Raise if the whole batch is one group, because the denominator of a decoupled loss is then empty.
 
     Raises:
         ValueError: No row has a negative.
@@ -57,14 +57,14 @@ def check_negatives(group_ids: Tensor | None) -> None:
 
 
 def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
-    """Compute the cosine of every row of `first` with every row of `second`.
+    """Compute the cosine similarity between all rows of `first` and all rows of `second`.
 
     Args:
         first: (..., N, d), unit norm.
         second: (..., N, d), unit norm; row i is the positive of row i of `first`.
 
     Returns:
-        (..., N, N), float32 or wider: entry [i, j] is `first[i] . second[j]`.
+        (..., N, N), float32 or wider; entry [i, j] is `first[i] . second[j]`.
 
     Raises:
         ValueError: The shapes differ, or there are fewer than two rows.
@@ -80,7 +80,7 @@ def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
 
 
 def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> Tensor:
-    """Return the mask of positive pairs: the diagonal, or all pairs of clips with the same group id.
+    """Build a boolean mask of positive pairs: the diagonal, or all pairs of clips with the same group id.
 
     Args:
         size: Number of clips, N.
@@ -91,7 +91,7 @@ def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> 
         (N, N) bool, symmetric, True on the diagonal.
 
     Raises:
-        ValueError: `group_ids` is not (N,).
+        ValueError: `group_ids` does not have shape (N,).
 
     >>> positive_mask(3, torch.tensor([7, 7, 2]), torch.device("cpu")).int()
     tensor([[1, 1, 0],
@@ -107,9 +107,9 @@ def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> 
 
 
 def positive_mean(values: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """Compute the mean over the positives of each row; without groups, return the diagonal.
+    """Average the values at the positives of each row, (..., N, N) -> (..., N).
 
-    (..., N, N) -> (..., N)
+    Without groups, the diagonal is returned.
     """
     if group_ids is None:
         return values.diagonal(dim1=-2, dim2=-1)

@@ -1,14 +1,15 @@
-"""Support Vector Regularization (SVR) [SupCLAP section 3, appendices B and D].
+"""Support Vector Regularization, SVR (SupCLAP section 3, appendices B and D).
 
-A support vector is a text embedding t (the anchor) displaced by a semantic radius R toward its positive audio embedding
-a (the target). The SVR term is InfoNCE of the support vectors against all audio embeddings:
+A support vector is a text embedding t (the anchor), moved by a semantic radius R toward its positive audio embedding a
+(the target). The SVR term is InfoNCE between the support vectors and all audio embeddings:
 
     t_sup = t + R u,    u = (a - t) / ||a - t||,    L = mean_i -log softmax_j(cos(t_sup_i, a_j) / temperature)[i].
 
 This is the text-to-audio direction. For audio-to-text, pass audio as anchors and texts as targets, with a second
-radius. Inference does not use support vectors.
+radius. Support vectors are used only in training.
 
-Pairs closer than the square root of the machine epsilon (3e-4 in float32) count as coincident: u = 0 and t_sup = t.
+If a pair is closer than the square root of the machine epsilon (3e-4 in float32), it counts as coincident, with u = 0
+and t_sup = t.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from .tiles import checkpoint_tiles, pairs_of_batches, tiled_row_contrast, tiled
 Similarity = Literal["cosine", "dot"]
 
 
-# ---- support vectors and the SVR term [SupCLAP 3.1] ----
+# ---- support vectors and the SVR term (SupCLAP 3.1) ----
 
 
 def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
-    """Compute the distance ||a - t|| of each pair, 0 to 2 for unit norms; (..., N), float32 or wider.
+    """Compute the distance ||a - t|| of each pair.
 
-    The norm of the difference is exact for close pairs. sqrt(2 - 2 cos) is wrong by 3e-4 there in float32, and by 0.02
-    to 0.05 in bfloat16.
+    Returns a (..., N) tensor, float32 or wider. For unit vectors the distances are 0 to 2. The norm of the difference
+    is exact for close pairs; sqrt(2 - 2 cos) has an error of 3e-4 in float32, and 0.02 to 0.05 in bfloat16.
 
     >>> positive_distance(torch.eye(2), torch.eye(2).flip(0))
     tensor([1.4142, 1.4142])
@@ -43,9 +44,10 @@ def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
-    """Compute R / ||a - t||, the displacement of each anchor relative to its distance; 0 for coincident pairs.
+    """Compute R / ||a - t||, the displacement of each anchor as a fraction of the distance to its target.
 
-    SVR scales the perpendicular component of the pushing force by 1 minus this ratio [SupCLAP eq. 8].
+    The ratio is 0 for coincident pairs. SVR scales the perpendicular component of the pushing force by 1 minus this
+    ratio (SupCLAP eq. 8).
 
     Args:
         distance: (..., N), from `positive_distance`.
@@ -55,7 +57,7 @@ def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
         (..., N).
 
     Raises:
-        ValueError: The radius has another shape.
+        ValueError: The shape of the radius does not match the shape of `distance`.
 
     >>> displacement_ratio(torch.tensor([0.0, 0.5]), 0.1)
     tensor([0.0000, 0.2000])
@@ -75,10 +77,10 @@ def support_vectors(
     """Compute the support vectors t_sup = t + R (a - t) / ||a - t||.
 
     Args:
-        anchors: (N, d), unit norm; the embeddings to displace.
+        anchors: (N, d), unit norm; the embeddings to move.
         targets: (N, d), unit norm; target i is the positive of anchor i.
         radius: R, a distance on the scale of ||a - t||: a number, a 0-d tensor or (N,).
-        similarity: "cosine" normalises the support vectors, "dot" does not.
+        similarity: "cosine" normalizes the support vectors to unit norm; "dot" does not.
 
     Returns:
         (N, d), float32 or wider.
@@ -106,17 +108,17 @@ def support_vectors(
 def support_similarity(
     anchors: Tensor, targets: Tensor, radius: float | Tensor, similarity: Similarity = "cosine"
 ) -> Tensor:
-    """Compute the similarity of every anchor's support vector to every target.
+    """Compute the similarity matrix between the support vectors and the targets.
 
     Args:
-        anchors: (N, d), unit norm; the embeddings to displace.
+        anchors: (N, d), unit norm; the embeddings to move.
         targets: (N, d), unit norm; target i is the positive of anchor i.
         radius: R, a distance on the scale of ||a - t||: a number, a 0-d tensor or (N,).
-        similarity: "cosine" is s in the paper; the loss then has an optimal radius near ||a - t||. "dot" makes the
-            identities of appendix D exact, but grows with R without bound.
+        similarity: "cosine" is the similarity s of the paper, with an optimal radius near ||a - t||. With "dot", the
+            identities of appendix D are exact, but the similarity grows with R without bound.
 
     Returns:
-        (N, N), float32 or wider: entry [i, j] is the similarity of support vector i to target j.
+        (N, N), float32 or wider; entry [i, j] is the similarity of support vector i to target j.
 
     Raises:
         ValueError: The shapes do not match, there are fewer than two pairs, or the similarity is unknown.
@@ -139,33 +141,32 @@ def support_vector_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Compute the SVR term in one direction: InfoNCE of the support vectors against all targets [SupCLAP eq. 6].
+    """Compute the SVR term in one direction: InfoNCE between the support vectors and all targets (SupCLAP eq. 6).
 
     L = mean_i -log( exp(s(t_sup_i, a_i)) / sum_j exp(s(t_sup_i, a_j)) ), t_sup_i = t_i + R_i u_i, s = logit_scale cos.
 
-    In this term the perpendicular component of the negatives' pushing force is scaled by 1 - R / ||a - t||, and the
-    component parallel to u is unchanged [eq. 7, 8]; this is exact for `similarity="dot"` [eq. 16]. The loss of a random
-    model is log N at R = 0 and smaller at R > 0. For a perfect model it tends to 0.
+    The SVR term scales the perpendicular component of the negatives' pushing force by 1 - R / ||a - t|| and does not
+    change the component parallel to u (SupCLAP eq. 7 and 8). This is exact for `similarity="dot"` (SupCLAP eq. 16). A
+    random model has a loss of log N at R = 0, and a smaller one at R > 0. The loss of a perfect model approaches 0.
 
     Args:
         anchors: (N, d), unit norm; texts for the text-to-audio direction.
         targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, the length of the displacement: a number, a 0-d tensor (StaticSVR) or (N,) (DynamicSVR).
+        radius: R, the distance to move each anchor: a number, a 0-d tensor (StaticSVR) or (N,) (DynamicSVR).
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         similarity: Similarity of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
-        decoupled: Leave the positives out of the denominator, as eq. 6 is printed. Eq. 3, which eq. 16 uses, includes
-            them.
-        group_ids: (N,) integers; targets with the same id are positives of each other's anchors, and the softmax
-            target is uniform over them. An anchor is always displaced toward its own target. None: each pair is its
-            own group.
-        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`. None: all rows.
+        decoupled: Whether to exclude the positives from the denominator, as printed in eq. 6 of the paper. The paper's
+            eq. 3 includes them, and eq. 16 is derived from eq. 3.
+        group_ids: (N,) integers; all pairs with the same id are positives of each other, and the softmax target is
+            uniform over them. An anchor always moves toward its own target. None: each pair is its own group.
+        chunk_size: Number of similarity matrix rows to compute at a time, as in `info_nce`. None: all rows at once.
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: The shapes do not match, there are fewer than two pairs, the similarity is unknown, or a decoupled
-            row has no negative.
+        ValueError: The shapes do not match, there are fewer than two pairs, the similarity is unknown, or `decoupled`
+            is set and all pairs have the same group id.
 
     >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
     >>> round(support_vector_loss(texts, audios, radius=2**0.5, logit_scale=1.0).item(), 4)  # log(1 + exp(-1))
@@ -187,22 +188,22 @@ def support_vector_sigmoid_loss(
     group_ids: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Compute the SVR term for SigLIP in one direction: its loss on the support vectors [SupCLAP tables 1 and 8].
+    """Compute the SVR term of SigLIP in one direction: the SigLIP loss on support vectors (SupCLAP tables 1 and 8).
 
     L = 1/N sum_ij -log sigmoid(z_ij (logit_scale cos(t_sup_i, a_j) + logit_bias)), z_ij = +1 on positives, else -1.
 
-    At R = 0 this equals `sigmoid_loss`. That loss has one direction only, so bi-SVR adds two terms to it.
+    At R = 0 this equals `sigmoid_loss`. The SigLIP loss has only one direction, so bi-SVR adds two terms to it.
 
     Args:
         anchors: (N, d), unit norm; texts for the text-to-audio direction.
         targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, the length of the displacement: a number, a 0-d tensor or (N,).
+        radius: R, the distance to move each anchor: a number, a 0-d tensor or (N,).
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         logit_bias: Added to every logit; a number or a 0-d tensor.
         similarity: Similarity of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
-        group_ids: (N,) integers; targets with the same id are positives of each other's anchors. None: each pair is
-            its own group.
-        chunk_size: Rows of the similarity matrix computed at a time, as in `info_nce`. None: all rows.
+        group_ids: (N,) integers; all pairs with the same id are positives of each other. None: each pair is its own
+            group.
+        chunk_size: Number of similarity matrix rows to compute at a time, as in `info_nce`. None: all rows at once.
 
     Returns:
         0-d tensor.
@@ -220,14 +221,14 @@ def support_vector_sigmoid_loss(
     return sigmoid_contrast(logit_scale * similarity_matrix(supports, targets) + logit_bias, group_ids)
 
 
-# ---- the semantic radius [SupCLAP 3.2] and its constraint [appendix B] ----
+# ---- the semantic radius (SupCLAP 3.2) and its constraint (SupCLAP appendix B) ----
 
 
 class StaticRadius(nn.Module):
-    """StaticSVR: one learnable radius for all pairs [SupCLAP 3.2].
+    """StaticSVR: one learnable radius for all pairs (SupCLAP 3.2).
 
     Args:
-        init: The radius at the start of training, a distance between unit vectors (0 to 2).
+        init: Initial radius, a distance between unit vectors (0 to 2).
 
     >>> StaticRadius(init=0.25)(torch.zeros(3, 3)).tolist()
     [0.25, 0.25, 0.25]
@@ -239,7 +240,7 @@ class StaticRadius(nn.Module):
         self.radius = nn.Parameter(torch.tensor([init]))
 
     def forward(self, scaled_similarities: Tensor, group_ids: Tensor | None = None) -> Tensor:
-        """Return the radius for every row of `scaled_similarities` (..., N, N); (..., N)."""
+        """Return the radius, expanded to one value per row: (..., N) for `scaled_similarities` of shape (..., N, N)."""
         return self.radius.expand(scaled_similarities.shape[:-1])
 
     def in_tiles(
@@ -250,30 +251,31 @@ class StaticRadius(nn.Module):
         group_ids: Tensor | None = None,
         chunk_size: int = 1024,
     ) -> Tensor:
-        """Return the radius for each pair of (..., N, d) embeddings; (..., N)."""
+        """Return the radius, expanded to one value per pair: (..., N) for embeddings of shape (..., N, d)."""
         return self.radius.expand(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
 
 
 class DynamicRadius(nn.Module):
-    """DynamicSVR: an MLP that predicts the radius of each pair from its row of similarities [SupCLAP 3.2].
+    """DynamicSVR: an MLP that predicts the radius of each pair from its similarities (SupCLAP 3.2).
 
-    R_i = f([s(t_i, a_i), s(t_i, a_j), ...]): the positive first, then the `num_similarities - 1` hardest negatives. In
-    the paper f: R^N -> R takes the whole batch of N clips; `num_similarities` = N is the same. A smaller batch is
-    padded with zeros (orthogonal clips) before the hardest negatives are selected. Its radius is then that of a full
-    batch with unrelated other clips, at any temperature. In a larger batch only the hardest negatives count.
+    R_i = f([s(t_i, a_i), s(t_i, a_j), ...]): the input is the similarity of the positive, followed by those of the
+    `num_similarities - 1` hardest negatives. In the paper the input of f: R^N -> R is the whole batch of N clips, which
+    is the same as `num_similarities` = N. Smaller batches are padded with similarities of 0 before the hardest
+    negatives are selected, as if the missing clips were orthogonal. In larger batches only the hardest negatives are
+    used.
 
-    The last layer starts with zero weights and bias `init`, so that training starts from `StaticRadius(init)`.
+    The last layer is initialized with zero weights and bias `init`, so that training starts from `StaticRadius(init)`.
 
     Args:
-        num_similarities: Length of the input of the MLP, with the positive; usually the training batch size.
+        num_similarities: Number of MLP inputs, including the positive; usually the training batch size.
         hidden_size: Width of the two hidden layers.
-        order: "sorted": negatives in descending order, so that the radius does not depend on the order of the batch.
-            "batch": negatives in the order of the batch.
-        init: The radius at the start of training.
-        detach_input: Stop gradients from the radius to the encoders.
+        order: Order of the negatives. "sorted": descending similarity, so that the radius does not depend on the batch
+            order. "batch": batch order.
+        init: Initial radius.
+        detach_input: Whether to stop gradients from the radius to the encoders.
 
     Raises:
-        ValueError: `num_similarities` is below 2, or the order is unknown.
+        ValueError: `num_similarities` is below 2, or `order` is unknown.
 
     >>> DynamicRadius(num_similarities=4)(torch.eye(3)).tolist() == StaticRadius()(torch.eye(3)).tolist()
     True
@@ -309,11 +311,13 @@ class DynamicRadius(nn.Module):
         """Predict a radius for each row.
 
         Args:
-            scaled_similarities: (..., N, N), logit_scale times anchors . targets, positives on the diagonal.
-            group_ids: (N,) integers; the other positives of a row are not negatives, and their similarity is set to 0.
+            scaled_similarities: (..., N, N), logit_scale times anchors . targets, with positives on the diagonal.
+            group_ids: (N,) integers; pairs with the same id are not negatives of each other, so their similarity is
+                replaced by 0.
 
         Returns:
-            (..., N), float32 or wider, not clamped; `radius_constraint` penalises values outside [0, ||a - t||].
+            (..., N), float32 or wider. The radii are not clamped; `radius_constraint` penalizes radii outside
+            [0, ||a - t||].
         """
         if self.detach_input:
             scaled_similarities = scaled_similarities.detach()
@@ -327,17 +331,17 @@ class DynamicRadius(nn.Module):
         group_ids: Tensor | None = None,
         chunk_size: int = 1024,
     ) -> Tensor:
-        """Predict the radii from embeddings, as `forward` does, from `chunk_size` rows of similarities at a time.
+        """Predict the same radii as `forward`, from embeddings, with `chunk_size` similarity matrix rows at a time.
 
         Args:
             anchors: (..., N, d), unit norm.
             targets: (..., N, d), unit norm.
             logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
             group_ids: (N,) integers, as in `forward`.
-            chunk_size: Rows of the similarity matrix computed at a time.
+            chunk_size: Number of similarity matrix rows to compute at a time.
 
         Returns:
-            (..., N), as from `forward`.
+            (..., N), as in `forward`.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_input):
             inputs = []
@@ -352,7 +356,7 @@ class DynamicRadius(nn.Module):
         return radius.reshape(torch.broadcast_shapes(anchors.shape, targets.shape)[:-1])
 
     def _inputs(self, scaled: Tensor, start: int, group_ids: Tensor | None) -> Tensor:
-        """Select the inputs of the MLP from n of the N rows of similarities, beginning at row `start`.
+        """Select the MLP inputs from n similarity matrix rows, beginning at row `start`.
 
         (..., n, N) -> (..., n, num_similarities)
         """
@@ -383,10 +387,10 @@ class DynamicRadius(nn.Module):
 
 
 def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) -> Tensor:
-    """Compute the penalty of a radius outside [0, ||a - t||] (SupCLAP, appendix B).
+    """Compute the penalty for radii outside [0, ||a - t||] (SupCLAP appendix B).
 
     L = mean(relu(R - ||a - t||) + relu(-R)). R > ||a - t|| would invert the perpendicular component of the pushing
-    force, and R < 0 would amplify it. The distance is detached, so that the term trains the radius and not the
+    force, and R < 0 would amplify it. The distance is detached, so that the penalty trains the radius but not the
     encoders.
 
     Args:

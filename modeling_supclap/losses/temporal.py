@@ -1,7 +1,8 @@
-"""Temporal contrastive loss of TeminAL: InfoNCE with a weight for each candidate, and the weights of its two stages.
+"""TeminAL loss: InfoNCE with a weight for each candidate, and the weights of the two TeminAL stages.
 
-A batch of TeminAL A contains n single sounds, then n pairs. A batch of TeminAL B contains n pairs in order (forward),
-the same n reversed and the same n overlaid. Text i is the caption of item i, so the positives are the diagonal.
+A TeminAL A batch contains n single sounds, then n pairs of sounds. A TeminAL B batch contains n pairs of sounds in
+order (forward), then the same pairs in reversed order, then the same pairs overlaid. Each single sound or rendered pair
+is one item. Text i is the caption of item i, so the positives are on the diagonal.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ def temporal_nce(
     beta: float = 1.0,
     group_ids: Tensor | None = None,
 ) -> Tensor:
-    """Compute the temporal noise contrastive estimation loss, L = L_text + beta L_audio [TeminAL eq. 3-9, 22-26].
+    """Compute the temporal contrastive loss of TeminAL, L = L_text + beta L_audio (TeminAL eq. 3-9, 22-26).
 
     L_text = mean_i -log( exp(s a_i . t_i) / sum_j w_ij exp(s a_i . t_j) ), s = logit_scale. L_audio is the same with
     audio and text exchanged; w_ij is then the weight of audio j in the denominator of text i. With weights of 1 and
-    beta = 1 this is `info_nce`.
+    beta = 1 the loss equals `info_nce`.
 
-    The loss of a random model is (1 + beta) mean_i log sum_j w_ij. For a perfect model it tends to 0.
+    A random model has a loss of (1 + beta) mean_i log sum_j w_ij. The loss of a perfect model approaches 0.
 
     Args:
         audio_embeds: (M, d), unit norm.
-        text_embeds: (M, d), unit norm; text i belongs to audio i. For captions in K languages, (K, M, d); the loss is
-            then the mean over the languages.
+        text_embeds: (M, d), unit norm; text i belongs to audio i. Captions in K languages have shape (K, M, d), and
+            the loss is averaged over the languages.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        weights: (M, M), 0 (ignore the candidate) to 1, and 1 on the diagonal; from `teminal_a_weights` or
-            `teminal_b_weights`.
-        beta: Weight of the audio loss.
+        weights: (M, M), from `teminal_a_weights` or `teminal_b_weights`; 1 on the diagonal and elsewhere 0 to 1, where
+            0 removes the candidate from the denominator.
+        beta: Weight of L_audio, the text-to-audio loss.
         group_ids: (M,) integers; items with the same id are positives of each other and need a weight above 0. Items
             with the same caption, such as single sounds of one class, should share an id. None: each item is its own
             group.
@@ -71,22 +72,23 @@ def _check_alphas(**alphas: float) -> None:
 def teminal_a_weights(
     single_classes: Tensor, pair_classes: Tensor, alpha_same: float = 1.0, alpha_diff: float = 1.0
 ) -> Tensor:
-    """Build the weights of TeminAL A, single sounds against pairs [TeminAL eq. 22-26].
+    """Build the candidate weights of TeminAL A, which contrasts single sounds with pairs of sounds (TeminAL eq. 22-26).
 
-    The weight is 1 between two singles and between two pairs. Between a single and a pair it is `alpha_same` if the
-    pair contains the class of the single, otherwise `alpha_diff`.
+    Two single sounds, or two pairs, have a weight of 1. A single sound and a pair have a weight of `alpha_same` if the
+    pair contains the class of the single sound, otherwise `alpha_diff`.
 
     Args:
-        single_classes: (n,) integers, the class of each single sound.
-        pair_classes: (m, 2) integers, the two classes of each pair; usually m = n.
-        alpha_same: Weight between a single and a pair that contains its class, 0 to 1.
-        alpha_diff: Weight between a single and a pair that does not contain its class, 0 to 1.
+        single_classes: (n,) integers, class of each single sound.
+        pair_classes: (m, 2) integers, classes of the two sounds of each pair; usually m = n.
+        alpha_same: Weight if the pair contains the class of the single sound, 0 to 1.
+        alpha_diff: Weight if the pair does not contain the class of the single sound, 0 to 1.
 
     Returns:
-        (n + m, n + m), symmetric; singles first.
+        (n + m, n + m), symmetric; the single sounds come first.
 
     Raises:
-        ValueError: An alpha is out of range, the classes have the wrong shape, or a pair has one class twice.
+        ValueError: An alpha is outside [0, 1], the classes have the wrong shape, or both sounds of a pair have the same
+            class.
 
     >>> teminal_a_weights(torch.tensor([0, 1]), torch.tensor([[0, 2]]), alpha_same=0.5, alpha_diff=0.0)
     tensor([[1.0000, 1.0000, 0.5000],
@@ -120,30 +122,31 @@ def teminal_b_weights(
     alpha_same_overlay: float = 1.0,
     alpha_cross_overlay: float = 1.0,
 ) -> Tensor:
-    """Build the weights of TeminAL B: n forward, n reversed and n overlaid pairs [TeminAL eq. 3-7].
+    """Build the candidate weights of TeminAL B, for n forward, n reversed and n overlaid pairs (TeminAL eq. 3-7).
 
-    "same" is the weight of a candidate made from the same pair, "cross" that of all other pairs:
+    The table lists the alphas by type of item and candidate. "time" is `alpha_same_time` if both come from the same
+    pair of sounds, otherwise `alpha_cross_time`. "overlay" is `alpha_same_overlay` or `alpha_cross_overlay`, likewise.
 
     | item \\ candidate | forward | reversed | overlaid |
     |---|---|---|---|
     | forward | 1 | time | overlay |
     | reversed | time | 1 | overlay |
-    | overlaid | 1 [eq. 6] | time | 1 |
+    | overlaid | 1 (eq. 6) | time | 1 |
 
-    In table 2 of the paper, all weights at 1 are mostly the best.
+    In table 2 of the paper, setting all weights to 1 mostly gives the best results.
 
     Args:
-        n: Number of pairs.
-        alpha_same_time: alpha_st of the paper, 0 to 1.
-        alpha_cross_time: alpha_ct of the paper, 0 to 1.
-        alpha_same_overlay: alpha_so of the paper, 0 to 1.
-        alpha_cross_overlay: alpha_co of the paper, 0 to 1.
+        n: Number of pairs of sounds.
+        alpha_same_time: alpha_st in the paper, 0 to 1.
+        alpha_cross_time: alpha_ct in the paper, 0 to 1.
+        alpha_same_overlay: alpha_so in the paper, 0 to 1.
+        alpha_cross_overlay: alpha_co in the paper, 0 to 1.
 
     Returns:
-        (3n, 3n); rows and columns are the forward, then the reversed, then the overlaid items.
+        (3n, 3n); rows and columns are in the order forward, reversed, overlaid.
 
     Raises:
-        ValueError: An alpha is out of range.
+        ValueError: An alpha is outside [0, 1].
 
     >>> teminal_b_weights(1, alpha_same_time=0.5, alpha_same_overlay=0.0)
     tensor([[1.0000, 0.5000, 0.0000],

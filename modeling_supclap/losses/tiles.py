@@ -1,10 +1,9 @@
-"""Losses computed in tiles of a few rows that the backward pass recomputes: memory linear in the number of clips.
+"""Contrastive losses with memory linear in the number of clips, computed from a few similarity matrix rows at a time.
 
-The similarity matrix of a global batch of 65,536 clips takes 16 GB. Here `chunk_size` rows of it exist at a time. A
-tile keeps only one number per row and one per column, as open_clip and the distributed SigLIP do. The cost is one more
-matrix product, because the backward pass repeats that of the forward pass. The values equal the plain losses up to
-float32 rounding. On a CPU, use tiles above 32 MB (256 rows for 32,768 clips): smaller ones fragment the heap, and the C
-library does not return that memory.
+The similarity matrix for a global batch of 65,536 clips needs 16 GB. Here only a tile of `chunk_size` rows is in memory
+at a time. Each tile is reduced to one number per row and one per column, and the backward pass recomputes the tile.
+This costs one more matrix product. The values equal the plain losses up to float32 rounding. On a CPU, use tiles larger
+than 32 MB (256 rows for 32,768 clips): smaller tiles fragment the heap, and the C library does not free that memory.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def tiled_symmetric_contrast(
     group_ids: Tensor | None,
     chunk_size: int,
 ) -> Tensor:
-    """Compute `info_nce` of (..., N, d) embeddings, comparing `chunk_size` clips with all texts at a time.
+    """Compute `info_nce` on (..., N, d) embeddings, with `chunk_size` similarity matrix rows at a time.
 
     >>> round(tiled_symmetric_contrast(torch.eye(2), torch.eye(2), 1.0, None, chunk_size=1).item(), 4)
     0.6265
@@ -61,10 +60,10 @@ def tiled_row_contrast(
     decoupled: bool,
     chunk_size: int,
 ) -> Tensor:
-    """Compute the mean over anchors of -log softmax at their positives, `chunk_size` anchors at a time.
+    """Compute InfoNCE in one direction, -log softmax at the positives, for `chunk_size` anchors at a time.
 
-    The anchors (..., N, d) may have any norm, because support vectors are not always normalised. The other arguments
-    are those of `support_vector_loss`.
+    The anchors (..., N, d) may have any norm, because support vectors are not always normalized. For the other
+    arguments see `support_vector_loss`.
 
     >>> pairs = torch.eye(2)
     >>> loss = tiled_row_contrast(pairs, pairs, 1.0, None, decoupled=False, chunk_size=1)
@@ -96,7 +95,7 @@ def tiled_sigmoid_contrast(
     group_ids: Tensor | None,
     chunk_size: int,
 ) -> Tensor:
-    """Compute `sigmoid_loss` of (..., N, d) anchors (clips or support vectors), `chunk_size` of them at a time.
+    """Compute `sigmoid_loss` for (..., N, d) anchors (clips or support vectors), `chunk_size` anchors at a time.
 
     >>> round(tiled_sigmoid_contrast(torch.eye(2), torch.eye(2), 2.0, -1.0, None, chunk_size=1).item(), 4)
     0.6265
@@ -124,15 +123,15 @@ _share: ContextVar[_Share | None] = ContextVar("share", default=None)
 
 @contextmanager
 def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Return a context in which each process computes the tiles of its rows and all-gathers the results.
+    """Return a context manager that splits the tiles among the processes; each all-gathers the results of the others.
 
     Args:
         process: Rank of this process.
-        num_processes: Number of processes that compute this loss, all on the same embeddings of all clips. The caller
-            must average the gradients over the processes, also of the parameters of the loss, as data-parallel training
-            does.
-        gather: Function that concatenates a tensor of every process along its first axis; its backward pass sums the
-            gradients of all processes.
+        num_processes: Number of processes that compute this loss, all from the same embeddings of the global batch. The
+            caller must average the gradients over the processes, including those of the loss parameters, as
+            data-parallel training does.
+        gather: Function that concatenates the tensors of all processes along the first axis; its backward pass must sum
+            the gradients of all processes.
     """
     token = _share.set(_Share(process, num_processes, gather))
     try:
@@ -142,15 +141,16 @@ def shared_tiles(process: int, num_processes: int, gather: Callable[[Tensor], Te
 
 
 def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> list[T]:
-    """Apply a function to each slice of rows, with activation checkpointing.
+    """Call a function on each slice of rows, with activation checkpointing.
 
     Args:
         tile: Function from a slice to a tensor, or to a tree of tensors.
         size: Number of rows.
-        chunk_size: Maximum number of rows of a slice.
+        chunk_size: Maximum number of rows per slice.
 
     Returns:
-        The results in the order of the rows, in `shared_tiles` those of all processes.
+        List of results, one per slice, in row order. Inside `shared_tiles` the list includes the results of all
+        processes.
 
     Raises:
         ValueError: `chunk_size` is below 1.
@@ -179,12 +179,12 @@ def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> 
 
 
 def refuse_second_derivatives(recomputed: Tensor) -> Tensor:
-    """Make the backward pass through a recomputed tensor raise if it builds a graph; return the tensor.
+    """Add a hook that makes the backward pass of a recomputed tensor raise with `create_graph=True`; return the tensor.
 
-    Checkpointing saves detached activations, so a second derivative would be wrong without any error.
+    Checkpointing saves detached activations, so second derivatives would be silently wrong.
 
     Raises:
-        RuntimeError: In the backward pass, with `create_graph=True`.
+        RuntimeError: Raised in the backward pass with `create_graph=True`.
     """
 
     def check(gradient: Tensor) -> None:
@@ -200,7 +200,7 @@ def refuse_second_derivatives(recomputed: Tensor) -> Tensor:
 
 
 def pairs_of_batches(first: Tensor, second: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the (N, d) pairs of batches of (..., N, d) embeddings, in float32 or wider.
+    """Broadcast two (..., N, d) tensors and yield their batches as pairs of (N, d) tensors, float32 or wider.
 
     >>> [tuple(text.shape) for _, text in pairs_of_batches(torch.zeros(2, 8), torch.zeros(3, 2, 8))]
     [(2, 8), (2, 8), (2, 8)]
@@ -223,7 +223,7 @@ def _without_autocast(tile: Callable[[slice], T], rows: slice) -> T:
 
 
 def _positive_similarity(anchors: Tensor, targets: Tensor, group_ids: Tensor | None) -> Tensor:
-    """Compute the mean similarity of each anchor to its positives, (N,), without the similarity matrix."""
+    """Compute the mean similarity of each anchor to its positives, without the similarity matrix; returns (N,)."""
     if group_ids is None:
         return (anchors * targets).sum(-1)
     if group_ids.shape != anchors.shape[:1]:
@@ -237,6 +237,6 @@ def _positive_similarity(anchors: Tensor, targets: Tensor, group_ids: Tensor | N
 
 
 def _positive_rows(rows: slice, size: int, group_ids: Tensor | None, device: torch.device) -> Tensor:
-    """Compute only `rows` of `positive_mask`; (n, N)."""
+    """Compute the given rows of `positive_mask`; returns (n, N)."""
     ids = torch.arange(size, device=device) if group_ids is None else group_ids.to(device)
     return ids[rows, None] == ids
