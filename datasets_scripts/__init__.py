@@ -1,4 +1,4 @@
-"""Datasets: one builder per dataset converts files to rows of the schema in `schema.py`.
+"""Datasets: one builder per dataset converts the published files to rows in the format of `schema.Row`.
 
 >>> from modeling_supclap.datasets_scripts import load_splits
 >>> splits = load_splits("synthetic", num_train=640, num_test=64)  # doctest: +SKIP
@@ -36,26 +36,27 @@ def load_splits(
     streaming: bool = False,
     **config: Any,
 ) -> Any:
-    """Prepare a dataset, or load it from the cache, and return all its splits.
+    """Prepare a dataset, or load it from the cache, and return all splits as a dict from split name to dataset.
 
     Args:
         name: "audio_folder" (any folder of recordings with captions), "audiocaps", "clotho", "esc50", "hf", "prepared"
-            (output of `prepare.py`), "synthetic", "urbansound8k", "vggsound", "wavcaps" or, only with `streaming`,
-            "webdataset".
-        cache_dir: Cache folder of the rows; None uses the default of `datasets`.
-        translations: One or several Parquet files of translated captions to join; or the arguments of
+            (output of `prepare.py`), "synthetic", "urbansound8k", "vggsound", "wavcaps" or "webdataset" (only with
+            `streaming`).
+        cache_dir: Cache folder for the rows; None uses the `datasets` default.
+        translations: One or several Parquet files with translated captions to join, or a dict with the arguments of
             `join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
-        streaming: Whether to return a `stream.RowStream` of each split, which reads rows on demand, also from the Hub
-            or object storage. Supports "prepared", "hf" if the dataset consists of Parquet files
-            (`stream_sources.load_parquet`), and the tar files of "webdataset" (`stream_sources.load_tars`).
-        **config: Fields of the builder's config, such as `data_dir` (all except synthetic) or `num_train` (synthetic).
+        streaming: Whether to return a `stream.RowStream` per split. A stream reads rows on demand from a folder, the
+            Hub or object storage. Supported: "prepared", "hf" if the dataset consists of Parquet files
+            (`stream_sources.load_parquet`), and "webdataset" (`stream_sources.load_tars`).
+        **config: Fields of the builder config, such as `data_dir` (all except synthetic) or `num_train` (synthetic).
             The module of each builder describes the expected files.
 
     Returns:
-        Splits by name, each a dataset of rows of the schema.
+        `DatasetDict` from split name to dataset; with `streaming`, a dict from split name to `RowStream`. The rows have
+        the fields of `schema.Row`.
 
     Raises:
-        FileNotFoundError: The metadata or all of the audio is missing.
+        FileNotFoundError: The metadata or all audio files are missing.
         ValueError: The name or a config key is unknown (the message lists the valid ones), or the translations do not
             match, see `join_translations`.
     """
@@ -82,7 +83,7 @@ def load_splits(
 
 
 def splits_of(builder: Any, translations: str | Sequence[str] | Mapping[str, Any] | None = None) -> "DatasetDict":
-    """Return the splits of a builder from `load_builder`; for translations and errors see `load_splits`."""
+    """Return all splits of a prepared builder, see `load_builder`; joins `translations` as `load_splits` does."""
     return _translated(builder.as_dataset(), translations)
 
 
@@ -98,9 +99,10 @@ def _translated(splits: Any, translations: str | Sequence[str] | Mapping[str, An
 
 
 def load_builder(name: str, cache_dir: str | None = None, **config: Any) -> Any:
-    """Return the builder behind `load_splits`, with prepared rows; for arguments and errors see there.
+    """Create the builder of a dataset and prepare its rows.
 
-    Its `report()` lists the clips without a row: "missing" by the names of recordings, "left_out" by reason.
+    The arguments and errors are those of `load_splits`. The `report()` method of the builder returns a dict of the
+    excluded clips: "missing" lists recordings without a file, "left_out" maps each reason to clip ids.
     """
     _check_config(name, config)
     builder = find_builder(name)(cache_dir=cache_dir, **config)
@@ -114,7 +116,7 @@ def builder_names() -> list[str]:
 
 
 def find_config(name: str) -> Any:
-    """Return the class of a dataset's options."""
+    """Return the config class of a dataset; its fields are the dataset's options."""
     if name != "webdataset":
         return find_builder(name).BUILDER_CONFIG_CLASS
     from .stream_sources import TarConfig
@@ -136,7 +138,7 @@ def _check_config(name: str, config: Mapping[str, Any], *more: str) -> None:
 
 
 def config_keys(config_class: type) -> set[str]:
-    """Return the fields of a builder's config, without those of `datasets.BuilderConfig`."""
+    """Return the field names of a builder config, except the fields inherited from `datasets.BuilderConfig`."""
     from datasets import BuilderConfig
 
     declared: set[str] = set()

@@ -16,15 +16,16 @@ class InUseError(RuntimeError):
 
 @contextmanager
 def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
-    """Write a temporary file beside `path`, which replaces `path` atomically at the end of the block.
+    """Write a file atomically: yield the path of a temporary file, and rename it to `path` at the end of the block.
 
-    If the block raises, `path` is unchanged and the temporary file is deleted.
+    The temporary file is in the same folder as `path`. If the block raises, `path` is unchanged and the temporary file
+    is deleted.
 
     Args:
         path: File to write; its folder must exist.
-        one_writer: Whether only one process ever writes the file. The temporary file then always has the same name, so
-            that the next run replaces the file of a killed run. Otherwise its name contains the process id, and the
-            last process to finish wins.
+        one_writer: Whether only one process writes this file. If True, the temporary file has a fixed name, and the
+            next run overwrites the temporary file of a killed run. If False, the temporary name contains the process
+            id; several processes may then write `path`, and the last one to finish wins.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -43,8 +44,9 @@ def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
 
 
 def apply_umask(folder: str | Path) -> None:
-    """Give the weights in a folder the permissions of other new files, because safetensors writes them for their owner
-    alone.
+    """Set the permissions of all safetensors files in a folder to the default of new files.
+
+    safetensors creates files that only their owner can read.
     """
     umask = os.umask(0)
     os.umask(umask)
@@ -53,29 +55,29 @@ def apply_umask(folder: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
-    """Write a text in UTF-8 with the same bytes on every system; for the arguments see `atomic_write`."""
+    """Write a UTF-8 text file atomically, with LF line ends on every system; for the arguments see `atomic_write`."""
     with atomic_write(path, one_writer) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_json(path: str | Path, content: Any, one_writer: bool = False, **style: Any) -> None:
-    """Write JSON; equal contents produce equal bytes.
+    """Write a JSON file atomically; equal contents produce equal bytes.
 
     Args:
         path: See `atomic_write`.
         content: Any value that JSON supports.
         one_writer: See `atomic_write`.
-        **style: Options of `json.dumps`; by default an indent of 1 and non-ASCII characters unescaped.
+        **style: Keyword arguments of `json.dumps`; defaults to `indent=1` and `ensure_ascii=False`.
     """
     write_text(path, json.dumps(content, **{"indent": 1, "ensure_ascii": False, **style}) + "\n", one_writer)
 
 
 @contextmanager
 def folder_lock(path: str | Path) -> Iterator[None]:
-    """Lock a file or folder against other processes during the block; the same process may enter it repeatedly.
+    """Hold an exclusive lock on a file or folder during the block.
 
-    The lock file is beside the path, which need not exist yet. The operating system releases the lock when the process
-    ends in any way.
+    The same process may acquire the lock several times. The lock file is `<path>.lock`; `path` itself may not exist
+    yet. The operating system releases the lock when the process ends, even if it is killed.
 
     Raises:
         InUseError: Another process has the lock.
@@ -93,7 +95,8 @@ def folder_lock(path: str | Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Unlink before the release, so that a process that already opened the file notices. Windows keeps open files.
+        # Unlink before the release, so that a process that already opened the lock file notices that it was deleted.
+        # Windows cannot delete open files.
         if lock.lock_counter == 1:
             with suppress(OSError):
                 Path(lock.lock_file).unlink()

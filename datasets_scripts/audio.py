@@ -1,7 +1,7 @@
 """Read recordings from disk or memory as mono waveforms, with errors that name the file.
 
-libsndfile decodes wav, flac, ogg and mp3; FFmpeg (with torchcodec) decodes formats that libsndfile does not support
-(m4a, aac, ...). One resampler changes all rates, so that the waveforms do not depend on the decoder.
+libsndfile decodes wav, flac, ogg and mp3; FFmpeg (through torchcodec) decodes the formats that libsndfile does not
+support (m4a, aac, ...). All recordings use the same resampler, so the resampling does not depend on the decoder.
 """
 
 from __future__ import annotations
@@ -22,66 +22,69 @@ import soundfile
 from .audio_headers import announce_mp3_frames, ends_as_ogg
 
 Source: TypeAlias = str | Path | bytes
-"""A file, or the encoded bytes of a file."""
+"""Path of an audio file, or the encoded bytes of the file."""
 
-# First bytes of files for FFmpeg: MP4 (m4a), QuickTime, Matroska and WebM, ASF (wma), raw AAC, WavPack, AMR.
+# First bytes of the formats that FFmpeg decodes: MP4 (m4a), QuickTime, Matroska and WebM, ASF (wma), raw AAC, WavPack,
+# AMR.
 _MP4 = re.compile(rb"....(?:ftyp|moov|mdat|wide)", re.DOTALL)
 _FFMPEG = re.compile(
     rb"....(?:ftyp|moov|mdat|wide)|\x1a\x45\xdf\xa3|\x30\x26\xb2\x75|\xff[\xf0\xf1\xf8\xf9]|ADIF|wvpk|#!AMR", re.DOTALL
 )
-# Playlists, which FFmpeg would recognise after such first bytes; it would fetch the files that they name.
+# Playlists can follow such first bytes. FFmpeg would recognise the playlist and fetch the files listed in it.
 _PLAYLIST = re.compile(rb"<MPD|#EXTM3U|ffconcat|c=IN IP|://", re.IGNORECASE)
 
-# First bytes of formats that libsndfile decodes best; broken ones must not be read in part by FFmpeg.
+# First bytes of the formats that only libsndfile may decode. FFmpeg would read a part of a broken file without an
+# error.
 _LIBSNDFILE = re.compile(rb"RIFF|RIFX|RF64|FORM|fLaC|OggS|ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
 _MP3 = re.compile(rb"ID3|\xff[\xe2-\xe7\xf2-\xf7\xfa-\xff]", re.DOTALL)
 
-# Encoders pad the last frame and players drop the first one; neither loses more than this much audio.
+# Allowed difference to the announced length: encoders pad the last frame, and players drop the first one.
 _MP4_TOLERANCE_SECONDS = 0.1
 
-# Sizes of the data chunk in the log of libsndfile (WAV, AIFF, Wave64, RF64, AU), as stated and as found. It reads a
+# Announced and actual size of the data chunk in the libsndfile log (WAV, AIFF, Wave64, RF64, AU). libsndfile reads a
 # truncated file as if it were complete.
 _ANNOUNCED = re.compile(r"^ *(?:data|SSND|riff|Riff size|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
-# Sizes in a WAV or AU that was written to a pipe with unknown length: nothing is missing.
+# Placeholder sizes in a WAV or AU file that was written to a pipe with unknown length: the file is not truncated.
 _STREAMED_SIZES = (0x7FFFFFFF, 0x7FFFFFFF - 36, 0xFFFFFFFF, 0xFFFFFFFF - 36)
 
 _FFMPEG_SECONDS = 120  # only malicious files take longer to decode
-_BLOCK_FRAMES = 2**22  # frames read at a time, because a header may announce more than fits in memory
-_MOST_FRAMES = 2**40  # libsndfile reports more for a FLAC that was written to a pipe
+_BLOCK_FRAMES = 2**22  # frames per read, because a header may announce more frames than fit in memory
+_MOST_FRAMES = 2**40  # libsndfile reports at least this many frames for a FLAC that was written to a pipe
 
-# The limits of the feature extractors, which do not know files. 40 dB over full scale are unscaled integers, and other
-# sampling rates are in kilohertz or damaged.
+# Same limits as in the feature extractors, but here the errors can name the file. Samples more than 40 dB over full
+# scale are unscaled integers; rates outside the limits are in kilohertz or come from a damaged header.
 _MAX_AMPLITUDE = 100.0
 _LEAST_RATE_HZ, _MOST_RATE_HZ = 200, 10_000_000
 
 
 class BadAudioError(ValueError):
-    """A recording without usable audio; the message names the file and the problem."""
+    """Error for a recording without usable audio; the message contains the file name and the problem."""
 
 
 class MissingDecoderError(BadAudioError):
-    """A recording that needs FFmpeg, which is not installed; the message describes the installation."""
+    """Error for a recording that requires FFmpeg if FFmpeg is not installed; the message explains how to install it."""
 
 
 def read_audio(
     source: Source, offset_seconds: float = 0.0, duration_seconds: float | None = None, name: str | None = None
 ) -> tuple[np.ndarray, int]:
-    """Read a recording (wav, flac, ogg, mp3, m4a, ...) as the mean of its channels, at its own sampling rate.
+    """Read an audio file (wav, flac, ogg, mp3, m4a, ...) as a mono waveform, without resampling.
 
     Args:
-        source: Path of the file, or its bytes.
+        source: Path of the file, or the bytes of the file.
         offset_seconds: Start in seconds.
         duration_seconds: Maximum length in seconds; None reads to the end.
-        name: Name in error messages; by default the path.
+        name: Name to show in error messages; defaults to the path.
 
     Returns:
-        The waveform, float32 of shape `(samples,)`, full scale 1.0, and its sampling rate in Hz.
+        Tuple of the waveform, float32 `(samples,)` with full scale 1.0 (the mean of all channels), and the sampling
+        rate in Hz.
 
     Raises:
         FileNotFoundError: The file does not exist.
         BadAudioError: The file is not audio, is truncated or empty, contains NaN, infinite or unscaled samples, or has
             a sampling rate below 200 Hz or above 10 MHz.
-        MissingDecoderError: The file needs FFmpeg, which is not installed.
+        MissingDecoderError: The file requires FFmpeg, but FFmpeg is not installed.
     """
     if name is None:
         name = f"a recording of {len(source)} bytes" if isinstance(source, bytes) else str(source)
@@ -92,9 +95,9 @@ def read_audio(
 
 
 def measure_audio(source: Source, name: str) -> tuple[float, bool]:
-    """Return the seconds of a recording, and whether it contains any sound; for errors see `read_audio`.
+    """Return the length of a recording in seconds, and whether any sample is nonzero; for errors see `read_audio`.
 
-    Reads the whole recording in parts, so memory does not grow with its length.
+    Reads the whole recording in blocks, so that the memory does not depend on its length.
     """
     samples, is_sound = 0, False
     with closing(_open(source, name)) as recording:
@@ -112,27 +115,27 @@ def read_row(
     from_first_sound: bool = False,
     min_seconds: float = 0.0,
 ) -> np.ndarray:
-    """Return the waveform of a row at the model's sampling rate, cropped to the maximum length.
+    """Load the waveform of a row, cropped to the maximum length and resampled.
 
-    The audio comes from `samples` with `sampling_rate_hz` (int16, in prepared sets), from `audio` (the bytes of a file,
-    in prepared sets, or a value of `datasets.Audio`), or from the file `audio_path`.
+    Reads the first available column: `samples` with `sampling_rate_hz` (int16 samples of a prepared dataset), `audio`
+    (file bytes of a prepared dataset, or a `datasets.Audio` value), or `audio_path` (a file).
 
     Args:
-        row: A row of the schema.
-        sampling_rate_hz: Sampling rate of the result in Hz, usually that of the feature extractor.
-        max_seconds: Maximum length in seconds; longer recordings are cropped. None keeps everything.
+        row: Row in the format of `schema.Row`.
+        sampling_rate_hz: Sampling rate of the result in Hz, usually the rate of the feature extractor.
+        max_seconds: Maximum length in seconds; longer recordings are cropped. None keeps the whole recording.
         crop_position: Position of the crop, from 0 (beginning) to 1 (end); random in training.
-        from_first_sound: Whether a silent crop is replaced by one from the first sound on. A silent crop cannot be
-            mixed at a level, and no caption matches it.
+        from_first_sound: Whether to replace a silent crop by a crop that starts at the first nonzero sample. A silent
+            crop cannot be mixed at a given level, and no caption matches it.
         min_seconds: Minimum length that the model accepts, such as 0.15 s for CED; shorter clips raise an error.
 
     Returns:
-        float32 of shape `(samples,)` at `sampling_rate_hz`.
+        Waveform, float32 `(samples,)`, at `sampling_rate_hz`.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        BadAudioError: See `read_audio`; also if the whole recording is zero, because no caption matches silence, or too
-            short. The message also names the clip.
+        BadAudioError: See `read_audio`; also raised if all samples are zero or the clip is too short. The message
+            contains the file name and the clip id.
 
     >>> row = {"clip_id": "a", "samples": np.array([16384, -32768], "<i2").tobytes(), "sampling_rate_hz": 16000}
     >>> read_row(row, 16000)
@@ -170,10 +173,10 @@ def read_row(
 
 
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
-    """Resample a waveform with the torchaudio interpolation of `CEDFeatureExtractor`, the only resampler in use.
+    """Resample a waveform with `torchaudio.transforms.Resample`, as in `CEDFeatureExtractor`.
 
-    torchaudio's filter is as long as the product of the two rates without common factors: gigabytes for 44,101 Hz. For
-    such rates the ratio is approximated by a simpler one, with a relative error of at most 1/4000.
+    The filter size of torchaudio grows with the product of both rates divided by their common factor: 44,101 Hz would
+    need gigabytes. The ratio of such rates is approximated by a simpler fraction; the relative error is at most 1/4000.
 
     Args:
         waveform: float32, `(samples,)`.
@@ -181,7 +184,7 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
         to_hz: Sampling rate of the result in Hz.
 
     Returns:
-        float32, `(ceil(samples * to_hz / from_hz),)`; the same array if the rates are equal.
+        float32, `(ceil(samples * to_hz / from_hz),)`; the input array itself if both rates are equal.
 
     Raises:
         BadAudioError: A rate is below 200 Hz or above 10 MHz.
@@ -204,15 +207,24 @@ def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 
 
 def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, bool]:
-    """Read a recording as 16-bit samples at another rate, in parts, so that only the result is in memory as a whole.
+    """Read and resample a recording to int16, in blocks, so that the decoded floats are never in memory as a whole.
+
+    Args:
+        source: Path of the file, or the bytes of the file.
+        name: Name to show in error messages.
+        rate_hz: Sampling rate of the result in Hz.
 
     Returns:
-        int16, `(samples,)`, and whether there was any sound before rounding; for errors see `read_audio`.
+        Tuple of the samples, int16 `(samples,)`, and whether any sample was nonzero before rounding.
+
+    Raises:
+        BadAudioError: See `read_audio`, as for the other errors.
     """
     parts, is_sound = [], False
     with closing(_open(source, name)) as recording:
         from_hz = recording.rate_hz
-        pending, margin = np.zeros(0, np.float32), 0  # unprocessed samples; seconds of them that only the filter needs
+        # Samples that are not resampled yet, and the seconds at their start that only the filter needs.
+        pending, margin = np.zeros(0, np.float32), 0
 
         for part in recording.parts(0, None):
             is_sound = is_sound or bool(part.any())
@@ -229,7 +241,7 @@ def read_int16(source: Source, name: str, rate_hz: int) -> tuple[np.ndarray, boo
 
 
 def to_int16(waveform: np.ndarray) -> np.ndarray:
-    """Round a waveform to 16 bits, and clip samples above full scale, which resampling can produce.
+    """Convert a float waveform to int16; samples above full scale, which resampling can produce, are clipped.
 
     >>> to_int16(np.array([0.5, -1.0, 1.5], dtype=np.float32))
     array([ 16384, -32768,  32767], dtype=int16)
@@ -238,9 +250,9 @@ def to_int16(waveform: np.ndarray) -> np.ndarray:
 
 
 def use_threads(count: int = 1) -> int:
-    """Set torch's number of threads in this process, and return the previous number.
+    """Set the number of torch threads in this process, and return the previous number.
 
-    One thread is fastest for single clips, and produces the same bits on all machines.
+    One thread is fastest for single clips, and makes results independent of the number of cores.
     """
     import torch
 
@@ -257,7 +269,7 @@ def _get_resampler(from_hz: int, to_hz: int) -> Any:
 
 
 class _Samples:
-    """A recording in memory: floats, or int16 that are converted when they are read."""
+    """Recording in memory: float samples, or int16 samples that `read_mono` converts to float."""
 
     def __init__(self, samples: np.ndarray, rate_hz: int, label: str) -> None:
         self.samples, self.frames, self.rate_hz, self.label = samples, len(samples), _check_rate(rate_hz, label), label
@@ -276,7 +288,7 @@ class _Samples:
 
 
 class _File(soundfile.SoundFile):
-    """A recording that libsndfile decodes in parts."""
+    """Recording in a file that libsndfile decodes block by block."""
 
     def __init__(self, file: Any, label: str) -> None:
         super().__init__(file)
@@ -314,7 +326,7 @@ class _File(soundfile.SoundFile):
 
 
 def _open(source: Source, name: str) -> _Samples | _File:
-    """Open a recording with libsndfile, or decode all of it with FFmpeg if libsndfile does not support the format."""
+    """Open a recording with libsndfile; if libsndfile does not support the format, decode all of it with FFmpeg."""
     if not isinstance(source, bytes) and not Path(source).is_file():
         raise FileNotFoundError(f"there is no audio file {name}")
     head = _read_part(source, 0, 16)
@@ -344,9 +356,10 @@ def _open(source: Source, name: str) -> _Samples | _File:
 
 
 def _decode_with_ffmpeg(content: bytes, name: str, refusal: Exception) -> tuple[np.ndarray, int]:
-    """Decode a whole recording, because FFmpeg seeks to frames of these formats, so a part would be inexact.
+    """Decode a whole recording with FFmpeg, because seeking in these formats is inexact.
 
-    FFmpeg gets bytes without a path, and only those that start like audio: a playlist could make it fetch other files.
+    FFmpeg receives only bytes that start like an audio file, and no path, because a playlist could make FFmpeg fetch
+    other files.
     """
     if not _FFMPEG.match(content) or _PLAYLIST.search(content[: 2**20].split(b"\0", 1)[0]):
         raise _not_audio(content, name, "libsndfile or FFmpeg", refusal) from refusal
@@ -392,13 +405,13 @@ def _not_audio(source: Source, name: str, readers: str, error: Exception) -> Bad
 
 
 def _first_line(error: Exception) -> str:
-    """Return a decoder's message, without addresses of memory and lines of its source code."""
+    """Return the first line of a decoder error, without source file names and line numbers."""
     message = getattr(error, "error_string", None) or str(error) or type(error).__name__
     return re.sub(r"^\w+, \S+\.cpp:\d+, ", "", message.splitlines()[0])
 
 
 def _read_part(source: Source, start: int, count: int | None = None) -> bytes:
-    """Return some bytes of a file; a negative start counts from its end."""
+    """Read `count` bytes (None: all) from `start`; a negative `start` counts from the end of the file."""
     if isinstance(source, bytes):
         return source[start:][:count]
     with open(source, "rb") as file:

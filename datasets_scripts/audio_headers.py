@@ -1,15 +1,15 @@
-"""Checks of audio headers that libsndfile does not make.
+"""Checks of Ogg and MP3 headers that libsndfile skips; nothing is decoded here.
 
-libsndfile accepts the existing part of a truncated Ogg file as the whole, and only estimates the length of an MP3
-without a frame count. Nothing is decoded here.
+libsndfile reads a truncated Ogg file without an error, and only estimates the length of an MP3 file without a frame
+count.
 """
 
-# Bit rates in kbit/s by their index in the frame header, for MPEG 1 (True) and for MPEG 2 and 2.5 (False), layer III.
+# Layer III bit rates in kbit/s, indexed by the value in the frame header: True is MPEG 1, False is MPEG 2 and 2.5.
 _KILOBITS = {
     True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
-_RATES_HZ = (44100, 48000, 32000)  # of MPEG 1; half of them in MPEG 2, a quarter in MPEG 2.5
+_RATES_HZ = (44100, 48000, 32000)  # for MPEG 1; half of these rates for MPEG 2, a quarter for MPEG 2.5
 _MPEG_1, _MPEG_2, _MPEG_2_5 = 3, 2, 0  # values in the frame header
 
 
@@ -17,7 +17,7 @@ def ends_as_ogg(tail: bytes) -> bool:
     """Return whether an Ogg file ends with a complete page that is marked as the last one (RFC 3533, section 6).
 
     Args:
-        tail: At least the last 64 KiB of the file; a page is never longer.
+        tail: Last bytes of the file, at least 64 KiB (the maximum size of a page).
     """
     start = tail.rfind(b"OggS")
     if start < 0 or len(tail) < start + 27:
@@ -29,13 +29,16 @@ def ends_as_ogg(tail: bytes) -> bool:
 
 
 def announce_mp3_frames(content: bytes) -> bytes:
-    """Add a first frame with the number of frames to an MP3 file without one.
+    """Insert a header frame with the frame count into an MP3 file that has none.
 
-    Without it, libsndfile divides the file size by the bit rate of the first frame. The estimate is too short for
-    variable bit rates, and too long by the size of tags.
+    Without a frame count, libsndfile divides the file size by the bit rate of the first frame. This estimate can be too
+    short for variable bit rates, and too long if the file contains tags.
 
     Args:
-        content: Bytes of the file; returned unchanged if it is not MP3 or already contains the number.
+        content: Bytes of the file.
+
+    Returns:
+        The new bytes; `content` itself if it is not MP3 or already contains a frame count.
     """
     start = 0
     if content[:3] == b"ID3" and len(content) >= 10:  # ID3 tag: the size is stored as four bytes of seven bits
@@ -77,7 +80,7 @@ def _frame_length(content: bytes, start: int) -> int:
 
 
 def _make_announcing_frame(header: int, num_frames: int) -> bytes:
-    """Return a silent frame with the given header and a Xing tag, which contains the number of frames."""
+    """Return a silent frame based on the given header, with a Xing tag that contains `num_frames`."""
     header = header & ~(0xF << 12 | 1 << 9) | 9 << 12 | 1 << 16  # 128 or 80 kbit/s, no padding, no checksum
     is_first, is_mono = header >> 19 & 3 == _MPEG_1, header >> 6 & 3 == 3
     side_information = (17 if is_mono else 32) if is_first else (9 if is_mono else 17)

@@ -1,7 +1,7 @@
-"""Find unusable recordings before training, so that a run does not stop in the middle of the night.
+"""Find unusable recordings before training, so that a long run does not fail at a corrupt file.
 
-All recordings are checked once before the run, and rows with bad ones are removed. To replace a bad clip in a batch by
-another one would count that clip twice, and is impossible in evaluation, which ranks every clip once.
+All recordings are checked once before the run, and rows with bad recordings are removed. Bad clips are not replaced by
+other clips, because a replacement would count twice, and retrieval evaluation requires each clip exactly once.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .atomic_files import write_json
 from .audio import BadAudioError, MissingDecoderError, measure_audio, read_int16, use_threads
 
 ON_BAD_AUDIO = ("error", "skip", "report")
-"""Actions for bad recordings: raise at the first one; leave them out; leave them out and log each one."""
+"""Actions for bad recordings: "error" raises, "skip" excludes the rows, "report" excludes the rows and logs each."""
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
 class BadClip(NamedTuple):
-    """A row with a bad recording; `row` is its index."""
+    """Row with a bad recording: its index in the dataset, its clip id, and the problem."""
 
     row: int
     clip_id: str
@@ -41,16 +41,19 @@ class BadClip(NamedTuple):
 
 
 def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
-    """Read a recording as int16 samples, see `read_int16`, and check all of it.
+    """Read and check a whole recording.
 
     Args:
-        source: Path of the file, or its bytes.
-        name: Name in error messages.
-        rate_hz: Sampling rate of the samples in Hz.
+        source: Path of the file, or the bytes of the file.
+        name: Name to show in error messages.
+        rate_hz: Sampling rate of the result in Hz.
+
+    Returns:
+        int16 samples `(samples,)`, see `read_int16`.
 
     Raises:
-        BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or a decoder fails in any other
-            way.
+        BadAudioError: The recording is missing, corrupt, truncated, empty or silent, or a decoder fails for any other
+            reason.
         MissingDecoderError: FFmpeg is required but not installed, so the recording may be fine.
     """
     with _naming(name):
@@ -62,7 +65,7 @@ def read_recording(source: str | bytes, name: str, rate_hz: int) -> np.ndarray:
 
 
 def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
-    """Return the size of a recording in bytes and its SHA-256, reading it in parts; for errors see `read_content`."""
+    """Return the size in bytes and the SHA-256 of a recording, read in blocks; for errors see `read_content`."""
     if isinstance(source, bytes):
         return len(source), hashlib.sha256(source).hexdigest()
     with _naming(name), open(source, "rb") as file:
@@ -71,18 +74,22 @@ def measure_content(source: str | bytes, name: str) -> tuple[int, str]:
 
 
 def read_content(source: str | bytes, name: str) -> bytes:
-    """Return the bytes of a recording; raise a `BadAudioError` with the name if the file cannot be read."""
+    """Return the bytes of a recording; raises `BadAudioError` with the name if the file cannot be read."""
     with _naming(name):
         return source if isinstance(source, bytes) else Path(source).read_bytes()
 
 
 def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) -> float:
-    """Return the seconds of a recording after the checks of `read_recording`, with only a part in memory at a time.
+    """Check a whole recording in blocks, and return its length in seconds.
 
     Args:
-        source: Path of the file, or its bytes.
-        name: Name in error messages.
+        source: Path of the file, or the bytes of the file.
+        name: Name to show in error messages.
         min_seconds: Minimum length in seconds.
+
+    Raises:
+        BadAudioError: See `read_recording`; also raised if the recording is shorter than `min_seconds`.
+        MissingDecoderError: FFmpeg is required but not installed, so the recording may be fine.
     """
     with _naming(name):
         seconds, is_sound = measure_audio(source, name)
@@ -95,7 +102,7 @@ def check_recording(source: str | bytes, name: str, min_seconds: float = 0.0) ->
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Convert all errors of the block to a `BadAudioError` with the name of the recording."""
+    """Convert every error in the block to a `BadAudioError` that contains the name of the recording."""
     try:
         yield
     except BadAudioError:
@@ -109,16 +116,18 @@ def _naming(name: str) -> Iterator[None]:
 def find_bad_audio(
     rows: Any, workers: int = 1, min_seconds: float = 0.0, memo: str | Path | None = None
 ) -> list[BadClip]:
-    """Read all recordings completely and return the bad ones.
+    """Decode all recordings completely and return a list of the bad clips.
 
     Args:
-        rows: Rows of the schema. Rows stored as samples are skipped, because `prepare.py` has checked them.
-        workers: Number of reading processes.
+        rows: Rows in the format of `schema.Row`. Rows with int16 samples are not checked, because `prepare.py` has
+            already checked them.
+        workers: Number of processes that read recordings.
         min_seconds: Minimum length in seconds.
-        memo: JSON file with earlier results; only new and changed recordings are read.
+        memo: JSON file that caches the results; only new and changed recordings are read.
 
     Returns:
-        Clips that are missing, corrupt, truncated, empty, silent or too short; equal for any number of workers.
+        Clips with a missing, corrupt, truncated, empty, silent or too short recording. The result does not depend on
+        the number of workers.
 
     Raises:
         MissingDecoderError: FFmpeg is required but not installed, so the recordings may be fine.
@@ -137,7 +146,7 @@ def find_bad_audio(
     if new:
         problems = map_in_order(partial(_problem, min_seconds=min_seconds), _select(rows, new), workers)
         for row, problem in zip(new, problems, strict=True):
-            # Others may read the memo beside the results of a run, so it must not name folders of this machine.
+            # The memo is stored with the results of a run and may be shared, so it must not contain local folders.
             folder = os.path.dirname(str(rows[row]["audio_path"]))
             known[states[row]] = problem and problem.replace(f"{folder}{os.sep}", "")
     if new and memo is not None:
@@ -155,18 +164,18 @@ def find_bad_audio(
 def filter_bad_audio(
     rows: Any, on_bad_audio: str, workers: int = 1, memo: str | Path | None = None, min_seconds: float = 0.0
 ) -> Any:
-    """Return the rows with usable recordings, in their order.
+    """Remove the rows with bad recordings; the order of the other rows is unchanged.
 
     Args:
-        rows: Rows of the schema, a `datasets.Dataset` or a list.
-        on_bad_audio: "error" returns all rows without a check, because reading a bad one raises later; "skip" leaves
-            bad ones out and logs their number; "report" also logs each of them.
-        workers: Number of reading processes.
-        memo: JSON file with earlier results, so that other processes and runs check only new and changed files.
+        rows: Rows in the format of `schema.Row`, as a `datasets.Dataset` or a list.
+        on_bad_audio: "error" returns all rows unchecked, because reading a bad recording raises later; "skip" removes
+            bad rows and logs their number; "report" also logs the problem of each.
+        workers: Number of processes that read recordings.
+        memo: JSON file that caches the results, so that other processes and runs check only new and changed files.
         min_seconds: Minimum length in seconds.
 
     Returns:
-        The same rows, or fewer.
+        A dataset or list of the remaining rows; `rows` itself if no row is removed.
 
     Raises:
         BadAudioError: All recordings are bad.
@@ -193,21 +202,23 @@ def filter_bad_audio(
 
 
 def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int = 1) -> Iterator[R]:
-    """Apply a function to each row in one or several processes, and yield the results in the order of the rows.
+    """Apply a function to each row, optionally in several processes, and yield the results in row order.
 
     Torch uses one thread in every process, so that the results do not depend on the number of processes.
 
     Args:
-        function: Function of a row; a function of a module, or a `functools.partial` of one.
-        rows: Any sequence. Each process reads its own rows, a few ahead of the results.
-        workers: Number of processes; 1 uses this process.
+        function: Function to apply. With several processes it must be picklable: a module-level function, or a
+            `functools.partial` of one.
+        rows: Any sequence. Each process reads its own rows and prefetches a few of them.
+        workers: Number of processes; 1 uses the current process.
 
     Yields:
-        The results.
+        The result of `function` for each row.
 
     Raises:
-        RuntimeError: A process died, for example because memory ran out.
-    >>> list(map_in_order(abs, [-1, 2, -3]))
+        RuntimeError: A worker process died, for example because memory ran out.
+
+     list(map_in_order(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
     from torch.utils.data import DataLoader  # takes seconds; not needed for --help
@@ -229,14 +240,14 @@ def map_in_order(function: Callable[[Any], R], rows: Sequence[Any], workers: int
 
 
 def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> None:
-    """Exit a `DataLoader` worker when its parent dies, and ignore Ctrl-C; a `worker_init_fn`.
+    """Make a `DataLoader` worker exit when its parent dies, and ignore Ctrl-C; pass it as `worker_init_fn`.
 
-    If the parent is killed, a worker would otherwise wait forever to deliver its results. Only the parent reacts to
-    Ctrl-C. Errors from results that the parent no longer accepts are not printed.
+    Otherwise, a worker waits forever to deliver its results if the parent is killed. The worker ignores Ctrl-C because
+    the parent handles it. Connection errors after the end of the parent are not printed.
 
     Args:
         worker: Index of the worker.
-        then: Another `worker_init_fn` to call.
+        then: Another `worker_init_fn` to call afterwards.
     """
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -256,7 +267,7 @@ def exit_with_parent(worker: int, then: Callable[[int], None] | None = None) -> 
 
 
 class _Failure(NamedTuple):
-    """Error of a function; `DataLoader` itself would hide the message in the traceback of its worker."""
+    """Error to raise again in the parent; `DataLoader` itself would hide the message in the worker's traceback."""
 
     error: Exception
 
@@ -280,7 +291,7 @@ def _identity(result: Any) -> Any:
 
 
 def source_of(row: Mapping[str, Any]) -> str | bytes:
-    """Return the audio file of a row, or the bytes of the file if the row contains them.
+    """Return the audio bytes of a row if it contains them, else the path of its audio file.
 
     Raises:
         ValueError: The row contains only samples.
@@ -296,7 +307,7 @@ def _are_samples(rows: Any) -> bool:
 
 
 def _problem(row: Mapping[str, Any], min_seconds: float) -> str | None:
-    """Return the problem of a row's recording, or None."""
+    """Return the error message of a bad recording, or None if the recording is usable."""
     try:
         check_recording(source_of(row), row["audio_path"], min_seconds)
     except MissingDecoderError:
@@ -311,7 +322,7 @@ def _select(rows: Any, indices: Sequence[int]) -> Any:
 
 
 def _state(row: Mapping[str, Any], min_seconds: float) -> str:
-    """Return a hash of the clip, the state of its file, and the minimum length."""
+    """Return the memo key of a row: a hash of its id, its path, the size and mtime of the file, and `min_seconds`."""
     digest = hashlib.blake2b(f"{row['clip_id']}\0{row['audio_path']}\0{min_seconds}".encode(), digest_size=12)
     source = source_of(row)
     if isinstance(source, bytes):
