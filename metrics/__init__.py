@@ -1,1 +1,1 @@
-"""Scores to numbers: each metric is a numpy function, a thin `evaluate.Metric` around it, and a card."""
+"""Evaluation metrics. Each metric has a numpy function, an `evaluate.Metric` that wraps it, and a metric card."""

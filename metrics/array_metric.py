@@ -1,7 +1,7 @@
-"""Base class of the four `evaluate.Metric`s.
+"""Base class of the four `evaluate.Metric` classes.
 
-`evaluate.load` takes the first subclass of Metric that a metric's file names. So the files import this module, never
-the class by name.
+`evaluate.load` uses the first Metric subclass in the namespace of a metric file. Therefore the metric files import this
+module, never the base class itself.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import numpy as np
 
 
 class ArrayMetric(evaluate.Metric):
-    """Metric of rows of numbers, or of the row numbers of an array that `compute` gets as a keyword.
+    """Metric with rows of numbers as input, or with row indices of an array that `compute` receives as a keyword.
 
-    Arrays among the keywords do not pass through Arrow. `_compute` takes `**kwargs`, because `evaluate.combine` passes
-    the keywords of all its metrics.
+    `evaluate` stores the input rows in Arrow, but not the keyword arrays. `_compute` accepts `**kwargs`, because
+    `evaluate.combine` passes all keywords to every metric.
 
-    A subclass documents itself in its docstring: `evaluate` shows it up to "Args:" as the description and the rest as
-    the inputs.
+    `evaluate` shows a subclass docstring up to "Args:" as the description of the metric, and the rest as its inputs.
 
     Attributes:
-        citation_text: BibTeX.
-        row_columns: Inputs that are rows of numbers, or row numbers.
-        other_columns: Features of the other inputs.
+        citation_text: BibTeX entry of the paper.
+        row_columns: Names of the inputs that are rows of numbers or row indices.
+        other_columns: Dict from the name of each other input to its `datasets` feature.
     """
 
     citation_text: ClassVar[str] = ""
@@ -54,10 +53,10 @@ class ArrayMetric(evaluate.Metric):
 
 
 def take_rows(array: Any, numbers: Sequence[int], name: str) -> list[Any]:
-    """Return rows of an array by their numbers.
+    """Return the array rows with the given indices, as a list.
 
     Raises:
-        ValueError: The numbers are no row numbers of the array `name`.
+        ValueError: An index is not in 0..len(array) - 1.
     """
     if np.ndim(numbers[0]) or min(numbers) < 0 or max(numbers) >= len(array):
         raise ValueError(

@@ -1,12 +1,13 @@
 """Bootstrap confidence intervals of scores, intervals over seeds, and a paired test of two systems.
 
-The captions of one clip are correlated, so intervals from resampled single queries would be too narrow. Therefore whole
-clusters (clips with all their queries) are resampled. A resampled score is the mean over the queries drawn,
+The captions of one clip are correlated, so resampling single queries would make the intervals too narrow. Therefore
+whole clusters (clips with all their queries) are resampled. A resampled score is the mean over the sampled queries,
 
     score* = sum over clusters c of w_c s_c / sum over c of w_c n_c
 
-where s_c is the sum of the outcomes of the cluster's n_c queries, and w_c is how often it was drawn (multinomial).
-Outcomes, one number per query, come from `metrics.recall.retrieval_outcomes` or `metrics.zste.zste_outcomes`.
+where s_c is the sum of the outcomes of the n_c queries in cluster c, and w_c counts how often cluster c was sampled
+(multinomial). An outcome is the score of a single query, such as 0 or 1 for R@1. `metrics.recall.retrieval_outcomes`
+and `metrics.zste.zste_outcomes` compute outcomes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Draws per batch, few enough for the cache of a core.
+# Random numbers per batch, so that a batch fits into the cache of a core.
 _DRAWS = 1 << 18
 # Maximum number of differing clusters for the exact test with all 2^n sign patterns.
 _EXACT_CLUSTERS = 12
@@ -32,18 +33,18 @@ def bootstrap_intervals(
 ) -> dict[str, tuple[float, float]]:
     """Compute percentile bootstrap intervals of mean outcomes (Efron and Tibshirani 1993, chapter 13).
 
-    With few clusters (below about 30) percentile intervals are too narrow. If all outcomes are equal, the interval has
+    With fewer than about 30 clusters, percentile intervals are too narrow. If all outcomes are equal, the interval has
     zero width.
 
     Args:
-        outcomes: Outcomes of the queries, (Q,), by name.
-        clusters: Cluster of each query, such as its clip id; None makes every query its own cluster.
+        outcomes: Dict from the score name to the outcomes of the queries, (Q,).
+        clusters: Cluster of each query, such as its clip id. With None, every query is its own cluster.
         num_resamples: Number of bootstrap resamples.
         confidence: Confidence level of the intervals, between 0 and 1.
-        seed: Seed of the resampling; all outcomes are resampled together.
+        seed: Random seed. Every resample uses the same clusters for all scores.
 
     Returns:
-        (lower, upper) end of the interval, by name.
+        Dict from the score name to its interval (lower, upper).
 
     Raises:
         ValueError: There are no outcomes or fewer than two clusters, lengths differ, an outcome is NaN or infinite, or
@@ -87,29 +88,30 @@ def paired_test(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> dict[str, dict[str, float]]:
-    """Test whether systems a and b differ on the same queries: a paired randomisation test over clusters.
+    """Test whether systems a and b differ on the same queries, with a paired randomisation test over clusters.
 
-    Under the null hypothesis, the sign of a cluster's difference is random. The two-sided p-value is the share of sign
-    patterns with a mean difference at least as large, in absolute value, as the observed one. Up to 12 differing
-    clusters, all patterns are evaluated. Otherwise `num_resamples` random patterns are drawn, and the p-value is
+    Under the null hypothesis, the sign of each cluster's difference is random. The two-sided p-value is the share of
+    sign patterns with an absolute mean difference at least as large as the observed one. If at most 12 clusters differ,
+    all patterns are evaluated. Otherwise `num_resamples` random patterns are sampled, and the p-value is
     (1 + hits) / (1 + patterns), which is never 0 (Smucker, Allan and Carterette 2007, "A comparison of statistical
     significance tests for information retrieval evaluation").
 
-    Several outcomes are several tests; there is no correction for multiple testing.
+    Each score is a separate test, without correction for multiple testing.
 
     Args:
-        a: Outcomes of system a on the queries, (Q,), by name.
-        b: Outcomes of system b, with the same names and queries.
+        a: Dict from the score name to the outcomes of system a, (Q,).
+        b: The same for system b, with the same names and queries.
         clusters: Cluster of each query, as in `bootstrap_intervals`.
-        num_resamples: Number of bootstrap resamples and of sign patterns.
+        num_resamples: Number of bootstrap resamples, and of random sign patterns.
         confidence: Confidence level of the bootstrap interval.
         seed: Random seed.
 
     Returns:
-        By name a dictionary of `difference` (mean a - mean b), its bootstrap interval `low` and `high`, and `p_value`.
+        Dict from the score name to a dict with `difference` (mean a - mean b), its bootstrap interval (`low`, `high`),
+        and `p_value`.
 
     Raises:
-        ValueError: As in `bootstrap_intervals`; or a and b have different names or numbers of queries.
+        ValueError: As in `bootstrap_intervals`, or a and b differ in their names or number of queries.
 
     >>> paired_test({"R@1": [1, 1, 1, 1, 0]}, {"R@1": [0, 0, 0, 0, 0]})["R@1"]["p_value"]  # 2 of 2^4 sign patterns
     0.125
@@ -139,21 +141,25 @@ def paired_test(
 def seed_interval(
     values: Sequence[float], recordings: tuple[float, float] | None = None, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Interval of the mean of runs with several seeds: t-interval over the seeds, with the recordings' added to it.
+    """Compute a confidence interval of the mean over runs with several seeds.
 
-    An interval over recordings takes the trained weights as fixed, and a t-interval over seeds the test set. With m the
-    mean of n runs, s their standard deviation, t the quantile of n - 1 degrees of freedom and (low, high) the interval
-    of m over recordings, the ends are
+    A bootstrap interval over recordings treats the trained weights as fixed. A t-interval over seeds treats the test
+    set as fixed. This function combines both. Let m be the mean of n runs, s their standard deviation, t the quantile
+    with n - 1 degrees of freedom, and (low, high) the bootstrap interval of m over recordings. The interval ends are
 
         m - sqrt(t^2 s^2 / n + (m - low)^2)   and   m + sqrt(t^2 s^2 / n + (high - m)^2),
 
-    the interval of a sum of two independent errors (MOVER; Zou and Donner 2008, "Construction of confidence limits
-    about effect measures: a general approach").
+    as for a sum of two independent errors (MOVER; Zou and Donner 2008, "Construction of confidence limits about effect
+    measures: a general approach").
 
     Args:
-        values: The score, or the difference to a baseline, of each run, (n,).
-        recordings: Interval of the mean of `values` over recordings; None for a score without queries.
-        confidence: Share of intervals that contain the true mean, in 0..1.
+        values: Score of each run, or its difference to a baseline, (n,).
+        recordings: Bootstrap interval of the mean of `values` over recordings. With None, the result is the t-interval
+            over seeds.
+        confidence: Confidence level of the t-interval, between 0 and 1.
+
+    Returns:
+        (lower, upper) end of the interval.
 
     Raises:
         ValueError: There are fewer than two runs.
@@ -176,7 +182,7 @@ def seed_interval(
 def _sum_clusters(
     outcomes: Mapping[str, ArrayLike], clusters: Sequence[Any] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the sums of the M outcomes over each cluster's queries, (C, M), and the cluster sizes, (C,)."""
+    """Sum the M scores over the queries in each cluster; return the sums (C, M) and the cluster sizes (C,)."""
     columns, shapes = [], []
     for name, values in outcomes.items():
         column = np.asarray(values, np.float64)
@@ -210,16 +216,16 @@ def _sum_clusters(
 
 
 def _sign_flip_p_value(differences: NDArray[np.float64], num_resamples: int, seed: int) -> float:
-    # The same p-value as `stats.permutation_test`, which takes 16 times as long because it sorts to draw signs.
+    # The same p-value as `stats.permutation_test`, which is 16 times slower because it sorts to sample signs.
     differing = differences[differences != 0]  # zeros have no sign to flip
-    observed = abs(differing.sum()) - 1e-12 * np.abs(differing).sum()  # sums in another order differ by rounding
+    observed = abs(differing.sum()) - 1e-12 * np.abs(differing).sum()  # tolerance for rounding in the sums
     count = len(differing)
 
     if count <= _EXACT_CLUSTERS:
         patterns = np.arange(2**count)[:, None] >> np.arange(count) & 1
         return float((np.abs((2 * patterns - 1) @ differing) >= observed).mean())
 
-    rng = np.random.default_rng((seed, 1))  # independent of the draws of the interval
+    rng = np.random.default_rng((seed, 1))  # independent of the bootstrap resamples
     hits = 0
     for start in range(0, num_resamples, step := max(1, _DRAWS // count)):
         shape = (min(step, num_resamples - start), count)

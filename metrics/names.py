@@ -12,7 +12,7 @@ MAP_CUTOFF = 10
 """Default cutoff of mAP."""
 
 RETRIEVAL_METRICS = (*(f"R@{k}" for k in RECALL_CUTOFFS), f"mAP@{MAP_CUTOFF}")
-"""The metrics of a retrieval table, in the order of its columns."""
+"""Metrics in a retrieval table, in column order."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class MetricName:
     Args:
         display: Display name, such as "mean rank variance".
         higher_is_better: Whether larger values are better.
-        percent: Whether the value is a share in 0..1, to be shown in percent.
+        percent: Whether the value is a fraction in 0..1 to show as a percentage.
         digits: Number of decimal places.
     """
 
@@ -32,7 +32,7 @@ class MetricName:
     digits: int = 1
 
     def format(self, value: float) -> str:
-        """Format a value, in percent if the metric is a share.
+        """Format a value as a string, multiplied by 100 if `percent` is set.
 
         >>> METRICS["top1"].format(0.625), METRICS["MRV"].format(0.625)
         ('62.5', '0.62')
@@ -63,14 +63,14 @@ METRICS = {
     "peak_memory_mib": MetricName("peak GPU memory in MiB", higher_is_better=False, percent=False, digits=0),
     "trained_parameters": MetricName("parameters that train", higher_is_better=False, percent=False, digits=0),
 }
-"""All metrics except R@k, mAP@k and the tasks of ZSTE, which `get_metric` adds."""
+"""Dict from metric name to display format. R@k, mAP@k and the ZSTE tasks are not listed; use `get_metric` for them."""
 
 
 def get_metric(name: str) -> MetricName:
     """Return the display format of a metric.
 
     Args:
-        name: A key of `METRICS`, `R@k`, `mAP@k`, a task of ZSTE ("1A" to "5B"), or its order score ("3A_order").
+        name: A key of `METRICS`, `R@k`, `mAP@k`, a ZSTE task ("1A" to "5B"), or its order score ("3A_order").
 
     Raises:
         KeyError: The metric is unknown.

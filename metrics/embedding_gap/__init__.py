@@ -1,4 +1,4 @@
-"""Gap and Dis: distances between the text embeddings of a language and English."""
+"""Gap and Dis: distances between the text embeddings of English and another language."""
 
 from .distance import gap_and_distance
 

@@ -14,27 +14,27 @@ _NORM_TOLERANCE = 1e-2
 
 
 def gap_and_distance(other_embeds: ArrayLike, english_embeds: ArrayLike) -> dict[str, float]:
-    """Compute Gap and Dis between a language and English (ATRI, eq. 14 and 15), on unit-norm embeddings.
+    """Compute Gap and Dis between another language and English (ATRI eq. 14 and 15) from unit-norm embeddings.
 
     Gap = norm of (mean over i of english_i - mean over i of other_i)
     Dis = mean over i of the norm of (english_i - other_i)
 
-    Gap compares the centres of the two languages; it is 0 if they coincide. Dis compares single sentences; it is 0 only
-    if every translation has the embedding of its English sentence. Gap <= Dis <= 2 (triangle inequality).
+    Gap is the distance between the mean embeddings of the two languages. Dis is the mean distance between a sentence
+    and its translation; it is 0 only if both have the same embedding everywhere. Gap <= Dis <= 2 (triangle inequality).
 
     Args:
         other_embeds: (N, d) embeddings of N sentences in the other language, unit norm.
         english_embeds: (N, d) embeddings of the same sentences in English, in the same order.
 
     Returns:
-        `Gap` and `Dis`, both 0 for a perfect model. For independent random directions they are about sqrt(2/N) and
-        sqrt(2).
+        Dict with `Gap` and `Dis`, both 0 for a perfect model. For independent random embeddings, Gap is about sqrt(2/N)
+        and Dis about sqrt(2).
 
     Raises:
         ValueError: The shapes differ or are not (N, d), or an embedding is zero or contains NaN or inf.
 
     Warns:
-        UserWarning: A norm is not within 0.01 of 1; the embeddings are normalised.
+        UserWarning: A norm is not within 0.01 of 1. The embeddings are normalised.
 
     >>> gap_and_distance([[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]])  # a permutation: one centre
     {'Gap': 0.0, 'Dis': 1.4142135623730951}

@@ -1,4 +1,4 @@
-"""`evaluate.load("metrics/embedding_gap")`: Gap and Dis of `distance.py` as an `evaluate.Metric`."""
+"""Gap and Dis (see `distance.py`) as an `evaluate.Metric`, for `evaluate.load("metrics/embedding_gap")`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from modeling_supclap.metrics.embedding_gap import gap_and_distance
 
 
 class EmbeddingGap(array_metric.ArrayMetric):
-    """Gap and Dis of a language.
+    """Gap and Dis: distances between the text embeddings of English and another language.
 
-    Gap is the distance between the mean text embeddings of English and of the other language. Dis is the mean distance
-    between the embeddings of an English sentence and its translation. Both are 0 if the embeddings coincide.
+    Gap is the distance between the mean text embeddings of the two languages. Dis is the mean distance between the
+    embeddings of an English sentence and its translation. Both are 0 if the embeddings are equal.
 
     Args:
-        predictions: embeddings of the sentences in the other language; with `other_embeds`, row numbers.
-        references: embeddings of the sentences in English; with `english_embeds`, row numbers.
-        other_embeds, english_embeds: matrices of the embeddings, which are not stored in Arrow.
+        predictions: embeddings of the sentences in the other language, or row indices of `other_embeds`.
+        references: embeddings of the English sentences, or row indices of `english_embeds`.
+        other_embeds, english_embeds: embedding matrices, which are not stored in Arrow; default None.
 
     Returns:
-        Gap, Dis.
+        dict with Gap and Dis.
 
     Examples:
         >>> import evaluate

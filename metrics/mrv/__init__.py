@@ -1,4 +1,4 @@
-"""Mean rank variance (MRV): variance of a query's rank over languages."""
+"""Mean rank variance (MRV): variance over languages of the rank of a query's correct answer."""
 
 from .rank_variance import mean_rank_variance
 

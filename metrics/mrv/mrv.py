@@ -1,4 +1,4 @@
-"""`evaluate.load("metrics/mrv")`: the mean rank variance of `rank_variance.py` as an `evaluate.Metric`."""
+"""Mean rank variance (see `rank_variance.py`) as an `evaluate.Metric`, for `evaluate.load("metrics/mrv")`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from modeling_supclap.metrics.mrv import mean_rank_variance
 class MRV(array_metric.ArrayMetric):
     """Mean rank variance (MRV).
 
-    The variance, over languages, of the rank of a query's correct answer, averaged over queries. It is 0 if every query
-    has the same rank in all languages.
+    For each query, compute the variance over languages of the rank of its correct answer. MRV is the mean over
+    queries. It is 0 if every query has the same rank in all languages.
 
     Args:
-        predictions: one row of K ranks per query, one for each language; with `ranks`, row numbers.
-        ranks: matrix (queries, languages) of all ranks, which is not stored in Arrow.
+        predictions: one row per query with its rank in each of K languages, or row indices of `ranks`.
+        ranks: rank matrix (queries, languages), which is not stored in Arrow; default None.
 
     Returns:
-        MRV.
+        dict with MRV.
 
     Examples:
         >>> import evaluate
@@ -34,7 +34,7 @@ class MRV(array_metric.ArrayMetric):
     citation_text = array_metric.ATRI
 
     def _infer_feature_from_example(self, example: dict[str, Any]) -> datasets.Features:
-        # A list such as [3, 5] is a row of ranks; an integer is a row number.
+        # A list such as [3, 5] is a row of ranks; an integer is a row index.
         return self.features[0 if np.ndim(example["predictions"]) else 1]
 
     def _compute(self, predictions: Sequence[Any], ranks: Any = None, **kwargs: Any) -> dict[str, float]:

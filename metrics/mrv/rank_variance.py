@@ -1,4 +1,4 @@
-"""Consistency of retrieval across languages, from the ranks of the correct answer."""
+"""Mean rank variance (MRV), a measure of retrieval consistency across languages."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from numpy.typing import NDArray
 
 
 def mean_rank_variance(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -> float:
-    """Compute the mean over queries of the variance, over languages, of the rank of the correct answer (ATRI, eq. 16).
+    """Compute the mean rank variance (MRV, ATRI eq. 16) of N queries in K languages.
 
     MRV = 1/(N K) * sum over queries i and languages k of (Rank_ik - mean over k of Rank_ik)^2
 
-    In the paper, the index of the mean is j in the formula and i in the text. The variance is divided by K, not K - 1.
-    Ranks may start at 0 or 1.
+    Rank_ik is the rank of the correct answer to query i in language k. The paper writes the mean with index j in the
+    formula and i in the text; we average over languages. The variance is divided by K, not K - 1. Ranks may start at 0
+    or 1.
 
     Args:
-        ranks: (N, K) ranks of the correct answers of N parallel queries in K languages. Each column is a result of
-            `modeling_supclap.metrics.recall.best_ranks`.
+        ranks: (N, K) ranks of the correct answers. Column k contains the result of
+            `modeling_supclap.metrics.recall.best_ranks` for language k.
 
     Returns:
-        MRV, lower is better; 0 if each query has the same rank in all languages. For random ranks among C candidates,
-        the expectation is (1 - 1/K) (C^2 - 1)/12.
+        MRV. Lower is better; 0 means that each query has the same rank in all languages. For random ranks among C
+        candidates, the expected MRV is (1 - 1/K) (C^2 - 1)/12.
 
     Raises:
         ValueError: There are no queries or fewer than two languages, rows differ in length, or a rank is NaN, infinite

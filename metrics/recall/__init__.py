@@ -1,4 +1,4 @@
-"""Retrieval scores (R@k, mAP@10, median and mean rank) and their chance levels."""
+"""Retrieval metrics (R@k, mAP@10, median and mean rank) and their chance levels."""
 
 from .ranking import LazySimilarity, best_ranks, chance_scores, retrieval_outcomes, retrieval_scores
 from .relevance import relevant_from_qrels

@@ -1,14 +1,15 @@
-"""Retrieval scores from counts of irrelevant candidates that rank ahead of relevant ones.
+"""Compute retrieval metrics by counting the irrelevant candidates that rank ahead of each relevant candidate.
 
-All scores follow from one table, `counts[q, i]`: the number of candidates irrelevant to query q that score at least as
-high as its i-th best relevant one (i from 0). The 1-based rank of that item is `counts[q, i] + i + 1`.
+All metrics follow from one table. `counts[q, i]` is the number of irrelevant candidates that score at least as high as
+the i-th best relevant candidate of query q (i from 0). The 1-based rank of this relevant candidate is
+`counts[q, i] + i + 1`.
 
-Counting takes one comparison per candidate, where sorting takes log(C). It needs no second matrix and works on tiles. A
-tied irrelevant candidate counts as ahead, so a model with constant scores is the worst model, not a perfect one.
+Counting needs one comparison per candidate, while sorting needs log(C). It also works on tiles, without a second
+matrix. Ties count against the model, so a model with constant scores gets the worst ranks.
 
-In this file, a `similarity` is an array (Q, C), queries by candidates, or a `LazySimilarity` of embeddings, which never
-stores this array. Both are read in blocks of queries: the scores of the relevant candidates, and tiles of all scores.
-`relevant` has one list of candidate columns per query.
+In this file, `similarity` is an array (Q, C) of scores, queries by candidates, or a `LazySimilarity`, which computes
+the scores from embeddings without storing the array. Both are read in blocks of queries. `relevant` has one list per
+query with the columns of its relevant candidates.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAP_CUTOFF = 10
 
 # Size of one matrix product.
 TILE_QUERIES, TILE_CANDIDATES = 1024, 1024
-# Up to this number of candidates, a block of queries stores all its scores, so that none is computed twice.
+# Up to this number of candidates, all scores of a block of queries are stored, so that no score is computed twice.
 _STORED_CANDIDATES = 8 * TILE_CANDIDATES
 # Queries per tile of a matrix, so that a tile fits into the level-2 cache of a core.
 _MATRIX_QUERIES = 256
@@ -36,21 +37,21 @@ _NORM_ROWS = 4096
 Tiles = Iterator[tuple[int, NDArray[Any]]]
 
 RelevantColumns = Sequence[Sequence[int]] | NDArray[Any]
-"""One list of relevant columns per query, or an array (Q, m) if all queries have m of them."""
+"""One list of relevant columns per query, or an array (Q, m) if every query has m relevant columns."""
 
 
 def best_ranks(similarity: ArrayLike | LazySimilarity, relevant: RelevantColumns) -> NDArray[np.int64]:
     """Compute the 0-based rank of each query's best relevant candidate.
 
-    The rank is the number of irrelevant candidates that score at least as high. With m relevant candidates, it is 0 for
-    a perfect model, C - m for a constant one, and (C - m) / (m + 1) on average for a random one.
+    The rank is the number of irrelevant candidates that score at least as high. With m relevant candidates among C, it
+    is 0 for a perfect model, C - m for constant scores, and (C - m) / (m + 1) on average for random scores.
 
     Args:
         similarity: (Q, C) scores, higher is closer; or a `LazySimilarity`.
-        relevant: Columns of each query's relevant candidates, one or more.
+        relevant: For each query, the columns of its relevant candidates, at least one.
 
     Returns:
-        (Q,) int64.
+        Ranks, (Q,) int64.
 
     Raises:
         ValueError: A score is NaN or infinite, or `relevant` does not fit the scores.
@@ -67,17 +68,17 @@ def retrieval_outcomes(
     k: int | Sequence[int] = (1, 5, 10),
     map_cutoff: int = MAP_CUTOFF,
 ) -> dict[str, NDArray[Any]]:
-    """Compute the scores of each single query, for `bootstrap_intervals` and `paired_test`.
+    """Compute the retrieval metrics of each query, as input for `bootstrap_intervals` and `paired_test`.
 
     Args:
         scores: (Q, C) scores, higher is closer; or a `LazySimilarity`.
-        relevant: Columns of each query's relevant candidates, one or more.
+        relevant: For each query, the columns of its relevant candidates, at least one.
         k: Cutoffs of R@k.
-        map_cutoff: Cutoff of mAP; DCASE 2025 uses 16.
+        map_cutoff: Cutoff of mAP, default 10. DCASE 2025 uses 16.
 
     Returns:
-        Arrays (Q,): `R@k` for each k, 0 or 1; `mAP@10`, the average precision in 0..1; and `rank`, the 0-based rank of
-        the best relevant candidate. The means of `R@k` and `mAP@10` are those of `retrieval_scores`.
+        Dict of arrays (Q,): `R@k` for each k, 0 or 1; `mAP@10`, the average precision in 0..1; and `rank`, the 0-based
+        rank of the best relevant candidate. `retrieval_scores` returns the means of `R@k` and `mAP@10`.
 
     Raises:
         ValueError: As in `retrieval_scores`.
@@ -94,7 +95,7 @@ def retrieval_outcomes(
     for cutoff in cutoffs:
         outcomes[f"R@{cutoff}"] = (ranks < cutoff).astype(np.float64)
 
-    # Sum the precisions at the ranks 1..`last` of the relevant candidates, divided by the number of these candidates.
+    # Average precision: sum the precisions at the relevant ranks up to `last`, divide by the relevant candidates.
     order = np.arange(1, counts.shape[1] + 1)
     is_within = (counts >= 0) & (counts + order <= last)
     outcomes[f"mAP@{last}"] = (is_within * order / np.maximum(counts + order, 1)).sum(axis=1) / sizes
@@ -107,22 +108,23 @@ def retrieval_scores(
     k: int | Sequence[int] = (1, 5, 10),
     map_cutoff: int = MAP_CUTOFF,
 ) -> dict[str, float]:
-    """Compute R@k, mAP@10, median and mean rank of one retrieval direction.
+    """Compute R@k, mAP@10, median and mean rank for one retrieval direction.
 
     R@k = mean over queries of [the best relevant candidate is among the first k].
 
-    For text to audio pass the transpose, `similarity.T`, where `similarity[i, j]` is audio i, text j.
+    Rows are queries. If `similarity[i, j]` scores audio i with text j, pass `similarity.T` for text-to-audio retrieval.
 
     Args:
         similarity: (Q, C) scores, higher is closer; or a `LazySimilarity`.
-        relevant: Columns of each query's relevant candidates, one or more.
+        relevant: For each query, the columns of its relevant candidates, at least one.
         k: Cutoffs of R@k.
-        map_cutoff: Cutoff of mAP; DCASE 2025 uses 16.
+        map_cutoff: Cutoff of mAP, default 10. DCASE 2025 uses 16.
 
     Returns:
-        `R@k` for each k and `mAP@10`, fractions in 0..1; `median_rank` (the floor of the 0-based median, plus 1) and
-        `mean_rank` of the best relevant candidate, 1-based; and `num_queries`. The scores and ranks of a perfect model
-        are 1 (`mAP@10` only with up to ten relevant candidates). For random order see `chance_scores`.
+        Dict with `R@k` for each k and `mAP@10` as fractions in 0..1; `median_rank` (the floor of the 0-based median,
+        plus 1) and `mean_rank` of the best relevant candidate, 1-based; and `num_queries`. For a perfect model, all
+        metrics and ranks are 1 (`mAP@10` only if no query has more than ten relevant candidates). `chance_scores`
+        returns the values for random order.
 
     Raises:
         ValueError: A score is NaN or infinite, `relevant` does not fit the scores, or a cutoff is not positive.
@@ -145,24 +147,25 @@ def retrieval_scores(
 def chance_scores(
     relevant: RelevantColumns, num_candidates: int, k: int | Sequence[int] = (1, 5, 10), map_cutoff: int = MAP_CUTOFF
 ) -> dict[str, float]:
-    """Compute the exact expectation of R@k and mAP@10 for candidates in random order.
+    """Compute the expected R@k and mAP@10 of a random ranking (exact, without sampling).
 
-    With n candidates, m of them relevant, and p = (m - 1)/(n - 1), averaged over the queries:
+    For a query with m relevant candidates among n, and p = (m - 1)/(n - 1):
 
         R@k = 1 - C(n - m, k) / C(n, k)
         AP@k = 1/n * sum over ranks r = 1..min(k, n) of (1 + (r - 1) p) / r
 
-    Derivation of AP@k: rank r is relevant with probability m/n. Given this, each of the r - 1 ranks before it is
-    relevant with probability p, so the expected precision at r is (1 + (r - 1) p)/r. The sum is divided by m.
+    The results are averaged over queries. Derivation of AP@k: rank r is relevant with probability m/n. Given this, each
+    of the r - 1 ranks before it is relevant with probability p, so the expected precision at r is (1 + (r - 1) p)/r.
+    The sum is divided by m.
 
     Args:
-        relevant: Columns of each query's relevant candidates.
+        relevant: For each query, the columns of its relevant candidates.
         num_candidates: Number of candidates n.
         k: Cutoffs of R@k.
         map_cutoff: Cutoff of mAP.
 
     Returns:
-        `R@k` for each k and `mAP@10`, fractions.
+        Dict with `R@k` for each k and `mAP@10`, as fractions in 0..1.
 
     Raises:
         ValueError: `relevant` does not fit the candidates, or a cutoff is not positive.
@@ -188,10 +191,10 @@ def chance_scores(
 def _count_outranking(
     similarity: ArrayLike | LazySimilarity, relevant: RelevantColumns, depth: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Compute `counts` (see the docstring of the module), (Q, <= depth), and the numbers of relevant candidates, (Q,).
+    """Compute `counts` (see the module docstring), (Q, <= depth), and the relevant candidates per query, (Q,).
 
-    A count is -1 if a query has fewer relevant candidates. Except for the first, a count may be too low if its rank is
-    beyond `depth` anyway.
+    A count is -1 if the query has fewer relevant candidates. A count after the first may be too low if its rank is
+    beyond `depth`.
     """
     # Check for the method, not the class, because `evaluate` loads a second copy of this module.
     source: Any = similarity
@@ -220,7 +223,7 @@ def _count_outranking(
         scores = np.where(columns >= 0, scores, -np.inf)
         best = -np.sort(-scores, axis=1)[:, : counts.shape[1]]
 
-        # The tiles include the relevant candidates, so start at minus the number of these that score at least as high.
+        # The tiles also contain the relevant candidates. To exclude them, start at minus their own count.
         block_counts = np.empty(best.shape, np.int64)
         for i in range(best.shape[1]):
             block_counts[:, i] = -(scores >= best[:, i : i + 1]).sum(axis=1)
@@ -250,7 +253,7 @@ def _check_cutoffs(k: int | Sequence[int]) -> list[int]:
 def _parse_relevant(
     relevant: RelevantColumns, num_queries: int, num_candidates: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Check the relevant columns; return those of all queries concatenated, and their number per query, (Q,)."""
+    """Check the relevant columns; return them concatenated over all queries, and their number per query, (Q,)."""
     if len(relevant) != num_queries:
         raise ValueError(f"got {len(relevant)} lists of relevant candidates for {num_queries} queries; give one each")
     if not num_queries or num_candidates < 1:
@@ -286,14 +289,14 @@ def _parse_relevant(
 
 
 def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
-    """Convert values to a non-empty matrix of floats; a float array is not copied, integers become float64.
+    """Convert values to a float matrix. Integers become float64; a float array is not copied.
 
     Args:
         values: Rows of numbers.
-        name: Name of the values in error messages.
+        name: Argument name to show in error messages.
 
     Raises:
-        ValueError: Rows differ in length, there are none, or a value is not a real number.
+        ValueError: The matrix is empty, its rows differ in length, or a value is not a real number.
     """
     try:
         matrix = np.asarray(values)
@@ -309,7 +312,7 @@ def as_matrix(values: ArrayLike, name: str) -> NDArray[Any]:
 
 
 def _finite_tiles(scores: NDArray[Any], rows: slice) -> Tiles:
-    """Yield (first column, scores) over all columns of some rows; raise if a score is NaN or infinite."""
+    """Yield (first column, tile of scores) over all columns of `rows`; raise if a score is NaN or infinite."""
     for first in range(0, scores.shape[1], TILE_CANDIDATES):
         tile = scores[rows, first : first + TILE_CANDIDATES]
         with np.errstate(all="ignore"):
@@ -323,25 +326,25 @@ def _finite_tiles(scores: NDArray[Any], rows: slice) -> Tiles:
 
 
 class LazySimilarity:
-    """`queries @ candidates.T`, computed in tiles on demand and never stored: a `similarity` in bounded memory.
+    """Similarity matrix `queries @ candidates.T` that is computed in tiles on demand and never stored.
 
-    Scores have the type of the embeddings, at least float32, with an accuracy of about 1e-8. Equal embeddings have
+    Scores have the dtype of the embeddings, at least float32, with an accuracy of about 1e-8. Equal embeddings have
     bitwise equal scores, independent of their position and of the BLAS library. In a plain matrix product, rounding
     depends on the position.
 
     Args:
         queries: (Q, d) embeddings, unit norm.
         candidates: (C, d) embeddings, unit norm.
-        chunk: Queries per block; each needs memory for about 10,000 scores.
-        similarity: "cosine" normalises embeddings with a norm that is not within 0.01 of 1, with a warning; "dot" uses
+        chunk: Number of queries per block. Each query needs memory for about 10,000 scores.
+        similarity: "cosine" normalises the embeddings, with a warning, if a norm is not within 0.01 of 1. "dot" uses
             the embeddings unchanged.
 
     Raises:
-        ValueError: An embedding contains NaN or inf, or is zero with "cosine"; an array is empty or not (rows, d); or
+        ValueError: An embedding contains NaN or inf, or is zero with "cosine". An array is empty or not (rows, d), or
             the dimensions d differ.
 
     Warns:
-        UserWarning: Embeddings do not have unit norm and are normalised.
+        UserWarning: An embedding does not have unit norm, so the embeddings are normalised.
 
     >>> lazy = LazySimilarity([[1.0, 0.0], [0.5, 0.25]], [[1.0, 0.0], [0.0, 1.0]], similarity="dot")
     >>> [(first, tile.tolist()) for first, tile in lazy.tiles(slice(0, 2))]
@@ -373,7 +376,7 @@ class LazySimilarity:
         self._candidate_scales = self._get_scales(self.candidates, "candidates", similarity)
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        """Return the scores of a slice of queries as a matrix; `lazy[:]` returns all scores."""
+        """Return the score matrix of a slice of queries; `lazy[:]` returns all scores."""
         if rows.step not in (None, 1):
             raise ValueError(f"rows is {rows}; give a slice without a step")
         rows = slice(*rows.indices(self.shape[0])[:2])
@@ -385,7 +388,7 @@ class LazySimilarity:
         return matrix
 
     def tiles(self, rows: slice) -> Tiles:
-        """Yield (first column, scores) over all candidates, 1024 at a time."""
+        """Yield (first column, tile of scores) for the queries in `rows`, with 1024 candidates per tile."""
         queries = self._get_units(self.queries, self._query_scales, rows)
         for start in range(0, self.shape[1], TILE_CANDIDATES):
             columns = slice(start, start + TILE_CANDIDATES)
@@ -393,7 +396,7 @@ class LazySimilarity:
             yield start, (queries @ candidates.T).astype(self._dtype, copy=False)
 
     def scored(self, rows: slice, columns: NDArray[np.int64]) -> tuple[NDArray[Any], Tiles]:
-        """Scores at `columns` (undefined where -1), and the tiles of `rows`."""
+        """Return the scores at `columns` (undefined where -1), and the tiles of `rows`."""
         if self.shape[1] <= _STORED_CANDIDATES:
             tiles = list(self.tiles(rows))
             block = np.concatenate([tile for _, tile in tiles], axis=1)
@@ -412,14 +415,14 @@ class LazySimilarity:
         return _round_rows(block if scales is None else block * scales[rows])
 
     def _get_scales(self, embeds: NDArray[Any], name: str, similarity: str) -> NDArray[Any] | None:
-        """Return factors to unit norm, (rows, 1), or None if not needed; raise if an embedding is infinite or zero."""
+        """Return the factors 1 / norm, (rows, 1), or None if not needed; raise if an embedding is infinite or zero."""
         squares = np.empty(len(embeds), np.float64)
         for start in range(0, len(embeds), _NORM_ROWS):
             block = embeds[start : start + _NORM_ROWS].astype(np.float64)
             squares[start : start + _NORM_ROWS] = np.einsum("id,id->i", block, block)
         norms = np.sqrt(squares)[:, None]
 
-        # If the squared norms are in the range of the scores' type, so is every product (Cauchy-Schwarz).
+        # If the squared norms are in the range of the score dtype, every dot product is too (Cauchy-Schwarz).
         bad = np.flatnonzero(~(squares <= np.finfo(self._dtype).max))
         if len(bad):
             raise ValueError(f"{name}[{bad[0]}] has NaN, inf or huge values ({len(bad)} such rows); it must be finite")
@@ -443,8 +446,9 @@ class LazySimilarity:
 def _round_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Round each row, in place, to multiples of a power of two, so that dot products of rounded rows are exact.
 
-    With b bits per row, the sum of d products stays below 2^(2b) d steps. If 2b + log2(d) <= 53, float64 represents it
-    exactly in any order of summation. The rounding error is 2^-b of the row's largest value: 2^-22 at d = 512.
+    With b bits per value, the sum of d products stays below 2^(2b) d steps. If 2b + log2(d) <= 53, float64 represents
+    the sum exactly in any order of summation. The rounding error is 2^-b of the largest value in the row, 2^-22 at
+    d = 512.
 
     >>> bool(_round_rows(np.array([[0.5, 0.1]]))[0, 0] == 0.5)
     True

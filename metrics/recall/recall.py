@@ -1,4 +1,4 @@
-"""`evaluate.load("metrics/recall")`: the retrieval scores of `ranking.py` as an `evaluate.Metric`."""
+"""Retrieval metrics (see `ranking.py`) as an `evaluate.Metric`, for `evaluate.load("metrics/recall")`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from modeling_supclap.metrics.recall import LazySimilarity, relevant_from_qrels,
 
 
 class Recall(array_metric.ArrayMetric):
-    """Retrieval scores of a similarity matrix: R@k, mAP@10, median and mean rank of the best relevant candidate.
+    """Retrieval metrics from a similarity matrix: R@k, mAP@10, median and mean rank of the best relevant candidate.
 
-    A query may have several relevant candidates. Ties count against the model; NaN is an error.
+    A query may have several relevant candidates. Ties count against the model. NaN scores raise ValueError.
 
     Args:
-        predictions: one row of scores per query (floats, higher is closer); with `similarity`, row numbers.
+        predictions: one row of scores per query (floats, higher is closer), or row indices of `similarity`.
         references: one list per query with the columns of its relevant candidates.
         k: cutoffs of R@k; default (1, 5, 10).
         map_cutoff: cutoff of mAP; default 10.
-        similarity: matrix (queries, candidates), or a LazySimilarity of embeddings.
-        query_embeds, candidate_embeds: unit-norm embeddings in place of `similarity`; their matrix is never stored.
+        similarity: matrix (queries, candidates) or a LazySimilarity; default None.
+        query_embeds, candidate_embeds: unit-norm embeddings to use instead of `similarity`, scored in tiles.
 
     Returns:
-        R@k and mAP@10 as fractions, median_rank and mean_rank (1-based), num_queries.
+        dict with R@k and mAP@10 as fractions, median_rank and mean_rank (1-based), and num_queries.
 
     Examples:
         >>> import evaluate
@@ -54,7 +54,7 @@ class Recall(array_metric.ArrayMetric):
         references: Sequence[Sequence[int]] | None = None,
         **kwargs: Any,
     ) -> dict[str, float] | None:
-        """Compute the scores; skips the Arrow storage of `evaluate` for data of a single call and process."""
+        """Compute the metrics; without `add_batch` and with one process, the inputs are not stored in Arrow."""
         if predictions is not None and references is not None and self.writer is None and self.num_process == 1:
             # Leave the conversion of other types, such as tensors on a GPU, to `evaluate`.
             plain = isinstance(predictions, np.ndarray | list | range) and len(predictions) > 0

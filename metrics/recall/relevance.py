@@ -1,4 +1,4 @@
-"""Relevant candidates of queries, from a table of relevance judgements (qrels)."""
+"""Read the relevant candidates of each query from relevance judgements (qrels)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ def relevant_from_qrels(
     query_ids: Sequence[Any],
     candidate_ids: Sequence[Any],
 ) -> list[list[int]]:
-    """Return the columns of each query's relevant candidates, from a table of relevance judgements (qrels).
+    """Convert relevance judgements (qrels) to one list of relevant columns per query.
 
-    Ids are compared as text, so 7 in a list equals "7" in a file. Queries of the table that are not in `query_ids` are
-    ignored.
+    Ids are compared as strings, so 7 in a list equals "7" in a file. Judgements of queries that are not in `query_ids`
+    are ignored.
 
     Args:
         qrels: Rows (query id, candidate id, relevance), or pytrec_eval's `{query id: {candidate id: relevance}}`. A
             candidate is relevant if its relevance is above 0.
-        query_ids: Ids of the rows of the scores.
-        candidate_ids: Ids of the columns of the scores.
+        query_ids: Query ids in the row order of the score matrix.
+        candidate_ids: Candidate ids in the column order of the score matrix.
 
     Returns:
-        One list of columns per query, ascending, with one or more entries.
+        For each query in `query_ids`, a sorted list of the columns of its relevant candidates, at least one.
 
     Raises:
-        ValueError: An id is duplicated, a pair is judged twice, a query has no relevant candidate or one that is not in
-            `candidate_ids`, or a row cannot be parsed.
+        ValueError: An id is duplicated, a pair is judged twice, a query has no relevant candidate, a relevant candidate
+            is not in `candidate_ids`, or a row cannot be parsed.
 
     >>> relevant_from_qrels([("q1", "a", 1), ("q1", "b", 0), ("q2", "c", 2)], ["q2", "q1"], ["a", "b", "c"])
     [[2], [0]]

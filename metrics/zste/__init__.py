@@ -1,4 +1,4 @@
-"""ZSTE, the zero-shot temporal evaluation: which sounds a clip contains, and in which order."""
+"""Zero-shot temporal evaluation (ZSTE): recognise the sounds in a clip and their order."""
 
 from .temporal_questions import (
     zste_chance,

@@ -1,15 +1,15 @@
-"""Scores of ZSTE, the zero-shot temporal evaluation of TeminAL (section 4.2, appendix B.4 and table 3).
+"""Compute the scores of ZSTE, TeminAL's zero-shot temporal evaluation (section 4.2, appendix B.4 and table 3).
 
-A question is a clip with scores of candidate texts, one or two of them correct. Let r_1 < r_2 be the 0-based ranks of
-the correct candidates. A tied wrong candidate ranks before a correct one, so a model with constant scores gets 0. The
-score of a question is
+A question is one clip with a score for each candidate text. One or two candidates are correct. Let r_1 < r_2 be the
+0-based ranks of the correct candidates. Ties count against the model, so a model with constant scores gets 0. The score
+of a question depends on its task:
 
-    1A, 3A, 3B, 4A, 4B    [r_1 = 0]                      one correct candidate
-    2A, 2C                [r_2 = 1]                      both correct ones are the first two
-    2B, 2D                [r_1 < 2]                      at least one is among the first two
-    5A, 5B                ([r_1 < 2] + [r_2 < 2]) / 2    share of the correct ones among the first two
+    1A, 3A, 3B, 4A, 4B    [r_1 = 0]                      the only correct candidate is first
+    2A, 2C                [r_2 = 1]                      the first two candidates are both correct
+    2B, 2D                [r_1 < 2]                      at least one of the first two is correct
+    5A, 5B                ([r_1 < 2] + [r_2 < 2]) / 2    share of correct candidates among the first two
 
-and the score of a task is the mean over its questions.
+The score of a task is the mean over its questions.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ RULES = {
     "1A": "first", "2A": "both", "2B": "either", "2C": "both", "2D": "either", "3A": "first", "3B": "first",
     "4A": "first", "4B": "first", "5A": "share", "5B": "share",
 }  # fmt: skip
-"""Scoring rule of each task."""
+"""Dict from task to scoring rule."""
 NUM_RIGHT = {task: 1 if rule == "first" else 2 for task, rule in RULES.items()}
-"""Number of correct candidates per question of each task."""
+"""Dict from task to the number of correct candidates per question."""
 
 
 def zste_outcomes(
     scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], tasks: Sequence[str]
 ) -> dict[str, NDArray[np.float64]]:
-    """Compute the score of every question, by task; the docstring of the module defines the scores.
+    """Compute the score of each question, grouped by task (see the module docstring for the scoring rules).
 
     Args:
-        scores: Scores of each question's candidates, higher is closer; their number may differ between questions.
-        relevant: Indices of each question's correct candidates, one or two depending on the task.
+        scores: For each question, the scores of its candidates, higher is closer. Questions may have different numbers
+            of candidates.
+        relevant: For each question, the indices of its correct candidates, one or two depending on the task.
         tasks: Task of each question, "1A" to "5B".
 
     Returns:
-        Scores in 0..1 of the questions of each task present, tasks in the order of `NUM_RIGHT`.
+        Dict from task to the scores of its questions, an array of numbers in 0..1. Tasks without questions are skipped.
 
     Raises:
-        ValueError: There are no questions, the arguments differ in length, a task is unknown, a score is NaN or
-            infinite, or correct candidates are too few, too many, duplicated or out of range.
+        ValueError: There are no questions, the arguments differ in length, a task is unknown, or a score is NaN or
+            infinite. Or a question has too few, too many, duplicate or out-of-range correct candidates.
 
     >>> zste_outcomes([[0.1, 0.9, 0.3], [0.6, 0.5, 0.8]], [[1], [0, 1]], ["3A", "5A"])
     {'3A': array([1.]), '5A': array([0.5])}
@@ -71,21 +72,21 @@ def zste_outcomes(
 def zste_order_outcomes(
     scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], opposites: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Compare, for each question, the correct order with the opposite order of the same sounds.
+    """Check for each question whether the correct order scores higher than the opposite order of the same sounds.
 
-    Only "X before Y" and "Y before X" are compared. Therefore recognising the sounds, or their overlap, does not help.
-    Chance is 1/2, which is also the expected score of a model that ignores order.
+    Only the candidates "X before Y" and "Y before X" are compared, so recognising the sounds or their overlap does not
+    help. The chance level is 1/2, which is also the expected score of a model that ignores order.
 
     Args:
         scores: As in `zste_outcomes`.
         relevant: As in `zste_outcomes`, for tasks with one correct candidate (3A, 4A).
-        opposites: Index of each question's candidate with the opposite order.
+        opposites: For each question, the index of the candidate with the opposite order.
 
     Returns:
-        (Q,), 1 if the correct order scores higher, else 0; a tie is 0.
+        Array (Q,): 1 if the correct order scores higher, else 0. A tie counts as 0.
 
     Raises:
-        ValueError: A score is NaN or infinite, or an index is out of range, or the opposite is the correct candidate.
+        ValueError: A score is NaN or infinite, an index is out of range, or the opposite is the correct candidate.
 
     >>> zste_order_outcomes([[0.5, 0.3, 0.9], [0.4, 0.4, 0.1]], [[0], [0]], [1, 1])
     array([1., 0.])
@@ -105,7 +106,9 @@ def zste_order_outcomes(
 def zste_ranks(
     scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], tasks: Sequence[str]
 ) -> NDArray[np.int64]:
-    """Compute the 0-based rank of each question's best correct candidate: the number of wrong ones that score as high.
+    """Compute the 0-based rank of the best correct candidate of each question.
+
+    The rank is the number of wrong candidates that score at least as high.
 
     Args:
         scores: As in `zste_outcomes`.
@@ -113,7 +116,7 @@ def zste_ranks(
         tasks: As in `zste_outcomes`.
 
     Returns:
-        (Q,), in the order of the questions.
+        Ranks, (Q,) int64.
 
     Raises:
         ValueError: As in `zste_outcomes`.
@@ -125,21 +128,21 @@ def zste_ranks(
 
 
 def zste_chance(num_candidates: int, task: str) -> float:
-    """Compute the exact expected score of a question for candidates in random order.
+    """Compute the expected score of a question for a random ranking (exact, without sampling).
 
     With n candidates:
 
         1A, 3, 4: 1/n        2A, 2C: 1 / C(n, 2)        2B, 2D: 1 - C(n - 2, 2) / C(n, 2)        5: 2/n
 
     Args:
-        num_candidates: Number n of candidates, including the correct ones.
+        num_candidates: Number of candidates n, including the correct candidates.
         task: Task, "1A" to "5B".
 
     Returns:
-        A fraction, for example 1/3 for 3A with three candidates and 1/2 for 5A with four.
+        Chance level in 0..1, for example 1/3 for 3A with three candidates and 1/2 for 5A with four.
 
     Raises:
-        ValueError: The task is unknown, or there are fewer candidates than correct ones.
+        ValueError: The task is unknown, or `num_candidates` is below the number of correct candidates.
 
     >>> zste_chance(3, "3A"), zste_chance(4, "5A"), zste_chance(50, "2A") == 1 / 1225
     (0.3333333333333333, 0.5, True)
@@ -167,16 +170,17 @@ def zste_scores(
         scores: As in `zste_outcomes`.
         relevant: As in `zste_outcomes`.
         tasks: As in `zste_outcomes`.
-        opposites: Index of each question's candidate with the opposite order, or None if a question has none; see
-            `zste_order_outcomes`.
+        opposites: For each question, the index of the candidate with the opposite order, or None if there is no such
+            candidate; see `zste_order_outcomes`.
 
     Returns:
-        For each task present, for example 3A: `3A`, the score in 0..1 (1 for a perfect model, 0 for a constant one);
-        `3A_chance`, the mean of `zste_chance` over its questions; and `3A_questions`, their number. With opposites also
-        `3A_order`, the share of questions that prefer the correct order, and `3A_order_chance`, 1/2.
+        Dict with three entries per task. For example, task 3A has `3A`, its score in 0..1 (1 for a perfect model, 0 for
+        constant scores); `3A_chance`, the mean of `zste_chance` over its questions; and `3A_questions`, the number of
+        questions. If a task has opposites, the dict also contains `3A_order`, the mean of `zste_order_outcomes`, and
+        `3A_order_chance`, 1/2.
 
     Raises:
-        ValueError: As in `zste_outcomes` and `zste_order_outcomes`, or `opposites` has another length.
+        ValueError: As in `zste_outcomes` and `zste_order_outcomes`, or `opposites` has a different length.
 
     >>> zste_scores([[0.1, 0.9, 0.3, 0.0], [0.6, 0.5, 0.8, 0.0]], [[1], [0, 1]], ["4A", "5A"])
     {'4A': 1.0, '4A_chance': 0.25, '4A_questions': 1, '5A': 0.5, '5A_chance': 0.5, '5A_questions': 1}
@@ -207,31 +211,31 @@ def zste_scores_by_language(
     questions: Sequence[Hashable] | None = None,
     opposites: Sequence[int | None] | None = None,
 ) -> dict[str, float]:
-    """Compute the scores of each language, and the mean rank variance (MRV) over languages.
+    """Compute the ZSTE scores of each language, and the mean rank variance (MRV) over languages.
 
-    MRV of a task = mean, over its questions that exist in all languages, of the variance, over languages, of the rank
-    of the best correct candidate (ATRI, eq. 16, for temporal questions). The variance is divided by K, the number of
-    languages. If m of n candidates are correct, the expectation for random ranks is
-    (1 - 1/K) m (n + 1) (n - m) / ((m + 1)^2 (m + 2)); for m = 1 this is (1 - 1/K) (n^2 - 1) / 12.
+    MRV (ATRI eq. 16) uses the questions that exist in all K languages. For each question, take the variance over
+    languages of the rank of its best correct candidate, divided by K. The MRV of a task is the mean over its questions.
+    If m of n candidates are correct, the expected MRV for random ranks is
+    (1 - 1/K) m (n + 1) (n - m) / ((m + 1)^2 (m + 2)). For m = 1 this is (1 - 1/K) (n^2 - 1) / 12.
 
     Args:
         scores: As in `zste_outcomes`.
         relevant: As in `zste_outcomes`.
         tasks: As in `zste_outcomes`.
-        languages: Language of each question, such as "fra".
-        questions: Id of each question, equal in all languages, such as the clip id; unique per task and language. None
-            matches the i-th questions of a task in all languages.
+        languages: Language code of each question, such as "fra".
+        questions: Id of each question, such as the clip id. Translations of a question have the same id; ids are unique
+            per task and language. None assumes that every language has the same questions in the same order.
         opposites: As in `zste_scores`.
 
     Returns:
-        The results of `zste_scores` for each language, as `fra_3A`, `fra_3A_chance`, `fra_3A_questions`. For questions
-        in two or more languages also `3A_MRV` (0, the best, if every question has the same rank in all languages),
-        `3A_MRV_chance`, and `3A_MRV_questions`, the number of questions that exist in all languages.
+        Dict with the results of `zste_scores` per language, such as `fra_3A`, `fra_3A_chance` and `fra_3A_questions`.
+        With two or more languages, it also contains `3A_MRV` (lower is better, 0 is the best), `3A_MRV_chance`, and
+        `3A_MRV_questions`, the number of questions that exist in all languages.
 
     Raises:
-        ValueError: As in `zste_scores`; or `languages` or `questions` have another length, a question is duplicated in
-            a language, its number of candidates differs between languages, or `questions` is None although the numbers
-            of questions differ between languages.
+        ValueError: As in `zste_scores`. Also if `languages` or `questions` has a different length, a question is
+            duplicated in a language, its number of candidates differs between languages, or `questions` is None and
+            the languages have different numbers of questions.
 
     >>> scores = zste_scores_by_language(
     ...     [[0.9, 0.1, 0.3], [0.1, 0.9, 0.3]], [[0], [0]], ["3A", "3A"], ["eng", "fra"]
@@ -272,7 +276,7 @@ def _check_task(task: str) -> None:
 def _right_ranks(
     scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], tasks: Sequence[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ranks of each question's best and worst correct candidate, (Q,) each."""
+    """Return the ranks of the best and the worst correct candidate of each question, (Q,) each."""
     if not len(scores) == len(relevant) == len(tasks) or not len(scores):
         raise ValueError(
             f"got {len(scores)} rows of scores, {len(relevant)} lists of correct candidates and {len(tasks)} tasks; "
@@ -292,7 +296,7 @@ def _right_ranks(
 def _check_question(
     index: int, row: Sequence[float], right: Sequence[int], task: str
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Check a question; return a copy of its scores, and its correct columns."""
+    """Check a question; return a copy of its scores, and the indices of its correct candidates."""
     _check_task(task)
     values, columns = np.array(row, np.float64), np.array(right)
     if values.ndim != 1 or not np.isfinite(values).all():
@@ -311,7 +315,7 @@ def _check_question(
 def _parallel_questions(
     indices: Sequence[int], task: str, languages: Sequence[str], questions: Sequence[Hashable] | None
 ) -> NDArray[np.int64]:
-    """Return the indices, (N, K), of a task's questions that exist in all K languages; empty for one language."""
+    """Return the indices (N, K) of the questions of a task that exist in all K languages; (0, 1) for one language."""
     by_language: dict[str, dict[Hashable, int]] = {language: {} for language in dict.fromkeys(languages)}
     for index in indices:
         index_of = by_language[languages[index]]
@@ -335,7 +339,7 @@ def _parallel_questions(
 
 
 def _mrv_scores(task: str, ranks: NDArray[np.int64], sizes: NDArray[np.int64]) -> dict[str, float]:
-    """Compute the MRV of ranks, (N, K), among `sizes` candidates, (N, K), with its chance level."""
+    """Compute the MRV of ranks (N, K) and its chance level, from the number of candidates `sizes` (N, K)."""
     differing = np.flatnonzero((sizes != sizes[:, :1]).any(axis=1))
     if len(differing):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`evaluate.load("metrics/zste")`: the scores of `temporal_questions.py` as an `evaluate.Metric`."""
+"""ZSTE scores (see `temporal_questions.py`) as an `evaluate.Metric`, for `evaluate.load("metrics/zste")`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from modeling_supclap.metrics.zste import zste_scores, zste_scores_by_language
 
 
 class ZSTE(array_metric.ArrayMetric):
-    """ZSTE, the zero-shot temporal evaluation: recognition of the sounds in a clip and of their order.
+    """Zero-shot temporal evaluation (ZSTE): recognise the sounds in a clip and their order.
 
-    It has eleven tasks, 1A to 5B, each with its exact chance level. Ties count against the model. With languages, it
-    also computes the scores of each language, and the variance of the correct answer's rank over languages.
+    There are eleven tasks, 1A to 5B, and each has an exact chance level. Ties count against the model. If languages are
+    passed, the metric also computes scores per language and the mean rank variance (MRV) over languages.
 
     Args:
-        predictions: scores of each question's candidates (floats, higher is closer); with `similarity`, row numbers.
-        references: list of each question's correct candidates, one (tasks 1, 3, 4) or two (tasks 2, 5).
+        predictions: one row per question with the candidate scores (higher is closer), or row indices of `similarity`.
+        references: list with the correct candidates of each question: one (tasks 1, 3, 4) or two (tasks 2, 5).
         tasks: task of each question, "1A" to "5B".
-        similarity: rows of scores, which are not stored in Arrow.
+        similarity: rows of scores, which are not stored in Arrow; default None.
         languages: language of each question, in the order in which the questions were added.
-        questions: id of each question, equal in all languages.
-        opposites: each question's candidate with the opposite order of the same sounds, or None.
+        questions: id of each question; translations of a question have the same id.
+        opposites: for each question, the candidate with the opposite order of the same sounds, or None.
 
     Returns:
-        For each task present its score (3A), chance level (3A_chance) and number of questions (3A_questions); with
-        opposites the share that prefers the correct order (3A_order, 3A_order_chance); with languages these for each
-        language (fra_3A, ...) and 3A_MRV, 3A_MRV_chance, 3A_MRV_questions.
+        dict with score (3A), chance level (3A_chance) and number of questions (3A_questions) of each task. With
+        opposites also the order score and its chance level (3A_order, 3A_order_chance). With languages, these keys have
+        the language as prefix (fra_3A, ...), and 3A_MRV, 3A_MRV_chance and 3A_MRV_questions are added.
 
     Examples:
         >>> import evaluate
