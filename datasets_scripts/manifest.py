@@ -19,7 +19,7 @@ from .public_names import inline_markdown
 _METADATA_SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".txt")
 _PACKAGES = ("datasets", "numpy", "pyarrow", "soundfile", "supclap", "torch", "torchaudio", "torchcodec")
 
-# Identifiers in the Hub's list of licences; all others are "other" there.
+# Licence identifiers of the Hub; any other licence is "other".
 _HUB_LICENSES = {
     "cc0-1.0", "mit", "apache-2.0", "cc-by-2.0", "cc-by-2.5", "cc-by-3.0", "cc-by-4.0", "cc-by-sa-3.0", "cc-by-sa-4.0",
     "cc-by-nc-2.0", "cc-by-nc-3.0", "cc-by-nc-4.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0", "cc-by-nd-4.0",
@@ -36,16 +36,17 @@ def make_manifest(
     data_dir: str | None,
     ignored_folder: Path,
 ) -> dict[str, Any]:
-    """Return the manifest of a set with finished shards, as plain JSON without times and paths of this machine.
+    """Build the manifest of a prepared dataset as a JSON dict, without timestamps and local paths.
 
     Args:
-        request: Options of the preparation: "dataset", "options", "storage" and more.
+        request: Options of the preparation: "dataset", "options", "storage" and "shard_bytes".
         types: Features of the rows.
-        notes: Notes of all recordings by split: figures, or the "reason" for leaving the clip out.
-        shards: Records of `ShardWriter` by split.
+        notes: Dict from split name to one note per recording. A note contains statistics such as "seconds", or the
+            "reason" if the recording is bad.
+        shards: Dict from split name to the shard records of `ShardWriter`.
         report: Clips without a row, see `RowBuilder.report`.
-        data_dir: Folder of the builder, for the hashes of its tables and texts.
-        ignored_folder: Folder of the set, to exclude its own files from the sources.
+        data_dir: Folder of the original dataset; the manifest contains hashes of its tables and text files.
+        ignored_folder: Folder of the prepared dataset; its files are excluded from these hashes.
     """
     splits, bad = {}, {}
     licenses: Counter[str] = Counter()
@@ -84,7 +85,7 @@ def make_manifest(
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of packages in the given order, without packages that are not installed.
+    """Return a dict from package name to version, in the given order; packages that are not installed are skipped.
 
     >>> list(installed_versions(["numpy", "no-such-package"]))
     ['numpy']
@@ -99,18 +100,18 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all packages that read, resample or write."""
+    """Return a dict from name to version for all packages that affect the bytes of a prepared dataset."""
     return {"libsndfile": soundfile.__libsndfile_version__, **installed_versions(_PACKAGES)}
 
 
 def file_sha256(path: str | Path) -> str:
-    """Return the SHA-256 of a file (hex)."""
+    """Return the SHA-256 of a file as a hex string."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def summary_table(manifest: Mapping[str, Any]) -> str:
-    """Format the clips of each split, and the number of missing and left-out ones, as a table for a terminal."""
+    """Format the statistics of each split, and the number of missing and excluded clips, as a text table."""
     lines = [f"{'split':<12}{'clips':>8}{'hours':>9}{'captions':>10}{'corrupt':>9}  languages"]
     for split, about in manifest["splits"].items():
         captions, bad = about["captions"], len(manifest["bad_audio"][split])
@@ -124,7 +125,7 @@ def summary_table(manifest: Mapping[str, Any]) -> str:
 
 
 def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
-    """Write README.md, with the file patterns of the splits for the Hub and `datasets.load_dataset` in its header."""
+    """Write the dataset card (README.md); its YAML header lists the files of each split for `datasets.load_dataset`."""
     from datasets.info import DatasetInfosDict
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, DatasetCardData
@@ -165,7 +166,7 @@ def write_card(path: str | Path, manifest: Mapping[str, Any]) -> None:
 
 
 def _hub_license(name: str) -> str:
-    """Return the Hub's identifier of a licence.
+    """Convert a licence name to a Hub licence identifier; "other" if the Hub does not know the licence.
 
     >>> _hub_license("CC BY-NC 3.0"), _hub_license("ask the author")
     ('cc-by-nc-3.0', 'other')
@@ -175,7 +176,7 @@ def _hub_license(name: str) -> str:
 
 
 def _metadata_files(data_dir: str | None, ignored_folder: Path) -> list[dict[str, Any]]:
-    """Return path, size and hash of the tables and texts in the builder's `data_dir`, such as captions."""
+    """Return the path, size and SHA-256 of each table and text file in `data_dir`, such as caption files."""
     root = None if data_dir is None else Path(data_dir).expanduser().resolve()
     if root is None or not root.is_dir():
         return []

@@ -1,9 +1,9 @@
-"""Prepared sets, written by `prepare.py`: read them from a folder, a Hub repository or an address.
+"""Load prepared datasets, the output of `prepare.py`, from a folder, the Hub or a remote address.
 
     prepared/
-      data/train-00000-of-00002.parquet ...   rows of the schema, with their audio
-      manifest.json                           content, source files and options of the set
-      README.md                               the dataset card, with which `datasets.load_dataset` also reads the set
+      data/train-00000-of-00002.parquet ...   rows with their audio
+      manifest.json                           content, source files and options
+      README.md                               dataset card; with it, `datasets.load_dataset` also loads the folder
 
 >>> from modeling_supclap.datasets_scripts import load_splits
 >>> splits = load_splits("prepared", data_dir="prepared")  # doctest: +SKIP
@@ -29,18 +29,19 @@ from .remote_files import read_file
 
 MANIFEST = "manifest.json"
 ROOT_NOTE = ".prepare/audio_root"
-"""File with the location of the recordings of a reference set on this machine; never uploaded."""
+"""File with the local audio folder of a dataset with storage "reference" (no audio inside); never uploaded."""
 
 FORMAT = 2
-"""Version of the folder's format; sets of other versions are not supported."""
+"""Format version of prepared datasets; other versions are not supported."""
 
 
 class Storage(NamedTuple):
-    """A way to store the audio of clips.
+    """Storage format of the audio in a prepared dataset.
 
     Attributes:
-        codec: "none": only the path; "file": the bytes of the file; "flac" or "int16": decoded and resampled.
-        sampling_rate_hz: Sampling rate of "flac" and "int16".
+        codec: "none" stores only the path, "file" the bytes of the original file, "flac" and "int16" the decoded and
+            resampled audio.
+        sampling_rate_hz: Sampling rate for "flac" and "int16"; None for the other codecs.
         meaning: Description in `--help` and in the dataset card.
     """
 
@@ -49,10 +50,10 @@ class Storage(NamedTuple):
     meaning: str
 
     def features(self) -> dict[str, Any]:
-        """Return the columns that this storage adds to a row, as `datasets` features by name.
+        """Return the audio columns of this storage as a dict from column name to `datasets` feature.
 
-        Files are structs of bytes and path, which load without torchcodec, unlike `datasets.Audio`;
-        `cast_column("audio", Audio())` converts them.
+        The `audio` column is a struct of bytes and path, because `datasets.Audio` requires torchcodec;
+        `cast_column("audio", Audio())` converts the column.
         """
         if self.codec == "none":
             return {}
@@ -68,28 +69,28 @@ STORAGES = {
     "int16": Storage("int16", 16000, "samples at 16 kHz, mono: needs no decoding, fastest in training"),
     "reference": Storage("none", None, "no audio, only the paths of the files"),
 }
-"""Values of `prepare.py --storage`."""
+"""Storage formats, the values of `prepare.py --storage`."""
 
 
 class PreparedSet:
-    """Location and manifest of a prepared set.
+    """Location and manifest of a prepared dataset (output of `prepare.py`).
 
     Args:
-        data_dir: Output folder of `prepare.py`, id of a dataset repository on the Hub, or an address that fsspec
-            supports, such as `s3://bucket/clotho` or `https://host/clotho`.
-        audio_dir: Folder of the recordings of a "reference" set; required if they have moved.
+        data_dir: Output folder of `prepare.py`, Hub dataset id, or any fsspec address, such as `s3://bucket/clotho` or
+            `https://host/clotho`.
+        audio_dir: Audio folder for a dataset with storage "reference"; required if the recordings have moved.
         revision: Branch, tag or commit of the Hub repository.
 
     Attributes:
-        base: Folder or address to which the file names in the manifest are relative. On the Hub it contains a commit,
-            so that all shards come from the same one.
-        manifest: Content of `manifest.json`: "splits" (clips, seconds, captions by language, shards), "storage",
+        base: Folder or address; file names in the manifest are relative to it. On the Hub it contains the commit, so
+            that all shards come from the same commit.
+        manifest: Content of `manifest.json`: "splits" (clips, seconds, captions per language, shards), "storage",
             "options", "bad_audio", "missing", "left_out" and more.
         digest: SHA-256 of the manifest, which contains the hashes of all shards.
 
     Raises:
-        FileNotFoundError: There is no prepared set, or its preparation is unfinished.
-        ValueError: Its format is of another version.
+        FileNotFoundError: `data_dir` contains no manifest, for example because the preparation is unfinished.
+        ValueError: The format version is not supported.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class PreparedSet:
         if data_dir is None:
             raise ValueError("prepared sets require data_dir: a folder, an id on the Hub, or an address")
 
-        # Check for an address first, because `datasets` patches `Path` in the modules of builders to use the network.
+        # Check for an address first, because `datasets` patches `Path` in builder modules to access the network.
         remote = "://" in str(data_dir)
         folder = Path("." if remote else data_dir).expanduser()
         self.is_local = not remote and folder.is_dir()
@@ -127,7 +128,7 @@ class PreparedSet:
             raise ValueError(f"{data_dir} has format {version}, this version reads {FORMAT}; prepare the set again")
 
     def shard_paths(self, split: str) -> list[str]:
-        """Return the paths or addresses of a split's shards."""
+        """Return the shard paths or addresses of a split; raises FileNotFoundError if a local shard is missing."""
         paths, missing = [], []
         for shard in self.manifest["splits"][split]["shards"]:
             paths.append(f"{self.base}/{shard['file']}")
@@ -138,7 +139,11 @@ class PreparedSet:
         return paths
 
     def audio_root(self) -> str | None:
-        """Return the folder of the recordings of a "reference" set; None for sets that contain their audio."""
+        """Return the audio folder of a dataset with storage "reference"; None if the dataset contains its audio.
+
+        Raises:
+            FileNotFoundError: The first recording is in none of the known folders.
+        """
         if self.manifest["storage"] != "reference":
             return None
 
@@ -174,11 +179,11 @@ def _download_manifest(repo_id: str, revision: str | None) -> Path:
 
 @dataclass
 class PreparedConfig(datasets.BuilderConfig):
-    """Location of a prepared set.
+    """Location of a prepared dataset.
 
     Attributes:
-        data_dir: Output folder of `prepare.py`, id of a dataset repository on the Hub, or an address.
-        audio_dir: Folder of the recordings of a "reference" set; required if they have moved.
+        data_dir: Output folder of `prepare.py`, Hub dataset id, or remote address.
+        audio_dir: Audio folder for a dataset with storage "reference"; required if the recordings have moved.
         revision: Branch, tag or commit of the Hub repository.
     """
 
@@ -197,10 +202,10 @@ class PreparedConfig(datasets.BuilderConfig):
 
 
 class Prepared(datasets.ArrowBasedBuilder):
-    """Rows of a prepared set, in its splits.
+    """Builder that loads the splits of a prepared dataset.
 
-    `load_dataset("parquet")` also reads the shards, by the dataset card. But it does not compare their sizes with the
-    manifest, and does not find the recordings of a "reference" set.
+    `datasets.load_dataset` also loads the shards, but does not compare their sizes with the manifest, and does not find
+    the recordings of a dataset with storage "reference".
     """
 
     VERSION = "2.0.0"
@@ -215,11 +220,11 @@ class Prepared(datasets.ArrowBasedBuilder):
 
     @property
     def origin(self) -> str:
-        """Name of the dataset that the set was prepared from."""
+        """Name of the original dataset."""
         return self.config.prepared.manifest["dataset"]
 
     def report(self) -> dict[str, Any]:
-        """Return the clips without a row, from the manifest: "missing", and "left_out" by reason."""
+        """Return the excluded clips from the manifest, in the format of `RowBuilder.report`."""
         manifest = self.config.prepared.manifest
         left_out = {reason: list(clip_ids) for reason, clip_ids in manifest["left_out"].items()}
         for of_split in manifest["bad_audio"].values():
@@ -255,7 +260,7 @@ class Prepared(datasets.ArrowBasedBuilder):
 
 
 def with_absolute_paths(table: pyarrow.Table, root: str | None) -> pyarrow.Table:
-    """Make the paths of a "reference" set absolute; without `root`, return the table unchanged."""
+    """Join `root` and the relative paths in the column `audio_path`; returns the table unchanged if `root` is None."""
     if root is None:
         return table
     column = table.column_names.index("audio_path")

@@ -1,4 +1,4 @@
-"""Progress of long jobs: a bar in a terminal, an occasional line in a log."""
+"""Progress of long jobs: a progress bar in a terminal, one line per minute in a log file."""
 
 import sys
 from collections.abc import Iterable
@@ -7,21 +7,21 @@ from typing import Any
 from tqdm import tqdm
 
 LOG_SECONDS = 60.0
-"""Seconds between two lines of a log, and before the first one."""
+"""Seconds between two log lines, and before the first one."""
 
 
 def progress(
     items: Iterable[Any], description: str, total: int, unit: str, quiet: bool = False, start: int = 0
 ) -> tqdm:
-    """Iterate over items and show the progress.
+    """Wrap an iterable in a tqdm progress bar.
 
     Args:
-        items: Items of the job.
+        items: Items to iterate over.
         description: Text before the numbers.
         total: Total number of items.
-        unit: Name of an item, in the plural.
-        quiet: Whether to show nothing.
-        start: Number of items done before.
+        unit: Plural name of the items, such as "clips".
+        quiet: Whether to hide the progress.
+        start: Number of items that are already done.
     """
     style: dict[str, Any] = {"unit": f" {unit}"}
     if not sys.stderr.isatty():

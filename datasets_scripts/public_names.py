@@ -1,4 +1,4 @@
-"""Public names of models, folders and addresses, for results, cards, reports and manifests."""
+"""Remove secrets and local paths from names and options before they are written to results, cards and manifests."""
 
 import json
 import os
@@ -12,16 +12,17 @@ _SECRET = re.compile(
     r"key|.*(api|access|account|auth|encryption|master|private|shared|signing|ssh|storage|subscription)_?key|"
     r".*(secret|passw|passphrase|credential|connection_string).*"
 )
-# Names of special tokens of tokenizers, not credentials.
+# Special tokens of tokenizers, which are not credentials.
 _PUBLIC_TOKEN = re.compile(r".*(pad|eos|bos|unk|mask|cls|sep|start|end|special|image|audio|text)_token")
 
 
 def public_name(name: str | os.PathLike[str]) -> str:
-    """Return the name of a model, a dataset or a file for files that others read.
+    """Return a name that is safe to publish for a model, a dataset or a file.
 
     Args:
-        name: Hub ids, paths within the current folder and any other words are unchanged. Other paths are reduced to
-            the last part ("~" for the home folder itself). Addresses lose user, password and query.
+        name: Hub id, path, address or any other text. Hub ids, relative paths below the current folder and other text
+            are returned unchanged. Other paths are reduced to their last part ("~" for the home folder). User,
+            password and query are removed from addresses.
 
     >>> public_name("laion/clap-htsat-fused"), public_name("/home/ann/ESC-50/"), public_name("https://me:x@a.org/b?key=y")
     ('laion/clap-htsat-fused', 'ESC-50', 'https://a.org/b')
@@ -41,7 +42,7 @@ def public_name(name: str | os.PathLike[str]) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether an argument with this name contains a token, a password or the like.
+    """Return whether an option name indicates a secret, such as a token or a password.
 
     >>> is_secret("hub_token"), is_secret("Api-Key"), is_secret("pad_token")
     (True, True, False)
@@ -51,10 +52,11 @@ def is_secret(name: str) -> bool:
 
 
 def redact(value: Any, from_anywhere: bool = False) -> Any:
-    """Remove tokens and passwords from a value, and reduce paths on this machine to their last part.
+    """Remove tokens and passwords from options, and reduce local paths to their last part.
 
     Args:
-        value: Any value that JSON supports, including strings of JSON. Secrets are recognised by their keys.
+        value: Any value that JSON supports, also a string that contains JSON. A dict entry is removed if its key
+            indicates a secret, see `is_secret`.
         from_anywhere: Whether to reduce all existing paths, so that the result does not depend on the current folder.
 
     >>> redact({"hub_token": "hf_x", "data_dir": "/home/me/ESC-50", "model": "laion/clap-htsat-fused"})
@@ -81,7 +83,7 @@ def redact(value: Any, from_anywhere: bool = False) -> Any:
 
 
 def inline_markdown(text: str) -> str:
-    r"""Return a text on one line with Markdown characters escaped, for data in cards.
+    r"""Escape Markdown characters and join lines, for text from data in model and dataset cards.
 
     >>> inline_markdown("CC BY\n# <b>Free</b> | [all](x)")
     'CC BY \\# \\<b\\>Free\\</b\\> \\| \\[all\\](x)'

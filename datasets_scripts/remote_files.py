@@ -1,4 +1,4 @@
-"""Read files at any fsspec address with retries, a timeout, and the file name in every error."""
+"""Read files from any fsspec address, with retries, a timeout, and errors that contain the file name."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .public_names import public_name
 
 ATTEMPTS = 4
 WAIT_SECONDS = 1.0
-"""Seconds before the second attempt; doubled before each later one."""
+"""Wait in seconds before the second attempt; doubles for each further attempt."""
 
 STALL_SECONDS = 60.0
-"""Seconds without data after which a web server counts as stalled; other file systems have their own limits."""
+"""Timeout in seconds for HTTP connections without data; other file systems have their own timeouts."""
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 
 def read_file(address: str, read: Callable[[Any], R]) -> R:
-    """Open a file and return the result of `read` on it; for retries and errors see `use_files`."""
+    """Open a file in binary mode and return `read(file)`; for retries and errors see `use_files`."""
 
     def open_and_read(system: Any, path: str) -> R:
         with system.open(path, "rb") as file:
@@ -34,15 +34,16 @@ def read_file(address: str, read: Callable[[Any], R]) -> R:
 
 
 def use_files(address: str, use: Callable[[Any, str], R]) -> R:
-    """Call `use` with the file system of an address and the path in it, and return the result.
+    """Call `use(file_system, path)` for an address, retry after errors, and return the result.
 
     Args:
-        address: A path, or an address such as `s3://bucket/file` or `https://host/file`. Addresses get `ATTEMPTS`.
-        use: Function that reads; it may be called again after an error.
+        address: Local path, or address such as `s3://bucket/file` or `https://host/file`. Remote addresses are tried
+            up to `ATTEMPTS` times.
+        use: Function of the fsspec file system and the path; it may be called again after an error.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        OSError: The file cannot be read; the message contains its name.
+        OSError: The file cannot be read; the message contains the file name.
     """
     is_local = "://" not in address or address.startswith("file://")
     name = address if is_local else public_name(address)
@@ -71,6 +72,6 @@ def use_files(address: str, use: Callable[[Any, str], R]) -> R:
 
 
 def _is_missing(error: Exception) -> bool:
-    """Return whether a file does not exist; fsspec raises FileNotFoundError also for errors of a server."""
+    """Return whether a file does not exist; fsspec also raises FileNotFoundError for server errors."""
     cause = error.__cause__
     return isinstance(error, FileNotFoundError) and (cause is None or getattr(cause, "status", None) in (404, 410))

@@ -1,9 +1,9 @@
-"""The schema of a row, which all dataset builders produce and all later steps consume.
+"""Row format of all datasets: builders produce it, and collators, training and evaluation read it.
 
-A row is one clip. Its audio is a path, because the collator decodes it. Its captions are grouped by language, because
-the multilingual objectives draw or stack languages per clip. Its events locate sounds in time, for the temporal
-methods. Its source identifies the original recording, because splits must not share recordings. Rows of a prepared set
-may also contain their audio, in `AUDIO_COLUMNS`.
+A row is one clip, see `Row`. The audio is stored as a path, and the collator decodes the file. Captions are grouped by
+language, because the multilingual losses sample or stack languages per clip. Events are sounds with start and end, for
+the temporal methods. The source identifies the original recording, because splits must not share recordings. Rows of a
+prepared dataset (output of `prepare.py`) may also contain the audio itself, in `AUDIO_COLUMNS`.
 """
 
 import hashlib
@@ -24,24 +24,24 @@ from modeling_supclap.languages import LANGUAGES
 logger = logging.getLogger(__name__)
 
 AUDIO_COLUMNS = ("audio", "samples", "sampling_rate_hz")
-"""Columns with the audio of a prepared set: a file's bytes in `audio`, or int16 samples and their sampling rate."""
+"""Audio columns of a prepared dataset: file bytes in `audio`, or int16 `samples` with `sampling_rate_hz`."""
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "development"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""Split names of this package by those of other datasets, in lower case."""
+"""Maps split names of other datasets, in lower case, to "train", "validation" or "test"."""
 
 FILE_SOURCE = "file:"
-"""Prefix of a `source` that is only a file name; another dataset may contain a different file of that name."""
+"""Prefix of a `source` that is only a file name; the same name in another dataset may be a different recording."""
 
 
 class Event(TypedDict):
-    """One sound in a clip.
+    """A sound event in a clip.
 
     Attributes:
-        label: Class of the sound; one of the row's labels if the dataset has labels.
+        label: Class of the sound; in the `labels` of the row if the dataset has labels.
         onset_seconds: Start in seconds from the beginning of the clip.
         offset_seconds: End in seconds from the beginning of the clip.
     """
@@ -55,12 +55,13 @@ class Row(TypedDict):
     """One clip.
 
     Attributes:
-        clip_id: Unique in the dataset and stable between runs; translations are joined by it.
+        clip_id: Unique id within the dataset, stable between runs; translated captions are joined on this column.
         audio_path: Path of the audio file.
-        captions: Captions by ISO 639-3 code of the language; empty lists for languages without captions.
-        labels: Classes of the sounds in the clip; empty if the dataset has none.
-        events: Sounds with start and end; empty if the dataset has none.
-        source: Original recording, such as "freesound:100032". Clips of one source belong to the same split.
+        captions: Dict from ISO 639-3 language code to a list of captions; the list is empty if there are none.
+        labels: Classes of the sounds in the clip; empty if the dataset has no classes.
+        events: Sound events with start and end; empty if the dataset has no events.
+        source: Id of the original recording, such as "freesound:100032". Clips with the same source must be in the same
+            split.
         license: Licence of the audio.
     """
 
@@ -74,14 +75,14 @@ class Row(TypedDict):
 
 
 def features(languages: Sequence[str] = LANGUAGES) -> Features:
-    """Return the Arrow types of a row.
+    """Return the `datasets.Features` of a row.
 
     Args:
-        languages: Languages of the captions, the anchor first; any codes are allowed.
+        languages: Language codes of the captions, the anchor language first; any codes are allowed.
 
     Returns:
-        Features with strings for paths, because `datasets.Audio` requires torchcodec even to store a path. Cast
-        `audio_path` to `Audio(decode=False)` if you need that type.
+        Features of all fields of `Row`. `audio_path` is a string, because `datasets.Audio` requires torchcodec even to
+        store a path. Cast it to `Audio(decode=False)` if you need that type.
 
     >>> features(["eng", "fra"])["captions"]
     {'eng': List(Value('string')), 'fra': List(Value('string'))}
@@ -102,20 +103,20 @@ def features(languages: Sequence[str] = LANGUAGES) -> Features:
 
 
 def without_audio(rows: Any) -> Any:
-    """Return the rows without audio columns, for code that iterates over all rows and needs only the rest.
+    """Remove the audio columns of a dataset, so that iterating over all rows does not load the audio.
 
     Args:
         rows: A dataset, or any sequence of rows.
 
     Returns:
-        A view if `rows` is a dataset with audio columns, else `rows` itself.
+        The dataset without the audio columns; `rows` itself if it is not a dataset or has no such columns.
     """
     columns = [name for name in AUDIO_COLUMNS if name in (getattr(rows, "column_names", None) or ())]
     return rows.remove_columns(columns) if columns else rows
 
 
 def stable_id(text: str) -> int:
-    """Return a 63-bit integer for a string, equal in all processes and runs.
+    """Hash a string to a 63-bit integer; the result is the same in all processes and runs.
 
     >>> stable_id("dog") == stable_id("dog"), stable_id("dog") == stable_id("cat")
     (True, False)
@@ -124,21 +125,21 @@ def stable_id(text: str) -> int:
 
 
 def group_id(row: Mapping[str, Any], positives: str) -> int:
-    """Return the group id of a row; rows with equal group ids are positives of each other.
+    """Return the group id of a row as an integer; rows with the same group id are positives of each other.
 
     Args:
-        row: A row of the schema.
-        positives: `"clip"`: each clip only matches itself (the papers' protocol). `"captions"`: clips with exactly the
-            same captions also match, for example if captions are generated from class names.
+        row: Row in the format of `Row`.
+        positives: `"clip"`: the captions of a clip are positives only for that clip, as in the papers. `"captions"`:
+            clips with identical captions are also positives, for example if captions are generated from class names.
     """
     return stable_id(row["clip_id"] if positives == "clip" else json.dumps(row["captions"], sort_keys=True))
 
 
 def warn_of_shared_captions(rows: Any) -> None:
-    """Warn if clips have the same captions as other clips, which then count as wrong answers.
+    """Log a warning if several clips have identical captions, because they count as negatives of each other.
 
     Args:
-        rows: Split for training or evaluation with positives "clip"; a dataset or any sequence of rows.
+        rows: Split for training or evaluation with `positives="clip"`; a dataset or any sequence of rows.
     """
     counts: Counter[Any] = Counter()
     for captions in _caption_batches(rows):
@@ -162,7 +163,7 @@ def warn_of_shared_captions(rows: Any) -> None:
 
 
 def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple[str, str]]:
-    """Return all captions of a row as `(language, text)`, in the given order of languages.
+    """Return all captions of a row as a list of `(language, text)`, in the order of `languages`.
 
     >>> all_captions({"captions": {"eng": ["a dog", "a barking dog"], "fra": ["un chien"]}}, ["fra", "eng"])
     [('fra', 'un chien'), ('eng', 'a dog'), ('eng', 'a barking dog')]
@@ -175,13 +176,15 @@ def all_captions(row: Mapping[str, Any], languages: Sequence[str]) -> list[tuple
 
 
 def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: str = "random") -> list[str]:
-    """Return the languages without a caption of a clip, or an empty list if the scheme can still draw captions.
+    """Return the languages in which a clip has no caption.
+
+    Returns an empty list if the captions of the clip are sufficient for the scheme.
 
     Args:
-        row: A row of the schema.
-        languages: ISO 639-3 codes, the anchor first.
-        scheme: Scheme of `TrainingCollator`: `random` needs captions in one of the languages, `kcl` in all, `cacl` in
-            the first and another one.
+        row: Row in the format of `Row`.
+        languages: ISO 639-3 codes, the anchor language first.
+        scheme: Language scheme of `TrainingCollator`: `random` requires captions in one of the languages, `kcl` in all
+            languages, `cacl` in the anchor and at least one other language.
 
     >>> clip = {"captions": {"eng": ["a dog"], "fra": []}}
     >>> lacking_languages(clip, ["eng", "fra"]), lacking_languages(clip, ["eng", "fra"], "kcl")
@@ -194,7 +197,7 @@ def lacking_languages(row: Mapping[str, Any], languages: Sequence[str], scheme: 
 
 
 def _suffices(has_captions: np.ndarray, scheme: str) -> Any:
-    """Return whether clips have captions in the languages that a scheme needs: bool, (..., languages) -> (...)."""
+    """Return whether clips have the captions that a scheme requires: bool `(..., languages)` -> bool `(...)`."""
     if scheme == "random":
         return has_captions.any(axis=-1)
     if scheme == "kcl":
@@ -203,7 +206,7 @@ def _suffices(has_captions: np.ndarray, scheme: str) -> Any:
 
 
 def _caption_batches(rows: Any) -> Iterator[Any]:
-    """Iterate over the captions of all rows: Arrow structs of lists for a dataset, else lists of mappings."""
+    """Yield the captions of all rows in batches: Arrow struct arrays for a dataset, else a list of dicts."""
     if isinstance(rows, Dataset) and isinstance(rows.features.get("captions"), dict):
         captions = rows.select_columns("captions").with_format("arrow")
         for start in range(0, len(rows), 10_000):
@@ -213,13 +216,13 @@ def _caption_batches(rows: Any) -> Iterator[Any]:
 
 
 def caption_counts(rows: Any) -> dict[str, np.ndarray]:
-    """Count the captions of each row, by language.
+    """Count the captions of each row in each language.
 
     Args:
-        rows: A dataset, counted from Arrow offsets, or any sequence of rows.
+        rows: A dataset or any sequence of rows. For a dataset, the texts are not converted to Python objects.
 
     Returns:
-        int64 array `(rows,)` for each language of the rows, including languages without captions.
+        Dict from each language of the rows to an int64 array `(rows,)`; languages without captions have zeros.
 
     >>> caption_counts([{"captions": {"eng": ["a dog", "barks"]}}, {"captions": {"fra": ["un chien"]}}])
     {'eng': array([2, 0]), 'fra': array([0, 1])}
@@ -242,16 +245,16 @@ def caption_counts(rows: Any) -> dict[str, np.ndarray]:
 def require_captions(
     rows: Sequence[Mapping[str, Any]], languages: Sequence[str], scheme: str = "random", split: str = ""
 ) -> None:
-    """Raise if a split has clips that cannot be used in training, before the run reaches them.
+    """Check before training that all clips have the captions that the language scheme requires.
 
     Args:
-        rows: Rows of the schema.
+        rows: Rows in the format of `Row`.
         languages: See `lacking_languages`.
         scheme: See `lacking_languages`.
-        split: Name of the split in messages.
+        split: Split name to show in error messages.
 
     Raises:
-        ValueError: Clips lack captions that the scheme needs, or no clip has a caption in one of the languages.
+        ValueError: A clip lacks captions that the scheme requires, or one of the languages has no caption at all.
     """
     counts = caption_counts(rows)
     present = {language for language, of_language in counts.items() if of_language.any()}
@@ -275,16 +278,16 @@ def require_captions(
 
 
 def validate_row(row: Mapping[str, Any], languages: Sequence[str] = LANGUAGES) -> None:
-    """Check a row against the schema.
+    """Check that a row has the format of `Row`.
 
     Args:
-        row: Row of a builder.
-        languages: Allowed languages of the captions.
+        row: Row to check.
+        languages: Allowed caption languages.
 
     Raises:
-        ValueError: The message names the clip and all problems: a missing field, an empty id, path or source, an empty
-            or blank caption, no caption in any language, an unknown language, an event that starts before the clip or
-            ends before it starts.
+        ValueError: A field is missing, an id, path or source is empty, a caption is blank, there is no caption in any
+            language, a language is unknown, or an event starts before the clip or ends before it starts. The message
+            contains the clip id and all problems.
 
     >>> row = {"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": ["Rain"]}, "labels": [], "events": [],
     ...        "source": "freesound:1", "license": "CC0-1.0"}
