@@ -1,1 +1,1 @@
-"""What moves or logs tensors in training: the trainers and their objectives, batches, arguments and callbacks."""
+"""Training: trainers, training arguments, objectives, collators and callbacks."""

@@ -1,4 +1,4 @@
-"""Callbacks: progress, throughput, drift, errors of the languages, and the epoch of the random draws."""
+"""Trainer callbacks for progress, throughput, drift, language errors, and the epoch of random sampling."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from .drift import drift_cosine, drift_statistics, similarity_histogram
 from .objectives import SupportVectorRegularizer
 
 LANGUAGE_ERRORS = ("data_distribution_error", "alignment_direction_error", "weight_error")
-"""Keys that `LanguageErrorsCallback` logs."""
+"""Log keys of `LanguageErrorsCallback`."""
 
 MOST_WATCHED = 4096
-"""Maximum number of samples of a batch for the drift, which needs the similarity matrix of all of them."""
+"""Maximum batch samples used for drift statistics, which need the full similarity matrix of these samples."""
 
 
 class SupCLAPProgressCallback(ProgressCallback):
-    """A progress bar with loss and clips per second, and one line per evaluation."""
+    """Progress bar with loss and clips per second; prints one line per evaluation."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Show the last loss on the bar."""
+        """Show the last loss on the progress bar."""
         if self.training_bar is not None and logs and "loss" in logs:
             self.training_bar.set_postfix_str(_format_log(logs), refresh=False)
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
     ) -> None:
-        """Print the validation score above the bar."""
+        """Print the validation score above the progress bar."""
         super().on_evaluate(args, state, control, **kwargs)
         line = _format_evaluation(args, state, metrics or {})
         if self.training_bar is not None and line:
@@ -47,7 +47,7 @@ class SupCLAPProgressCallback(ProgressCallback):
 
 
 class LineCallback(TrainerCallback):
-    """One line per log and per evaluation, for log files, where a progress bar would write hundreds of lines."""
+    """Prints one line per log and evaluation, for log files, where a progress bar would write hundreds of lines."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Print the last loss."""
@@ -68,7 +68,7 @@ def _format_log(logs: Mapping[str, Any]) -> str:
 
 
 def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> str:
-    """Return a line with the score that selects the best checkpoint; empty if the metrics do not contain it."""
+    """Format the score used to select the best checkpoint. Returns an empty string if it is not in the metrics."""
     name = (args.metric_for_best_model or "mean_recall").removeprefix("eval_")
     if f"eval_{name}" not in metrics:
         return ""
@@ -82,50 +82,50 @@ def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> s
 
 
 class Averages:
-    """Means of named scalars between two logs. The values stay on their device, so that adding does not wait for it."""
+    """Means of named scalars between two logs. Values stay on their device, so that `add` does not wait for the GPU."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[Any]] = {}
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Add one value for each name."""
+        """Add one value per name."""
         for name, value in values.items():
             self._values.setdefault(name, []).append(value)
 
     def drain(self) -> dict[str, float]:
-        """Return the means and reset them."""
+        """Return a dict from name to mean value, and delete the collected values."""
         values, self._values = self._values, {}
         return {name: float(sum(scalars) / len(scalars)) for name, scalars in values.items()}
 
 
 class EpochCallback(TrainerCallback):
-    """Callback that sets the epoch of the collator, and of the batches of a stream, for their random draws.
+    """Callback that sets the epoch of collators and streamed batches, because random sampling depends on it.
 
     Args:
-        *drawing: Objects with `set_epoch`.
+        *drawing: Objects with a `set_epoch` method.
     """
 
     def __init__(self, *drawing: TrainingCollator | EpochBatches) -> None:
         self.drawing = drawing
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the number of completed epochs, also in a resumed run."""
+        """Set the epoch to the number of completed epochs, also in a resumed run."""
         for source in self.drawing:
             source.set_epoch(int(state.epoch or 0))
 
 
 class BestCheckpointCallback(TrainerCallback):
-    """Callback that finds the best checkpoint of a resumed run, also if the folder of the run was moved."""
+    """Callback that finds the best checkpoint of a resumed run, even if the output folder was moved."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the path of the best checkpoint from its step and the current output folder."""
+        """Set the best checkpoint path from its step and the current output folder."""
         best = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         if best.is_dir():
             state.best_model_checkpoint = str(best)
 
 
 class ThroughputCallback(TrainerCallback):
-    """Callback that measures the time per clip of training, without evaluation and saving."""
+    """Callback that measures training time per clip, excluding evaluation and saving."""
 
     def __init__(self, averages: Averages) -> None:
         self.averages = averages
@@ -137,7 +137,7 @@ class ThroughputCallback(TrainerCallback):
     on_train_begin = on_evaluate = on_save = _restart
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure the time since the end of the previous step."""
+        """Measure the time since the previous step."""
         now = time.perf_counter()
         clips = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.averages.add({"seconds_per_clip": (now - self._since) / clips})
@@ -145,21 +145,23 @@ class ThroughputCallback(TrainerCallback):
 
 
 class LanguageErrorsCallback(TrainerCallback):
-    """Callback that logs the errors of training on some languages, for the last batch before each log [A 3.2, eq. 6].
+    """Callback that logs the errors from training on only some languages per step (ATRI 3.2, eq. 6).
 
-    The clips of that batch are embedded again without dropout, with their captions in all K languages. A log then costs
-    as much as a step of KCL. Each process measures its own clips; the log contains the values of the first process.
+    The errors are measured on the last batch before each log. Its clips are embedded again without dropout, with their
+    captions in all K languages, so a log costs as much as a KCL training step. Each process measures its own clips; the
+    log contains the values of the first process.
 
     - `data_distribution_error`: `losses.data_distribution_error`, 0 to 2. For an untrained model with equal
       similarities it is 0 for KCL, 2(1 - 2/K) for CACL and 2(1 - 1/K) for one language.
     - `alignment_direction_error`: `losses.alignment_direction_error`, in degrees.
-    - `weight_error`: distance of the weights after one step of SGD from those after a step on all languages, divided by
-      the learning rate: the norm of the gradient of `losses.weight_error_term` over all trainable weights.
+    - `weight_error`: Distance between the weights after one SGD step on the trained languages and after one SGD step on
+      all languages, divided by the learning rate. It is the norm of the gradient of `losses.weight_error_term` with
+      respect to all trainable weights.
 
     Args:
-        module: The trained module.
-        collator: The training collator, which repeats the draws of each clip.
-        rows: The training split, with all captions in all languages.
+        module: Training module with the model and the objective.
+        collator: Training collator; it samples the same captions of each clip again.
+        rows: Training split, with all captions in all languages.
         averages: Collects the values for the next log.
     """
 
@@ -213,27 +215,28 @@ class LanguageErrorsCallback(TrainerCallback):
 
 
 class DriftCallback(TrainerCallback):
-    """Callback that logs drift, radius and positive similarity of the last batch of each log [SupCLAP fig. 1, 3, 4].
+    """Callback that logs drift, radius and positive similarity (SupCLAP fig. 1, 3 and 4).
 
-    Each step only stores references to the inputs of the objective (the embeddings of all processes), the radii, and
-    later the gradient with respect to the texts. The statistics are computed at logging steps, on each process, without
-    communication, random draws or changes of the training. They are those of `drift_statistics` for the text-to-audio
-    direction of the loss, without and with its SVR term. Radius and factor have the suffix of their direction, `_t2a`
-    or `_a2t`. In addition:
+    The statistics are measured on the last batch before each log. Each step only stores references to the objective's
+    inputs (the embeddings of the global batch), the radii, and the gradient with respect to the text embeddings. The
+    statistics are computed at logging steps, in each process. They need no communication and no random numbers, and do
+    not affect training. The callback logs the values of `drift_statistics` for the text-to-audio direction of the loss,
+    without and with the SVR term. The radius and factor keys end with their direction, `_t2a` or `_a2t`. It also logs:
 
     - `drift_cosine_objective`, `drift_cosine_objective_literal`: `drift_cosine` of the update by the whole objective,
-      with both directions and all terms; absent if no gradient reaches the texts.
-    - `positive_similarity_p10`, `_p50`, `_p90`: quantiles of the cosine of the pairs.
-    - `positive_similarity_histogram`: histogram of this cosine with the range `low` to `high` [SupCLAP fig. 4]. It is
-      in `state.log_history`, and so in each checkpoint, and is not sent to `report_to`, because those services take
+      with both directions and all terms. They are not logged if no gradient reaches the texts.
+    - `positive_similarity_p10`, `_p50`, `_p90`: Quantiles of the cosine similarity of positive pairs.
+    - `positive_similarity_histogram`: Histogram of this similarity from `low` to `high` (SupCLAP fig. 4). It is stored
+      in `state.log_history`, and so in each checkpoint. It is not sent to `report_to`, because those services accept
       only scalars.
 
-    With captions in K languages, only the first, the anchor language, counts. With R recordings per sample, `(N, R, d)`
-    and texts `(N, R K, d)`, all R N pairs are one batch. Clips of one group count as negatives of each other, and all
-    negatives have weight 1. Only the first 4,096 samples of a batch are used.
+    If captions are in K languages, only the first one, the anchor language, is used. If each sample has R recordings,
+    `(N, R, d)`, and texts `(N, R K, d)`, the statistics are computed on all R N pairs as one batch. Clips with the same
+    group id count as negatives of each other here, and all negatives have weight 1. Only the first 4,096 samples of a
+    batch are used.
 
     Args:
-        objective: The objective, see `objectives.py`. Radii are logged if its `regularizer` is a
+        objective: Objective of the run, see `objectives.py`. Radii are logged if its `regularizer` is a
             `SupportVectorRegularizer`.
         averages: Collects the values for the next log.
     """
@@ -260,7 +263,7 @@ class DriftCallback(TrainerCallback):
 
 
 class _WatchedBatch:
-    """Embeddings `(P, d)` of all pairs of one step, with radii and gradient; built from the inputs of the objective."""
+    """Embeddings `(P, d)` of all pairs in one step, with radii and text gradient, built from the objective's inputs."""
 
     def __init__(
         self,
@@ -294,20 +297,20 @@ class _WatchedBatch:
             text_embeds.register_hook(self._keep_gradient)
 
     def _role_major(self, embeds: Tensor) -> Tensor:
-        """Select the first of K embeddings of each role, one role after the other: (N, R K, d) -> (R N, d)."""
+        """Select the first of K embeddings for each of R recordings per sample: (N, R K, d) -> (R N, d)."""
         return embeds[:MOST_WATCHED, :: embeds.shape[1] // self.roles].transpose(0, 1).flatten(0, 1)
 
     def _keep_gradient(self, gradient: Tensor) -> None:
         self.text_gradient = self._role_major(gradient).clone()  # the backward pass of gather changes it in place
 
     def cosines(self) -> Tensor:
-        """Compute the similarity of each pair, `(P,)`."""
+        """Compute the cosine similarity of each pair, `(P,)`."""
         audio, text = at_least_float32(self.audio_embeds, self.text_embeds)
         return (audio * text).sum(dim=-1)
 
     @torch.no_grad()
     def numbers(self) -> dict[str, Tensor]:
-        """Compute the statistics that `DriftCallback` lists, 0-d tensors by name."""
+        """Compute the statistics listed in `DriftCallback`, as a dict from name to a 0-d tensor."""
         audio, text = at_least_float32(self.audio_embeds, self.text_embeds)
         numbers = drift_statistics(audio, text, self.logit_scale, self.radii.get("t2a"), **self.svr)
         exchanged = drift_statistics(text, audio, self.logit_scale, self.radii["a2t"]) if "a2t" in self.radii else {}

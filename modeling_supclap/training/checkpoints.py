@@ -1,4 +1,4 @@
-"""Search and validation of checkpoints that a run can resume from."""
+"""Find and check the checkpoints from which a run can resume."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from modeling_supclap.datasets_scripts.stream import EpochBatches
 from .options import get_default
 
 RUN_FILE = "supclap_run.json"
-"""File in a checkpoint with the settings that define the loss, the trainable parameters, and hashes of all files."""
+"""Checkpoint file with the loss settings, the names of the trainable parameters, and hashes of all other files."""
 
 _PARTS: dict[str, tuple[str, ...]] = {
     "weights": ("*.safetensors", "pytorch_model*", "global_step*"),
@@ -48,18 +48,18 @@ logger = logging.getLogger(__name__)
 
 
 def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
-    """Find the newest complete checkpoint in the folder of a run; newer incomplete ones are logged.
+    """Find the newest complete checkpoint in an output folder. Warns about newer incomplete checkpoints.
 
     Args:
-        folder: The folder of the run, or of one stage; it need not exist.
+        folder: Output folder of the run, or of one stage; it may be missing.
         resumes: Whether the run resumes from the checkpoint.
 
     Returns:
-        The folder of the checkpoint; None if there is none.
+        Path of the checkpoint folder, or None if there is no checkpoint.
 
     Raises:
-        ValueError: There is a checkpoint and the run does not resume, so it would be overwritten. Or the run resumes
-            and all checkpoints are incomplete or damaged.
+        ValueError: The run does not resume, but a checkpoint exists and would be overwritten. Or the run resumes, but
+            all checkpoints are incomplete or damaged.
     """
     incomplete: list[str] = []
     for path in reversed(sort_checkpoints(str(folder))):
@@ -88,10 +88,10 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
     """List the missing or damaged parts of a checkpoint.
 
     Args:
-        checkpoint: The folder.
+        checkpoint: Checkpoint folder.
 
     Returns:
-        One phrase per flaw, such as "optimizer missing"; empty for a complete checkpoint.
+        List of problems, such as "optimizer missing". The list is empty for a complete checkpoint.
     """
     flaws: list[str] = []
     for part, patterns in _PARTS.items():
@@ -119,7 +119,7 @@ def _sha256(path: Path) -> str:
 
 
 def _is_damaged(file: Path) -> bool:
-    """Return whether a file is truncated, without reading all of it."""
+    """Return whether a file is truncated, without reading the whole file (except JSON)."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, framework="pt"):
@@ -139,7 +139,7 @@ def _is_damaged(file: Path) -> bool:
 def write_run_file(
     folder: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
 ) -> None:
-    """Write the file that `refuse_another_run` and `checkpoint_flaws` read; call it after all other files exist."""
+    """Write the checkpoint's `RUN_FILE`, with settings and file hashes. Call this after all other files are written."""
     files = {}
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
@@ -157,13 +157,14 @@ def refuse_another_run(
     """Raise if a checkpoint is incomplete or belongs to a run with other settings.
 
     Args:
-        checkpoint: The folder to resume from.
-        args: The arguments of this run.
-        module: The trained module, the model and its objective.
-        batches: The batches of a stream; their rows depend on the number of processes and workers. None: no stream.
+        checkpoint: Checkpoint folder to resume from.
+        args: Training arguments of this run.
+        module: Training module with the model and its objective.
+        batches: Batches of a streamed dataset; their rows depend on the number of processes and workers. None: the
+            dataset is not streamed.
 
     Raises:
-        ValueError: The checkpoint is incomplete or damaged, or its run had other settings (such as loss or seed) or
+        ValueError: The checkpoint is incomplete or damaged, or was saved with other settings (such as loss or seed) or
             other trainable parameters. The message lists the differences.
     """
     folder = Path(checkpoint)
@@ -188,7 +189,7 @@ def refuse_another_run(
 
 
 def _settings(args: TrainingArguments, batches: EpochBatches | None) -> dict[str, Any]:
-    """Collect the settings that define the loss: arguments of this package, the seed, and the shards of a stream."""
+    """Return the settings that must not change on resume: package arguments, seed, and stream sharding."""
     names = set(type(args).__dataclass_fields__) - set(TrainingArguments.__dataclass_fields__) - _MAY_CHANGE
     settings = {name: getattr(args, name) for name in sorted(names | {"seed"})}
     if batches is not None:
@@ -206,7 +207,7 @@ def _trainable(module: nn.Module) -> list[str]:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Describe each value that differs, also in nested mappings, with its old and new value."""
+    """List each changed value with its old and new value, including values in nested dicts."""
     differences: list[str] = []
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)

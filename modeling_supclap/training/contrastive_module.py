@@ -1,4 +1,4 @@
-"""A model and its objective as one module, for one training step in the Trainer or in your own loop."""
+"""Module that combines a model and its objective, for the Trainer or your own training loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .frozen import FrozenCache
 from .grad_cache import embed_in_chunks, real_lengths, refuse_batch_statistics
 
 _MIN_CHUNK_CELLS = {"attention_mask": 128, "audio_attention_mask": 1000}
-"""Minimum tokens or frames of a chunk on a CPU; in smaller chunks an extra call costs more than the padding."""
+"""Minimum tokens or frames per chunk on a CPU; for smaller chunks an extra call costs more than padding."""
 
 _GPU_CELLS = {"attention_mask": 16384, "audio_attention_mask": 65536}
-"""Tokens or frames per chunk on a GPU, where calls cost more than padding. Their activations stay in memory."""
+"""Tokens or frames that keep their activations on a GPU, where an extra call costs more than padding."""
 
 
 @dataclass
@@ -28,10 +28,11 @@ class ContrastiveOutput(ModelOutput):
     """Output of a training step.
 
     Args:
-        loss: The objective on the global batch, `()`; None in evaluation mode.
-        audio_embeds: Unit norm, `(B, d)`, or `(B, R, d)` with R clips per row.
-        text_embeds: Unit norm, `(B, K, d)`, K texts per row.
-        logs: Detached scalars of the objective and the temperature, by name; None in evaluation mode.
+        loss: Loss on the global batch, `()`; None in evaluation mode.
+        audio_embeds: `(B, d)`, unit norm; `(B, R, d)` if each row has R clips.
+        text_embeds: `(B, K, d)`, unit norm, K texts per row.
+        logs: Dict from name to a detached scalar: the logged values of the objective, and the temperature. None in
+            evaluation mode.
     """
 
     loss: torch.Tensor | None = None
@@ -41,24 +42,24 @@ class ContrastiveOutput(ModelOutput):
 
 
 class ContrastiveModule(nn.Module):
-    """A model and its objective as one module, so that parameters of the loss are trained, clipped and saved too.
+    """A model and its objective in one module, so that the loss parameters are also trained, clipped and saved.
 
-    Its checkpoints contain `model.*` and `objective.*`. `SupCLAPModel.from_pretrained` reads the first and ignores the
-    second, which inference does not need.
+    Checkpoints contain the keys `model.*` and `objective.*`. `SupCLAPModel.from_pretrained` loads `model.*` and ignores
+    `objective.*`, because inference does not need the objective.
 
-    Texts, and clips of several lengths, are embedded in chunks sorted by length, see `grad_cache.py`. If a row has
-    several texts or clips, the step keeps the activations for one text and one clip per row, and recomputes the others
-    in the backward pass. Eight languages then take no more memory than one. On a GPU it keeps the activations of at
-    least 16,384 tokens and 65,536 frames; a smaller `chunk_size` then saves memory.
+    The rows of a batch are sorted by length and embedded in chunks, see `grad_cache.py`. If a row has several texts or
+    clips, a training step keeps the activations for one text and one clip per row, and recomputes the others in the
+    backward pass. Training on eight languages then needs no more memory than on one. On a GPU, the step keeps the
+    activations of at least 16,384 tokens and 65,536 frames; set a smaller `chunk_size` to save memory.
 
     Args:
-        model: Computes the embeddings.
-        objective: Computes the loss from the embeddings, see `objectives.py`.
-        chunk_size: Number of clips, and of texts, embedded at a time and kept in memory. None: one clip and one text
-            per row, on a GPU at least the numbers above.
-        cache_frozen: Caching of towers without trainable parameters. "auto": cache the outputs if the tower draws no
-            random numbers, see `frozen.py`. "always": also put the tower in evaluation mode, so that it draws none.
-            "never": no caching.
+        model: Model that computes the embeddings.
+        objective: Module that computes the loss from the embeddings, see `objectives.py`.
+        chunk_size: Number of clips, and number of texts, with activations in memory at a time. None: one clip and one
+            text per row; on a GPU at least the numbers above.
+        cache_frozen: When to cache the outputs of towers without trainable parameters. "auto": if the tower uses no
+            random numbers, such as dropout, see `frozen.py`. "always": also put the tower in evaluation mode, so that
+            it has no dropout. "never": no caching.
     """
 
     accepts_loss_kwargs = False
@@ -78,7 +79,7 @@ class ContrastiveModule(nn.Module):
         refuse_batch_statistics(model)
 
     def train(self, mode: bool = True) -> ContrastiveModule:
-        """Set the mode as in torch; with `cache_frozen="always"` frozen towers stay in evaluation mode."""
+        """Set training or evaluation mode; with `cache_frozen="always"`, frozen towers stay in evaluation mode."""
         super().train(mode)
         for kind, cache in self._caches.items():
             if self.cache_frozen == "always" and cache.is_frozen():
@@ -99,20 +100,21 @@ class ContrastiveModule(nn.Module):
         audio_lengths: Sequence[int] | None = None,
         text_lengths: Sequence[int] | None = None,
     ) -> ContrastiveOutput:
-        """Embed B rows of R clips and K texts each. In training mode, also gather all processes and compute the loss.
+        """Embed B rows with R clips and K texts each. In training mode, also compute the loss on the global batch.
 
         Args:
-            input_features: `(B R, ...)`, features of the clips.
-            input_ids: `(B, K, L)`.
-            attention_mask: `(B, K, L)`.
+            input_features: `(B R, ...)`, audio features of the clips.
+            input_ids: `(B, K, L)`, token ids.
+            attention_mask: `(B, K, L)`, 1 for real tokens.
             audio_attention_mask: `(B R, frames)`, 1 for real frames.
-            is_longer: `(B R, 1)`, an input of HTSAT towers.
+            is_longer: `(B R, 1)`, input for HTSAT towers.
             token_type_ids: `(B, K, L)`.
-            group_ids: Passed to the objective.
-            class_ids: Passed to the objective, if given.
+            group_ids: Group ids of the clips, passed to the objective.
+            class_ids: Class ids for TeminAL stage a, passed to the objective; None: not passed.
             clip_index: Not used.
-            audio_lengths: Real frames of each of the B R clips, if known; reading a mask on a GPU waits for the GPU.
-            text_lengths: Real tokens of each of the B K texts, if known.
+            audio_lengths: Number of real frames of each of the B R clips. None: computed from the mask, which makes the
+                CPU wait for the GPU.
+            text_lengths: Number of real tokens of each of the B K texts. None: computed from the mask.
         """
         count = len(input_ids)
         texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
@@ -153,7 +155,7 @@ class ContrastiveModule(nn.Module):
         count: int,
         lengths: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Embed `count` rows of R clips or texts each: `(count R, ...) -> (count R, d)`."""
+        """Embed all clips or texts of `count` rows, R per row: `(count R, ...) -> (count R, d)`."""
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         options: dict[str, Any] = {"mask": mask if mask in present else None}
 
@@ -192,11 +194,11 @@ class ContrastiveModule(nn.Module):
         return self.model.run_text_tower(**rows)[1]
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Enable activation checkpointing of both towers; the Trainer of transformers 5.23 and later calls this."""
+        """Enable activation checkpointing in both towers; called by the Trainer of transformers 5.23 and later."""
         self.model.activation_checkpointing_enable(**kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
-        """Enable activation checkpointing of both towers; the Trainer up to transformers 5.22 calls this."""
+        """Enable activation checkpointing in both towers; called by the Trainer up to transformers 5.22."""
         self.model.gradient_checkpointing_enable(**kwargs)
 
 

@@ -1,4 +1,4 @@
-"""All-gather of batches with gradients, and the start and end of a process group."""
+"""All-gather with gradients, and creation and destruction of the process group."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ class _GatherWithGradient(torch.autograd.Function):
 
 
 def world_size() -> int:
-    """Return the number of processes that train together; 1 if training is not distributed."""
+    """Return the number of distributed processes, or 1 if training is not distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def join_processes_on_cpus(backend: str | None, timeout_seconds: float) -> None:
-    """Initialise the process group on CPUs, before the Trainer does so without its `ddp_timeout`."""
+    """Initialize the process group on CPUs with a timeout; the Trainer would ignore its `ddp_timeout` here."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         PartialState(cpu=True, backend=backend, timeout=timedelta(seconds=timeout_seconds))
 
 
 def require_the_launched_processes(count: int) -> None:
-    """Raise if the launcher started more processes than the `count` that train together.
+    """Raise if the launcher started more processes than the `count` processes that train together.
 
-    On CPUs the Trainer joins processes only with `--use_cpu true`. Otherwise each process would train the whole run and
-    write the same files.
+    On CPUs the Trainer creates a process group only with `--use_cpu true`. Without it, each process would train alone
+    and write the same files.
 
     Raises:
-        ValueError: More processes were started.
+        ValueError: The launcher started more than `count` processes.
     """
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched > count:
@@ -63,9 +63,9 @@ def require_the_launched_processes(count: int) -> None:
 
 
 def leave_process_group() -> None:
-    """Destroy the process group, if there is one; call this at the end of a script that may run in several processes.
+    """Destroy the process group if one exists. Call this at the end of a script that may run in several processes.
 
-    Otherwise the threads of Gloo may still own tensors when the interpreter exits, and freeing them aborts the process
+    Otherwise Gloo threads may still own tensors at interpreter exit, and freeing these tensors aborts the process
     ("terminate called without an active exception": https://github.com/pytorch/pytorch/issues/190489).
     """
     if dist.is_available() and dist.is_initialized():
@@ -73,17 +73,17 @@ def leave_process_group() -> None:
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:
-    """Concatenate a tensor of all processes along its first axis, in the order of their ranks.
+    """All-gather a tensor along its first axis, in rank order, with gradients.
 
     Each process then computes the same loss on the global batch. The backward pass sums the gradients of all processes,
-    which is `world_size()` times the gradient of that loss. DistributedDataParallel averages over the processes, so the
-    result is exact: one process with N rows and N processes with one row have the same gradients.
+    which gives `world_size()` times the gradient of the loss. DistributedDataParallel then averages over the processes,
+    so the result is exact: one process with N rows and N processes with one row each compute the same gradients.
 
     Args:
-        tensor: `(B, ...)`, the same shape on every process.
+        tensor: `(B, ...)`, with the same shape in every process.
 
     Returns:
-        `(world_size() * B, ...)`; with a single process, the tensor itself.
+        `(world_size() * B, ...)`. With a single process, the input tensor itself.
     """
     if world_size() == 1:
         return tensor
@@ -91,7 +91,7 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def distributed_tiles() -> AbstractContextManager[None]:
-    """Return a context in which each process computes only its share of the tiles of a loss, see `losses/tiles.py`."""
+    """Return a context manager that splits the tiles of a loss among the processes, see `losses/tiles.py`."""
     if world_size() == 1:
         return nullcontext()
     return shared_tiles(dist.get_rank(), world_size(), gather)

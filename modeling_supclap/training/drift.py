@@ -1,9 +1,9 @@
-"""Optimization trajectory drift: forces on texts, parallel and perpendicular to the pull [SupCLAP 2, C, D].
+"""Drift statistics: how far the negatives push a text off the direct path to its audio (SupCLAP 2, C, D).
 
-The text-to-audio direction of InfoNCE moves text i by -g_i, g_i = s (sum_j P_ij a_j - a_i), with s = logit_scale and
-P_ij the softmax of s t_i . a_j over j. The positive pulls in the direction u_i = (a_i - t_i) / ||a_i - t_i||. The
-negatives push with s sum_{j != i} P_ij a_j. The component of this push perpendicular to u_i causes the drift. For the
-audio-to-text direction, exchange the embeddings.
+In the text-to-audio direction, InfoNCE moves text i by -g_i, where g_i = s (sum_j P_ij a_j - a_i), s = logit_scale, and
+P_ij is the softmax of s t_i . a_j over j. The positive pulls the text in the direction u_i = (a_i - t_i) /
+||a_i - t_i||. The negatives push the text with s sum_{j != i} P_ij a_j. The component of this push perpendicular to u_i
+causes the drift. For the audio-to-text direction, exchange the embeddings.
 
 The statistics need only the embeddings. They cost about as much as the loss, plus one matrix product P a.
 """
@@ -23,7 +23,9 @@ from ..losses.support_vector import DynamicRadius, Similarity, displacement_rati
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Split each force into components parallel and perpendicular to a direction of unit norm (or 0); (N, d) each.
+    """Split each force (N, d) into components parallel and perpendicular to a unit vector; a zero vector is allowed.
+
+    Returns both components, (N, d) each.
 
     >>> parallel, perpendicular = decompose(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]))
     >>> parallel.tolist(), perpendicular.tolist()
@@ -34,7 +36,9 @@ def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
-    """Compute u = (a - t) / ||a - t||, the direction of the pull on each anchor; 0 for coincident pairs; (N, d).
+    """Compute u = (a - t) / ||a - t||, the unit vector from each anchor t to its target a.
+
+    Returns an (N, d) tensor, with 0 for coincident pairs.
 
     >>> pull_direction(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[-1.0, 0.0], [1.0, 0.0]])).tolist()
     [[-1.0, 0.0], [0.0, 0.0]]
@@ -44,17 +48,17 @@ def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Compute pull and push, the two terms of the gradient on each anchor [SupCLAP eq. 4].
+    """Compute pull and push, the two terms of the gradient with respect to each anchor (SupCLAP eq. 4).
 
-    An anchor moves by minus their sum.
+    The anchor moves by -(pull + push).
 
     Args:
-        logits: (N, N), the scaled similarity of anchor i to target j; P is their softmax over j.
+        logits: (N, N), scaled similarity of anchor i and target j. P is the softmax of the logits over j.
         targets: (N, d), unit norm.
         logit_scale: 1 / temperature.
 
     Returns:
-        (P+ - 1) a+ / tau, and the sum over the negatives of P- a- / tau; (N, d) each.
+        Tuple (pull, push), (N, d) each: (P+ - 1) a+ / tau, and the sum of P- a- / tau over the negatives.
     """
     negatives = logits.softmax(dim=-1).fill_diagonal_(0)  # (N, N)
     pull = -logit_scale * negatives.sum(dim=-1, keepdim=True) * targets  # P+ - 1 without cancellation
@@ -64,21 +68,22 @@ def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Ten
 
 
 def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: bool = False) -> Tensor:
-    """Compute the mean cosine between the update of an anchor and the pull of its target [SupCLAP fig. 1].
+    """Compute the mean cosine similarity between each anchor's update and the pull of its target (SupCLAP fig. 1).
 
-    1 means no drift. Both vectors are projected on the tangent space of the sphere at the anchor, because normalisation
-    removes the radial part of an update. After the projection the direction u toward the target and the pulling force,
-    along a+ in the paper, are the same. Without it, an update by the pull alone would have a cosine of ||a - t|| / 2
-    with u, lower for better models. The mean leaves out anchors that coincide with their target or do not move.
+    1 means no drift. Both vectors are projected onto the tangent space of the unit sphere at the anchor, because
+    normalization removes the radial part of an update. After this projection, the direction u toward the target equals
+    the direction of the pulling force, which is a+ in the paper. Without the projection, an update by the pull alone
+    would have a cosine of ||a - t|| / 2 with u, which is lower for better models. Anchors that do not move or coincide
+    with their targets are excluded from the mean.
 
     Args:
-        updates: (N, d), minus the gradient with respect to the anchors, of any norm.
+        updates: (N, d), negative gradient with respect to the anchors, with any norm.
         anchors: (N, d), unit norm.
         targets: (N, d), unit norm.
-        literal: Whether to compute the cosine with a - t without the projection, as in the paper.
+        literal: Whether to skip the projection and use the direction a - t, as in the paper.
 
     Returns:
-        0-d tensor, -1 to 1; 0 if no anchor moves.
+        0-d tensor, -1 to 1. It is 0 if no anchor moves.
 
     >>> texts, audios = torch.eye(4)[:2], torch.eye(4)[2:]
     >>> drift_cosine(audios, texts, audios)
@@ -95,7 +100,7 @@ def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: boo
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Normalise vectors; 0 stays 0. Dividing by the largest component first avoids underflow for very small forces."""
+    """Normalize vectors and keep zeros. Dividing by the largest component first avoids underflow for tiny forces."""
     largest = vectors.abs().amax(dim=-1, keepdim=True)
     return F.normalize(vectors / largest.clamp_min(torch.finfo(vectors.dtype).tiny), dim=-1)
 
@@ -111,33 +116,34 @@ def drift_statistics(
     decoupled: bool = False,
     logit_bias: float | Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Compute drift statistics of the texts of a batch: means over the texts, by name.
+    """Compute drift statistics, averaged over the texts of a batch. Returns a dict from name to a 0-d tensor.
 
-    - `drift_cosine`: `drift_cosine()` of the update by the text-to-audio direction of InfoNCE, or by the SigLIP loss if
-      there is a bias. `drift_cosine_literal`: the same with `literal=True`.
-    - `push_parallel_norm`, `push_perpendicular_norm`: norms of the total InfoNCE push of all negatives, parallel and
-      perpendicular to u.
-    - `distance`: ||a - t||, 0 to 2. `positive_similarity`: the cosine of the pairs.
+    - `drift_cosine`: `drift_cosine()` for the update by text-to-audio InfoNCE, or by the SigLIP loss if a bias is
+      given. `drift_cosine_literal`: the same with `literal=True`.
+    - `push_parallel_norm`, `push_perpendicular_norm`: Norms of the InfoNCE push, summed over the negatives, parallel
+      and perpendicular to u.
+    - `distance`: ||a - t||, 0 to 2. `positive_similarity`: Cosine similarity of the positive pairs.
 
-    With a radius also:
-    - `radius_mean`, `radius_std`: mean and standard deviation of R [SupCLAP fig. 3].
-    - `svr_factor_mean`, `svr_factor_std`: mean and standard deviation of 1 - R / ||a - t||, by which SVR scales the
-      perpendicular push [eq. 8]; 1 for coincident pairs.
-    - `drift_cosine_svr`, `drift_cosine_svr_literal`: the drift cosines of the loss with its SVR term [eq. 6, 17, 18].
+    If a radius is given, also:
+    - `radius_mean`, `radius_std`: Mean and standard deviation of R (SupCLAP fig. 3).
+    - `svr_factor_mean`, `svr_factor_std`: Mean and standard deviation of 1 - R / ||a - t||, the factor by which SVR
+      scales the perpendicular push (SupCLAP eq. 8). The factor is 1 for coincident pairs.
+    - `drift_cosine_svr`, `drift_cosine_svr_literal`: Drift cosines for the loss with the SVR term (SupCLAP eq. 6, 17,
+      18).
 
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        radius: Radius of the text-to-audio direction: a number, a 0-d tensor or (N,). None: no SVR.
+        radius: Text-to-audio radius: a number, a 0-d tensor or (N,). None: no SVR.
         alpha: Weight of the SVR term.
-        similarity: Similarity of a support vector to a target, "cosine" or "dot".
-        decoupled: Whether the SVR term leaves the positive out of its denominator.
-        logit_bias: Bias of SigLIP, a number or a 0-d tensor. None: the loss is InfoNCE.
+        similarity: Similarity of a support vector and a target, "cosine" or "dot".
+        decoupled: Whether the denominator of the SVR term excludes the positive.
+        logit_bias: SigLIP bias, a number or a 0-d tensor. None: the loss is InfoNCE.
 
     Returns:
-        0-d tensors by name, on the device of the embeddings. Reading one waits for the device, so read them only at
-        logging steps.
+        Dict from name to a 0-d tensor on the device of the embeddings. Reading a value synchronizes with the device, so
+        read the values only at logging steps.
 
     Raises:
         ValueError: The shapes do not match, or there are fewer than two clips.
@@ -204,22 +210,23 @@ def radius_by_hard_negatives(
     counts: Sequence[int] = (6, 12, 18),
     pool_size: int = 720,
 ) -> dict[str, Tensor]:
-    """Compute the mean radius of texts in batches with the K hardest negatives of a pool [SupCLAP E.8, fig. 7].
+    """Compute the mean text radius in batches with the K hardest negatives from a pool (SupCLAP E.8, fig. 7).
 
-    The batch of a text contains its clip, the K most similar clips of the pool, and other clips of the pool. Their
-    ranks in similarity are drawn at random once, with a fixed seed.
+    The batch of each text contains its own clip, the K most similar negatives in the pool, and other negatives from the
+    pool. The similarity ranks of the other negatives are sampled once, with a fixed seed.
 
     Args:
-        radius: The radius predictor of the texts; a batch has `num_similarities` clips.
+        radius: Text-to-audio radius predictor; a batch has `num_similarities` clips.
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
         logit_scale: 1 / temperature.
-        group_ids: (N,) integers; clips of the group of a text are not its negatives.
-        counts: Values of K; values that do not fit into a batch are skipped.
-        pool_size: Number of pairs in the pool, the first ones.
+        group_ids: (N,) integers; clips with the same id as a text are not its negatives.
+        counts: Values of K; values larger than the number of negatives in a batch are skipped.
+        pool_size: Pool size; the pool is the first `pool_size` pairs.
 
     Returns:
-        0-d tensors, "radius_hard_6" and so on by K; empty if the pool is smaller than a batch.
+        Dict from name, "radius_hard_6" for K = 6, to a 0-d tensor. The dict is empty if the pool is smaller than a
+        batch.
     """
     audio_embeds, text_embeds = at_least_float32(audio_embeds[:pool_size], text_embeds[:pool_size])
     groups = None if group_ids is None else group_ids[:pool_size]
@@ -246,10 +253,10 @@ def radius_by_hard_negatives(
 
 
 def similarity_histogram(cosines: Tensor, bins: int = 40) -> dict[str, Any]:
-    """Compute a histogram of the cosines (N,) of the positive pairs, ready for JSON [SupCLAP fig. 4].
+    """Compute a JSON-serializable histogram of the cosine similarities (N,) of positive pairs (SupCLAP fig. 4).
 
-    Returns the range "low" to "high" of the bins, all of one width, and their "counts". Cosines above 1 by rounding
-    count as 1.
+    Returns a dict with the range of the bins, "low" to "high", and their "counts". All bins have the same width.
+    Cosines above 1 by rounding count as 1.
 
     >>> similarity_histogram(torch.tensor([-0.4, 0.9, 1.0, 1.0000001]), bins=4)
     {'low': -1.0, 'high': 1.0, 'counts': [0, 1, 0, 3]}
