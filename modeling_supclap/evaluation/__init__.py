@@ -6,8 +6,8 @@
     print(results.table())
     results.save("outputs/evaluation")
 
-`embed` computes the embeddings, `results` defines the results, and each task has its own file. The formulas are in
-`metrics/`. The Trainer's `compute_metrics` during training are `retrieval_metrics` and `temporal_metrics`.
+`embed` computes the embeddings, `results` defines the `Results` class, and each task has its own module. The formulas
+are in `metrics/`. During training, `retrieval_metrics` and `temporal_metrics` provide the Trainer's `compute_metrics`.
 """
 
 import importlib
@@ -85,7 +85,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of a name on first use, because training and search need only a few of these modules."""
+    """Import a public name on first use, because training and search need only a few of these modules."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

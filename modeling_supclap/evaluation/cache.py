@@ -1,4 +1,4 @@
-"""Disk cache of embeddings, keyed by the hash of the model, the data and the audio policy."""
+"""Disk cache for embeddings, keyed by a hash of the model, the data and the audio settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from modeling_supclap.datasets_scripts.atomic_files import atomic_write, write_json
 
 CACHE_VERSION = 4
-"""Increase it with every change of the stored arrays."""
+"""Cache format version; increase it whenever the stored arrays change."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -25,16 +25,16 @@ _MAX_IN_MEMORY = 32
 
 
 class EmbeddingCache:
-    """Cache of embeddings in a folder of npz files, each named by the hash of its key.
+    """Embedding cache: a folder of npz files, each named by the hash of its key.
 
     Writes are atomic, so several processes can share the folder. Files are never removed; delete the folder to free
     the space. The last 32 entries also stay in memory.
 
     Args:
-        folder: Folder of the files; None caches in memory only.
+        folder: Cache folder; None caches in memory only.
 
     Attributes:
-        read: Number of entries read from the disk.
+        read: Number of entries read from disk.
         embedded: Number of entries computed.
 
     Example:
@@ -52,19 +52,20 @@ class EmbeddingCache:
 
     @classmethod
     def default(cls) -> EmbeddingCache:
-        """Return the cache in the Hugging Face cache folder, `$HF_HOME/supclap/embeddings`."""
+        """Create a cache in the Hugging Face cache folder, `$HF_HOME/supclap/embeddings`."""
         return cls(Path(constants.HF_HOME) / "supclap" / "embeddings")
 
     def fetch(self, key: Mapping[str, Any], make: Callable[[], Arrays], keep: bool = True) -> Arrays:
-        """Return the cached arrays of a key, or compute and store them.
+        """Load the arrays for a key from the cache, or compute and store them.
 
         Args:
-            key: Everything that determines the arrays, as JSON types.
-            make: Computes the arrays.
-            keep: False neither reads nor writes the cache; needed if the key does not identify the model.
+            key: JSON-serialisable values that determine the arrays.
+            make: Function that computes the arrays if they are not cached.
+            keep: Whether to use the cache. False always computes the arrays and does not store them; needed if the key
+                does not identify the model.
 
         Returns:
-            The arrays by name.
+            Dict from array name to array.
 
         Warns:
             UserWarning: A cached file is unreadable; its arrays are computed again.
@@ -97,9 +98,9 @@ class EmbeddingCache:
         return arrays
 
     def file_digest(self, path: str | Path) -> str:
-        """Return the SHA-256 of a file's bytes.
+        """Return the SHA-256 of a file's content as a hex string.
 
-        The file is read again only if its path, size, inode, or modification or change time differ.
+        The digest is cached; the file is read again only if its path, size, inode, mtime or ctime has changed.
 
         Raises:
             FileNotFoundError: The file does not exist.
@@ -113,7 +114,7 @@ class EmbeddingCache:
             if stored is not None and stored.is_file():
                 self._digests = _load_digests(stored)
 
-        # Size and modification time cannot distinguish two files that have swapped their names.
+        # Size and mtime alone cannot detect that two files have swapped their names.
         stat = os.stat(path)
         key = f"{os.path.abspath(path)}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ino}|{stat.st_ctime_ns}"
         if key not in self._digests:
@@ -122,7 +123,7 @@ class EmbeddingCache:
         return self._digests[key]
 
     def save_digests(self) -> None:
-        """Save the digests that `file_digest` has computed, for the next run."""
+        """Write the digests from `file_digest` to disk, so that the next run does not hash the files again."""
         if self.folder is None or not self._digests:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -130,7 +131,7 @@ class EmbeddingCache:
 
 
 def digest_of(value: Any) -> str:
-    """Return the SHA-256, in hex, of a value of JSON types; it is the same on every machine.
+    """Return the SHA-256 of a JSON-serialisable value as a hex string, independent of key order and machine.
 
     >>> digest_of({"b": 1, "a": 2}) == digest_of({"a": 2, "b": 1})
     True
@@ -139,7 +140,7 @@ def digest_of(value: Any) -> str:
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Pack named arrays into the bytes of an npz, the same for equal arrays; names may contain slashes."""
+    """Serialise named arrays to npz bytes. Equal arrays produce equal bytes; names may contain slashes."""
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     return packed.getvalue()

@@ -1,7 +1,7 @@
-"""The embeddings of a split's clips and texts, computed once and scored by every task.
+"""Embed the clips and texts of a dataset split once, for use by all evaluation tasks.
 
-`embed_split` embeds rows with any model. `split_from_predictions` takes embeddings that the Trainer has computed in all
-its processes. Both return an `EmbeddedSplit`.
+`embed_split` embeds rows with any model. `split_from_predictions` uses embeddings that the Trainer has already
+computed and gathered from all processes. Both return an `EmbeddedSplit`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-# Threads that read ahead of the model.
+# Number of threads that prefetch audio.
 _READERS = 4
-# Largest similarity matrix kept in memory (64 MB); both directions then share one matrix product.
+# Largest similarity matrix to keep in memory (64 MB); both retrieval directions then share one matrix product.
 _MAX_SIMILARITIES = 1 << 24
 
 
 @dataclass(frozen=True)
 class AudioPolicy:
-    """How recordings are truncated, split into chunks and pooled.
+    """Settings for truncating recordings, splitting them into chunks and pooling the chunks.
 
     Attributes:
-        max_audio_seconds: Longer recordings are truncated to this length; None uses all of them.
-        chunk_seconds: Longer recordings are embedded in chunks of this length. The last chunk starts earlier, so that
-            it ends with the recording. None uses the model's maximum: any length (SupCLAP) or 10 s (CLAP).
-        pooling: "mean" averages the chunk embeddings of a recording and normalises the mean; "best" scores a text by
-            its highest cosine with any chunk.
+        max_audio_seconds: Maximum length in seconds; longer recordings are truncated. None disables truncation.
+        chunk_seconds: Chunk length in seconds; longer recordings are split into chunks. The last chunk starts earlier,
+            so that it ends with the recording. None uses the model's maximum: any length (SupCLAP) or 10 s (CLAP).
+        pooling: "mean" averages the chunk embeddings of a recording and normalises the mean. "best" keeps all chunks;
+            the score of a text is its highest cosine over the chunks.
     """
 
     max_audio_seconds: float | None = None
@@ -68,12 +68,12 @@ class AudioPolicy:
 
 @dataclass
 class ClipEmbeddings:
-    """The embeddings of N clips, chunk by chunk.
+    """Chunk embeddings of N clips, P chunks in total.
 
     Attributes:
-        embeds: Chunk embeddings of unit norm, (P, d), in the order of the clips.
+        embeds: Chunk embeddings with unit norm, (P, d), sorted by clip.
         counts: Number of chunks per clip, (N,); 0 if the clip could not be read.
-        onset_seconds: Start of each chunk in its recording, (P,).
+        onset_seconds: Start time of each chunk in its recording, (P,).
         pooling: "mean" or "best", see `AudioPolicy`.
     """
 
@@ -88,20 +88,20 @@ class ClipEmbeddings:
         return np.cumsum(self.counts) - self.counts
 
     def chunk_rows(self, clips: np.ndarray) -> np.ndarray:
-        """Return the chunk indices of the given clips, clip by clip."""
+        """Return the indices into `embeds` for the given clips, as one 1-D array in the order of the clips."""
         counts = self.counts[clips]
         before = np.cumsum(counts) - counts
         return np.repeat(self.starts[clips] - before, counts) + np.arange(counts.sum())
 
     def select(self, clips: Sequence[int] | np.ndarray) -> ClipEmbeddings:
-        """Return the embeddings of these clips, in this order."""
+        """Return the embeddings of the given clips, in the given order."""
         clips = np.asarray(clips, dtype=np.int64)
         rows = self.chunk_rows(clips)
         return ClipEmbeddings(self.embeds[rows], self.counts[clips], self.onset_seconds[rows], self.pooling)
 
     @cached_property
     def mean(self) -> np.ndarray:
-        """Normalised mean of each clip's chunk embeddings, (N, d); a single chunk is unchanged."""
+        """Clip embeddings (N, d): the normalised mean over the chunks, or the chunk itself if there is only one."""
         if (self.counts == 1).all():
             return self.embeds
 
@@ -113,13 +113,17 @@ class ClipEmbeddings:
         return means
 
     def similarity(self, text_embeds: np.ndarray, direction: str = "t2a") -> np.ndarray | LazySimilarity:
-        """Return the cosines of texts and clips: an array for a small split, a `LazySimilarity` for a large one.
+        """Compute the cosine similarity matrix between texts and clips.
 
-        Pooling "best" of several chunks always returns an array. Equal embeddings have bitwise equal cosines.
+        Equal embeddings have bitwise equal cosines.
 
         Args:
-            text_embeds: Unit norm, (M, d).
-            direction: "t2a" returns texts by clips, (M, N); "a2t" returns (N, M).
+            text_embeds: Text embeddings with unit norm, (M, d).
+            direction: "t2a" (text to audio) returns (M, N); "a2t" (audio to text) returns (N, M).
+
+        Returns:
+            An array for a small split, or a `LazySimilarity` for a large one. With `pooling="best"` and several chunks
+            per clip, always an array.
         """
         if self.pooling == "best" and not (self.counts == 1).all():
             # (M, P) -> (M, N): maximum over the chunks of each clip
@@ -131,11 +135,11 @@ class ClipEmbeddings:
         return lazy if math.prod(lazy.shape) > _MAX_SIMILARITIES else lazy[:]
 
     def pair_cosines(self, text_embeds: np.ndarray, clips: np.ndarray) -> np.ndarray:
-        """Compute the cosine of each text with one clip.
+        """Compute the cosine similarity of M text-clip pairs.
 
         Args:
-            text_embeds: Unit norm, (M, d).
-            clips: Index of the clip for each text, (M,).
+            text_embeds: Text embeddings with unit norm, (M, d).
+            clips: Clip index for each text, (M,).
 
         Returns:
             (M,) float32.
@@ -150,21 +154,21 @@ class ClipEmbeddings:
 
 @dataclass
 class EmbeddedSplit:
-    """The embedded clips of a split, and the model that embeds its texts.
+    """Embedded clips of a dataset split, with the model to embed texts.
 
     Attributes:
-        rows: Rows of the embedded clips, without audio.
-        clips: Their embeddings, in the same order.
-        model: The model; None if every text to score is already embedded.
-        dataset: The dataset of the rows, with audio.
-        missing: Ids of the clips that are missing or unreadable.
-        policy: How recordings were truncated, split and pooled.
-        cache: Cache of text embeddings and of the composed clips of ZSTE.
+        rows: Dataset rows of the embedded clips, without audio.
+        clips: Clip embeddings, in the order of `rows`.
+        model: Model for text embeddings; None if all required texts are already in `held`.
+        dataset: Dataset with audio.
+        missing: Ids of clips whose audio is missing or unreadable.
+        policy: Truncation, chunking and pooling settings.
+        cache: Cache for text embeddings and for the composed clips of ZSTE (zero-shot temporal evaluation).
         batch_size: Clips or texts per batch.
-        files: SHA-256 of each recording by clip id; empty if not computed.
-        held: Embeddings computed so far, by (language, text).
+        files: Dict from clip id to the SHA-256 of its recording; empty if not computed.
+        held: Dict from (language, text) to a text embedding that is already computed.
         ids: Clip ids, (N,) strings.
-        sources: Id of the source recording of each clip, (N,) strings.
+        sources: Id of the source recording for each clip, (N,) strings.
     """
 
     rows: list[Row]
@@ -190,7 +194,15 @@ class EmbeddedSplit:
         return {row["clip_id"]: index for index, row in enumerate(without_audio(self.dataset))}
 
     def read(self, clip_id: str, max_seconds: float | None = None) -> np.ndarray:
-        """Read the start of a clip at the model's sampling rate; if it is silent, read from the first sound."""
+        """Read a clip at the model's sampling rate, from its first sound if the start is silent.
+
+        Args:
+            clip_id: Id of the clip.
+            max_seconds: Maximum length to read; None reads the whole clip.
+
+        Returns:
+            Mono waveform, (samples,).
+        """
         assert self.model is not None
         return read_row(
             self.dataset[self._row_indices[clip_id]],
@@ -201,14 +213,14 @@ class EmbeddedSplit:
         )
 
     def texts(self, texts: Sequence[str], language: str) -> np.ndarray:
-        """Embed texts of one language, each distinct text once.
+        """Embed texts in one language; each distinct text is embedded once.
 
         Args:
             texts: M texts; repetitions are allowed.
             language: ISO 639-3 code.
 
         Returns:
-            Unit norm, (M, d).
+            Text embeddings with unit norm, (M, d).
         """
         missing = sorted({text for text in texts if (language, text) not in self.held})
         if missing:
@@ -234,16 +246,19 @@ def embed_split(
     """Embed the recordings of a split, or load their embeddings from the cache.
 
     Args:
-        model: The model that embeds.
-        rows: Rows of the schema.
-        policy: How recordings are truncated, split and pooled.
-        cache: Cache of embeddings; None caches in memory only.
-        on_bad_audio: Missing or unreadable recordings: "error" raises; "skip" leaves them out and lists them in
+        model: Model that computes the embeddings.
+        rows: Dataset rows, see `datasets_scripts.schema`.
+        policy: Truncation, chunking and pooling settings; None uses the defaults.
+        cache: Embedding cache; None caches in memory only.
+        on_bad_audio: Missing or unreadable recordings: "error" raises; "skip" skips them and lists them in
             `EmbeddedSplit.missing`.
         batch_size: Clips per batch.
 
+    Returns:
+        The embedded split, without the skipped clips.
+
     Raises:
-        ValueError: The split is empty, two rows have the same id, no recording is readable, or the policy's lengths are
+        ValueError: The split is empty, two rows have the same id, no recording is readable, or a length in `policy` is
             outside the model's limits.
         FileNotFoundError: A recording is missing, with `on_bad_audio="error"`.
         BadAudioError: A recording is unusable, with `on_bad_audio="error"`.
@@ -274,7 +289,7 @@ def embed_split(
         return read_row(rows[index], rate_hz, policy.max_audio_seconds, min_seconds=model.min_seconds)
 
     recordings = [Recording(partial(read, index), None, f"clip {listed_rows[index]['clip_id']}") for index in existing]
-    # The digests are in the order of the rows.
+    # The digests are in row order.
     key = {"max_audio_seconds": policy.max_audio_seconds, "files": list(files.values())}
     clips = embed_recordings(model, recordings, policy, cache, key, on_bad_audio, batch_size)
     readable = np.flatnonzero(clips.counts)
@@ -309,15 +324,15 @@ def split_from_predictions(
     model: EmbeddingModel | None = None,
     policy: AudioPolicy | None = None,
 ) -> EmbeddedSplit:
-    """Build the embedded split from the predictions of `trainer.predict`, in row order.
+    """Build an `EmbeddedSplit` in row order from the output of `trainer.predict`.
 
     Args:
         prediction: The Trainer's `EvalPrediction` or `PredictionOutput`: audio (N, d) and text (N, K, d) embeddings,
-            and the row index of each clip as its label.
-        rows: The split.
-        languages: The embedded languages, in the order of `EvaluationCollator`, which lays out the K captions of a row.
-        model: The model, to embed further texts and clips.
-        policy: How recordings were truncated, split and pooled.
+            with the row index of each clip as its label.
+        rows: Dataset rows of the split.
+        languages: Languages of the K captions per row, in the same order as in `EvaluationCollator`.
+        model: Model to embed additional texts and clips; None if not needed.
+        policy: Truncation, chunking and pooling settings that were used; None means the defaults.
 
     Raises:
         ValueError: A clip is missing or repeated, or an embedding is not finite.
@@ -333,13 +348,13 @@ def split_from_predictions(
 
 
 def in_row_order(prediction: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Sort the gathered predictions of all processes by row index.
+    """Sort the predictions gathered from all processes by row index.
 
     Args:
         prediction: The Trainer's `EvalPrediction` or `PredictionOutput`.
 
     Returns:
-        The audio and the text embeddings in the order of the rows.
+        Audio and text embeddings, both in row order.
 
     Raises:
         ValueError: A clip is missing or repeated, or an embedding is not finite.
@@ -367,20 +382,20 @@ def embed_recordings(
     on_bad_audio: str = "error",
     batch_size: int = 32,
 ) -> ClipEmbeddings:
-    """Embed recordings chunk by chunk, or load their embeddings from the cache.
+    """Split recordings into chunks and embed the chunks, or load their embeddings from the cache.
 
     Args:
-        model: The model that embeds.
+        model: Model that computes the embeddings.
         recordings: N recordings.
-        policy: Length of the chunks, and pooling.
-        cache: Cache of embeddings.
-        key: Everything that determines the waveforms, except the model's sampling rate.
-        on_bad_audio: "skip" returns no chunks for bad recordings; "error" raises.
+        policy: Chunk length and pooling.
+        cache: Embedding cache.
+        key: Cache key: JSON-serialisable values that determine the waveforms, except the model's sampling rate.
+        on_bad_audio: "skip" returns zero chunks for bad recordings; "error" raises.
         batch_size: Chunks per batch.
 
     Raises:
-        OSError: A recording cannot be read. `on_bad_audio="skip"` skips only missing files, because the cache would
-            store other read errors for good.
+        OSError: A recording cannot be read. With `on_bad_audio="skip"` only missing files are skipped, because the
+            cache would store other read errors permanently.
         ValueError: A recording is unusable, with `on_bad_audio="error"`.
     """
 
@@ -413,12 +428,15 @@ def embed_recordings(
 
 
 def hash_recordings(rows: Any, cache: EmbeddingCache, on_bad_audio: str = "error") -> dict[str, str]:
-    """Return the SHA-256 of each existing recording by clip id, computed from the row's audio or from its file.
+    """Hash each recording, from the audio in its row or from its file.
 
     Args:
-        rows: Rows of the schema.
-        cache: Stores the digests of files.
-        on_bad_audio: Missing files: "error" raises, "skip" leaves them out.
+        rows: Dataset rows, see `datasets_scripts.schema`.
+        cache: Cache for file digests.
+        on_bad_audio: Missing files: "error" raises, "skip" skips them.
+
+    Returns:
+        Dict from clip id to the SHA-256 as a hex string, in row order.
 
     Raises:
         ValueError: Two rows have the same id.
@@ -452,11 +470,14 @@ def hash_recordings(rows: Any, cache: EmbeddingCache, on_bad_audio: str = "error
 
 
 def hash_dataset(rows: Sequence[Row], files: Mapping[str, str]) -> str:
-    """Hash the ids, captions, labels and recordings of a split; row order and folders do not change the hash.
+    """Hash the ids, captions, labels and recordings of a split; row order and file paths do not affect the hash.
 
     Args:
-        rows: Rows of the schema.
-        files: SHA-256 of each recording, from `hash_recordings`.
+        rows: Dataset rows, see `datasets_scripts.schema`.
+        files: Dict from clip id to the SHA-256 of its recording, from `hash_recordings`.
+
+    Returns:
+        SHA-256 as a hex string.
     """
     content = []
     for row in rows:

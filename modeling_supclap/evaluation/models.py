@@ -1,17 +1,17 @@
-"""One interface for the models that can be evaluated: SupCLAP, transformers' CLAP, and custom models.
+"""Common interface for SupCLAP, transformers CLAP and custom models.
 
-A custom model needs two methods:
+A custom model must have two methods:
 
-    encode_audio(waveforms, sampling_rate=...)  # a list of float32 (samples,) at `sampling_rate` hertz to (N, d)
-    encode_text(texts, language=...)            # a list of strings, all in one language (ISO 639-3), to (N, d)
+    encode_audio(waveforms, sampling_rate=...)  # list of float32 (samples,) at `sampling_rate` hertz -> (N, d)
+    encode_text(texts, language=...)            # list of strings in one language (ISO 639-3) -> (N, d)
 
-The named arguments are optional, and the methods may also take `batch_size`. Optional attributes of the model:
+The named arguments are optional, and the methods may also accept `batch_size`. Optional attributes of the model:
 
-- `sampling_rate`: Sampling rate of the waveforms in hertz. Default 48000.
-- `chunk_seconds`: Maximum length of a chunk; longer recordings are split. Default five minutes.
-- `min_seconds`: Minimum length; shorter recordings are rejected. Default 0.
-- `fingerprint`: String that changes with the weights and everything else that determines the embeddings. Without it
-  the embeddings are not cached, because the weights of a custom model alone do not determine them.
+- `sampling_rate`: Sampling rate of the waveforms in hertz. Defaults to 48000.
+- `chunk_seconds`: Maximum chunk length in seconds; longer recordings are split. Defaults to five minutes.
+- `min_seconds`: Minimum recording length in seconds; shorter recordings are rejected. Defaults to 0.
+- `fingerprint`: String that identifies the weights and all settings that affect the embeddings. Without a fingerprint
+  the embeddings are not cached, because the weights of a custom model do not determine its embeddings.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 
 DEFAULT_RATE_HZ = 48000
-# Largest error of a unit vector's norm in half precision.
+# Tolerance for the norm of a unit vector, because of half-precision rounding.
 _NORM_TOLERANCE = 1e-2
 _INCIDENTAL = ("transformers_version", "auto_map", "architectures", "processor_class", "dtype")
 
 
 @dataclass
 class EmbeddingModel:
-    """A model with the interface that evaluation and search use. All embeddings have unit norm.
+    """Model interface for evaluation and search. All embeddings have unit norm.
 
     Attributes:
-        name: Name in results and messages.
+        name: Model name for results and messages.
         kind: "supclap", "clap" or "custom".
         model: The wrapped model.
-        encode_audio: `(waveforms, batch_size)` -> float32 (n, d): embeds one batch of waveforms (samples,) at
-            `sampling_rate_hz`. `chunk_embeddings` splits recordings and forms batches.
-        encode_text: `(texts, language, batch_size)` -> float32 (N, d), for texts of one language.
+        encode_audio: Function `(waveforms, batch_size)` -> float32 (n, d) that embeds one batch of waveforms
+            (samples,) at `sampling_rate_hz`. Use `chunk_embeddings` for long recordings and several batches.
+        encode_text: Function `(texts, language, batch_size)` -> float32 (N, d), for texts in one language.
         sampling_rate_hz: Sampling rate of the waveforms.
-        chunk_seconds: Maximum length of a chunk in seconds; None for any length.
-        window_seconds: Longest recording that one forward pass of the encoder covers, in seconds; None for any length.
+        chunk_seconds: Maximum chunk length in seconds; None for any length.
+        window_seconds: Maximum audio length per forward pass of the encoder in seconds; None for any length.
         prompts: Sound names used in temporal post-training, "labels" or "phrases"; None without post-training.
-        min_seconds: Minimum length of a recording in seconds.
-        fingerprint: Hash of everything that determines the embeddings; None if unknown.
+        min_seconds: Minimum recording length in seconds.
+        fingerprint: Hash of the weights and all settings that affect the embeddings; None if unknown.
         device: Device of the model.
-        dtype: Precision of the model.
+        dtype: Data type of the weights, such as "float32".
     """
 
     name: str
@@ -82,7 +82,10 @@ class EmbeddingModel:
     dtype: str = "unknown"
 
     def chunk_samples(self, chunk_seconds: float | None = None) -> int:
-        """Return the chunk length in samples; by default the model's maximum, limited to five minutes.
+        """Convert a chunk length to samples.
+
+        Args:
+            chunk_seconds: Chunk length in seconds; None uses the model's maximum, limited to five minutes.
 
         Raises:
             ValueError: `chunk_seconds` is shorter or longer than the model supports.
@@ -103,7 +106,19 @@ class EmbeddingModel:
         num_workers: int = 0,
         on_bad_audio: str = "error",
     ) -> Iterator[encoding.AudioChunks]:
-        """Embed recordings as `encoding.chunk_embeddings` does, with this model's rate and limits."""
+        """Split recordings into chunks and embed the chunks, with this model's sampling rate and length limits.
+
+        Args:
+            recordings: Recordings to embed; may be a generator.
+            chunk_seconds: Chunk length in seconds; None uses the model's maximum, limited to five minutes.
+            hop_seconds: Time between the starts of two chunks; None uses the chunk length.
+            batch_size: Chunks of up to 10 s per batch; longer chunks count as several.
+            num_workers: Number of threads that prefetch audio; 0 reads in the calling thread.
+            on_bad_audio: "error" raises at the first bad recording; "skip" yields it without chunks.
+
+        Yields:
+            `AudioChunks` of each recording, in input order.
+        """
         return encoding.chunk_embeddings(
             recordings,
             lambda waveforms: self.encode_audio(waveforms, batch_size),
@@ -123,15 +138,18 @@ def load_embedding_model(
     """Load or wrap a model as an `EmbeddingModel`.
 
     Args:
-        model: One of: folder or Hub id of a SupCLAP or CLAP checkpoint; `"module:function"`, a function without
-            arguments that returns a model; a `SupCLAPModel` or `ClapModel`; an object with `encode_audio` and
+        model: One of: folder or Hub id of a SupCLAP or CLAP checkpoint; `"module:function"`, where the function has no
+            arguments and returns a model; a `SupCLAPModel` or `ClapModel`; an object with `encode_audio` and
             `encode_text`.
-        processor: `SupCLAPProcessor` or `ClapProcessor`. Required for a `ClapModel` object.
-        device: Device for a checkpoint; default a GPU if available. Objects stay on their device.
-        name: Name in results and messages; default the folder, the id or the class name.
+        processor: `SupCLAPProcessor` or `ClapProcessor`. Required if `model` is a `ClapModel` object.
+        device: Device for a checkpoint; defaults to a GPU if available. A model object stays on its device.
+        name: Model name for results and messages; defaults to the folder, the Hub id or the class name.
+
+    Returns:
+        The wrapped model. An `EmbeddingModel` is returned unchanged.
 
     Raises:
-        ValueError: The model is none of these, a `ClapModel` has no processor, or the device is not available.
+        ValueError: The model type is not supported, a `ClapModel` has no processor, or the device is not available.
         FileNotFoundError: The folder or Hub model does not exist.
 
     Example:
@@ -168,15 +186,15 @@ def load_embedding_model(
 
 
 def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
-    """Validate embeddings and normalise them to unit norm.
+    """Check the shape and values of embeddings, and normalise them to unit norm.
 
     Args:
         embeds: Array or tensor, (count, d).
         count: Expected number of embeddings.
-        name: Name in messages.
+        name: Name of the embeddings for error messages.
 
     Returns:
-        float32 (count, d), unit norm.
+        Embeddings with unit norm, float32 (count, d).
 
     Raises:
         ValueError: The shape differs, or an embedding contains NaN or inf or is zero.
@@ -203,7 +221,7 @@ def unit_norm(embeds: Any, count: int, name: str = "embeddings") -> np.ndarray:
 
 
 def check_device(device: str | torch.device) -> None:
-    """Raise if torch cannot use a device on this machine.
+    """Check that torch can use a device on this machine.
 
     Raises:
         ValueError: The device is unknown or not available.
@@ -215,7 +233,15 @@ def check_device(device: str | torch.device) -> None:
 
 
 def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
-    """Return the SHA-256, in hex, of a model's weights and buffers (names, shapes, dtypes, values) and of `parts`."""
+    """Hash a model's weights and buffers (names, shapes, dtypes, values).
+
+    Args:
+        model: The model.
+        *parts: Additional strings to include in the hash, such as the configuration.
+
+    Returns:
+        SHA-256 as a hex string.
+    """
     digest = hashlib.sha256("\n".join([type(model).__name__, *parts]).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -224,7 +250,7 @@ def weights_fingerprint(model: torch.nn.Module, *parts: str) -> str:
 
 
 def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
-    """Load a model, and its processor if it has one, from a folder, the Hub or a function."""
+    """Load a model from a folder, the Hub or a `"module:function"` string. Returns (model, processor or None)."""
     if not os.path.exists(name) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
         module_name, function_name = name.split(":")
         if os.getcwd() not in sys.path:
@@ -264,7 +290,7 @@ def _load(name: str, processor: Any, device: Any) -> tuple[Any, Any]:
 
 
 def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: str) -> EmbeddingModel:
-    """Wrap a SupCLAP or CLAP model through `encoding`, which normalises."""
+    """Wrap a SupCLAP or CLAP model; `encoding` computes and normalises its embeddings."""
     extractor: Any = processor.feature_extractor
     rate_hz = int(extractor.sampling_rate)
 
@@ -274,8 +300,8 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
     def encode_text(texts: Sequence[str], language: str, batch_size: int = 32) -> np.ndarray:
         return encoding.encode_text(model, texts, processor, language=language, batch_size=batch_size)
 
-    # The feature extractor and the vocabulary determine the embeddings, too. The tokenizer backend also stores the
-    # padding and truncation of its last call, which are not part of the model.
+    # The fingerprint includes the feature extractor and the vocabulary, because they affect the embeddings. The
+    # tokenizer backend also stores the padding and truncation of its last call, so exclude these.
     tokenizer: Any = processor.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     words = {"vocabulary": tokenizer.get_vocab()} if backend is None else json.loads(backend.to_str())
@@ -300,7 +326,7 @@ def _wrap_pretrained(model: Any, processor: SupCLAPProcessor, name: str, kind: s
 
 
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Drop the settings that may differ between two copies of one model: paths, versions and location of the code."""
+    """Remove settings that can differ between copies of the same model: paths, versions and code location."""
 
     def drop_incidental(fields: dict[str, Any]) -> dict[str, Any]:
         return {key: fields[key] for key in sorted(fields) if not key.startswith("_") and key not in _INCIDENTAL}

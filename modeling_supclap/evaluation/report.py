@@ -1,7 +1,7 @@
-"""Evaluation report as one self-contained HTML page, `report.html`.
+"""Evaluation report as a self-contained HTML page, `report.html`.
 
-The page is computed from the results (`results.json` and `outcomes.npz`) alone; nothing is embedded or scored again.
-Figures are inline SVG and recordings inline MP3, so the page can be sent as one file.
+The page is rendered from saved results (`results.json` and `outcomes.npz`) without running the model. Figures are
+inline SVG and recordings are inline MP3, so the page is a single file.
 """
 
 from __future__ import annotations
@@ -50,48 +50,67 @@ ZSTE_TASKS = {
     "5A": "two consecutive sounds: which is first, and which is second",
     "5B": "two simultaneous sounds: which two, with many candidate sentences",
 }
-# Names of the mean over languages, and of all languages together, in the papers' results.
+# Row names for published scores: mean over languages ("avg"), and scores over all languages together (None).
 OF_PAPERS = {"avg": "mean of 8", None: "8 languages"}
 MAX_CLASSES_DRAWN = 100
-MAX_SAMPLES = 4  # recordings of hits, and of misses
+MAX_SAMPLES = 4  # number of hits with audio, and of misses with audio
 CLIP_SECONDS = 10.0
 CLIP_RATE_HZ = 16000
 
 
 class Line(NamedTuple):
-    """Row of a table: kind (`ours`, `chance`, `best` or `paper`), name, and one cell per column: a score, a number, a
-    text or None."""
+    """Table row.
+
+    Attributes:
+        kind: `ours`, `chance`, `best` (best published score) or `paper` (published score).
+        name: Row name.
+        cells: One value per column: a score dict, a number, a string, or None if missing.
+    """
 
     kind: str
     name: str
     cells: list[Any]
 
 
-Column = tuple[str, str]  # direction (or "") and metric
+Column = tuple[str, str]  # (direction or "", metric)
 
 
 class Table(NamedTuple):
-    """Scores of the model, chance levels and best published scores; `papers` has all published scores by table."""
+    """Table with the model's scores, chance levels and published scores.
+
+    Attributes:
+        columns: (direction, metric) of each column.
+        lines: Rows with the model's scores, the chance levels and the best published scores.
+        papers: Dict from the title of a paper's table to rows with its published scores.
+    """
 
     columns: Sequence[Column]
     lines: list[Line]
     papers: dict[str, list[Line]]
 
     def groups(self) -> list[tuple[str, int]]:
-        """Return each direction and its number of columns."""
+        """Return the column groups as a list of (direction title, number of columns)."""
         counts = Counter(map(itemgetter(0), self.columns))
         return [(DIRECTIONS.get(direction, ""), count) for direction, count in counts.items()]
 
 
 class Case(NamedTuple):
-    """A caption and the rank of its clip in each language; the best rank is 1 [A tables 9 and 10]."""
+    """A caption and the rank of its clip in each language, as in ATRI tables 9 and 10; ranks start at 1."""
 
     text: str
     ranks: list[int]
 
 
 class Sample(NamedTuple):
-    """A query with the rank of the correct clip (the best is 1), its audio, and the top-ranked clip if another."""
+    """A text query with audio, shown as an example in the report.
+
+    Attributes:
+        text: The caption.
+        rank: Rank of the correct clip, starting at 1.
+        right: Audio of the correct clip as a data URL; empty if unavailable.
+        top: Audio of the top-ranked clip as a data URL; None if the top-ranked clip is correct.
+        top_name: Label or id of the top-ranked clip.
+    """
 
     text: str
     rank: int
@@ -101,15 +120,15 @@ class Sample(NamedTuple):
 
 
 def write_report(results: Results | str | Path, path: str | Path, rows: Any = None) -> Path:
-    """Write the report of an evaluation to an HTML file, atomically.
+    """Write an evaluation report to an HTML file; the write is atomic.
 
     Args:
-        results: Results, or the folder or `results.json` they were saved to.
-        path: The HTML file.
-        rows: The evaluated split, to include the audio of a few hits and misses; None omits the audio.
+        results: `Results` object, results folder, or path of `results.json`.
+        path: Path of the HTML file.
+        rows: Evaluated split, used to include the audio of a few hits and misses; None omits the audio.
 
     Returns:
-        The path.
+        Path of the HTML file.
 
     Raises:
         FileNotFoundError: The results do not exist.
@@ -120,7 +139,12 @@ def write_report(results: Results | str | Path, path: str | Path, rows: Any = No
 
 
 def render_report(results: Results, rows: Any = None) -> str:
-    """Return the report as a string; equal results produce equal pages. For the arguments see `write_report`."""
+    """Render the report as an HTML string; equal results produce equal pages.
+
+    Args:
+        results: Results of the evaluation.
+        rows: Evaluated split, used to include the audio of a few hits and misses; None omits the audio.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -160,8 +184,7 @@ def render_report(results: Results, rows: Any = None) -> str:
 
 
 def _title_of(metric: str) -> str:
-    """Return the title of a metric's column: its short name if well known or explained on the page, else its display
-    name."""
+    """Return the column title: the short metric name if common or explained on the page, else the display name."""
     is_short = metric in RETRIEVAL_METRICS or metric in ZSTE_TASKS or not get_metric(metric).percent
     return metric if is_short else get_metric(metric).display
 
@@ -170,7 +193,7 @@ def _title_of(metric: str) -> str:
 
 
 def _verdicts(results: Results) -> list[str]:
-    """Summarise each task in a sentence: its first score, the chance level, and whether the interval is above it."""
+    """Summarise each task in one sentence: main score, chance level, and whether the score is significantly better."""
     subjects = {
         ("retrieval", "R@1"): "captions in {language} retrieve their clip at rank 1",
         ("zero_shot", "top1"): "clips are assigned the correct class",
@@ -180,7 +203,7 @@ def _verdicts(results: Results) -> list[str]:
     firsts: dict[tuple[str, str], Score] = {}
     for each in flat_scores(results.scores):
         key = each.place[0], each.place[-1]
-        # Use the last stage of a post-training, and otherwise the first language, direction and set of templates.
+        # For post-training use the last stage, otherwise the first language, direction and template set.
         if key in subjects and (key not in firsts or key[0] == "temporal"):
             firsts[key] = each
 
@@ -206,7 +229,7 @@ def _verdicts(results: Results) -> list[str]:
 
 
 def _tables(results: Results) -> dict[str, Table]:
-    """Build the tables of the page, by name."""
+    """Build the report tables as a dict from table name to table."""
     scores, papers = results.scores, _papers(results.protocol)
     tables: dict[str, Table] = {}
     has_all = set(LANGUAGES) <= scores.get("retrieval", {}).keys()
@@ -261,7 +284,12 @@ def _tables(results: Results) -> dict[str, Table]:
 def _in_columns(
     row_scores: Mapping[str, Mapping[str, Any]], metrics: Iterable[str]
 ) -> tuple[list[Column], dict[str, list[Any]]]:
-    """Return a column for each metric that occurs in any row, and the scores of each row, None if missing."""
+    """Convert dicts of scores to table columns.
+
+    Returns:
+        Tuple of the columns, one per metric that occurs in any row, and a dict from row name to scores. A missing
+        score is None.
+    """
     present = set().union(*row_scores.values())
     columns = [("", metric) for metric in filter(present.__contains__, metrics)]
     rows: dict[str, list[Any]] = {}
@@ -271,9 +299,10 @@ def _in_columns(
 
 
 def _papers(protocol: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the published results on this dataset; none for splits other than test or class subsets (ESC-10).
+    """Return the published results on this dataset.
 
-    For a prepared dataset they are those of its original dataset.
+    For a prepared dataset, the published results of the original dataset are returned. Returns an empty list if the
+    split is not "test". Classification results are omitted for a subset of the classes, such as ESC-10.
     """
     name = str(protocol.get("origin") or protocol["dataset"])
     if "test" not in str(protocol["split"]).split("+"):
@@ -293,11 +322,19 @@ def _table(
     languages: Sequence[str | None],
     best_of: Sequence[str | None],
 ) -> Table:
-    """Build a table: our rows, chance levels, best published scores per language, and all published scores."""
+    """Build a table from the model's scores and published results.
+
+    Args:
+        columns: (direction, metric) of each column.
+        rows: Dict from row name to the model's scores, one per column.
+        papers: Entries from `paper_results`.
+        languages: Languages to select from `papers`.
+        best_of: Languages for which to add a row with the best published scores.
+    """
     lines = [Line("ours", name, list(scores)) for name, scores in rows.items()]
     levels: dict[str, list[Any]] = {"chance": [], "an order-blind model": []}
     for column in zip(*rows.values(), strict=True):
-        # Rows can have different numbers of candidates: each column shows the level of its last row.
+        # The chance level depends on the number of candidates, which can differ by row; show the level of the last row.
         last: Mapping[str, Any] = next(filter(None, reversed(column)), {})
         levels["chance"].append(last.get("chance"))
         levels["an order-blind model"].append(last.get("order_blind"))
@@ -328,7 +365,7 @@ def _table(
 
 
 def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
-    """Format a cell and its interval in the format of the metric; empty strings if there is none."""
+    """Format a cell for a metric. Returns the value and its interval as strings, each empty if missing."""
     form = get_metric(metric).format
     if cell is None or isinstance(cell, str):
         return cell or "", ""
@@ -341,8 +378,12 @@ def _write_cell(cell: Any, metric: str) -> tuple[str, str]:
 
 
 def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | None]:
-    """Return the accuracy per class with the first set of prompts, and the confusion matrix: class names, and rows of
-    (count, share). More than 100 classes have no matrix."""
+    """Return the accuracy per class and the confusion matrix for the first prompt set.
+
+    Returns:
+        Tuple of a dict from class to accuracy, and a dict with "classes" (class names) and "rows" (C, C, 2), where the
+        last axis is (count, share of the row). The second item is None for more than 100 classes.
+    """
     for language, sets in results.scores.get("zero_shot", {}).items():
         for name, set_scores in sets.items():
             counts = results.arrays[f"zero_shot/{language}/{name}/confusion"]
@@ -355,7 +396,11 @@ def _zero_shot(results: Results) -> tuple[dict[str, float], dict[str, Any] | Non
 
 
 def _cases(results: Results) -> dict[str, list[Case]]:
-    """Select the captions with the best worst rank over languages, and those with the largest rank variance."""
+    """Select captions that rank high in all languages, and captions with the largest rank variance over languages.
+
+    Returns:
+        Dict from section title to at most four cases.
+    """
     if "multilingual/ranks" not in results.arrays:
         return {}
     ranks, texts = results.arrays["multilingual/ranks"], results.arrays["multilingual/text"].tolist()
@@ -373,7 +418,11 @@ def _cases(results: Results) -> dict[str, list[Case]]:
 
 
 def _samples(results: Results, rows: Any) -> dict[str, list[Sample]]:
-    """Select captions of the first language, evenly spaced among the hits and among the misses."""
+    """Select up to four hits and four misses among the captions in the first language, evenly spaced.
+
+    Returns:
+        Dict from "hits" and "misses" to samples.
+    """
     arrays, language = results.arrays, results.protocol["languages"][0]
     prefix = f"retrieval/{language}/t2a"
     if f"{prefix}/rank" not in arrays:
@@ -397,7 +446,10 @@ def _samples(results: Results, rows: Any) -> dict[str, list[Sample]]:
 
 
 def _audio_loader(results: Results, rows: Any) -> Callable[[int], str]:
-    """Return a function from clip index to the start of its audio as a data URL, or "" if the audio is unavailable."""
+    """Return a function that loads the first seconds of a clip as a data URL, given the clip index.
+
+    The function returns "" if the audio is not available.
+    """
     import soundfile
 
     ids = results.arrays["clips/id"].tolist()

@@ -1,4 +1,4 @@
-"""Figures of the evaluation report as SVG elements."""
+"""SVG figures for the evaluation report."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def figures(results: Results) -> Iterator[tuple[str, str]]:
-    """Draw the figures for which the results have data.
+    """Draw the figures for which the results contain data.
 
     Args:
         results: Results of an evaluation with retrieval.
 
     Yields:
-        Name and SVG of each figure: "similarity", and "projection" if scikit-learn is installed and there are at least
-        three clips. Then "class_colors" and the class names, if "projection" colours clips by class.
+        Pairs of figure name and SVG: "similarity", and "projection" if scikit-learn is installed and there are at least
+        three clips. If the projection is coloured by class, also "class_colors" with the class names as text.
     """
     arrays = results.arrays
     languages = [name for name in results.protocol["languages"] if f"similarity/{name}/positive" in arrays]
@@ -43,7 +43,10 @@ def figures(results: Results) -> Iterator[tuple[str, str]]:
 
 
 def similarity_figure(results: Results, languages: Sequence[str]) -> str:
-    """Draw cosine histograms of correct pairs per language, and of wrong pairs of the first language [S fig. 4]."""
+    """Draw histograms of the cosine similarity of clip-caption pairs (SupCLAP figure 4) as an SVG string.
+
+    The figure shows the correct pairs in each language, and the wrong pairs in the first language.
+    """
     figure, axes = _figure(3.4)
     correct = {language: results.arrays[f"similarity/{language}/positive"] for language in languages}
     wrong = results.arrays[f"similarity/{languages[0]}/negative"]
@@ -62,12 +65,14 @@ def _draw_share(axes: Any, cosines: np.ndarray, edges: np.ndarray, label: str, *
 
 
 def projection_figure(results: Results, languages: Sequence[str], classes: Sequence[str] = ()) -> str:
-    """Draw a t-SNE projection of clips and captions, with a line from each caption to its clip [A fig. 3 and 4].
+    """Draw a t-SNE projection of clips and captions as an SVG string (ATRI figures 3 and 4).
+
+    A line connects each caption with its clip.
 
     Args:
         results: Results of an evaluation with retrieval.
-        languages: Languages of the captions.
-        classes: Classes to show as colours; languages then have different markers. Empty: colours show languages.
+        languages: Caption languages.
+        classes: Classes to show as colours; markers then show the language. If empty, colours show the language.
     """
     figure, axes = _figure(4.6)
     _draw_projection(axes, results, languages, classes)
@@ -77,11 +82,11 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
 
 
 def save_projections(several: Mapping[str, Results], path: str | Path) -> None:
-    """Draw the projections of several models side by side, as `projection_figure` [A fig. 3 and 4].
+    """Draw `projection_figure` for several models side by side (ATRI figures 3 and 4) and save it as PNG.
 
     Args:
-        several: Results by model name.
-        path: The PNG file, written atomically.
+        several: Dict from model name to results.
+        path: Path of the PNG file; the write is atomic.
     """
     from matplotlib.figure import Figure
 
@@ -111,7 +116,7 @@ def _draw_projection(axes: Any, results: Results, languages: Sequence[str], clas
         style: dict[str, Any] = {"s": 60 if name == "audio" else 14, "zorder": 2}
         style["marker"] = "*" if name == "audio" else ("osD^vPX<>"[(number - 1) % 9] if classes else "o")
         if name != "audio":
-            # A single line with gaps instead of one per caption halves the size of the SVG.
+            # One line with NaN gaps instead of one line per caption halves the size of the SVG.
             starts = np.array(list(map(audio_positions.__getitem__, clips.tolist())))
             ends = np.stack([starts, points, np.full_like(points, np.nan)], axis=1)  # (captions, 3, 2)
             axes.plot(*ends.reshape(-1, 2).T, color="0.6", linewidth=0.5, zorder=1)
@@ -138,12 +143,12 @@ def _tsne(embeds: np.ndarray) -> np.ndarray:
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(embeds) - 1) / 3)
-    # The default of 1,000 steps lowers the divergence by only another 2 %.
+    # With the default of 1,000 steps the divergence is only 2 % lower.
     return TSNE(perplexity=perplexity, init="pca", random_state=0, metric="cosine", max_iter=500).fit_transform(embeds)
 
 
 def _figure(height: float) -> tuple[Any, Any]:
-    """Create a small figure, so that its text stays legible when a phone scales it down."""
+    """Create a small figure, so that its text is legible on a phone."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, height), layout="constrained")
@@ -153,12 +158,12 @@ def _figure(height: float) -> tuple[Any, Any]:
 
 
 def _legend(axes: Any) -> None:
-    """Draw the legend beside the axes."""
+    """Draw the legend to the right of the axes."""
     axes.legend(fontsize="medium", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=1.2)
 
 
 def _svg(figure: Any, label: str) -> str:
-    """Convert a figure to an SVG element with selectable text and an ARIA label; the output is deterministic."""
+    """Convert a figure to an SVG string with selectable text and an ARIA label; the output is deterministic."""
     import matplotlib
 
     drawn = io.StringIO()

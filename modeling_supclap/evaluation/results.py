@@ -1,8 +1,9 @@
-"""Results of a model: its scores, the protocol of the measurement, and the outcome of every query.
+"""Evaluation results: scores, protocol, and the outcome of each query.
 
-Evaluations, training runs and post-trainings all produce `Results`. They are saved as a folder of two files:
-`results.json` contains scores and protocol, and `outcomes.npz` the outcome of each query, so that two results can be
-compared query by query. Names and formats of the metrics are in `metrics/names.py`.
+The protocol is the description of the data and the evaluation settings. Evaluation, training and post-training all
+produce `Results`, which are saved as two files in a folder. `results.json` contains the scores and the protocol.
+`outcomes.npz` contains the outcome of each query, for paired comparisons. `metrics/names.py` defines the names and
+formats of the metrics.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ DIRECTIONS = {"t2a": "text to audio", "a2t": "audio to text"}
 """Retrieval directions and their display names."""
 
 NUM_CLASSES = {"esc50": 50, "urbansound8k": 10, "vggsound": 309}
-"""Number of classes in the papers' results; scores on fewer classes are not comparable with them."""
+"""Number of classes used in the papers; scores on fewer classes are not comparable with the published scores."""
 
 _PACKAGES = ("torch", "torchaudio", "transformers", "datasets", "accelerate", "numpy")
 _MUST_AGREE = ("dataset_hash", "positives", "caption_handling")
@@ -44,9 +45,9 @@ _SHOULD_AGREE = ("audio", "missing_clips", "intervals")
 
 @dataclass(frozen=True)
 class Intervals:
-    """Options of the confidence intervals: percentile bootstrap over source recordings.
+    """Options for confidence intervals, computed by percentile bootstrap over source recordings.
 
-    Recordings that share captions are resampled together if their clips count as matches (`positives="captions"`).
+    With `positives="captions"`, recordings with the same captions are resampled together.
 
     Attributes:
         num_resamples: Number of bootstrap resamples; 0 disables intervals.
@@ -61,12 +62,16 @@ class Intervals:
     def draw(
         self, outcomes: Mapping[str, np.ndarray], clusters: Sequence[Any] | np.ndarray
     ) -> dict[str, tuple[float, float] | None]:
-        """Compute the interval of each mean; None without resamples or if all queries are in one cluster.
+        """Compute a bootstrap confidence interval for the mean of each metric.
 
         Args:
-            outcomes: Outcomes of the queries by name, (Q,) each.
-            clusters: Cluster of each query, such as its recording, (Q,); the queries of a cluster are resampled
+            outcomes: Dict from metric name to the outcomes of Q queries, (Q,).
+            clusters: Cluster of each query, such as its recording, (Q,). Queries in the same cluster are resampled
                 together.
+
+        Returns:
+            Dict from metric name to (low, high). All values are None if `num_resamples` is 0 or there is only one
+            cluster.
         """
         clusters = np.asarray(clusters)
         if self.num_resamples == 0 or (clusters == clusters[0]).all():
@@ -80,7 +85,7 @@ def score(
     chance: float | None = None,
     order_blind: float | None = None,
 ) -> dict[str, float | None]:
-    """Return a score as stored in results: the fields of `Score` except `place`.
+    """Create the dict that `results.json` stores for a score: the fields of `Score` except `place`.
 
     >>> score(0.5, (0.4, 0.6), 0.1)
     {'value': 0.5, 'low': 0.4, 'high': 0.6, 'chance': 0.1}
@@ -92,13 +97,13 @@ def score(
 
 @dataclass(frozen=True)
 class Score:
-    """A score and its path in the results.
+    """A score with its confidence interval, its baselines and its path in the results.
 
     Attributes:
-        place: Path of keys from the task to the metric, such as `("retrieval", "eng", "t2a", "R@1")`.
-        value: The score; accuracies and recalls are fractions in 0..1.
-        low: Lower bound of the interval, or None.
-        high: Upper bound of the interval, or None.
+        place: Keys from the task to the metric, such as `("retrieval", "eng", "t2a", "R@1")`.
+        value: The score; accuracies and recalls are fractions in [0, 1].
+        low: Lower bound of the confidence interval, or None.
+        high: Upper bound of the confidence interval, or None.
         chance: Expected score of random answers, or None.
         order_blind: Score of a model that ignores the order of sounds, or None.
     """
@@ -116,7 +121,7 @@ class Score:
         return get_metric(self.place[-1])
 
     def cells(self) -> list[str]:
-        """Format value, interval, chance and order-blind score as text; empty strings if missing."""
+        """Format value, interval, chance level and order-blind score as strings, each empty if missing."""
         form = self.metric.format
         interval = "" if self.low is None or self.high is None else f"{form(self.low)} to {form(self.high)}"
         chance = "" if self.chance is None else form(self.chance)
@@ -129,13 +134,15 @@ class Results:
     """Results of an evaluation, a training run or a post-training.
 
     Attributes:
-        content: Content of `results.json`: "schema", "model", "protocol", "scores", "versions", "run" (time and device,
-            the only part that differs between equal evaluations), and "training" for a training run. The keys of
-            "scores" are the task, then: "retrieval" (language, direction, metric), "multilingual" (language, metric),
-            "zero_shot" (language, template set, metric), "zste" (language, task), "temporal" (language, stage, metric).
-            The language is "mean" for a mean over languages and "all" for scores across languages.
-        arrays: Content of `outcomes.npz`: "clips/..." and "captions/<language>/..." describe the data. The path of a
-            score contains the outcome of each query, its id ("query_id") and its bootstrap cluster ("cluster").
+        content: Content of `results.json`: "schema", "model", "protocol", "scores", "versions", "run" (time and
+            device; only this part differs between repeated evaluations), and "training" for a training run. "scores" is
+            a nested dict. Its first key is the task and the further keys are: "retrieval" (language, direction,
+            metric), "multilingual" (language, metric), "zero_shot" (language, template set, metric), "zste" (language,
+            task), "temporal" (language, stage, metric). The language "mean" is the mean over languages, and "all"
+            contains scores that compare languages.
+        arrays: Content of `outcomes.npz`. "clips/..." and "captions/<language>/..." describe the data. The other names
+            start with the path of a score, such as "retrieval/eng/t2a/", and contain the outcome of each query, the
+            query ids ("query_id") and the bootstrap clusters ("cluster").
     """
 
     content: dict[str, Any]
@@ -143,7 +150,7 @@ class Results:
 
     @property
     def scores(self) -> dict[str, Any]:
-        """The scores, by task."""
+        """Nested dict of scores; the first key is the task."""
         return self.content["scores"]
 
     @property
@@ -152,13 +159,15 @@ class Results:
         return self.content["protocol"]
 
     def save(self, folder: str | Path) -> Path:
-        """Write both files atomically, `results.json` last, with the hash of `outcomes.npz`.
+        """Save the results as `results.json` and `outcomes.npz`; both writes are atomic.
+
+        `results.json` is written last and contains the hash of `outcomes.npz`.
 
         Args:
-            folder: Output folder, created if missing.
+            folder: Output folder; created if missing.
 
         Returns:
-            The path of `results.json`.
+            Path of `results.json`.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -176,11 +185,11 @@ class Results:
         """Load saved results.
 
         Args:
-            path: Folder of the results, or their `results.json`.
+            path: Results folder, or path of `results.json`.
 
         Raises:
             FileNotFoundError: `results.json` or `outcomes.npz` does not exist.
-            ValueError: The file has another format, or the two files are of different runs.
+            ValueError: The format is not supported, or the two files are from different runs.
         """
         path = Path(path)
         path = path / "results.json" if path.is_dir() else path
@@ -204,7 +213,7 @@ class Results:
             return cls(content, dict(stored))
 
     def table(self) -> str:
-        """Format all scores as a text table with intervals and chance levels; fractions in percent."""
+        """Format all scores as a text table with intervals and chance levels. Fractions are shown as percentages."""
         lines = [["score", "value", "interval", "chance", "order-blind"]]
         for each in flat_scores(self.scores):
             lines.append([" ".join(each.place), *each.cells()])
@@ -222,7 +231,7 @@ class Results:
 
 
 def flat_scores(scores: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[Score]:
-    """Yield every score of a nested dictionary.
+    """Iterate over all scores in a nested dict.
 
     >>> [each.place for each in flat_scores({"zste": {"eng": {"3A": score(0.5)}}})]
     [('zste', 'eng', '3A')]
@@ -235,7 +244,7 @@ def flat_scores(scores: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iter
 
 
 def _align(lines: Sequence[Sequence[str]]) -> str:
-    """Align cells in columns: the first column to the left, the others to the right."""
+    """Format rows of strings as a table: the first column is left-aligned, the others are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     written = []
     for first, *others in lines:
@@ -245,7 +254,7 @@ def _align(lines: Sequence[Sequence[str]]) -> str:
 
 
 def get_dataset_name(protocol: Mapping[str, Any]) -> str:
-    """Return the name of the evaluated dataset, with the number of classes for a subset such as ESC-10.
+    """Return the dataset name; for a subset of the classes, such as ESC-10, append the number of classes.
 
     >>> get_dataset_name({"dataset": "esc50", "classes": 10})
     'esc50, 10 of 50 classes'
@@ -258,25 +267,26 @@ def get_dataset_name(protocol: Mapping[str, Any]) -> str:
 def compare(
     first: Results, second: Results, num_resamples: int = 1000, seed: int = 0, allow_different: bool = False
 ) -> list[dict[str, Any]]:
-    """Test the difference of two results, paired by query.
+    """Compare two results with a bootstrap test, paired by query.
 
     Args:
         first: First results.
-        second: Second results, on the same data with the same protocol.
+        second: Second results, on the same data and with the same evaluation settings.
         num_resamples: Number of bootstrap resamples.
-        seed: Random seed of the bootstrap.
-        allow_different: Whether to warn instead of raising if the protocols differ, and compare the shared queries.
+        seed: Random seed for the bootstrap.
+        allow_different: If the data or settings differ, warn and compare the shared queries instead of raising.
 
     Returns:
-        For each shared score: "score" (its path), "first" and "second" (means), "difference" (second - first), its
-        interval "low" and "high", "p_value", and "queries" (their number). The best rank is 1.
+        One dict per shared score, with "score" (its path), "first" and "second" (means), "difference"
+        (second - first), "low" and "high" (confidence interval of the difference), "p_value", and "queries" (number of
+        queries). Ranks start at 1.
 
     Raises:
-        ValueError: The data or the protocols differ, or there is no shared score.
+        ValueError: The data or the settings differ, or the results have no score in common.
 
     Warns:
-        UserWarning: The audio policy, the missing clips or the interval options differ; with `allow_different` also the
-            data or the protocol.
+        UserWarning: The audio policy, the missing clips or the interval options differ. With `allow_different`, also if
+            the data or other settings differ.
     """
     _check_protocols(first, second, allow_different)
     table = []
@@ -318,7 +328,7 @@ def compare(
 
 
 def format_comparison(table: Sequence[Mapping[str, Any]]) -> str:
-    """Format the result of `compare` as a text table; fractions in percent."""
+    """Format the result of `compare` as a text table. Fractions are shown as percentages."""
 
     def signed(value: float) -> str:
         text = get_metric(row["score"].split()[-1]).format(value)
@@ -335,16 +345,18 @@ def format_comparison(table: Sequence[Mapping[str, Any]]) -> str:
 
 
 def paper_results(**filters: str | None) -> list[dict[str, Any]]:
-    """Return the published scores of the papers' tables: percentages as fractions; MRV, Gap and Dis as printed.
+    """Load published scores from the tables of the SupCLAP, ATRI and TeminAL papers.
 
     Args:
-        **filters: Values of "paper", "table", "task", "dataset", "model", "language", "direction" or "metric".
+        **filters: Values to select by: "paper", "table", "task", "dataset", "model", "language", "direction" or
+            "metric".
 
     Returns:
-        Dictionaries with these keys and "value".
+        One dict per score, with the keys above and "value". Percentages are converted to fractions; MRV, Gap and Dis
+        are as printed in the paper.
 
     Raises:
-        ValueError: A key is unknown.
+        ValueError: A filter name is unknown.
 
     >>> [entry["value"] for entry in paper_results(paper="ATRI", table="3", dataset="clotho", metric="MRV")]
     [347.34, 274.87, 263.15]
@@ -364,13 +376,13 @@ def paper_results(**filters: str | None) -> list[dict[str, Any]]:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that determine the results."""
+    """Return the versions of Python and the packages that affect the results, by name."""
     packages = dict(zip(_PACKAGES, map(version, _PACKAGES), strict=True))
     return {"python": platform.python_version(), **packages, "supclap": __version__}
 
 
 def _check_protocols(first: Results, second: Results, allow_different: bool) -> None:
-    """Raise or warn if two results were evaluated on different data or with different protocols."""
+    """Raise or warn if two results were evaluated on different data or with different settings."""
     differing = []
     for key in (*_MUST_AGREE, "zero_shot", "zste", "temporal"):
         one, other = _get_protocol(first, key), _get_protocol(second, key)
@@ -402,7 +414,7 @@ def _short(value: Any) -> str:
 
 
 def _queried(results: Results) -> set[str]:
-    """Return the paths of arrays with query outcomes, such as "retrieval/eng/t2a"."""
+    """Return the array prefixes that have query outcomes, such as "retrieval/eng/t2a"."""
     prefixes = set()
     for name in results.arrays:
         prefix, _, last = name.rpartition("/")
@@ -412,7 +424,7 @@ def _queried(results: Results) -> set[str]:
 
 
 def _number_queries(results: Results, prefix: str) -> dict[tuple[str, int], int]:
-    """Return the index of each query by its id and occurrence, because an id can occur more than once."""
+    """Return a dict from (query id, occurrence) to query index, because a query id can occur more than once."""
     indices: dict[tuple[str, int], int] = {}
     counts: Counter[str] = Counter()
     for index, name in enumerate(results.arrays[f"{prefix}/query_id"].tolist()):
@@ -422,7 +434,7 @@ def _number_queries(results: Results, prefix: str) -> dict[tuple[str, int], int]
 
 
 def _get_outcomes(results: Results, prefix: str, indices: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Return the outcomes of the given queries by metric."""
+    """Return the outcomes of the given queries as a dict from metric name to array."""
     outcomes: dict[str, np.ndarray] = {}
     for name, values in results.arrays.items():
         path, _, last = name.rpartition("/")

@@ -1,7 +1,7 @@
-"""Retrieval between recordings and captions: correct matches, scores per language, and agreement of the languages.
+"""Text-to-audio and audio-to-text retrieval: scores per language, and consistency across languages.
 
-`evaluate_retrieval` scores an embedded split. `retrieval_metrics` computes a part of these scores during training, as
-the Trainer's `compute_metrics`.
+`evaluate_retrieval` scores an embedded split. `retrieval_metrics` provides the Trainer's `compute_metrics`, which
+computes a subset of these scores during training.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _SAMPLED_CLIPS = 1000
 
 @dataclass
 class CaptionTable:
-    """Captions of one language and their clips. A caption and a clip match if their groups are equal.
+    """Captions in one language and the clips to retrieve. A caption and a clip match if their group ids are equal.
 
-    A caption that several clips of a group share is included once, so that no query counts twice.
+    If several clips in a group share a caption, the caption is included once, so that no query counts twice.
 
     Attributes:
-        clips: Row indices of the clips with captions, (n,).
-        clip_groups: Group of each clip, (n,).
+        clips: Row indices of the clips that have captions, (n,).
+        clip_groups: Group id of each clip, (n,).
         texts: M captions.
-        text_rows: Index of the first row with each caption, (M,).
-        text_numbers: Index of each caption among that row's captions, (M,).
-        text_groups: Group of each caption, (M,).
+        text_rows: Index of the first row that has the caption, (M,).
+        text_numbers: Index of the caption among the captions of that row, (M,).
+        text_groups: Group id of each caption, (M,).
     """
 
     clips: np.ndarray
@@ -52,7 +52,7 @@ class CaptionTable:
 
 
 def match_groups(query_groups: np.ndarray, candidate_groups: np.ndarray) -> list[list[int]]:
-    """Return for each query the indices of the candidates in the same group.
+    """Return the indices of the matching candidates (same group id) for each query.
 
     >>> match_groups(np.array([7, 5]), np.array([5, 7, 7]))
     [[1, 2], [0]]
@@ -66,13 +66,14 @@ def match_groups(query_groups: np.ndarray, candidate_groups: np.ndarray) -> list
 def caption_table(
     rows: Sequence[Row], language: str, positives: str = "clip", at_most: Sequence[int] | None = None
 ) -> CaptionTable:
-    """Collect the captions of one language.
+    """Collect the captions in one language.
 
     Args:
-        rows: The split.
+        rows: Rows of the split.
         language: ISO 639-3 code.
-        positives: Definition of a match, "clip" or "captions", see `schema.group_id`.
-        at_most: Number of captions to use from each row; None uses all.
+        positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
+            captions.
+        at_most: Maximum number of captions to use from each row; None uses all captions.
 
     Raises:
         ValueError: No clip has a caption in this language.
@@ -104,12 +105,15 @@ def caption_table(
 
 
 def count_captions(rows: Sequence[Row], languages: Sequence[str], caption_handling: str) -> list[int] | None:
-    """Return the number of captions to use from each row in every language; None with "each".
+    """Determine how many captions of each row to use, the same number in all languages.
 
     Args:
-        rows: The split.
-        languages: The languages to compare.
+        rows: Rows of the split.
+        languages: Languages to compare.
         caption_handling: "all", "parallel" or "each", see `evaluate_retrieval`.
+
+    Returns:
+        Number of captions per row, or None (no limit) if `caption_handling` is "each".
 
     Raises:
         ValueError: `caption_handling` is unknown, or with "all" the languages of a row have different numbers of
@@ -142,24 +146,26 @@ def evaluate_retrieval(
     intervals: Intervals | None = None,
     is_light: bool = False,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
-    """Score retrieval in both directions in each language, and the agreement of the languages.
+    """Evaluate text-to-audio and audio-to-text retrieval in each language, and consistency across languages.
 
     Args:
-        split: The embedded split.
-        languages: ISO 639-3 codes. The anchor for distances is English, or the first language without English.
-        positives: Definition of a match, "clip" or "captions", see `schema.group_id`.
+        split: Embedded split.
+        languages: ISO 639-3 codes. With several languages, embedding distances are measured to English, or to the
+            first language if English is not included.
+        positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
+            captions.
         caption_handling: "all" uses every caption and requires the same number in each language; "parallel" uses the
             captions that exist in all languages; "each" uses all captions of each language.
-        intervals: Options of the confidence intervals.
-        is_light: Whether to omit arrays, intervals and embedding distances, which only reports need.
+        intervals: Confidence interval options; None uses the defaults.
+        is_light: Whether to skip arrays, intervals and embedding distances, which are only needed for reports.
 
     Returns:
-        The scores {"retrieval": ...}, with "multilingual" for several languages; the arrays for `Results`; and the
-        number of captions per language.
+        Tuple of the scores `{"retrieval": ...}`, with the additional key "multilingual" for several languages; the
+        arrays for `Results`; and a dict from language to number of captions.
 
     Raises:
-        ValueError: No clip has a caption in one of the languages, or with "all" the languages of a clip have different
-            numbers of captions.
+        ValueError: No clip has a caption in one of the languages, or, with "all", a clip has different numbers of
+            captions in different languages.
     """
     intervals = Intervals(0) if is_light else intervals or Intervals()
     at_most = count_captions(split.rows, languages, caption_handling)
@@ -211,18 +217,19 @@ def evaluate_retrieval(
 
 
 def retrieval_metrics(dataset: Any, languages: Sequence[str], positives: str) -> Callable[[Any], dict[str, float]]:
-    """Return a `compute_metrics` function for the Trainer, for one split.
+    """Create a `compute_metrics` function for the Trainer.
 
     Args:
-        dataset: The split, as `collator.IndexedRows`.
-        languages: Languages that the collator embeds, in its order.
-        positives: Definition of a match, "clip" or "captions", see `schema.group_id`.
+        dataset: Evaluation split, as `collator.IndexedRows`.
+        languages: Caption languages, in the same order as in the collator.
+        positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
+            captions.
 
     Returns:
-        A function from the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)
-        to `{"eng_t2a_R@1": ..., ..., "mean_recall": ..., "mean_recall_chance": ...}`. `mean_recall` is the mean of R@1,
-        R@5 and R@10 over both directions and all languages. Several languages add `MRV`, over the clips with parallel
-        captions.
+        Function from the Trainer's `EvalPrediction` (predictions: audio and text embeddings; label ids: clip indices)
+        to a flat dict `{"eng_t2a_R@1": ..., ..., "mean_recall": ..., "mean_recall_chance": ...}`. `mean_recall` is the
+        mean of R@1, R@5 and R@10 over both directions and all languages. With several languages the dict also contains
+        `MRV` (mean rank variance over languages), computed on captions that exist in all languages.
     """
 
     def compute_metrics(prediction: Any) -> dict[str, float]:
@@ -254,7 +261,7 @@ def _score_direction(
     intervals: Intervals,
     is_light: bool,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the scores of one direction in one language, and the outcomes of each query."""
+    """Score one retrieval direction in one language. Returns the scores and the outcome arrays, one entry per query."""
     groups = table.text_groups, table.clip_groups
     relevant = match_groups(*(groups if direction == "t2a" else groups[::-1]))
     outcomes = retrieval_outcomes(similarity, relevant, k=RECALL_CUTOFFS)
@@ -267,7 +274,7 @@ def _score_direction(
     scores: dict[str, Any] = {}
     for name in RETRIEVAL_METRICS:
         scores[name] = score(outcomes[name].mean(), interval_of[name], chance[name])
-    # In random order the expected best rank of m correct candidates among n is (n + 1) / (m + 1).
+    # With random ranking, the expected best rank of m correct candidates among n is (n + 1) / (m + 1).
     num_relevant = np.fromiter(map(len, relevant), float)
     random_rank = np.mean((similarity.shape[1] + 1) / (num_relevant + 1))
     scores["mean_rank"] = score(ranks.mean(), interval_of["rank"], random_rank)
@@ -286,14 +293,17 @@ def _score_direction(
 
 
 def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Return the unit that a bootstrap resamples for each row, (rows,), named after its first recording.
+    """Assign each row to a bootstrap resampling unit.
 
-    Rows of one recording, or with the same captions, succeed and fail together. So a unit is a connected component of
-    the graph in which rows are linked by a shared recording or a shared group.
+    Outcomes of rows from the same recording, or in the same group, are not independent. A unit is therefore a connected
+    component of the graph that links rows with the same recording or the same group.
 
     Args:
-        sources: The recording of each row, (rows,).
-        groups: The group of each row, (rows,).
+        sources: Source recording of each row, (rows,).
+        groups: Group id of each row, (rows,).
+
+    Returns:
+        Unit of each row, (rows,), named after the first recording in the unit.
 
     >>> resampling_units(np.array(["a", "b", "c", "a"]), np.array([1, 1, 2, 3])).tolist()
     ['a', 'a', 'c', 'a']
@@ -312,10 +322,10 @@ def resampling_units(sources: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def find_top(similarity: Any) -> np.ndarray:
-    """Return the ten best candidates of each query, best first; ties are in order of the candidates.
+    """Return the ten best candidates of each query, best first; ties are sorted by candidate index.
 
     Args:
-        similarity: Array or `LazySimilarity`, (Q, C); read in blocks of 256 queries.
+        similarity: Array or `LazySimilarity`, (Q, C); processed in blocks of 256 queries.
 
     Returns:
         Candidate indices, (Q, min(10, C)).
@@ -335,7 +345,7 @@ def find_top(similarity: Any) -> np.ndarray:
 
 
 def _draw_similarities(table: CaptionTable, texts: np.ndarray, clips: ClipEmbeddings) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the cosines of all correct pairs, and of a fixed random sample of wrong pairs."""
+    """Compute the cosines of all matching pairs, and of a random sample of non-matching pairs (fixed seed)."""
     relevant = match_groups(table.text_groups, table.clip_groups)
     positive_texts = np.repeat(np.arange(len(relevant)), list(map(len, relevant)))
     positive = clips.pair_cosines(texts[positive_texts], np.concatenate(relevant))
@@ -349,7 +359,7 @@ def _draw_similarities(table: CaptionTable, texts: np.ndarray, clips: ClipEmbedd
 
 
 def _average_languages(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute the means of the retrieval scores over the languages."""
+    """Average the retrieval scores over languages."""
     means: dict[str, Any] = {}
     for direction in DIRECTIONS:
         means[direction] = {}
@@ -368,11 +378,11 @@ def _compare_languages(
     intervals: Intervals,
     is_light: bool,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Compare the languages: MRV and MSR over the captions that exist in all of them, and the distances to the anchor.
+    """Compute MRV and MSR over parallel captions, and the embedding distances to the anchor language.
 
-    MSR is the mean squared rank, counted from 0, of a caption's clip: MRV + mean over captions of (mean rank)^2.
-
-    Captions with the same index in two languages count as translations of each other.
+    MRV is the mean rank variance over languages. MSR is the mean squared rank of the correct clip, with ranks from 0:
+    MSR = MRV + mean over captions of (mean rank over languages)^2. The anchor is English, or the first language.
+    Captions with the same index in two languages are assumed to be translations.
     """
     rows, anchor = split.rows, "eng" if "eng" in languages else languages[0]
     pairs: list[tuple[int, int]] = []
@@ -391,11 +401,11 @@ def _compare_languages(
         embeds[language] = split.texts(texts[language], language)
         ranks[:, column] = best_ranks(split.clips.similarity(embeds[language]), relevant)
 
-    # (queries, languages) -> (queries,). MRV is also 0 where all captions have one embedding; MSR is then at chance.
+    # (queries, languages) -> (queries,). If all embeddings collapse to one point, MRV is 0, but MSR is at chance level.
     outcomes = {"MRV": ranks.var(axis=1), "MSR": (ranks.astype(float) ** 2).mean(axis=1)}
     clusters = units[clips]
     interval_of = intervals.draw(outcomes, clusters)
-    # Mean and variance of the best rank in random order, where m of n clips are right.
+    # Mean and variance of the best rank under random ranking, if m of n clips are correct.
     n, m = len(rows), np.fromiter(map(len, relevant), float)
     mean, variance = (n - m) / (m + 1), m * (n + 1) * (n - m) / ((m + 1) ** 2 * (m + 2))
     chance = {"MRV": np.mean((1 - 1 / len(languages)) * variance), "MSR": np.mean(variance + mean**2)}
@@ -423,7 +433,7 @@ def _compare_languages(
 def _sample_embeddings(
     split: EmbeddedSplit, arrays: Mapping[str, np.ndarray], languages: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Return the embeddings of evenly spaced clips and of their first captions, for figures of the embedding space."""
+    """Select embeddings of evenly spaced clips and their first captions, for plots of the embedding space."""
     clips = np.arange(0, len(split.rows), -(-len(split.rows) // _SAMPLED_CLIPS))
     sample = {"embeddings/audio": split.clips.mean[clips], "embeddings/audio_clip": clips}
     for language in languages:

@@ -1,4 +1,4 @@
-"""Evaluation of a model on a split: options, the run, and its results.
+"""Evaluate a model on a dataset split.
 
 rows --+-- embed_split (this file's `evaluate`) -----------+
        +-- trainer.predict, then split_from_predictions ---+--> EmbeddedSplit --> `score_split` --> Results
@@ -29,22 +29,24 @@ TASKS = ("retrieval", "zero_shot", "zste")
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """Options of an evaluation.
+    """Evaluation options.
 
     Attributes:
-        tasks: Any of "retrieval", "zero_shot" and "zste". The last two need clips with exactly one label.
-        languages: Languages of retrieval, ISO 639-3 codes. Several languages add MRV, Gap and Dis; Gap and Dis are
-            relative to English, or to the first language without English.
-        positives: Definition of a correct match, "clip" or "captions", see `schema.group_id`.
+        tasks: Any of "retrieval", "zero_shot" and "zste" (zero-shot temporal evaluation). The last two require clips
+            with exactly one label.
+        languages: Retrieval languages, ISO 639-3 codes. With several languages, MRV, Gap and Dis are computed; Gap and
+            Dis are relative to English, or to the first language if English is not included.
+        positives: "clip" matches each clip only with its own captions; "captions" also matches clips with identical
+            captions.
         caption_handling: "all" uses every caption and requires the same number in each language; "parallel" uses the
             captions that exist in all languages; "each" uses all captions of each language.
-        on_bad_audio: Missing or unreadable recordings: "error" raises, "skip" leaves them out.
-        audio: How recordings are truncated, split and pooled.
-        template_sets: Templates of the class prompts, by name.
-        zero_shot_languages: Languages of zero-shot classification.
-        zste: Options of ZSTE; None uses the defaults of `ZSTEOptions`.
-        zste_languages: Languages of ZSTE; several languages add MRV.
-        intervals: Options of the confidence intervals.
+        on_bad_audio: Missing or unreadable recordings: "error" raises, "skip" skips them.
+        audio: Truncation, chunking and pooling settings.
+        template_sets: Dict from set name to class prompt templates.
+        zero_shot_languages: Languages for zero-shot classification.
+        zste: ZSTE options; None uses the defaults of `ZSTEOptions`.
+        zste_languages: Languages for ZSTE; with several languages, MRV is computed.
+        intervals: Confidence interval options.
         batch_size: Clips or texts per batch.
     """
 
@@ -85,22 +87,24 @@ def evaluate(
     data: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Results:
-    """Evaluate a model on a split.
+    """Evaluate a model on a dataset split.
 
     Args:
         model: Model, folder, Hub id or `"module:function"`, see `models.load_embedding_model`.
-        rows: Rows of the schema.
+        rows: Dataset rows, see `datasets_scripts.schema`.
         options: Tasks, languages and other options; None evaluates English retrieval.
-        cache: Cache of embeddings; None uses the Hugging Face cache folder. `EmbeddingCache(None)` writes nothing to
-            disk.
-        phrases: Phrase of each class as `phrases[label][language]`, for languages other than English.
-        classes: Candidate classes of zero-shot classification; None uses the labels of the split.
-        folds: Fold of each clip by id, if the split joins several folds.
-        data: Protocol entries about the source of the rows, such as "dataset" and "split".
+        cache: Embedding cache; None uses the Hugging Face cache folder. `EmbeddingCache(None)` writes nothing to disk.
+        phrases: Class phrases for languages other than English, as `phrases[label][language]`.
+        classes: Candidate classes for zero-shot classification; None uses the labels of the split.
+        folds: Dict from clip id to cross-validation fold, if `rows` contains several folds.
+        data: Description of the data to store in the results, such as "dataset" and "split".
         **changes: Fields of `EvaluationOptions` to override, such as `tasks=["retrieval", "zste"]`.
 
+    Returns:
+        Scores, evaluation settings and the outcome of each query.
+
     Raises:
-        ValueError: The split is empty, or an error of `embed_split` or of one of the tasks.
+        ValueError: The split is empty, or `embed_split` or one of the tasks raises `ValueError`.
 
     Warns:
         UserWarning: The model's embeddings do not have unit norm; they are normalised.
@@ -127,15 +131,15 @@ def score_split(
     folds: Mapping[str, int] | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> Results:
-    """Score an embedded split.
+    """Run the evaluation tasks on an embedded split.
 
     Args:
         split: Split from `embed_split` or `split_from_predictions`.
         options: Tasks, languages and other options.
-        phrases: Phrase of each class as `phrases[label][language]`, for languages other than English.
-        classes: Candidate classes of zero-shot classification; None uses the labels of the split.
-        folds: Fold of each clip by id, if the split joins several folds.
-        data: Protocol entries about the source of the rows, such as "dataset" and "split".
+        phrases: Class phrases for languages other than English, as `phrases[label][language]`.
+        classes: Candidate classes for zero-shot classification; None uses the labels of the split.
+        folds: Dict from clip id to cross-validation fold, if the split contains several folds.
+        data: Description of the data to store in the results, such as "dataset" and "split".
     """
     assert split.model is not None
     labels: set[str] = set()
@@ -208,14 +212,14 @@ def make_results(
     protocol: Mapping[str, Any],
     embedding_dim: int | None = None,
 ) -> Results:
-    """Combine scores and protocol with the model's description, package versions and device.
+    """Create `Results` from scores and settings; adds the model description, package versions and device.
 
     Args:
-        model: The evaluated model.
-        scores: Scores by task, see `Results`.
-        arrays: Outcomes of the queries, see `Results`.
-        protocol: Data and settings of the evaluation.
-        embedding_dim: Dimension of the embeddings.
+        model: Evaluated model.
+        scores: Nested dict of scores by task, see `Results`.
+        arrays: Outcome of each query, see `Results`.
+        protocol: Description of the data and the evaluation settings.
+        embedding_dim: Embedding dimension.
     """
     parameters = None
     if isinstance(model.model, torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Zero-shot classification: the predicted class is the class prompt with the highest cosine [S 4.2.2]."""
+"""Zero-shot classification: predict the class whose prompt has the highest cosine (SupCLAP section 4.2.2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEMPLATE_SETS: dict[str, list[str]] = {
     "label": ["{}"],
     "ensemble": ["This is a sound of {}", "The sound of {}", "A recording of {}", "I can hear {}", "{}"],
 }
-"""Templates of class prompts by name: those of the papers, the label alone, and an ensemble (averaged embeddings)."""
+"""Class prompt templates by name: two from the papers, the label alone, and an ensemble (averaged embeddings)."""
 
 Phrases = Mapping[str, Mapping[str, str]]
 
@@ -32,18 +32,18 @@ def class_texts(
     """Build the prompts of each class.
 
     Args:
-        classes: Class names; underscores become spaces.
-        templates: English templates, such as `"This is a sound of {}"`. Other languages use the sentences of
-            `datasets_scripts/phrases/templates.json`, which need no inflected phrases.
+        classes: Class names; underscores are replaced by spaces.
+        templates: English templates, such as `"This is a sound of {}"`. Other languages use the sentences in
+            `datasets_scripts/phrases/templates.json`.
         language: ISO 639-3 code.
-        phrases: Phrase of each class as `phrases[label][language]`, for languages other than English.
+        phrases: Class phrases for languages other than English, as `phrases[label][language]`.
 
     Returns:
         One list of prompts per class, all of the same length.
 
     Raises:
-        ValueError: There are no templates, a template has no `{}`, two class names are equal, or a class has no phrase
-            in the language.
+        ValueError: `templates` is empty, a template contains no `{}`, two class names are equal, or a class has no
+            phrase in `language`.
     """
     if not templates or not all("{}" in template for template in templates):
         raise ValueError(f"every template needs a {{}} for the label, got {list(templates)}")
@@ -67,14 +67,14 @@ def class_texts(
 
 
 def class_means(text_embeds: np.ndarray, num_classes: int) -> np.ndarray:
-    """Compute the normalised mean of each class's prompt embeddings.
+    """Average the prompt embeddings of each class and normalise the means.
 
     Args:
-        text_embeds: Prompt embeddings of unit norm, ordered by class, (num_classes * prompts, d).
+        text_embeds: Prompt embeddings with unit norm, sorted by class, (num_classes * prompts, d).
         num_classes: Number of classes C.
 
     Returns:
-        (C, d), unit norm.
+        Class embeddings with unit norm, (C, d).
     """
     # (C * prompts, d) -> (C, prompts, d) -> (C, d)
     means = text_embeds.reshape(num_classes, -1, text_embeds.shape[1]).astype(np.float64).mean(axis=1)
@@ -90,26 +90,26 @@ def evaluate_zero_shot(
     folds: Mapping[str, int] | None = None,
     intervals: Intervals | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
-    """Classify the clips of a split with each set of templates in each language.
+    """Classify the clips of a split with each template set in each language.
 
-    A tie between the correct class and another counts as wrong.
+    A tie between the correct class and another class counts as wrong.
 
     Args:
-        split: The embedded split; each clip has exactly one label.
-        template_sets: English templates by name; None uses `TEMPLATE_SETS["supclap"]`. Other languages have one set,
-            "captions".
+        split: Embedded split; each clip must have exactly one label.
+        template_sets: Dict from set name to English templates; None uses `TEMPLATE_SETS["supclap"]`. Other languages
+            always use a single set named "captions".
         languages: ISO 639-3 codes.
         classes: Candidate classes; None uses the labels of the split.
-        phrases: Phrase of each class as `phrases[label][language]`, for languages other than English.
-        folds: Fold of each clip by id; adds the accuracy of each fold and the mean over folds.
-        intervals: Options of the confidence intervals.
+        phrases: Class phrases for languages other than English, as `phrases[label][language]`.
+        folds: Dict from clip id to cross-validation fold; adds the accuracy per fold and the mean over folds.
+        intervals: Confidence interval options; None uses the defaults.
 
     Returns:
-        The scores {"zero_shot": ...}, the arrays for `Results`, and the protocol entry of the prompts.
+        Tuple of the scores `{"zero_shot": ...}`, the arrays for `Results`, and the prompt settings to store in the
+        results.
 
     Raises:
-        ValueError: A clip does not have exactly one label, a label is not among the classes, or an error of
-            `class_texts`.
+        ValueError: A clip does not have exactly one label, a label is not in `classes`, or `class_texts` fails.
     """
     template_sets = template_sets or {"supclap": TEMPLATE_SETS["supclap"]}
     intervals = intervals or Intervals()
@@ -125,7 +125,7 @@ def evaluate_zero_shot(
     prompts: dict[str, list[list[str]]] = {}
     for language in languages:
         scores[language] = {}
-        # Languages other than English have one set of prompts, from the caption templates.
+        # Other languages have a single prompt set, built from the caption templates.
         sets = template_sets if language == "eng" else {"captions": ["{}"]}
         for name, templates in sets.items():
             texts = prompts[f"{language} {name}"] = class_texts(names, templates, language, phrases)
@@ -140,14 +140,14 @@ def evaluate_zero_shot(
         "templates": dict(template_sets),
         "languages": list(languages),
         "classes": None if classes is None else list(classes),
-        # Prompts in other languages come from tables of phrases, which `templates` does not include.
+        # Hash the prompts, because `templates` does not include the phrases of other languages.
         "prompts_hash": digest_of(prompts),
     }
     return {"zero_shot": scores}, arrays, protocol
 
 
 def single_labels(rows: Sequence[Row]) -> list[str]:
-    """Return the label of each clip.
+    """Return the single label of each row, in row order.
 
     Raises:
         ValueError: A clip does not have exactly one label.
@@ -168,7 +168,7 @@ def _classify(split: EmbeddedSplit, class_embeds: np.ndarray, truth: np.ndarray)
     cosines = split.clips.similarity(class_embeds, "a2t")[:]
     outcomes = retrieval_outcomes(cosines, truth[:, None], k=(1, 5))
 
-    # A tie counts as wrong, as in top1: the prediction is then the best of the other classes.
+    # A tie counts as wrong, as in top1: the predicted class is then the best of the other classes.
     rivals = cosines.copy()
     rivals[np.arange(len(truth)), truth] = -np.inf
     predicted = np.where(outcomes["rank"] == 0, truth, rivals.argmax(axis=1))
@@ -185,7 +185,7 @@ def _summarize(
     folds: Mapping[str, int] | None,
     intervals: Intervals,
 ) -> dict[str, Any]:
-    """Compute the scores of one set of prompts: over all clips, per class and per fold."""
+    """Compute the scores for one prompt set: over all clips, per class and per fold."""
     hits = {"top1": outcomes["top1"], "top5": outcomes["top5"]}
     interval_of = intervals.draw(hits, split.sources)
     chance = chance_scores(truth[:, None], len(classes), k=(1, 5))

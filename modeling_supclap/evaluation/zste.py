@@ -1,4 +1,8 @@
-"""Temporal evaluation: ZSTE on composed clips [T 4.2, B.4], and the pairs of TeminAL's post-training."""
+"""Temporal evaluation: ZSTE, and the accuracy on pairs during TeminAL post-training.
+
+ZSTE (zero-shot temporal evaluation, TeminAL sections 4.2 and B.4) composes clips with two consecutive or simultaneous
+sounds and tests whether the model recognises the sounds and their order.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +24,25 @@ from .embed import AudioPolicy, ClipEmbeddings, EmbeddedSplit, embed_recordings,
 from .results import Intervals, score
 from .zero_shot import Phrases, single_labels
 
-# Tasks with temporal candidates; MRV is computed for these.
+# Tasks with temporal candidate prompts. MRV (mean rank variance over languages) is computed only for these.
 TEMPORAL_TASKS = ("3A", "3B", "4A", "4B", "5A", "5B")
 ORDER_BLIND = {"3A": 1 / 2, "4A": 1 / 2}
-"""Accuracy of a model that recognises every sound and detects overlap, but ignores order."""
+"""Accuracy of a model that recognises all sounds and detects overlap, but ignores their order."""
 
 
 @dataclass(frozen=True)
 class ZSTEOptions:
-    """Options of ZSTE.
+    """Options for ZSTE (zero-shot temporal evaluation).
 
     Attributes:
-        num_items: Clips per family; single sounds at most as many as the split contains.
-        num_candidates: Number of candidate prompts in tasks 4 and 5B.
-        seed: Seed that draws clips and candidates.
+        num_items: Number of clips per family (single, consecutive or simultaneous sounds). Single sounds are limited
+            to the number of clips in the split.
+        num_candidates: Number of candidate prompts in tasks 4A, 4B and 5B.
+        seed: Random seed for sampling clips and candidates.
         tasks: Tasks to run, "1A" to "5B".
-        join: How consecutive clips are joined.
-        prompts: Names of the sounds, "labels" or "phrases". None uses the choice of the model's temporal post-training;
-            for other models labels if the only language is English, as in the paper, and phrases otherwise.
+        join: Options for joining consecutive clips.
+        prompts: Sound names in the prompts, "labels" or "phrases". None uses the same names as the model's temporal
+            post-training. Without post-training, None uses labels for English only, as in the paper, else phrases.
     """
 
     num_items: int = 200
@@ -59,22 +64,23 @@ def evaluate_zste(
     phrases: Phrases | None = None,
     intervals: Intervals | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
-    """Run ZSTE: compose clips from a split, embed each once, and score every task in every language.
+    """Run ZSTE: compose clips from a split, embed them, and score all tasks in all languages.
 
-    If the model has a maximum window (CED: 10.12 s), both recordings of a pair are truncated to half of it, so that the
-    pair fits into one window.
+    If the model has a maximum window (CED: 10.12 s), both recordings of a pair are truncated to half the window, so
+    that the pair fits into one window.
 
     Args:
-        split: The embedded split; each clip has exactly one label.
-        options: Tasks, number of clips and candidates; None uses the defaults.
-        languages: ISO 639-3 codes; the questions are the same in all languages.
-        phrases: Phrase of each class as `phrases[label][language]`, used if prompts are phrases.
-        intervals: Options of the confidence intervals, over pairs of source recordings.
+        split: Embedded split; each clip must have exactly one label.
+        options: Tasks, number of clips and number of candidates; None uses the defaults.
+        languages: ISO 639-3 codes; all languages use the same questions.
+        phrases: Class phrases as `phrases[label][language]`; only used if the prompts use phrases.
+        intervals: Confidence interval options. Composed clips are resampled by their source recordings.
 
     Returns:
-        The scores {"zste": ...}, the arrays for `Results`, and the protocol entry. Tasks 3A and 4A add "3A_order" and
-        "4A_order": whether the correct order scores above the reversed order. Several languages add "all" with the MRV
-        of each temporal task: the variance of the correct answer's rank over the languages.
+        Tuple of the scores `{"zste": ...}`, the arrays for `Results`, and the ZSTE settings to store in the results.
+        Tasks 3A and 4A also return "3A_order" and "4A_order": the share of clips for which the correct order scores
+        higher than the reversed order. With several languages the key "all" contains the MRV (mean rank variance) of
+        each temporal task: the variance over languages of the correct answer's rank, averaged over questions.
 
     Raises:
         ValueError: A clip does not have exactly one label, there are too few classes for the number of candidates, or
@@ -90,7 +96,7 @@ def evaluate_zste(
     task_records = [record for record in records if record["family"] in families]
     clips, clip_seconds = embed_records(split, task_records, options.join)
 
-    # Bootstrap cluster of a composed clip: its source recordings.
+    # The bootstrap cluster of a composed clip is the set of its source recordings.
     source = dict(zip(split.ids.tolist(), split.sources.tolist(), strict=True))
     questions: dict[str, list[int]] = {}
     clusters, ids = [], []
@@ -152,16 +158,16 @@ def evaluate_zste(
 def embed_records(
     split: EmbeddedSplit, records: Sequence[Mapping[str, Any]], join: RenderOptions
 ) -> tuple[ClipEmbeddings, dict[str, float | None]]:
-    """Compose the clips of ZSTE records and embed each once.
+    """Compose the clips for ZSTE records and embed them.
 
     Args:
         split: Split with the source recordings.
-        records: Records of `modeling_supclap.datasets_scripts.temporal.zste.zste_set`.
-        join: How consecutive clips are joined.
+        records: Records from `modeling_supclap.datasets_scripts.temporal.zste.zste_set`.
+        join: Options for joining consecutive clips.
 
     Returns:
-        The embeddings in the order of the records, and the maximum seconds of a recording: {"single": alone,
-        "pair": in a pair}; None without a limit.
+        Tuple of the embeddings, in the order of `records`, and the maximum recording length in seconds as
+        `{"single": ..., "pair": ...}`. A value is None if there is no limit.
 
     Raises:
         BadAudioError: The recordings of a record cannot be joined.
@@ -185,7 +191,7 @@ def embed_records(
 
     composed = [[record["family"], *map(split.files.get, record["clip_ids"])] for record in records]
     key = {"zste": composed, "join": asdict(join), "seconds": [whole, half]}
-    # A join with a gap may slightly exceed the model's limit; the pair is then embedded in chunks like any clip.
+    # A gap between the sounds can make a pair slightly longer than the model's limit; it is then split into chunks.
     pair_policy = AudioPolicy(None, policy.chunk_seconds, policy.pooling)
     recordings = [Recording(partial(read, record), None, " and ".join(record["clip_ids"])) for record in records]
     embedded = embed_recordings(model, recordings, pair_policy, split.cache, key, "error", split.batch_size)
@@ -193,7 +199,14 @@ def embed_records(
 
 
 def temporal_metrics(prediction: Any) -> dict[str, float]:
-    """Compute the values of `evaluate_pairs` and the chance level, as `compute_metrics` of post-training."""
+    """Compute the `evaluate_pairs` scores without intervals; the Trainer's `compute_metrics` in post-training.
+
+    Args:
+        prediction: Predictions of the Trainer, see `evaluate_pairs`.
+
+    Returns:
+        Dict from metric name to value, with the chance level as `temporal_accuracy_chance`.
+    """
     scores = evaluate_pairs(prediction, Intervals(0))[0]
     flat = {"temporal_accuracy_chance": scores["temporal_accuracy"]["chance"]}
     for name, fields in scores.items():
@@ -202,17 +215,20 @@ def temporal_metrics(prediction: Any) -> dict[str, float]:
 
 
 def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Score how often an item of a pair is closest to its own caption [T 3.2].
+    """Compute how often a clip is closest to its own caption among the captions of its pair (TeminAL section 3.2).
 
-    A tie with another caption counts as wrong. Chance is 1 / number of compared captions.
+    A pair consists of R clips built from the same two sounds, with a caption each: the single and the combined sound
+    in stage A (R = 2); forward, reversed and overlaid order in stage B (R = 3). A tie with another caption counts as
+    wrong. The chance level is 1 / number of compared captions.
 
     Args:
-        prediction: Predictions of the Trainer: audio (N, R, d) and text (N, R, d) embeddings of N pairs with R roles.
-        intervals: Options of the confidence intervals, over pairs.
+        prediction: Predictions of the Trainer: audio (N, R, d) and text (N, R, d) embeddings of N pairs.
+        intervals: Confidence interval options; the bootstrap resamples pairs. None uses the defaults.
 
     Returns:
-        The scores and the outcome of each pair, by name: `temporal_accuracy` and the accuracy of each role. Stage b
-        (R = 3) adds `order_accuracy`: the forward and reversed items, compared only with each other's captions.
+        Tuple of two dicts by metric name: the scores, and the outcome of each pair. The metrics are
+        `temporal_accuracy` and the accuracy of each clip type, such as `single_accuracy`. Stage B adds
+        `order_accuracy`, which compares only the forward and the reversed clip.
     """
     intervals = intervals or Intervals()
     audio_embeds, text_embeds = in_row_order(prediction)
@@ -238,7 +254,7 @@ def evaluate_pairs(prediction: Any, intervals: Intervals | None = None) -> tuple
 
 
 def _is_own_first(similarity: np.ndarray) -> np.ndarray:
-    """Return whether each item's own caption scores above the other captions of its pair, (N, R, R) -> (N, R)."""
+    """Return whether each clip scores its own caption above the other captions of its pair, (N, R, R) -> (N, R)."""
     own = np.einsum("nrr->nr", similarity)
     return (similarity >= own[:, :, None]).sum(axis=2) == 1
 
@@ -246,7 +262,7 @@ def _is_own_first(similarity: np.ndarray) -> np.ndarray:
 def _score_prompts(
     split: EmbeddedSplit, clips: ClipEmbeddings, prompts: Sequence[Any], language: str
 ) -> list[list[float]]:
-    """Compute the cosines of each question's clip and its candidate prompts."""
+    """Compute the cosines between the clip of each question and its candidate prompts."""
     column: dict[str, int] = {}
     for prompt in prompts:
         for text in prompt.texts:
