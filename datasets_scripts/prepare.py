@@ -4,13 +4,13 @@
     supclap prepare esc50 --help  # with the options of that builder
 
 Then `load_splits("prepared", data_dir="prepared/esc50")` returns the splits. Every recording is read completely; bad
-ones are left out and listed in `manifest.json`. A killed run resumes where it stopped. Equal data produce equal bytes,
-for any number of workers.
+recordings are excluded and listed in `manifest.json`. A killed run resumes where it stopped. The same data produce the
+same bytes, for any number of workers.
 """
 
-# `map(num_proc=...)` and `to_parquet` of `datasets` could write a set. But they keep a second copy of all audio in the
-# cache, restart an interrupted split, hold a whole shard in memory, and make the cache depend on the number of
-# processes. `push_to_hub` would write other shards than those in the manifest's checksums.
+# Why not `datasets` with `map(num_proc=...)` and `to_parquet`: it keeps a second copy of all audio in the cache,
+# restarts an interrupted split, holds a whole shard in memory, and its cache depends on the number of processes.
+# `push_to_hub` would write different shards, which do not match the checksums in the manifest.
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ from modeling_supclap.datasets_scripts.progress import progress
 from modeling_supclap.datasets_scripts.public_names import redact
 from modeling_supclap.datasets_scripts.schema import AUDIO_COLUMNS, without_audio
 
-ROW_GROUP_ROWS = 100  # recommended for the Hub's viewer, which reads a whole row group to show a row
+ROW_GROUP_ROWS = 100  # recommended for the Hub viewer, which reads a whole row group to show one row
 ROW_GROUP_BYTES = 64 * 1024**2
-CELL_BYTES = 2**31 - 2  # maximum size of a cell in Arrow
-_WORK = ".prepare"  # in the output folder: finished shards of an unfinished run, and a hash of its request and data
+CELL_BYTES = 2**31 - 2  # maximum size of one value in Arrow
+_WORK = ".prepare"  # folder in the output folder: shards of an unfinished run, and a hash of its options and data
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class Request:
     """Options of a preparation.
 
     Attributes:
-        dataset: Dataset name of `load_splits`.
-        options: Options of its builder.
-        storage: Key of `prepared.STORAGES`.
+        dataset: Dataset name, see `load_splits`.
+        options: Builder options of the dataset.
+        storage: Storage format of the audio, a key of `prepared.STORAGES`.
         shard_bytes: Approximate maximum size of a shard in bytes.
-        on_bad_audio: "error" stops at the first bad recording, "skip" leaves bad ones out, "report" also prints each of
-            them. "skip" and "report" list them in the manifest.
+        on_bad_audio: "error" stops at the first bad recording; "skip" excludes bad recordings and lists them in the
+            manifest; "report" does the same and prints each of them.
     """
 
     dataset: str
@@ -94,22 +94,24 @@ def prepare(
     cache_dir: str | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Write a prepared set, resume writing it, or return the manifest if it is complete.
+    """Check all recordings of a dataset and write it as Parquet files with a manifest and a dataset card.
+
+    Resumes an interrupted run with the same options. If the output is already complete, nothing is written.
 
     Args:
         request: Options of the preparation.
         out: Output folder.
         workers: Number of processes that read recordings.
-        overwrite: Whether to replace another prepared set in the folder.
-        cache_dir: Cache folder of the builder's rows; None uses the default of `datasets`.
+        overwrite: Whether to replace another prepared dataset in the output folder.
+        cache_dir: Cache folder for the rows of the builder; None uses the `datasets` default.
         quiet: Whether to hide the progress bar.
 
     Returns:
-        The manifest.
+        The manifest as a dict.
 
     Raises:
-        BadAudioError: A recording is bad and `on_bad_audio` is "error", or FFmpeg is needed and missing.
-        FileExistsError: The folder contains something else.
+        BadAudioError: A recording is bad and `on_bad_audio` is "error", or FFmpeg is required but not installed.
+        FileExistsError: The output folder contains other files.
         RuntimeError: Another run is writing to the folder.
         ValueError: All recordings of a split are bad, or an option is invalid.
     """
@@ -137,7 +139,10 @@ def prepare(
 
 
 def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str | None:
-    """Return the base folder of the relative paths: `data_dir` if it contains all recordings, else a common parent."""
+    """Return the base folder for relative audio paths.
+
+    Returns `data_dir` if it contains all recordings, else their common parent folder; None if there is no such folder.
+    """
     parents: set[str] = set()
     for rows in splits.values():
         parents.update(map(os.path.dirname, filter(os.path.isabs, rows["audio_path"])))
@@ -155,25 +160,25 @@ def audio_root(request: Request, splits: Mapping[str, datasets.Dataset]) -> str 
 
 
 def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a recording completely and convert it to the columns of a storage.
+    """Check a recording completely, and encode it in the given storage format.
 
     Args:
-        source: Path or bytes of the recording.
-        name: Path of the recording in its row, for error messages.
-        storage: Key of `prepared.STORAGES`.
+        source: Path of the file, or the bytes of the file.
+        name: Relative path of the recording, for the row and for error messages.
+        storage: Storage format, a key of `prepared.STORAGES`.
 
     Returns:
-        The columns to add to the row, see `Storage.features`, and figures for the manifest: "seconds", "source_bytes"
-        and "source_sha256".
+        Tuple of two dicts: the audio columns of the row, see `Storage.features`; and statistics for the manifest:
+        "seconds", "source_bytes" and "source_sha256".
 
     Raises:
-        BadAudioError: The recording is bad; the message contains the name.
+        BadAudioError: The recording is bad; the message contains `name`.
     """
     codec, stored_hz, _ = STORAGES[storage]
     columns: dict[str, Any] = {}
     file_name = PurePosixPath(name)
 
-    # Only the stored form is in memory as a whole, however long the recording is.
+    # Recordings are decoded in blocks, so that only the encoded result is in memory as a whole.
     if stored_hz is None:
         if codec == "file":
             source = read_content(source, name)
@@ -196,7 +201,7 @@ def pack(source: str | bytes, name: str, storage: str) -> tuple[dict[str, Any], 
 
 
 class Entry(NamedTuple):
-    """Result of a row: the row to write, or None if it is left out, and a note for the manifest."""
+    """Result for a row: the row to write (None if the recording is bad), and a note for the manifest."""
 
     row: dict[str, Any] | None
     note: dict[str, Any]
@@ -232,7 +237,7 @@ def _relative(path: str, root: str | None) -> str:
 def _write_split(
     folder: Path, split: str, rows: datasets.Dataset, request: Request, root: str | None, workers: int, quiet: bool
 ) -> list[dict[str, Any]]:
-    """Write the remaining rows of a split and return the records of all its shards."""
+    """Write the remaining rows of a split, and return the records of all shards of the split."""
     types = datasets.Features({**without_audio(rows).features, **STORAGES[request.storage].features()})
     writer = ShardWriter(folder, split, types, request.shard_bytes)
 
@@ -249,7 +254,7 @@ def _write_split(
 
 
 def _checked(entries: tqdm, on_bad_audio: str) -> Iterator[Entry]:
-    """Raise or print the problems of bad recordings, as `on_bad_audio` requires."""
+    """Yield all entries; raise or print the problem of each bad recording, depending on `on_bad_audio`."""
     for entry in entries:
         if entry.row is None and on_bad_audio != "skip":
             problem = f"clip {entry.note['clip_id']!r}: {entry.note['reason']}"
@@ -260,13 +265,13 @@ def _checked(entries: tqdm, on_bad_audio: str) -> Iterator[Entry]:
 
 
 class ShardWriter:
-    """Writer of Parquet shards of bounded size, in the order of the rows; it can resume after a kill.
+    """Write the rows of a split to Parquet shards of limited size, and resume after an interruption.
 
-    Each finished shard is in the working folder, with a record of its content. The end of a shard depends only on the
-    rows, so a new run continues after the last record of an earlier one and writes the same bytes.
+    The working folder contains each finished shard and a JSON record of its content. The end of a shard depends only
+    on the rows. A new run therefore continues after the last record, and writes the same bytes.
 
     Args:
-        folder: Working folder with finished shards and their records.
+        folder: Working folder for finished shards and their records.
         split: Name of the split.
         types: Features of the rows.
         shard_bytes: Maximum size of a shard in bytes; a shard with a single row may exceed it.
@@ -285,20 +290,23 @@ class ShardWriter:
         return sum(len(record["notes"]) for record in self.records)
 
     def write(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
-        """Write the rest of the split, from `next_row` on.
+        """Write the remaining rows of the split.
+
+        Args:
+            entries: Entries of the rows from `next_row` to the end of the split.
 
         Returns:
-            Records of all shards of the split, including those of earlier runs: "file", "rows", "row_groups", "bytes",
-            "payload_bytes", "sha256" and "notes".
+            Records of all shards of the split, including the shards of earlier runs. The keys of a record are "file",
+            "rows", "row_groups", "bytes", "payload_bytes", "sha256" and "notes".
         """
         rest = iter(entries)
-        pending = list(islice(rest, 1))  # a list, so that a row of hours of audio can be freed
+        pending = list(islice(rest, 1))  # a list, so that `_write_shard` can free a row with hours of audio
         while pending:
             self._write_shard(pending, rest)
         return self.records
 
     def _write_shard(self, pending: list[Entry], rest: Iterator[Entry]) -> None:
-        """Write one shard, starting with the pending entry; the entry that no longer fits becomes pending."""
+        """Write one shard, starting with the pending entry; the first entry that does not fit becomes pending."""
         path = self._record_path().with_suffix(".parquet")
         unfinished = self.folder / f"{self.split}.part"
         notes: list[dict[str, Any]] = []
@@ -307,8 +315,8 @@ class ShardWriter:
         payload = group_bytes = 0
         entry: Entry | None = pending.pop()
 
-        # No compression: the audio is already compressed or faster to read without it, and the text is small. The bytes
-        # then depend only on the rows.
+        # No compression, because the audio is already compressed or faster to read without it, and the text is small.
+        # Without compression the bytes of a shard depend only on the rows.
         options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
         with pyarrow.parquet.ParquetWriter(unfinished, self.schema, version="2.6", **options) as parquet:
 
@@ -316,7 +324,7 @@ class ShardWriter:
                 if group:
                     table = pyarrow.Table.from_pylist(group, self.schema)
                     groups.append(len(group))
-                    group.clear()  # before writing, because the table has a copy
+                    group.clear()  # frees memory before writing; the table contains a copy
                     parquet.write_table(table, row_group_size=len(table))
                     del table
                     pyarrow.default_memory_pool().release_unused()
@@ -357,7 +365,7 @@ class ShardWriter:
 
 
 def payload_bytes(value: Any) -> int:
-    """Estimate the size of a value in a file: its bytes and characters, 8 bytes per number.
+    """Estimate the size of a value in bytes: 1 per byte or character, 8 per number, 0 for None.
 
     >>> payload_bytes({"clip_id": "a1", "audio": {"bytes": b"1234", "path": None}, "labels": ["dog"]})
     9
@@ -375,9 +383,9 @@ def payload_bytes(value: Any) -> int:
 
 
 def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | None) -> str:
-    """Return a hash of all that determines the bytes of a set: the request, the rows and the state of their files."""
+    """Hash all inputs of a preparation: options, package versions, rows, and the size and mtime of the audio files."""
     options = asdict(request)
-    if request.on_bad_audio == "report":  # leaves out the same clips as "skip"
+    if request.on_bad_audio == "report":  # excludes the same clips as "skip"
         options["on_bad_audio"] = "skip"
     digest = hashlib.sha256(json.dumps([FORMAT, options, versions()], default=str, sort_keys=True).encode())
     for split, rows in splits.items():
@@ -391,7 +399,16 @@ def _plan(request: Request, splits: Mapping[str, datasets.Dataset], root: str | 
 
 
 def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
-    """Prepare the folder for a plan; return whether the set is complete. Discards unfinished runs of other plans."""
+    """Set up the output folder, and return whether it already contains the complete result.
+
+    Args:
+        folder: Output folder.
+        plan: Hash from `_plan`; the shards of an unfinished run with another hash are deleted.
+        overwrite: Whether to replace another prepared dataset.
+
+    Raises:
+        FileExistsError: The folder contains other files, or another prepared dataset without `overwrite`.
+    """
     note, manifest = folder / _WORK / "plan", folder / MANIFEST
     last_plan = note.read_text(encoding="utf-8") if note.is_file() else None
     if manifest.is_file() and last_plan == plan and not overwrite:
@@ -418,7 +435,7 @@ def _finish(
     root: str | None,
     folder: Path,
 ) -> dict[str, Any]:
-    """Move shards, write card and manifest; the manifest is last, because it marks a complete set."""
+    """Move the shards, write the dataset card, and finally the manifest, which marks the dataset as complete."""
     (folder / "data").mkdir(exist_ok=True)
     shards: dict[str, list[dict[str, Any]]] = {}
     notes: dict[str, list[dict[str, Any]]] = {}
@@ -426,7 +443,7 @@ def _finish(
         shards[split], notes[split] = [], []
         for number, record in enumerate(of_split):
             name = f"data/{split}-{number:05d}-of-{len(of_split):05d}.parquet"
-            if (folder / _WORK / record["file"]).is_file():  # else an earlier run has moved it
+            if (folder / _WORK / record["file"]).is_file():  # otherwise an earlier run has already moved the shard
                 os.replace(folder / _WORK / record["file"], folder / name)
             about = {key: record[key] for key in ("rows", "row_groups", "bytes", "payload_bytes", "sha256")}
             shards[split].append({"file": name, **about})
@@ -460,18 +477,18 @@ def _finish(
 
 
 def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
-    """Upload a prepared set with audio to a dataset repository in one commit.
+    """Upload a prepared dataset to a Hub dataset repository in one commit.
 
     Args:
-        folder: Folder of the prepared set.
-        repo_id: Repository "user/name"; created if it does not exist.
+        folder: Folder of the prepared dataset.
+        repo_id: Repository id "user/name"; created if it does not exist.
         private: Whether a new repository is private.
 
     Returns:
-        Address of the repository.
+        URL of the repository.
 
     Raises:
-        ValueError: The set has the storage "reference", without audio.
+        ValueError: The storage is "reference", so there is no audio to upload.
     """
     from huggingface_hub import HfApi
 
@@ -491,7 +508,7 @@ def push(folder: str | Path, repo_id: str, private: bool = False) -> str:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; `builder_options` contains the given options of the builder."""
+    """Parse the command line; the attribute `builder_options` is a dict of the builder options that were set."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -524,7 +541,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare a set, print a summary and upload it; errors of data and arguments are printed as one line."""
+    """Run the command: prepare a dataset, print a summary, and optionally upload it to the Hub.
+
+    Returns:
+        Exit status: 0, or 1 after an error, which is printed as one line.
+    """
     args = parse_arguments(sys.argv[1:] if argv is None else argv)
     request = Request(args.dataset, args.builder_options, args.storage, args.shard_size, args.on_bad_audio)
 

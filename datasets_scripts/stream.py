@@ -1,16 +1,17 @@
-"""Streams of rows: read on demand, in an order that any process can resume at any position.
+"""Stream rows from Parquet or tar files in a shuffled order that can resume at any position.
 
 >>> from modeling_supclap.datasets_scripts import load_splits
 >>> rows = load_splits("prepared", data_dir="s3://bucket/clotho", streaming=True)["train"]  # doctest: +SKIP
 >>> rows = rows.shuffle(seed=0).shard(process=0, num_processes=8)  # doctest: +SKIP
 
-`stream_sources` reads the files.
+The module `stream_sources` reads the files.
 
-With `IterableDataset.shuffle` of `datasets`, a resumed run fills the shuffle buffer with other rows, and the batches
-change with the number of processes. Here the order of an epoch depends only on the seed and the epoch. The row groups
-are distributed in random order over 16 shuffle shards, the rows within each row group are shuffled, and each shard
-yields one row in turn. While no shard is at its end, any 16 successive rows come from 16 row groups. If 16 is a
-multiple of the number of processes times workers, each worker reads only the row groups of its own shards.
+With `datasets.IterableDataset.shuffle`, a resumed run fills the shuffle buffer with different rows, and the batches
+depend on the number of processes. Here the row order depends only on the seed and the epoch. The row groups are
+distributed in random order over 16 shuffle shards, and the rows within each row group are shuffled. The stream takes
+one row from each shard in turn. Until the first shard ends, any 16 successive rows come from 16 different row groups.
+If 16 is a multiple of (number of processes x number of workers), each worker reads only the row groups of its own
+shards.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ Row = dict[str, Any]
 
 
 class RowGroup(NamedTuple):
-    """A part of a file that is read at once.
+    """Row group: the part of a file that is read at once.
 
     Attributes:
         path: Path or address of the file.
-        location: Location in the file; its number in Parquet (with more fields in `HubSplit`), the first and the last
-            byte in a tar file.
+        location: Location in the file. Parquet: number of the row group (`HubSplit` adds more fields). Tar: start
+            and end byte.
         rows: Number of rows.
-        start: Index of its first row in the split, set by `RowStream`.
+        start: Index in the split of the first row of the group, set by `RowStream`.
     """
 
     path: str
@@ -54,18 +55,18 @@ class RowGroup(NamedTuple):
 
 
 class RowStream(IterableDataset):
-    """Rows of one split, each with its index in the split as `clip_index`.
+    """Iterable dataset that reads the rows of one split on demand.
 
-    A new stream iterates over the split in order. `shuffle`, `shard`, `map` and `remove_columns` return other streams
-    of the same rows. Each worker of a `DataLoader` yields a part of the process's rows, so the composition of the
-    batches depends on the number of workers; a resumed run must keep this number.
+    Each row has the additional column `clip_index`, its index in the split. A new stream iterates in file order.
+    `shuffle`, `shard`, `map` and `remove_columns` return a new stream. The workers of a `DataLoader` share the rows of
+    a process, so the batches depend on the number of workers; a resumed run must use the same number.
 
     Args:
         split: Source of the rows: a `ParquetSplit`, a `HubSplit` or a `TarSplit`.
 
     Attributes:
-        num_rows: Number of rows of the whole split.
-        licenses: Number of clips by licence in the whole set, if known.
+        num_rows: Number of rows in the whole split.
+        licenses: Dict from licence to the number of clips in the whole dataset; empty if unknown.
     """
 
     def __init__(self, split: ParquetSplit | HubSplit | TarSplit) -> None:
@@ -81,33 +82,34 @@ class RowStream(IterableDataset):
         self._seed: int | None = None
         self._process, self._num_processes = 0, 1
         self._functions: list[Callable[[Row], Row]] = []
-        # Epoch, rows yielded in it, rows per batch. In shared memory, so that persistent workers see a new epoch.
+        # Epoch, number of rows yielded in it, batch size. Shared memory, so that persistent workers get a new epoch.
         self._state = torch.tensor([0, 0, 1]).share_memory_()
 
     @property
     def column_names(self) -> list[str]:
-        """Names of the columns, as in a `datasets.Dataset`."""
+        """Column names, as in `datasets.Dataset`."""
         return list(self.features)
 
     def __len__(self) -> int:
-        """Return the number of rows that this process yields per epoch."""
+        """Return the number of rows of this process per epoch."""
         rest = 0 if self._seed is not None else int(self._process < self.num_rows % self._num_processes)
         return self.num_rows // self._num_processes + rest
 
     def shuffle(self, seed: int) -> RowStream:
-        """Return a stream of the same rows in a random order that differs between epochs.
+        """Return a stream in random order; the order is different in each epoch.
 
         Args:
-            seed: Seed of the order, together with the epoch.
+            seed: Random seed; the order depends on the seed and the epoch.
         """
         return self._changed(_seed=seed)
 
     def shard(self, process: int, num_processes: int) -> RowStream:
-        """Return a stream of one process's rows; no two processes share a row.
+        """Return a stream with the rows of one process; no row belongs to two processes.
 
-        The processes take rows in turn, so that a global batch contains the same rows for any number of processes. In a
-        shuffled stream all processes get equally many rows, because every step needs all of them. The remainder of an
-        epoch, fewer rows than processes, is left out; it differs between epochs.
+        Successive rows go to successive processes, so that a global batch contains the same rows for any number of
+        processes. In a shuffled stream all processes have the same number of rows, because every training step needs
+        all processes. The last rows of an epoch, fewer than the number of processes, are dropped; they are different in
+        each epoch.
 
         Args:
             process: Index of the process, from 0.
@@ -118,31 +120,31 @@ class RowStream(IterableDataset):
         return self._changed(_process=process, _num_processes=num_processes)
 
     def map(self, function: Callable[[Row], Row], features: datasets.Features | None = None) -> RowStream:
-        """Return a stream that applies a function to each row when it is read.
+        """Return a stream that applies a function to each row when the row is read.
 
         Args:
-            function: Function from row to row. With workers that are not forked, it must be a function of a module, or
-                a `functools.partial` of one.
-            features: Types of the new rows; None keeps the current types.
+            function: Function from row to row. It must be picklable if workers are spawned, not forked: a module-level
+                function, or a `functools.partial` of one.
+            features: Features of the new rows; None keeps the current features.
         """
         return self._changed(_functions=[*self._functions, function], features=features or self.features)
 
     def remove_columns(self, names: Sequence[str]) -> RowStream:
-        """Return a stream without some columns, which are not read; from Parquet, they are not even downloaded.
+        """Return a stream without some columns; removed Parquet columns are not downloaded.
 
         Args:
-            names: Columns to remove.
+            names: Names of the columns to remove.
         """
         kept = {name: kind for name, kind in self.features.items() if name not in names}
         columns = [name for name in self._columns if name not in names]
         return self._changed(_columns=columns, features=datasets.Features(kept))
 
     def to_dataset(self, cache_dir: str | None = None) -> datasets.Dataset:
-        """Read all rows in order into a memory-mapped dataset, for splits that are iterated repeatedly in evaluation.
+        """Read all rows in file order into a memory-mapped `datasets.Dataset`, for repeated evaluation of a split.
 
         Args:
-            cache_dir: Cache folder of the rows; None uses the default of `datasets`. Cached rows of the same files are
-                not read again.
+            cache_dir: Cache folder for the rows; None uses the `datasets` default. If the cache already contains the
+                rows of the same files, they are not read again.
         """
         whole = self._changed(_seed=None, _process=0, _num_processes=1)
         whole.load_state_dict({"epoch": 0, "rows": 0})
@@ -159,24 +161,24 @@ class RowStream(IterableDataset):
         return changed
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the order, from 0; the next iteration starts at its beginning."""
+        """Set the epoch, from 0. A new epoch starts at its beginning; the current epoch keeps its position."""
         if epoch != int(self._state[0]):
             self._state.copy_(torch.tensor([epoch, 0, 1]))
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position of the iteration in this process.
+        """Return the position of the iteration in this process, as a dict with "epoch", "rows" and "batch_size".
 
-        A `DataLoader` with workers iterates in other processes. The position is then `{"epoch": e, "rows": batches *
-        batch_size, "batch_size": batch_size}` with the number of batches that it has yielded.
+        A `DataLoader` with workers iterates in other processes, so this method does not know the position. Construct
+        `{"epoch": e, "rows": batches * batch_size, "batch_size": batch_size}` from the number of yielded batches.
         """
         epoch, rows, batch_size = self._state.tolist()
         return {"epoch": epoch, "rows": rows, "batch_size": batch_size}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue the next iteration at a position, without reading earlier rows.
+        """Set the position of the next iteration; earlier rows are not read.
 
         Args:
-            state: Result of `state_dict`; "batch_size" may be missing without workers.
+            state: Dict in the format of `state_dict`; "batch_size" is optional without workers.
         """
         self._state.copy_(torch.tensor([state["epoch"], state["rows"], state.get("batch_size", 1)]))
 
@@ -186,7 +188,7 @@ class RowStream(IterableDataset):
 
         info = get_worker_info()
         workers = 1 if info is None else info.num_workers
-        # `DataLoader` takes batches from its workers in turn, and a resumed one starts with the first worker again.
+        # `DataLoader` takes batches from its workers in turn. A resumed loader starts with the first worker again.
         worker = 0 if info is None else (info.id + batches) % workers
         skipped = num_yielded if info is None else batch_size * len(range(worker, batches, workers))
 
@@ -199,7 +201,7 @@ class RowStream(IterableDataset):
             self._state[1] = 0  # the next iteration starts from the beginning
 
     def read_epoch(self, epoch: int) -> EpochReader:
-        """Return the rows of this process in an epoch, by index; successive indices are fast to read."""
+        """Return an `EpochReader` for the rows of this process; reading successive indices is fast."""
         shards = [self.row_groups]
         if self._seed is not None:
             order = np.random.default_rng([self._seed, epoch]).permutation(len(self.row_groups))
@@ -209,12 +211,14 @@ class RowStream(IterableDataset):
 
 
 class EpochReader:
-    """Rows of a process in one epoch, by index; keeps the last row group of each shuffle shard in memory.
+    """Random access to the rows of one process in one epoch.
+
+    Keeps the last row group of each shuffle shard in memory.
 
     Args:
-        stream: Stream of the rows.
-        epoch: The epoch, from 0.
-        shards: Row groups of each shuffle shard, in order.
+        stream: Stream to read from.
+        epoch: Epoch, from 0.
+        shards: List of the row groups of each shuffle shard, in reading order.
     """
 
     def __init__(self, stream: RowStream, epoch: int, shards: list[list[RowGroup]]) -> None:
@@ -224,7 +228,7 @@ class EpochReader:
         for shard in shards:
             self._starts.append(list(accumulate((group.rows for group in shard), initial=0)))
 
-        # Shards yield one row each in turn. When the shortest ones end, a new segment continues with the others.
+        # The shards yield one row each in turn. When the shortest shards end, a new segment continues with the others.
         lengths = [starts[-1] for starts in self._starts]
         self._segments: list[tuple[int, int, list[int]]] = []  # first position, first row of each shard, shards
         position = first_row = 0
@@ -247,7 +251,7 @@ class EpochReader:
         index = bisect_right(self._starts[shard], row) - 1
         group = self.shards[shard][index]
         if shard not in self._groups or self._groups[shard][0] != group:
-            self._groups.pop(shard, None)  # before reading the next: only one row group per shard is in memory
+            self._groups.pop(shard, None)  # free it before reading the next: one row group per shard is in memory
             order = np.arange(group.rows)
             if stream._seed is not None:
                 order = np.random.default_rng([stream._seed, self.epoch, group.start]).permutation(group.rows)
@@ -262,7 +266,7 @@ class EpochReader:
 
 
 class EpochRows(Dataset):
-    """Rows of a stream by (epoch, index), as `EpochBatches` yields them; skipped rows are not read."""
+    """Map-style dataset over a stream with keys `(epoch, index)` from `EpochBatches`; skipped rows are not read."""
 
     def __init__(self, stream: RowStream) -> None:
         self.stream = stream
@@ -279,18 +283,18 @@ class EpochRows(Dataset):
 
 
 class EpochBatches(Sampler):
-    """Batch sampler of a `DataLoader`: the batches of a process in one epoch, as keys of `EpochRows`.
+    """Batch sampler for `EpochRows`; yields lists of keys `(epoch, index)` for the batches of one process.
 
-    `accelerate` and `torchdata` resume a stream from the states of its workers, `skip_first_batches` by reading the
-    skipped batches. Here a batch depends only on its number, so a run can continue with any batch without a state.
+    A batch depends only on its number, so a run can resume at any batch without a saved state. Other ways to resume
+    need the state of each worker (`torchdata`), or read the skipped batches (`accelerate.skip_first_batches`).
 
-    The workers of the loader take batches in turn, and each reads the rows of its own shuffle shards. The last rows of
-    an epoch are left out if they do not fill a batch.
+    The `DataLoader` workers process batches in turn, and each worker reads the rows of its own shuffle shards. The last
+    rows of an epoch are dropped if they do not fill a batch.
 
     Args:
-        stream: Rows of this process.
+        stream: Stream with the rows of this process.
         batch_size: Number of rows per batch.
-        workers: Number of reading processes.
+        workers: Number of `DataLoader` workers.
     """
 
     def __init__(self, stream: RowStream, batch_size: int, workers: int = 0) -> None:
@@ -298,7 +302,7 @@ class EpochBatches(Sampler):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the batches, from 0."""
+        """Set the epoch, from 0."""
         self.epoch = epoch
 
     def __len__(self) -> int:

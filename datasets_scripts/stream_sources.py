@@ -1,7 +1,7 @@
-"""Sources of row streams: prepared sets, other Parquet files, and tar files of WebDataset.
+"""Sources of row streams for `load_splits(..., streaming=True)`.
 
-Used by `load_splits(..., streaming=True)`: "prepared" reads the output of `prepare.py`, "hf" other Parquet files with a
-column of recordings and one of captions, and "webdataset" tar files.
+"prepared" reads the output of `prepare.py`, "hf" other Parquet files with an audio column and a caption column, and
+"webdataset" WebDataset tar files.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from .stream import SHUFFLE_SHARDS, Row, RowGroup, RowStream
 
 logger = logging.getLogger(__name__)
 
-# Only at the start of a word: not in "latest" or "device".
+# Matches only at the start of a word, not in "latest" or "device".
 _SPLIT_IN_PATH = re.compile(
     "(?<![a-z])(training|train|testing|test|validation|valid|(val|development|dev|evaluation|eval)(?![a-z]))",
     re.IGNORECASE,
 )
-ROWS_OF_A_GROUP = 100  # for tar files, which have no row groups
+ROWS_OF_A_GROUP = 100  # rows that are read at once from a tar file, because tar files have no row groups
 
 
 def _file_features(languages: Sequence[str]) -> datasets.Features:
-    """Return the features of rows that contain the bytes of their recordings."""
+    """Return the features of rows with the audio bytes in the column `audio`."""
     return datasets.Features({**features(languages), **STORAGES["original"].features()})
 
 
 class ParquetSplit:
-    """A split of a prepared set, with the row groups of its manifest.
+    """Split of a prepared dataset; the manifest lists the row groups.
 
     Args:
-        prepared: The prepared set.
+        prepared: Location and manifest of the prepared dataset.
         split: Name of the split.
     """
 
@@ -72,17 +72,17 @@ class ParquetSplit:
 
 
 class HubSplit:
-    """A split of any dataset in Parquet files, with a column of recordings and one of captions.
+    """Split of a Hub dataset in Parquet files, with an audio column and one or more caption columns.
 
-    Leaves out rows without captions. Several rows with the same recording are an error, because each would be a
-    negative of the others, and a stream cannot join them.
+    Rows without captions are skipped. Reading a row group raises ValueError if several of its rows have the same
+    recording, because they would be negatives of each other, and a stream cannot merge them.
 
     Args:
-        row_groups: Row groups of the split, each with the `location` (number in the file, index of its first row in the
-            dataset, columns that may be empty).
+        row_groups: Row groups of the split. Their `location` is the tuple (number of the row group in the file, index
+            in the split of its first row, columns that may contain empty values).
         split: Prefix of the clip ids.
         types: Features of the dataset.
-        config: Names of the columns.
+        config: Column names.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class HubSplit:
         self.digest = Hasher.hash([versions, self.row_groups, config])
 
     def _find_captioned(self, group: RowGroup) -> Sequence[int]:
-        """Return the indices of the rows with captions; reads the captions only if some may be missing."""
+        """Return the row numbers in the group with captions; reads the captions only if some may be missing."""
         number_in_file, _, may_lack = group.location
         if not may_lack.issuperset(self._columns.languages):
             return range(group.rows)
@@ -151,11 +151,11 @@ class HubSplit:
 
 
 class TarSplit:
-    """A split of WebDataset tar files; the members of a sample differ only in their suffixes.
+    """Split of WebDataset tar files; the files of one sample have the same name and different suffixes.
 
-    Each sample with a recording (`.flac`, `.wav`, ...) becomes a row. Its captions come from `.txt`, or from `.json`
-    with "text", "caption" or "captions" (a string or a list), "tag" or "labels", "license" and "source". Reads the
-    headers of all tar files once, without unpacking.
+    Each sample with a recording (`.flac`, `.wav`, ...) becomes a row. The captions come from a `.json` file with the
+    keys "captions", "caption" or "text" (a string or a list), or else from a `.txt` file. The `.json` file may also
+    contain "labels" or "tag", "license" and "source". The constructor reads the headers of all tar files once.
 
     Args:
         paths: Paths or addresses of the tar files.
@@ -223,11 +223,11 @@ class TarSplit:
         }
 
     def _samples(self, path: str) -> list[tuple[int, int]]:
-        """Return the first and last byte of each sample with a recording.
+        """Return a list of (start byte, end byte) for the samples with a recording.
 
         Raises:
-            ValueError: The members of a sample are not adjacent, or a member is sparse, so that its announced size is
-                unreliable.
+            ValueError: The files of a sample are not adjacent, or a file is sparse, because the size of a sparse file
+                in the header is unreliable.
         """
         samples: list[tuple[int, int]] = []
         keys: set[str] = set()
@@ -267,24 +267,28 @@ def _read_row_group(path: str, number: int, columns: Sequence[str]) -> pyarrow.T
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Split a member's name at the first dot after the last slash: key of its sample, and suffix."""
+    """Split a file name at the first dot after the last slash into the sample key and the lower-case suffix."""
     folder, _, file = name.rpartition("/")
     stem, dot, suffix = file.partition(".")
     return f"{folder}/{stem}" if folder else stem, dot + suffix.lower()
 
 
 def load_parquet(**options: Any) -> dict[str, RowStream]:
-    """Return the splits of a dataset in Parquet files, from the Hub, a folder, or an address that fsspec can list.
+    """Stream a dataset of Parquet files from the Hub, a folder, or an address that fsspec can list.
 
-    Reads only the footers of the files. Missing validation and test splits are drawn from the training split by whole
-    row groups, so that neighbouring rows stay together and each row group is read once.
+    Reads only the file footers, and the captions if some may be missing. If there is no validation or test split, a
+    random sample of the training row groups is held out. Whole row groups are held out, so that neighbouring rows stay
+    in the same split and each row group is read once.
 
     Args:
         **options: Fields of `builders.hf.HubDatasetConfig`.
 
+    Returns:
+        Dict from split name to stream.
+
     Raises:
         FileNotFoundError: There are no Parquet files.
-        ValueError: Columns are missing, or the training split has too few row groups to hold any out.
+        ValueError: Columns are missing, or the training split has too few row groups to hold out a split.
     """
     config = HubDatasetConfig(**options)
     data_dir = str(config.data_dir)
@@ -297,7 +301,7 @@ def load_parquet(**options: Any) -> dict[str, RowStream]:
         files = builder.config.data_files or {}
 
     groups: dict[str, list[RowGroup]] = {}
-    origins: dict[str, str] = {}  # prefix of the clip ids, by split
+    origins: dict[str, str] = {}  # from split to the prefix of its clip ids
     names = name_splits(map(str, files))
     for name, paths in files.items():
         split = names[str(name)]
@@ -333,7 +337,7 @@ def _read_footer(path: str) -> pyarrow.parquet.FileMetaData:
 
 
 def _may_be_empty(row_group: pyarrow.parquet.RowGroupMetaData) -> frozenset[str]:
-    """Return the columns of a row group that may contain nulls, empty lists or blank texts, by its statistics."""
+    """Return the columns that may contain nulls, empty lists or blank texts, according to the Parquet statistics."""
     columns = set()
     for number in range(row_group.num_columns):
         chunk = row_group.column(number)
@@ -345,7 +349,7 @@ def _may_be_empty(row_group: pyarrow.parquet.RowGroupMetaData) -> frozenset[str]
 
 
 def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[RowGroup], list[RowGroup]]:
-    """Draw about this fraction of the row groups, at least one; return the others first."""
+    """Hold out a random fraction of the row groups, at least one; return the tuple (remaining, held out)."""
     num_drawn = max(1, round(fraction * len(groups)))
     if num_drawn >= len(groups):
         raise ValueError(
@@ -358,7 +362,10 @@ def _hold_out(groups: list[RowGroup], fraction: float, seed: int) -> tuple[list[
 
 
 def _find_files(data_dir: str, suffix: str) -> dict[str, list[str]]:
-    """Return the files of a folder by split: by the first split name in their paths, or "train" without one."""
+    """Return a dict from split to the files of a folder.
+
+    The first split name in the path of a file determines the split; it is "train" if the path contains none.
+    """
 
     def find(system: Any, folder: str) -> list[tuple[str, str]]:
         paths = sorted(system.glob(f"{folder.rstrip('/')}/**/*{suffix}"))
@@ -378,11 +385,11 @@ def _find_files(data_dir: str, suffix: str) -> dict[str, list[str]]:
 
 @dataclass
 class TarConfig:
-    """Location of WebDataset tar files, and language of their captions.
+    """Location and caption language of WebDataset tar files.
 
     Attributes:
         data_dir: Folder, or address that fsspec can list. The split of a tar file is the first split name in its path
-            ("train", "validation" or "valid", "test", "development", "evaluation"), or "train" without one.
+            ("train", "validation" or "valid", "test", "development", "evaluation"), or "train" if there is none.
         language: ISO 639-3 code of the captions.
     """
 
@@ -395,7 +402,7 @@ class TarConfig:
 
 
 def load_tars(**options: Any) -> dict[str, RowStream]:
-    """Return the splits of a folder of WebDataset tar files; for the options see `TarConfig`."""
+    """Stream WebDataset tar files; returns a dict from split name to stream. The options are fields of `TarConfig`."""
     config = TarConfig(**options)
     files = _find_files(str(config.data_dir), ".tar")
     return {split: RowStream(TarSplit(paths, config.language)) for split, paths in files.items()}
