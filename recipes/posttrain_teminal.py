@@ -132,7 +132,7 @@ def run_stage(
     args: TemporalTrainingArguments,
     items: tuple[TemporalItems, TemporalItems, TemporalItems],
 ) -> Any:
-    """Train one stage in its own folder, from its last checkpoint if resumed; predict its evaluation pairs."""
+    """Train one stage in its own folder, from its last checkpoint if resumed; predict the held-out pairs to score."""
     from modeling_supclap.training.checkpoints import last_checkpoint
     from modeling_supclap.training.trainer import TemporalTrainer
     from modeling_supclap.training.training_args import TemporalTrainingArguments
@@ -140,17 +140,14 @@ def run_stage(
     folder = Path(args.output_dir or ".") / f"stage_{stage}"
     last = last_checkpoint(folder, resumes=args.resume_from_checkpoint is not None)
     shared = {option.name: getattr(args, option.name) for option in fields(args) if option.init}
-    trainer = TemporalTrainer(
-        model,
-        TemporalTrainingArguments(**{**shared, "stage": stage, "output_dir": str(folder)}),
-        train_items=items[0],
-        eval_items=items[1],
-        processing_class=processor,
+    stage_args = TemporalTrainingArguments(**{**shared, "stage": stage, "output_dir": str(folder)})
+    selection, scored = (
+        TemporalTrainer(model, stage_args, items[0], eval_items, processing_class=processor) for eval_items in items[1:]
     )
 
-    train(trainer, last)
-    trainer.save_state()  # the log, for figures of several runs
-    return trainer.predict(trainer.eval_rows)
+    train(selection, last)
+    selection.save_state()  # the log, for figures of several runs
+    return scored.predict(scored.eval_rows)
 
 
 def score_stages(

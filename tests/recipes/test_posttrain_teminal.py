@@ -17,6 +17,7 @@ from transformers import ClapModel, pipeline
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
 from modeling_supclap.evaluation import Results, compare
 from modeling_supclap.recipes import posttrain_teminal
+from modeling_supclap.training.trainer import TemporalTrainer
 from modeling_supclap.training.training_args import TemporalTrainingArguments
 
 # Of the three recordings of each class in the training split, one trains, one chooses and one is scored.
@@ -231,3 +232,20 @@ def test_stage_b_alone_is_trained_alone(esc_folder, model_folder, tmp_path):
             run_recipe(posttrain_teminal, *words, *wrong)
     with pytest.raises(ValueError, match="stages"):
         run_recipe(posttrain_teminal, config)
+
+
+def test_before_and_after_are_scored_on_the_same_held_out_recordings(esc_folder, model_folder, tmp_path, monkeypatch):
+    """With the best epoch selected on one half of the held-out recordings, all scores are of the other half."""
+    scored = []
+    predict = TemporalTrainer.predict
+
+    def record(self, rows, *args, **kwargs):
+        scored.append({row["source"] for row in self.eval_items.rows})
+        return predict(self, rows, *args, **kwargs)
+
+    monkeypatch.setattr(TemporalTrainer, "predict", record)
+    small = ["--num_train_epochs", "1", "--per_device_train_batch_size", "6", "--eval_pairs", "4", "--use_cpu", "true"]
+    words = [*in_folders(model_folder, esc_folder, tmp_path / "run"), *small, *BEST_EPOCH, "--languages", "eng"]
+    run_recipe(posttrain_teminal, *words, "--stages", "b")
+    before, after = scored
+    assert before == after
