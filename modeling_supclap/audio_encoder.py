@@ -1,7 +1,7 @@
-"""Audio encoders of transformers as towers: inputs, forward pass and pooling.
+"""Use transformers audio encoders as audio towers: input features, forward pass and pooling.
 
-Feature extractors name their input `input_values` or `input_features`. Here it is always `input_features`, with
-`audio_attention_mask`. Some encoders take clips of one length (Whisper 30 s, AST 10.24 s), others of any length
+Feature extractors call their output `input_values` or `input_features`. This module always uses `input_features` and
+`audio_attention_mask`. Some encoders need a fixed clip length (Whisper 30 s, AST 10.24 s), others accept any length
 (wav2vec 2.0, HuBERT, WavLM, Data2Vec, wav2vec2-BERT, ...).
 """
 
@@ -18,15 +18,15 @@ from .pooling import mean_pool
 
 
 def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute the inputs of an encoder, each clip independently of the others.
+    """Compute the input features of a transformers audio encoder, independently for each clip.
 
     Args:
         feature_extractor: Feature extractor of the encoder.
-        clips: Waveforms (samples,) at the sampling rate of the feature extractor.
+        clips: Waveforms of shape (samples,), at the sampling rate of the feature extractor.
 
     Returns:
-        `input_features` float32, (B, T), (B, T, features), or (B, features, T) if all clips have one length; zero after
-        the end of a shorter clip. `audio_attention_mask` (B, T) int64, 1 for samples or frames of the clip.
+        Dict with `input_features`, float32 of shape (B, T), (B, T, features), or (B, features, T) if all clips have the
+        same length, padded with zeros; and `audio_attention_mask` (B, T) int64, 1 for the clip and 0 for padding.
     """
     options: dict[str, Any] = {"sampling_rate": feature_extractor.sampling_rate, "return_tensors": "np"}
     if "return_attention_mask" in inspect.signature(feature_extractor.__call__).parameters:
@@ -51,21 +51,22 @@ def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[s
 def run_encoder(
     encoder: Any, features: torch.Tensor, mask: torch.Tensor | None, pooling: str | None = None, **kwargs: Any
 ) -> BaseModelOutputWithPooling:
-    """Encode clips with an encoder of transformers, each clip independently of the others.
+    """Encode clips with a transformers audio encoder, so that no clip is affected by the others in the batch.
 
-    Clips of different lengths are encoded one length at a time and without padding. A mask is not enough, because
-    padding affects a group norm over time (wav2vec 2.0, HuBERT) and convolutions over positions (Data2Vec).
+    Clips are grouped by length, and each group is encoded without padding. An attention mask is not enough, because
+    padding changes the group norm over time (wav2vec 2.0, HuBERT) and the positional convolutions (Data2Vec).
 
     Args:
-        encoder: Audio encoder of transformers.
-        features: (B, T), (B, T, features), or (B, features, T) if all clips have one length.
+        encoder: Audio encoder from transformers.
+        features: (B, T), (B, T, features), or (B, features, T) if all clips have the same length.
         mask: (B, T), ones followed by zeros; None means no padding.
-        pooling: "pooler" uses the pooler of the encoder, "mean" the mean of its frames; None is "pooler" if it has one.
+        pooling: "pooler" uses the `pooler_output` of the encoder, "mean" averages over frames; None uses the
+            `pooler_output` if there is one, else the mean.
         **kwargs: `output_hidden_states` and `output_attentions`, as in transformers.
 
     Returns:
-        `pooler_output` (B, D) and `last_hidden_state` (B, N, D), zero after the end of a shorter clip.
-        `hidden_states` and `attentions` are returned only if all clips have one length.
+        Output with `pooler_output` (B, D) and `last_hidden_state` (B, N, D), which is zero after the end of a shorter
+        clip. `hidden_states` and `attentions` are returned only if all clips have the same length.
 
     Raises:
         ValueError: A clip is shorter than one frame.
@@ -90,7 +91,7 @@ def run_encoder(
     if len(parts) == 1:
         return parts[0]
 
-    # Pad to one number of frames and restore the order of the clips: (b, n, D) of each length -> (B, N, D)
+    # Pad all groups to the same number of frames and restore the order of the clips: (b, n, D) -> (B, N, D)
     order = torch.cat(rows).argsort()
     most = max(part.last_hidden_state.shape[1] for part in parts)
     hidden = []
@@ -105,7 +106,7 @@ def run_encoder(
 def _run(
     encoder: Any, features: torch.Tensor, mask: torch.Tensor | None, pooling: str | None, **kwargs: Any
 ) -> BaseModelOutputWithPooling:
-    """Run the encoder on clips of one length; with a mask, mean pooling skips the frames of padding."""
+    """Encode clips of the same input length; with a mask, mean pooling ignores padded frames."""
     outputs = encoder(**{encoder.main_input_name: features.to(encoder.dtype)}, **{**kwargs, "return_dict": True})
     pooled = outputs.get("pooler_output")
     if pooling == "mean" or pooled is None:

@@ -1,7 +1,4 @@
-"""Configurations of the audio encoders CED and CNN14, and of the two-tower model.
-
-Constructing a configuration reads no file and needs no network.
-"""
+"""Configuration classes `SupCLAPConfig` (two-tower model), `CEDConfig` and `CNN14Config` (audio encoders)."""
 
 import os
 import shutil
@@ -37,9 +34,10 @@ SONAR_TEXT_CONFIG: dict[str, Any] = {
 
 
 class OwnTypeMixin:
-    """Mixin with a `from_pretrained` that raises for another model type, where transformers only warns.
+    """Mixin that makes `from_pretrained` of a configuration raise if `model_type` differs.
 
-    transformers would build the default model, which may have any size, and then fail on the weights or not at all.
+    transformers only warns and uses the default configuration. Loading the weights may then fail, or succeed with a
+    wrong model.
     """
 
     model_type: ClassVar[str]
@@ -49,11 +47,11 @@ class OwnTypeMixin:
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
-        """Read the fields of a configuration as in transformers, and raise if its model type differs.
+        """Read a configuration as in transformers, and raise if its `model_type` differs.
 
         Raises:
-            OSError: The folder or Hub id does not exist, or its file cannot be read.
-            ValueError: There is no configuration, or it is of another model type.
+            OSError: The folder or Hub id does not exist, or `config.json` cannot be read.
+            ValueError: There is no `config.json`, or its `model_type` is wrong.
         """
         name, parent = pretrained_model_name_or_path, cast(Any, super())
         try:
@@ -72,38 +70,37 @@ class OwnTypeMixin:
 
 @strict
 class CEDConfig(OwnTypeMixin, PreTrainedConfig):
-    """Configuration of a CED or Dasheng audio encoder, in the field names of the `mispeech/ced-*` checkpoints.
+    """Configuration of a CED or Dasheng audio encoder.
 
-    Dasheng (Dinkel et al., 2024, arXiv 2406.06992), the audio tower of GLAP, is the same encoder with other patches:
-    `patch_size=[64, 4]`, all mel bands by 4 frames, in chunks of `target_length=1008`.
+    The fields have the same names as in the `mispeech/ced-*` checkpoints, so the published `config.json` files load
+    unchanged. Fields of the published classifier (`outputdim`, `loss`, `eval_avg`, ...) are kept but not used.
 
-    The published `config.json` files load unchanged. Fields of their classifier (`outputdim`, `loss`, `eval_avg`, ...)
-    are ignored, and saved again.
+    Dasheng (Dinkel et al., 2024, arXiv 2406.06992), the audio tower of GLAP, is the same encoder with
+    `patch_size=[64, 4]` (all 64 mel bands, 4 frames) and `target_length=1008`.
 
     Args:
-        embed_dim: Width of a token; also readable as `hidden_size`.
-        depth: Number of transformer blocks; also readable as `num_hidden_layers`.
-        num_heads: Attention heads per block; also readable as `num_attention_heads`.
+        embed_dim: Embedding dimension; `hidden_size` is an alias.
+        depth: Number of transformer blocks; `num_hidden_layers` is an alias.
+        num_heads: Attention heads per block; `num_attention_heads` is an alias.
         mlp_ratio: Hidden width of the MLP divided by `embed_dim`.
-        n_mels: Mel bands of the input.
-        patch_size: Side of a square patch, or a pair (mel bands, frames).
-        patch_stride: Step between patches; must equal `patch_size`, because patches do not overlap. None is
+        n_mels: Number of mel bands of the input.
+        patch_size: Patch size as (mel bands, frames); one number means a square patch.
+        patch_stride: Step between patches; must equal `patch_size`, because patches do not overlap. None means
             `patch_size`.
-        target_length: Frames of one chunk; longer clips are split into chunks of this length (1012 frames = 10.12 s).
-        pad_last: Whether to pad an incomplete last chunk of a long clip with zeros; False drops it.
+        target_length: Maximum chunk length in frames; longer clips are split into chunks (1012 frames = 10.12 s).
+        pad_last: Whether to pad the incomplete last chunk of a long clip with zeros; False drops this chunk.
         qkv_bias: Whether the query, key and value projections have a bias.
         drop_rate: Dropout probability of embeddings, attention output and MLP, in training.
         attn_drop_rate: Dropout probability of attention weights, in training.
-        drop_path_rate: Stochastic depth of the last block, in training; it grows linearly from 0 in the first block.
+        drop_path_rate: Stochastic depth rate of the last block, in training; it rises linearly from 0 in the first.
         layer_norm_eps: Epsilon of the layer norms.
         initializer_range: Standard deviation of newly initialised weights.
-        n_fft: Length of the Fourier transform in samples. This field and the fields below describe the spectrograms
-            for `CEDFeatureExtractor.from_config`; the encoder does not use them.
-        win_size: Length of the analysis window in samples.
-        hop_size: Samples between two frames.
-        f_min: Lower edge of the mel bands in hertz.
-        f_max: Upper edge of the mel bands in hertz; None is half the sampling rate.
-        center: Whether to centre frames on their time stamps.
+        n_fft: FFT size in samples. Only `CEDFeatureExtractor.from_config` uses this field and the fields below.
+        win_size: Window length in samples.
+        hop_size: Hop length in samples.
+        f_min: Lowest frequency of the mel bands in hertz.
+        f_max: Highest frequency of the mel bands in hertz; None means half the sampling rate.
+        center: Whether frame t is centred at sample t * `hop_size`, as in `torch.stft`.
 
     Example:
         >>> config = CEDConfig.from_size("tiny")
@@ -143,14 +140,14 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
 
     @classmethod
     def from_size(cls, size: str, **kwargs: Any) -> Self:
-        """Return the configuration of a published size: tiny, mini, small or base (5.4, 9.6, 21.4, 85.3 M weights).
+        """Create the configuration of a published CED model.
 
         Args:
-            size: "tiny", "mini", "small" or "base".
+            size: "tiny", "mini", "small" or "base" (5.4, 9.6, 21.4 or 85.3 million parameters).
             **kwargs: Further fields of the configuration.
 
         Raises:
-            ValueError: `size` is not one of the four.
+            ValueError: `size` is not one of these four.
 
         Example:
             >>> CEDConfig.from_size("mini").embed_dim
@@ -168,16 +165,16 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
 
     @property
     def patch_mels(self) -> int:
-        """Return the mel bands of a patch."""
+        """Number of mel bands per patch."""
         return _pair(self.patch_size)[0]
 
     @property
     def patch_frames(self) -> int:
-        """Return the frames of a patch, the minimum length of a clip."""
+        """Number of frames per patch; a clip must have at least this number of frames."""
         return _pair(self.patch_size)[1]
 
     def validate_architecture(self) -> None:
-        """Refuse shapes that cannot be built; called by the constructor."""
+        """Raise ValueError for invalid sizes; called by the constructor."""
         sizes = ("embed_dim", "depth", "num_heads", "n_mels", "patch_mels", "patch_frames", "target_length")
         if bad := {name: getattr(self, name) for name in sizes if getattr(self, name) < 1}:
             raise ValueError(f"sizes must be at least 1, got {bad}")
@@ -213,14 +210,12 @@ def _pair(size: Any) -> tuple[int, int]:
 
 @strict
 class CNN14Config(OwnTypeMixin, PreTrainedConfig):
-    """Configuration of a CNN14 audio encoder (PANNs: Kong et al., 2020, arXiv 1912.10211).
-
-    It is the audio tower of MS-CLAP 2022.
+    """Configuration of a CNN14 audio encoder (PANNs: Kong et al., 2020, arXiv 1912.10211), used in MS-CLAP 2022.
 
     Args:
-        hidden_size: Width of the embedding.
-        channels: Channels of each convolution block; each block except the last halves both axes.
-        n_mels: Mel bands of the input.
+        hidden_size: Dimension of the embedding.
+        channels: Output channels of each convolution block. Each block except the last halves time and frequency.
+        n_mels: Number of mel bands of the input.
         dropout: Dropout probability after each block, in training.
         embedding_dropout: Dropout probability before and after the last linear layer, in training.
 
@@ -239,32 +234,32 @@ class CNN14Config(OwnTypeMixin, PreTrainedConfig):
     embedding_dropout: float | int = 0.5
 
     def validate_architecture(self) -> None:
-        """Refuse shapes that cannot be built; called by the constructor."""
+        """Raise ValueError for invalid sizes; called by the constructor."""
         if min(self.hidden_size, self.n_mels, *self.channels) < 1:
             raise ValueError(f"sizes must be at least 1, got {self.hidden_size}, {self.n_mels} and {self.channels}")
 
 
 @strict
 class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
-    """Configuration of the two-tower model. The defaults are CED-base and SONAR, the model of ML-CLAP.
+    """Configuration of `SupCLAPModel`. The default is the ML-CLAP model, with CED-base and SONAR as encoders.
 
     Args:
-        audio_config: Configuration of the audio tower, or a dictionary with `model_type`.
-        text_config: Configuration of the text tower, or a dictionary with `model_type`.
-        projection_dim: Dimension of the shared space.
-        projection_type: "mlp" is linear, activation, linear, as in ML-CLAP; "residual" is the projection of MS-CLAP,
-            where the second layer is added to the first and a layer norm follows.
+        audio_config: Configuration of the audio encoder, or a dictionary with `model_type`.
+        text_config: Configuration of the text encoder, or a dictionary with `model_type`.
+        projection_dim: Dimension of the shared embedding space.
+        projection_type: "mlp" (ML-CLAP: linear, activation, linear) or "residual" (MS-CLAP: the output of the second
+            layer is added to the output of the first layer, then a layer norm).
         projection_hidden_act: Activation between the two layers of each projection.
-        temperature: Initial temperature, as in the papers; the model learns log(1 / temperature).
-        logit_bias: Initial value of a learnable bias of the logits (-10 in SigLIP); None disables it.
-        audio_pooling: Pooling of the frames of an audio encoder of transformers: "mean" over the frames of the clip,
-            or "pooler" (the `pooler_output` of the tower). None is "pooler" if the tower has one, else "mean". CED,
-            CNN14 and HTSAT always use their own pooling.
-        text_pooling: Pooling of the tokens of the text tower: "mean" over real tokens, "cls" (the first token), "last"
-            (the last real token, for decoders such as GPT-2) or "pooler" (the `pooler_output` of the tower).
-        text_dense: Dense layers after the pooling, as in LaBSE: a dictionary for each, with `out_features`,
+        temperature: Initial temperature; the model learns log(1 / temperature).
+        logit_bias: Initial value of a learnable bias added to the logits (-10 in SigLIP); None disables the bias.
+        audio_pooling: Pooling of a transformers audio encoder: "mean" over the frames of the clip, or "pooler" (the
+            `pooler_output` of the encoder). None means "pooler" if the encoder has one, else "mean". Leave None for
+            CED, CNN14 and HTSAT, which have their own pooling.
+        text_pooling: Pooling of the text tokens: "mean" (excluding padding), "cls" (first token), "last" (last token
+            before padding, for decoders such as GPT-2) or "pooler" (the `pooler_output` of the encoder).
+        text_dense: Dense layers after the pooling, as in LaBSE: one dictionary per layer with `out_features`,
             `activation` and `bias`; None means no dense layers.
-        text_normalize: Whether to scale the pooled text to unit norm before its projection.
+        text_normalize: Whether to scale the pooled text vector to unit norm before the projection.
 
     Example:
         >>> config = SupCLAPConfig(audio_config=CEDConfig.from_size("tiny"), text_config={"model_type": "bert"})
@@ -291,11 +286,11 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.audio_config = config_from_dict(self.audio_config or CEDConfig())
         self.text_config = config_from_dict(self.text_config or SONAR_TEXT_CONFIG)
-        # With an empty dictionary each tower keeps its own; None would copy the setting of a tower already built.
+        # With an empty dictionary each tower keeps its own setting; None would copy that of a tower already built.
         super().__post_init__(**{"attn_implementation": {}, **kwargs})
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to a dictionary as in transformers, with absolute tower paths reduced to the folder name."""
+        """Convert to a dictionary; absolute paths of the encoders are shortened to the folder name."""
         content = super().to_dict()
         for part in (content["audio_config"], content["text_config"]):
             if isinstance(part, dict) and os.path.isabs(str(part.get("_name_or_path", ""))):
@@ -303,14 +298,14 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         return content
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
-        """Save as in transformers; if the folder contains the code of the model, also save the code of the towers."""
+        """Save the configuration; if the folder contains the model code, also copy the code of the two encoders."""
         saved = super().save_pretrained(save_directory, *args, **kwargs)
         for tower in (self.audio_config, self.text_config):
             _save_tower_code(Path(save_directory), cast(PreTrainedConfig, tower).model_type)
         return saved
 
     def validate_architecture(self) -> None:
-        """Refuse values that cannot be built; called by the constructor."""
+        """Raise ValueError for invalid values; called by the constructor."""
         if self.projection_dim < 1:
             raise ValueError(f"projection_dim must be at least 1, got {self.projection_dim}")
         if self.temperature <= 0:
@@ -324,9 +319,9 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
 
 
 def _save_tower_code(folder: Path, model_type: str) -> None:
-    """Copy the code of a tower to a saved folder, and import it in its `towers.py`.
+    """Copy the code of a tower to a folder with a saved model, and add an import to the `towers.py` in this folder.
 
-    transformers copies and downloads only files that are imported by `from .name import`.
+    transformers copies and downloads only files that other files import with `from .name import`.
     """
     towers = folder / "towers.py"
     if model_type not in OWN_TOWERS or not towers.is_file():
@@ -343,15 +338,15 @@ def _save_tower_code(folder: Path, model_type: str) -> None:
 
 
 def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedConfig:
-    """Build the configuration of a tower from a dictionary; return a configuration object unchanged.
+    """Create the configuration object of a tower from a dictionary. A configuration object is returned unchanged.
 
-    CED and CNN14 are built directly, because remote code of a saved model does not register them with `AutoConfig`.
+    CED and CNN14 do not use `AutoConfig`, because code loaded with `trust_remote_code=True` does not register them.
 
     Args:
-        config: Configuration, or its fields with `model_type`.
+        config: Configuration object, or a dictionary of its fields with `model_type`.
 
     Raises:
-        ValueError: There is no `model_type`, or transformers has no such type.
+        ValueError: `model_type` is missing or unknown to transformers.
     """
     if isinstance(config, PreTrainedConfig):
         return config

@@ -1,6 +1,6 @@
-"""Join two pretrained encoders: `from_encoders` of `SupCLAPModel` and `SupCLAPProcessor`.
+"""Load two pretrained encoders: implements `SupCLAPModel.from_encoders` and `SupCLAPProcessor.from_encoders`.
 
-This file is not saved with a model, because the towers of a saved model are already joined.
+This file is not copied to the folder of a saved model, because loading a saved model does not need it.
 """
 
 import os
@@ -39,7 +39,7 @@ Processor = TypeVar("Processor", bound=SupCLAPProcessor)
 
 
 def join_models(cls: type[Model], audio: str, text: str, **kwargs: Any) -> Model:
-    """Join two pretrained towers; arguments and errors are those of `SupCLAPModel.from_encoders`."""
+    """Build a model from two pretrained encoders; see `SupCLAPModel.from_encoders` for arguments and errors."""
     known = {*SupCLAPConfig.__annotations__, "attn_implementation"} - {"audio_config", "text_config"}
     if unknown := sorted(kwargs.keys() - known):
         raise TypeError(f"from_encoders has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
@@ -63,7 +63,7 @@ def join_models(cls: type[Model], audio: str, text: str, **kwargs: Any) -> Model
 def join_processors(
     cls: type[Processor], audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any
 ) -> Processor:
-    """Join two pretrained front ends; arguments and errors are those of `SupCLAPProcessor.from_encoders`."""
+    """Build a processor from two encoders; see `SupCLAPProcessor.from_encoders` for arguments and errors."""
     prompt, max_tokens = read_text_settings(text)
     if max_tokens is not None:
         kwargs.setdefault("model_max_length", max_tokens)
@@ -72,16 +72,16 @@ def join_processors(
 
 
 def load_tower(kind: str, name: str, pooling: str = "mean") -> PreTrainedModel:
-    """Load a pretrained tower in float32.
+    """Load a pretrained audio or text encoder in float32.
 
     Args:
         kind: "audio" or "text".
         name: Hub id or folder of the encoder.
-        pooling: Pooling of a text tower: "mean", "cls", "last" or "pooler".
+        pooling: Pooling of a text encoder: "mean", "cls", "last" or "pooler". Not used for audio.
 
     Raises:
         OSError: The folder or Hub id does not exist, or a weight file is damaged.
-        ValueError: It is not a checkpoint of a single encoder of this kind, or lacks weights.
+        ValueError: The checkpoint is not a single encoder of this kind, or weights are missing.
     """
     config = _load_config(name, kind)
     tower_class, options = get_class(kind, config, pooling)
@@ -110,7 +110,7 @@ def load_tower(kind: str, name: str, pooling: str = "mean") -> PreTrainedModel:
 
 
 def _load_config(name: str, kind: str) -> PreTrainedConfig:
-    """Load the configuration of a tower; raise OSError or ValueError with its name if there is none."""
+    """Load the configuration of an encoder; raise OSError or ValueError with the encoder name if this fails."""
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
     except OSError as error:
@@ -146,11 +146,11 @@ def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a text encoder.
 
     Args:
-        name: Hub id, folder, or the SentencePiece file that Meta distributes for SONAR and NLLB.
-        **kwargs: Options of the tokenizer, for example `model_max_length`.
+        name: Hub id, folder, or path of the SentencePiece file that Meta distributes for SONAR and NLLB.
+        **kwargs: Tokenizer options, for example `model_max_length`.
 
     Raises:
-        OSError: The folder or Hub id does not exist, or files of the tokenizer are missing.
+        OSError: The folder or Hub id does not exist, or tokenizer files are missing.
     """
     try:
         if os.path.isfile(name):
@@ -163,9 +163,9 @@ def load_tokenizer(name: Any, **kwargs: Any) -> PreTrainedTokenizerBase:
 
 
 def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:
-    """Build the NLLB tokenizer from a SentencePiece file.
+    """Build an NLLB tokenizer from a SentencePiece file.
 
-    Tokens are numbered as in fairseq: <s>, <pad>, </s>, <unk>, pieces, languages, <mask>.
+    The token ids are the same as in fairseq, in this order: <s>, <pad>, </s>, <unk>, pieces, languages, <mask>.
     """
     extracted: Any = SentencePieceExtractor(path).extract(models.BPE)
     pieces = list(extracted["vocab"])[3:]  # without <unk>, <s> and </s>
@@ -178,7 +178,7 @@ def _read_sentencepiece(path: str, **kwargs: Any) -> NllbTokenizer:
         **kwargs,
     )
 
-    # Normalise as in SentencePiece: the character map of the file, then merge repeated spaces and strip the ends.
+    # Normalise as in SentencePiece: apply the character map of the file, merge repeated spaces, strip the ends.
     steps = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
     if charsmap := extracted["_spm_precompiled_charsmap"]:
         steps.insert(0, normalizers.Precompiled(charsmap))

@@ -1,4 +1,4 @@
-"""Two-tower model: an audio encoder and a text encoder projected into one space. Training losses are separate."""
+"""SupCLAP model: an audio encoder and a text encoder with projections into one embedding space."""
 
 import math
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ class SupCLAPOutput(ModelOutput):
     """Output of `SupCLAPModel` for n clips and m texts.
 
     Args:
-        loss: InfoNCE of both directions, (); only with `return_loss=True`.
-        logits_per_audio: cosine / temperature (+ bias), (n, m): row i, column j is clip i with text j.
+        loss: Scalar, the sum of the InfoNCE losses of both directions; None unless `return_loss=True`.
+        logits_per_audio: Cosine similarity / temperature (+ bias), (n, m); entry (i, j) compares clip i with text j.
         logits_per_text: Transpose of `logits_per_audio`, (m, n).
-        audio_embeds: Unit norm, (n, projection_dim).
-        text_embeds: Unit norm, (m, projection_dim).
+        audio_embeds: Audio embeddings of unit norm, (n, projection_dim).
+        text_embeds: Text embeddings of unit norm, (m, projection_dim).
         audio_model_output: Output of the audio tower, with `audio_embeds` as its `pooler_output`.
         text_model_output: Output of the text tower, with `text_embeds` as its `pooler_output`.
     """
@@ -48,13 +48,14 @@ class SupCLAPOutput(ModelOutput):
 
 
 class SupCLAPProjection(nn.Module):
-    """Projection into the shared space: two linear layers with an activation between them.
+    """Projection head with two linear layers that maps the output of a tower to the shared embedding space.
 
-    "mlp" (ML-CLAP: Yan et al., 2024, arXiv 2406.07012): y = linear2(activation(linear1(x))). "residual" (MS-CLAP:
-    Elizalde et al., 2023, arXiv 2206.04769), without bias: h = linear1(x), y = LayerNorm(h + linear2(activation(h))).
+    `projection_type="mlp"` (ML-CLAP: Yan et al., 2024, arXiv 2406.07012): y = linear2(activation(linear1(x))).
+    `projection_type="residual"` (MS-CLAP: Elizalde et al., 2023, arXiv 2206.04769), without bias: h = linear1(x),
+    y = LayerNorm(h + linear2(activation(h))).
 
     Args:
-        width: Width of the tower.
+        width: Number of input features.
         config: Configuration of the model; its `projection_*` fields are used.
     """
 
@@ -74,7 +75,7 @@ class SupCLAPProjection(nn.Module):
 
 
 class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
-    """Base class with the settings by which transformers loads, places and initialises the model."""
+    """Base class that handles weight initialisation and the loading of pretrained models."""
 
     config: SupCLAPConfig
     # Training checkpoints contain the model as "model.*" and the parameters of the loss as "objective.*".
@@ -101,19 +102,21 @@ class SupCLAPPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
 
 
 class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
-    """Two-tower model that embeds recordings and captions into one space; their cosine measures how well they match.
+    """Two-tower model that embeds recordings and captions into one space, where matching pairs have a high cosine.
 
-    Training losses are in `modeling_supclap.losses`. `return_loss=True` computes plain InfoNCE for tools that expect a
-    loss.
+    The training losses are in `modeling_supclap.losses`. `forward(..., return_loss=True)` computes only plain InfoNCE,
+    for tools that expect the model to return a loss.
 
     Args:
         config: Configuration of the model.
-        audio_model: Audio tower with weights, of `config.audio_config`; None builds one with random weights.
-        text_model: Text tower with weights, of `config.text_config`; None builds one with random weights.
+        audio_model: Pretrained audio tower with the configuration `config.audio_config`; None builds one with random
+            weights.
+        text_model: Pretrained text tower with the configuration `config.text_config`; None builds one with random
+            weights.
 
     Raises:
-        ValueError: The configuration of a tower is not that of a single encoder, a tower has another width than its
-            configuration, or it does not support `audio_pooling` or `text_pooling`.
+        ValueError: A tower configuration does not describe a single encoder, the width of a tower differs from its
+            configuration, or a tower does not support `audio_pooling` or `text_pooling`.
 
     Example:
         >>> text = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -158,25 +161,28 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
 
     @classmethod
     def from_encoders(cls, audio: str, text: str, **kwargs: Any) -> Self:
-        """Join two pretrained towers; projections and temperature are new and must be trained.
+        """Build a model from two pretrained encoders.
+
+        The projections and the temperature are newly initialised and must be trained.
+        `SupCLAPProcessor.from_encoders` builds the matching processor.
 
         Args:
-            audio: Hub id or folder of the audio tower, for example "mispeech/ced-base", or any audio encoder that
-                `AutoModel` and `AutoFeatureExtractor` load: AST, Whisper (its encoder), wav2vec 2.0, HuBERT, ...
-            text: Hub id or folder of the text tower: SONAR, or any encoder that `AutoModel` loads. For a
-                sentence-transformers folder (LaBSE, e5), its pooling, dense layers and normalisation are used.
-            **kwargs: Further fields of `SupCLAPConfig`. With a `text_pooling` that differs from the folder's pooling,
-                only the tower of the folder is used.
+            audio: Hub id or folder of the audio encoder: a CED checkpoint such as "mispeech/ced-base", or any encoder
+                that `AutoModel` and `AutoFeatureExtractor` load (AST, Whisper, wav2vec 2.0, HuBERT, ...).
+            text: Hub id or folder of the text encoder: SONAR, or any encoder that `AutoModel` loads. A
+                sentence-transformers model (LaBSE, e5) keeps its pooling, dense layers and normalisation.
+            **kwargs: Further fields of `SupCLAPConfig`. If `text_pooling` differs from the pooling of a
+                sentence-transformers model, its dense layers and normalisation are not used.
 
         Returns:
-            The model in float32, in evaluation mode. `SupCLAPProcessor.from_encoders` builds its processor.
+            The model in float32, in evaluation mode.
 
         Raises:
-            ImportError: The package is not installed.
+            ImportError: The package `modeling_supclap` is not installed (with `trust_remote_code=True`).
             OSError: The folder or Hub id does not exist, or a weight file is damaged.
             TypeError: A keyword is not a field of `SupCLAPConfig`.
-            ValueError: A checkpoint is not of a single encoder or lacks weights, or a tower does not support its
-                pooling.
+            ValueError: A checkpoint does not contain a single encoder, weights are missing, or a tower does not
+                support the pooling.
         """
         try:
             from modeling_supclap.joining import join_models
@@ -185,7 +191,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         return join_models(cls, audio, text, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training mode as in torch, with batch norms in evaluation mode, so that clips stay independent."""
+        """Set the training mode. Batch norms always stay in evaluation mode, so that clips stay independent."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, _BatchNorm):
@@ -193,10 +199,10 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         return self
 
     def localize(self, *args: Any, **kwargs: Any) -> Any:
-        """Score texts at each moment of a recording, by `modeling_supclap.localization.localize`.
+        """Score texts at each moment of a recording; see `modeling_supclap.localization.localize` for the arguments.
 
         Raises:
-            ImportError: The package is not installed.
+            ImportError: The package `modeling_supclap` is not installed (with `trust_remote_code=True`).
         """
         try:
             from modeling_supclap.localization import localize
@@ -220,17 +226,18 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         is_longer: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """Embed recordings.
+        """Compute audio embeddings.
 
         Args:
-            input_features: Output of the processor: (B, 64, T) for CED, (B, samples) for wav2vec 2.0.
+            input_features: Audio features from the processor, such as (B, 64, T) for CED or (B, samples) for
+                wav2vec 2.0.
             audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding; None means no padding.
-            is_longer: (B, 1), whether CLAP's feature extractor shortened the clip; not passed to other towers.
+            is_longer: (B, 1), True for clips that CLAP's feature extractor shortened; ignored by other towers.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:
-            Output of the audio tower, with the embedding (B, projection_dim) as `pooler_output`: unit norm (zero stays
-            zero), at least float32.
+            Output of the audio tower. `pooler_output` is the embedding (B, projection_dim), in float32 or higher
+            precision, scaled to unit norm (a zero vector stays zero).
         """
         outputs = self.run_audio_tower(input_features, audio_attention_mask, is_longer, **kwargs)
         return _with_embeds(outputs, self.audio_projection(outputs.pooler_output))
@@ -242,7 +249,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         is_longer: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the audio tower without its projection; return its output, with `pooler_output` (B, width)."""
+        """Run the audio tower without the projection. The output contains `pooler_output` (B, width)."""
         if self.audio_model.config.model_type not in AUDIO_TOWERS:
             return run_encoder(
                 self.audio_model, input_features, audio_attention_mask, self.config.audio_pooling, **kwargs
@@ -265,17 +272,17 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """Embed texts.
+        """Compute text embeddings.
 
         Args:
-            input_ids: (B, N).
-            attention_mask: (B, N), 1 for real tokens; None masks the padding token.
-            token_type_ids: (B, N); not passed to towers without this argument.
+            input_ids: Token ids, (B, N).
+            attention_mask: (B, N), 1 for real tokens, 0 for padding; None masks the padding tokens in `input_ids`.
+            token_type_ids: (B, N); ignored if the text tower does not accept it.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:
-            Output of the text tower, with the embedding (B, projection_dim) as `pooler_output`: unit norm (zero stays
-            zero), at least float32.
+            Output of the text tower. `pooler_output` is the embedding (B, projection_dim), in float32 or higher
+            precision, scaled to unit norm (a zero vector stays zero).
         """
         outputs, pooled = self.run_text_tower(input_ids, attention_mask, token_type_ids, **kwargs)
         return _with_embeds(outputs, self.text_projection(pooled))
@@ -287,7 +294,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Any, torch.Tensor]:
-        """Run the text tower without its projection; return its output and one vector per text, (B, width)."""
+        """Run the text tower without the projection. Returns the tower's output and the pooled texts (B, width)."""
         padding = getattr(self.config.text_config, "pad_token_id", None)
         if attention_mask is None and padding is not None:
             attention_mask = input_ids.ne(padding).long()
@@ -297,7 +304,7 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         return outputs, self._pool_text(outputs, attention_mask)
 
     def _pool_text(self, outputs: Any, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Pool the output of the text tower to one vector per text, (B, D)."""
+        """Apply the pooling, dense layers and normalisation of the text tower. Returns one vector per text, (B, D)."""
         tokens = outputs.last_hidden_state
         match self.config.text_pooling:
             case "mean":
@@ -325,15 +332,15 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         is_longer: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> SupCLAPOutput:
-        """Compute the similarities of n clips and m texts.
+        """Compute the similarity logits between n clips and m texts, and optionally the InfoNCE loss.
 
         logits_per_audio[i, j] = exp(logit_scale) * cos(audio i, text j) (+ logit_bias)
 
         Args:
-            input_features: As for `get_audio_features`, with `audio_attention_mask` and `is_longer`.
-            input_ids: As for `get_text_features`, with `attention_mask` and `token_type_ids`.
-            return_loss: Whether to compute InfoNCE, where clip i matches text i: the sum of both directions, as in the
-                SupCLAP paper. 0 is perfect, 2 log(n) is chance.
+            input_features: Audio features; see `get_audio_features`, also for `audio_attention_mask` and `is_longer`.
+            input_ids: Token ids; see `get_text_features`, also for `attention_mask` and `token_type_ids`.
+            return_loss: Whether to compute the InfoNCE loss, where clip i matches text i. It is the sum over both
+                directions, as in the SupCLAP paper: 0 for perfect embeddings, 2 log(n) at chance.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Raises:
@@ -370,7 +377,7 @@ def _info_nce(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _with_embeds(outputs: Any, projected: torch.Tensor) -> BaseModelOutputWithPooling:
-    """Return the output of a tower with the normalised projection as its `pooler_output`."""
+    """Copy the output of a tower and set its `pooler_output` to the normalised projection."""
     return BaseModelOutputWithPooling(
         last_hidden_state=outputs.last_hidden_state,
         pooler_output=unit_norm(projected),
@@ -380,7 +387,7 @@ def _with_embeds(outputs: Any, projected: torch.Tensor) -> BaseModelOutputWithPo
 
 
 def unit_norm(projected: torch.Tensor) -> torch.Tensor:
-    """Normalise projections (B, d) to unit norm, in float32 at least; eps underflows in half precision."""
+    """Normalise rows (B, d) to unit norm. Half precision is converted to float32, where eps does not underflow."""
     projected = projected.to(torch.promote_types(projected.dtype, torch.float32))
     return nn.functional.normalize(projected, dim=-1)
 

@@ -1,4 +1,4 @@
-"""Processor of `SupCLAPModel`: model inputs from recordings, and from captions in the languages of the tokenizer."""
+"""Processor of `SupCLAPModel`: combines an audio feature extractor with a text tokenizer."""
 
 import importlib
 import importlib.util
@@ -32,30 +32,30 @@ _PUNCTUATION = re.compile('[(),.!?;:|*"，。！？；：、]')
 
 
 class SupCLAPAudioKwargs(TypedDict, total=False):
-    """Options of a call that also apply to the feature extractor; `max_length` and `padding` apply to captions only."""
+    """Shared options that also apply to the feature extractor; `max_length` and `padding` apply to captions only."""
 
     return_tensors: str | None
 
 
 class SupCLAPProcessorKwargs(ProcessingKwargs, total=False):
-    """Options of `SupCLAPProcessor`, by modality."""
+    """Keyword arguments of `SupCLAPProcessor.__call__`, with their defaults per modality."""
 
     audio_kwargs: SupCLAPAudioKwargs  # type: ignore[misc]
     _defaults = {"text_kwargs": {"padding": True, "truncation": True}}  # type: ignore[misc]  # noqa: RUF012
 
 
 class SupCLAPProcessor(ProcessorMixin):
-    """Feature extractor for recordings and tokenizer for captions.
+    """Processor that combines a feature extractor for audio with a tokenizer for captions.
 
     Args:
-        feature_extractor: Feature extractor of the audio tower. CLAP's feature extractor does not resample and raises
-            for other rates. It receives only the first 10 s of a clip (its `max_length_s`), because it would crop
-            longer clips at random.
-        tokenizer: Tokenizer of the text tower. NLLB-type tokenizers get the language of each caption as a language
+        feature_extractor: Feature extractor of the audio tower. CLAP's feature extractor does not resample: it raises
+            for other sampling rates. Clips are cut to its maximum length (10 s), because it would crop longer clips
+            at random.
+        tokenizer: Tokenizer of the text tower. NLLB tokenizers mark the language of each caption with a language
             token; other tokenizers ignore the language.
-        plain_captions: Whether to lower-case captions and remove punctuation, as in the training and evaluation of
-            ML-CLAP; apostrophes and hyphens are kept.
-        caption_prefix: Text before every caption, such as "query: " of the e5 encoders.
+        plain_captions: Whether to lower-case captions and remove punctuation except apostrophes and hyphens, as in
+            ML-CLAP.
+        caption_prefix: Text to insert before every caption, such as "query: " for e5 encoders.
         **kwargs: Further arguments of `ProcessorMixin`.
     """
 
@@ -76,20 +76,21 @@ class SupCLAPProcessor(ProcessorMixin):
 
     @classmethod
     def from_encoders(cls, audio: str, text: str, caption_prefix: str | None = None, **kwargs: Any) -> Self:
-        """Build a processor from the feature extractor of one encoder and the tokenizer of another.
+        """Build a processor from the feature extractor of an audio encoder and the tokenizer of a text encoder.
 
         Args:
-            audio: Hub id or folder of the audio tower. For a CED folder without `preprocessor_config.json` the feature
-                extractor is built from its `config.json`.
-            text: Hub id or folder of the text tower.
-            caption_prefix: As for the class; None is the prompt of a sentence-transformers folder, or no prefix.
-            **kwargs: Options of the tokenizer. `model_max_length` defaults to the value of a sentence-transformers
-                folder.
+            audio: Hub id or folder of the audio encoder. If a CED checkpoint has no `preprocessor_config.json`, the
+                feature extractor is built from `config.json`.
+            text: Hub id or folder of the text encoder.
+            caption_prefix: Text to insert before every caption. None uses the prompt of a sentence-transformers
+                model, or no prefix for other encoders.
+            **kwargs: Options of the tokenizer. For a sentence-transformers model, `model_max_length` defaults to its
+                maximum sequence length.
 
         Raises:
-            ImportError: The package is not installed.
+            ImportError: The package `modeling_supclap` is not installed (with `trust_remote_code=True`).
             OSError: The folder or Hub id does not exist, or has no feature extractor or tokenizer.
-            ValueError: Files of the tokenizer are missing.
+            ValueError: Tokenizer files are missing.
         """
         try:
             from modeling_supclap.joining import join_processors
@@ -99,11 +100,11 @@ class SupCLAPProcessor(ProcessorMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Load a processor as in transformers, with errors that list the required files.
+        """Load a processor as in transformers. If this fails, the error message lists the required files.
 
         Raises:
             OSError: The folder or Hub id does not exist, or has no processor.
-            ValueError: Files of the tokenizer are missing.
+            ValueError: Tokenizer files are missing.
         """
         register_feature_extractors()
         try:
@@ -124,27 +125,27 @@ class SupCLAPProcessor(ProcessorMixin):
         language: str | Sequence[str] | None = None,
         **kwargs: Any,
     ) -> BatchFeature:
-        """Compute model inputs from recordings, from captions, or from both; their numbers may differ.
+        """Compute model inputs from audio, captions or both. The number of clips and captions may differ.
 
         Args:
-            audio: One clip or a list of clips, as for the feature extractor.
+            audio: One clip or a list of clips, in any format that the feature extractor accepts.
             text: One caption or a list of captions.
             sampling_rate: Sampling rate of all clips in hertz.
-            language: ISO 639-3 code of the captions ("fra"), or a list with one code per caption. Full codes of the
-                tokenizer ("por_Latn") are passed through. None uses the setting of the tokenizer.
-            **kwargs: `return_tensors` ("pt" for torch tensors, "np" for numpy arrays, None for no conversion) and
-                options of the tokenizer. `padding` (to the longest caption) and `truncation` (at `max_length`) are on
-                by default; `max_length` defaults to `max_tokens`. `text_kwargs` and `audio_kwargs` are options for one
-                modality only, as in any processor.
+            language: ISO 639-3 code of all captions ("fra"), or a list with one code per caption. Language tokens of
+                the tokenizer ("por_Latn") are also accepted. None uses the default language of the tokenizer.
+            **kwargs: `return_tensors` ("pt" for torch tensors, "np" for numpy arrays, None for no conversion), and
+                tokenizer options. `padding` (to the longest caption) and `truncation` (at `max_length`) are on by
+                default; `max_length` defaults to `max_tokens`. `text_kwargs` and `audio_kwargs` contain options for
+                one modality, as in other processors.
 
         Returns:
-            Fields of the feature extractor (`input_features`, and `audio_attention_mask` or CLAP's `is_longer`) and of
-            the tokenizer (`input_ids`, `attention_mask`, and `token_type_ids` for some tokenizers).
+            `BatchFeature` with the audio inputs (`input_features`, and `audio_attention_mask` or CLAP's `is_longer`)
+            and the text inputs (`input_ids`, `attention_mask`, and `token_type_ids` for some tokenizers).
 
         Raises:
-            TypeError: An option is not one of the tokenizer.
-            ValueError: There is neither audio nor text, a caption is blank, a language code is invalid or unknown to
-                the tokenizer, or a clip is unusable.
+            TypeError: A keyword is not a tokenizer option.
+            ValueError: Both `audio` and `text` are None, a caption is blank, a language code is invalid or unknown to
+                the tokenizer, or a clip is invalid.
         """
         if audio is None and text is None:
             raise ValueError("audio and text are both None; pass audio, text or both")
@@ -160,7 +161,7 @@ class SupCLAPProcessor(ProcessorMixin):
         return BatchFeature(data, tensor_type=return_tensors)
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return the options of a call by modality, merged as in all processors of transformers."""
+        """Merge keyword arguments with the defaults, as in transformers. Returns a dict from modality to options."""
         parts = SupCLAPProcessorKwargs.__annotations__
         known = {"common_kwargs", *parts, *parts["text_kwargs"].__annotations__}
         if unknown := sorted(kwargs.keys() - known):
@@ -175,7 +176,7 @@ class SupCLAPProcessor(ProcessorMixin):
         return self._merge_kwargs(self.valid_processor_kwargs, tokenizer_init_kwargs=init_kwargs, **kwargs)
 
     def _extract(self, audio: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the fields of the feature extractor; those of a clip do not depend on the other clips."""
+        """Compute the audio inputs of the model, independently for each clip."""
         if kwargs.get("padding") in (True, "longest"):  # clips are always padded to the longest
             del kwargs["padding"]
         names = self.feature_extractor.model_input_names
@@ -200,7 +201,7 @@ class SupCLAPProcessor(ProcessorMixin):
     def _tokenize(
         self, text: str | Sequence[str], language: str | Sequence[str] | None, **kwargs: Any
     ) -> dict[str, list[list[int]]]:
-        """Tokenize captions, each with its own language token; return token ids and masks as lists."""
+        """Tokenize captions, with the language token of each caption. Returns token ids and masks as lists."""
         if kwargs.get("max_length") is None and (kwargs["truncation"] or kwargs["padding"] == "max_length"):
             kwargs["max_length"] = self.max_tokens
 
@@ -228,27 +229,33 @@ class SupCLAPProcessor(ProcessorMixin):
 
     @property
     def max_tokens(self) -> int:
-        """Return the maximum number of tokens per caption: the limit of the tokenizer, or else 514 (SONAR) or 512."""
+        """Maximum number of tokens per caption; if the tokenizer has no limit, 514 for SONAR and 512 for others."""
         if self.tokenizer.model_max_length < 1_000_000:  # 1e30 in transformers means no limit
             return self.tokenizer.model_max_length
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS
 
 
 def register_feature_extractors() -> None:
-    """Import the feature extractors that `AutoFeatureExtractor` finds by name; saved folders contain their own code."""
+    """Import the feature extractor of MS-CLAP, so that `AutoFeatureExtractor` can load it.
+
+    The code in a saved model folder may not contain this module; then nothing is imported.
+    """
     if importlib.util.find_spec(".feature_extraction_msclap", __package__):
         importlib.import_module(".feature_extraction_msclap", __package__)
 
 
 def missing_protobuf() -> str:
-    """Return a hint for errors if protobuf is missing; transformers would suggest tiktoken, which does not help."""
+    """Return an installation hint for error messages if protobuf is missing, else "".
+
+    transformers suggests tiktoken, which does not help.
+    """
     if is_protobuf_available():
         return ""
     return "\nprotobuf is not installed; sentencepiece files require it: pip install protobuf"
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ValueError if files of a tokenizer are missing; transformers builds an unusable one without a warning."""
+    """Raise ValueError if tokenizer files are missing; transformers then builds an unusable tokenizer silently."""
     name = tokenizer.name_or_path or "the folder"
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):
         raise ValueError(
@@ -270,10 +277,10 @@ def _check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def as_list(texts: Any) -> list[Any]:
-    """Return one or more texts as a list.
+    """Convert one text or a sequence of texts to a list.
 
     Raises:
-        ValueError: `texts` is None or a mapping, such as the captions of a row by language.
+        ValueError: `texts` is None or a mapping, such as a dict from language to captions.
     """
     if texts is None:
         raise ValueError("got None; pass a text or a list of texts")
@@ -286,7 +293,7 @@ def as_list(texts: Any) -> list[Any]:
 
 
 def _check_captions(captions: list[str]) -> list[str]:
-    """Strip captions, because tokenizers treat spaces at the ends differently; raise ValueError for a bad caption."""
+    """Remove spaces at the ends of captions, which tokenizers treat differently; raise ValueError if one is invalid."""
     if not captions:
         raise ValueError("text is an empty list; pass at least one caption")
 
@@ -307,7 +314,7 @@ def _plain(caption: str) -> str:
 
 
 def _language_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Return the language tokens of an NLLB-type tokenizer with their ids."""
+    """Return a dict from language token ("fra_Latn") to token id; empty if the tokenizer has no language tokens."""
     is_code = re.compile("[a-z]{3}_[A-Z][a-z]{3}").fullmatch
     return {token: index for token, index in tokenizer.get_added_vocab().items() if is_code(token)}
 

@@ -1,4 +1,4 @@
-"""Towers of the model: build an encoder from its configuration, and check that it can be a tower."""
+"""Build the towers (the audio and the text encoder) of `SupCLAPModel` from configurations, and validate them."""
 
 import importlib
 import inspect
@@ -27,7 +27,7 @@ POOLINGS_OF_ALL = {"audio": "audio_pooling must be 'mean'", "text": "text_poolin
 
 
 def get_tower_class(model_type: str) -> type[PreTrainedModel] | None:
-    """Return the class of a tower that `AutoModel` cannot build; None for all others."""
+    """Return the model class for a `model_type` that `AutoModel` cannot build, else None."""
     if model_type in OWN_TOWERS:
         module, name = OWN_TOWERS[model_type]
         return getattr(importlib.import_module(f".{module}", __package__), name)
@@ -35,15 +35,15 @@ def get_tower_class(model_type: str) -> type[PreTrainedModel] | None:
 
 
 def build_tower(kind: str, config: Any, pooling: str = "mean") -> PreTrainedModel:
-    """Build a tower with random weights.
+    """Build an audio or text encoder with random weights.
 
     Args:
         kind: "audio" or "text".
-        config: Configuration of an audio or text encoder of this package or of transformers.
-        pooling: Pooling of a text tower: "mean", "cls", "last" or "pooler".
+        config: Configuration of an encoder from this package or from transformers.
+        pooling: Pooling of a text encoder: "mean", "cls", "last" or "pooler". Not used for audio.
 
     Raises:
-        ValueError: The configuration is not of one encoder of this kind.
+        ValueError: The configuration does not describe a single encoder of this kind.
     """
     tower_class, options = get_class(kind, config, pooling)
     build = AutoModel.from_config if tower_class is AutoModel else tower_class._from_config
@@ -51,7 +51,7 @@ def build_tower(kind: str, config: Any, pooling: str = "mean") -> PreTrainedMode
 
 
 def check_audio_config(config: PreTrainedConfig) -> None:
-    """Raise ValueError if a configuration is not that of a single audio encoder."""
+    """Raise ValueError unless the configuration describes a single audio encoder."""
     if config.model_type in AUDIO_TOWERS:
         return
     model_class = MODEL_MAPPING.get(type(config), None)
@@ -65,12 +65,12 @@ def check_audio_config(config: PreTrainedConfig) -> None:
 
 
 def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
-    """Raise if a configuration is not that of a single text encoder.
+    """Raise unless the configuration describes a text encoder, or a decoder with `pooling="last"`.
 
-    A decoder requires "last" pooling, because only its last token attends to the whole text.
+    Decoders need "last" pooling, because only the last token attends to the whole text.
 
     Raises:
-        ValueError: The model has several parts or takes no text, or a decoder has another pooling.
+        ValueError: The model has several parts or does not accept text, or a decoder is used with another pooling.
     """
     kind = config.model_type
     if config.sub_configs or not hasattr(config, "hidden_size"):
@@ -93,7 +93,7 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
 
 
 def check_width(tower: PreTrainedModel, config: Any, name: str) -> None:
-    """Raise ValueError if the width of a tower differs from the field `name` of the model configuration."""
+    """Raise ValueError if a tower's hidden size differs from its configuration; `name` is the field in the message."""
     if tower.config.hidden_size != config.hidden_size:
         raise ValueError(
             f"{type(tower).__name__} has width {tower.config.hidden_size}, but {name} has {config.hidden_size}; "
@@ -111,10 +111,10 @@ def check_pooling(tower: PreTrainedModel, pooling: str | None, kind: str) -> Non
 
 
 def has_pooler(tower: PreTrainedModel) -> bool:
-    """Return whether a tower has a pooler.
+    """Return whether the output of a tower has a `pooler_output`.
 
-    BERT-like towers have an attribute `pooler`, which is None if it was not built. For other towers the return
-    annotation of `forward` decides.
+    BERT-like models have an attribute `pooler`, which is None without a pooler. For other models, the return
+    annotation of `forward` is inspected.
     """
     if hasattr(tower, "pooler"):
         return tower.pooler is not None
@@ -125,13 +125,13 @@ def has_pooler(tower: PreTrainedModel) -> bool:
 
 
 def takes(tower: nn.Module | type, argument: str) -> bool:
-    """Return whether `forward` of a tower or tower class has an argument of this name."""
+    """Return whether the `forward` method of a tower (or tower class) accepts this argument."""
     tower_class: Any = tower if isinstance(tower, type) else type(tower)
     return argument in inspect.signature(tower_class.forward).parameters
 
 
 def _is_decoder(config: PreTrainedConfig) -> bool:
-    """Return whether attention is causal; some decoders have a setting that turns them into encoders."""
+    """Return whether the attention is causal; a setting turns some decoders into bidirectional encoders."""
     if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
         return False
     causal_only = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
@@ -139,7 +139,7 @@ def _is_decoder(config: PreTrainedConfig) -> bool:
 
 
 def get_class(kind: str, config: PreTrainedConfig, pooling: str) -> tuple[Any, dict[str, Any]]:
-    """Return the class of a tower and its constructor options; raise ValueError if it cannot be a tower."""
+    """Return the model class of a tower and its constructor arguments; raise ValueError if the model is unsupported."""
     if kind == "audio":
         check_audio_config(config)
         return get_tower_class(config.model_type) or _get_encoder_class(config), {}
@@ -155,7 +155,7 @@ def get_class(kind: str, config: PreTrainedConfig, pooling: str) -> tuple[Any, d
 
 
 def _get_encoder_class(config: PreTrainedConfig) -> Any:
-    """Return the encoder class of an encoder-decoder model; `AutoModel` for other models."""
+    """Return the encoder class of an encoder-decoder model, and `AutoModel` for other models."""
     if not config.is_encoder_decoder:
         return AutoModel
     model_class: Any = MODEL_MAPPING[type(config)]
