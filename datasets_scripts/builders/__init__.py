@@ -1,1 +1,1 @@
-"""Dataset builders: one per dataset, each converts published files to rows of one schema."""
+"""Dataset builders: each one converts the published files of a dataset to rows in the format of `schema.Row`."""

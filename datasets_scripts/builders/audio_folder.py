@@ -1,6 +1,6 @@
-"""Any folder of recordings with captions: in the layout of `audiofolder` of `datasets`, or with text files.
+"""Load any folder of recordings with captions, in the `audiofolder` layout of `datasets` or with text files.
 
-To tune a model on a folder of recordings and captions:
+To fine-tune a model on such a folder:
 
     my_sounds/metadata.csv              file_name,caption
     my_sounds/rain.wav                  rain.wav,Heavy rain on a tin roof
@@ -19,20 +19,21 @@ To tune a model on a folder of recordings and captions:
     )
     trainer.train()
 
-The table is named `metadata` or `captions`, in the folder of the audio or above it. If `audio_column`, `caption_column`
-or `caption_columns` is set, the only table of the folder may have any name. Formats: CSV (with commas, semicolons or
-tabs), TSV, JSON Lines, a JSON list, or Parquet. The column `file_name` contains absolute paths, or paths relative to
-the table. Several lines of one file are several captions of it. All other columns are optional:
+The table is named `metadata` or `captions` and is in the audio folder or a parent folder of the audio. If
+`audio_column`, `caption_column` or `caption_columns` is set and the folder contains a single table, the table may have
+any name. Formats: CSV (with commas, semicolons or tabs), TSV, JSON Lines, a JSON list, or Parquet. The column
+`file_name` contains absolute paths, or paths relative to the table. Several lines with the same file name are several
+captions of this file. A column of captions is required; all other columns are optional:
 
 - `caption`, `caption_1`, `caption_2`, ...: captions in the language `caption_language`. `captions`: a list, or a
-  mapping from languages to a caption or a list of captions. `caption_fra` or `captions_fra`: captions in that language.
-  In CSV, lists and mappings are written as JSON.
-- `split`: train, validation or test. Without this column, sub-folders with these names are the splits; without such
-  sub-folders, recordings are drawn.
+  mapping from languages to a caption or a list of captions. `caption_fra` or `captions_fra`: captions in French (any
+  ISO 639-3 code). In CSV, lists and mappings are written as JSON.
+- `split`: train, validation or test. Without this column, the names of the sub-folders determine the splits. If there
+  are no such sub-folders, validation and test recordings are sampled at random.
 - `label` or `labels`, `source`, `license`, `clip_id` and `events`: fields of the row. By default the source of a clip
-  is its own file, and its id is its path.
+  is its file name, and its id is its path.
 
-Without any table, `rain.txt` contains the captions of `rain.wav`, one per line.
+Without a table, `rain.txt` contains the captions of `rain.wav`, one per line.
 """
 
 import difflib
@@ -52,27 +53,27 @@ from .recordings import some
 
 TABLE_NAMES = ("metadata", "captions")
 FIELDS = ("file_name", "caption", "captions", "split", "label", "labels", "source", "license", "clip_id", "events")
-"""Fields that `columns` can map to other names."""
+"""Fields that can be mapped to other column names with `columns`."""
 
 _CAPTION_COLUMN = re.compile(r"captions?(?:_(?P<key>[a-z]{2,3}|\d+))?")
 
 
 @dataclass
 class AudioFolderConfig(FolderConfig):
-    """Location, columns and splits of a folder; see also `FolderConfig`.
+    """Location, columns and splits of a folder with recordings and captions; see also `FolderConfig`.
 
     Attributes:
-        languages: Caption languages, the anchor first, as any ISO 639-3 codes.
-        caption_language: Language of captions in columns without a language in their names.
-        audio_column: Column of file names; `file_name` by default.
-        caption_column: Column of captions; `caption` by default.
-        caption_columns: All columns of captions with their languages, such as `deu=Beschreibung eng=English`. Replaces
-            `caption_column` and `caption_language`; other columns of captions are ignored.
-        columns: Other names of any of `FIELDS`, such as `{"split": "part"}`.
-        validation_fraction: Fraction of the recordings to draw for validation, at least one recording, if the folder
-            has no splits; 0 draws none.
-        test_fraction: Fraction to draw for testing, in the same way; 1 uses all recordings for testing.
-        seed: Seed of the draw.
+        languages: Caption languages as ISO 639-3 codes, the anchor language first.
+        caption_language: Language of the caption columns that have no language in their name.
+        audio_column: Column with file names; defaults to `file_name`.
+        caption_column: Column with captions; defaults to `caption`.
+        caption_columns: All caption columns with their languages, such as `deu=Beschreibung eng=English`. Overrides
+            `caption_column` and `caption_language`; other caption columns are ignored.
+        columns: Dict from a field in `FIELDS` to the column name in the table, such as `{"split": "part"}`.
+        validation_fraction: Fraction of recordings for the validation split (at least one recording), sampled at random
+            if the folder has no splits; 0 creates no validation split.
+        test_fraction: Fraction of recordings for the test split, sampled in the same way; 1 uses all recordings.
+        seed: Random seed for the sampling.
     """
 
     DATASET = "this folder"
@@ -106,7 +107,7 @@ class AudioFolderConfig(FolderConfig):
             )
 
     def check_languages(self) -> None:
-        """Raise a ValueError if `languages` are not language codes, or repeat."""
+        """Raise a ValueError if `languages` is empty or contains a repeated or invalid code."""
         self.languages = (self.languages,) if isinstance(self.languages, str) else tuple(self.languages)
         are_codes = re.fullmatch("([a-z]{3} )+[a-z]{3}", " ".join([*self.languages, self.caption_language]))
         if not are_codes or len(set(self.languages)) < len(self.languages):
@@ -116,10 +117,10 @@ class AudioFolderConfig(FolderConfig):
             )
 
     def tables(self) -> dict[str, Path]:
-        """Return the tables by their relative paths.
+        """Return a dict from relative to full path of all caption tables.
 
         Raises:
-            ValueError: A folder contains several tables.
+            ValueError: One folder contains several tables.
         """
         tables: dict[str, Path] = {}
         table_of_folder: dict[str, str] = {}
@@ -141,7 +142,11 @@ class AudioFolderConfig(FolderConfig):
         return tables
 
     def metadata_files(self) -> list[Path]:
-        """Return the tables, or the text files if there are none."""
+        """Return the paths of the tables, or of the text files if there are no tables.
+
+        Raises:
+            FileNotFoundError: There are neither tables nor text files.
+        """
         files = list(self.tables().values()) or [self.folder / file for file in self.files if file.endswith(".txt")]
         if not files:
             others = [file for file in self.files if file.endswith((*TABLE_SUFFIXES, ".arrow"))]
@@ -155,12 +160,12 @@ class AudioFolderConfig(FolderConfig):
 
 
 class AudioFolder(RowBuilder):
-    """Folder of recordings with captions."""
+    """Builder for any folder of recordings with captions."""
 
     BUILDER_CONFIG_CLASS = AudioFolderConfig
 
     def collect(self) -> Collection:
-        """Collect the recordings with captions in tables or text files."""
+        """Return the recordings that have captions in a table or a text file."""
         config, collection = self.config, Collection()
         records = merge(read_tables(config) if config.tables() else read_texts(config))
         _check_records(config, records)
@@ -188,12 +193,13 @@ class AudioFolder(RowBuilder):
 
 @dataclass
 class Record:
-    """Metadata of a recording.
+    """Metadata of one recording.
 
     Attributes:
         where: File and line of the metadata, for error messages.
-        captions: Captions by language, as the keys of a dictionary to drop repeats and keep the order.
-        split: Split; this and the following fields are empty if the metadata lack them.
+        captions: Dict from language to captions. The captions are the keys of a dict, to drop repeats and keep the
+            order.
+        split: Split name. This field and all following fields are empty if the metadata do not contain them.
     """
 
     where: str
@@ -209,11 +215,14 @@ class Record:
 
 
 def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """Read the lines of a folder's tables: path of each recording, relative to the folder, and its metadata.
+    """Read all tables of a folder.
+
+    Yields:
+        Tuples of the path of a recording, relative to the folder, and the metadata in one line of a table.
 
     Raises:
-        ValueError: The column of file names or of captions is missing, a language is unknown, or a cell has a wrong
-            type.
+        ValueError: The file name column or the caption column is missing, a language is unknown, or a value has the
+            wrong type.
     """
     for table, path in config.tables().items():
         for line in read_table(path):
@@ -233,7 +242,11 @@ def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
 
 
 def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """Read the text files beside recordings: path of each recording, relative to the folder, and its captions."""
+    """Read the text files that have the same name as a recording.
+
+    Yields:
+        Tuples of the path of a recording, relative to the folder, and its captions.
+    """
     texts = set(config.metadata_files())
     for file in config.recordings.files:
         path = (config.folder / file).with_suffix(".txt")
@@ -243,10 +256,13 @@ def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
 
 
 def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
-    """Merge several lines of one recording: all captions without repeats, and the optional fields.
+    """Merge records with the same path into one record with all captions, without repeats.
+
+    Returns:
+        Dict from path to record.
 
     Raises:
-        ValueError: Two lines have different values of a field.
+        ValueError: Two records of one recording have different values in the same field.
     """
     merged: dict[str, Record] = {}
     for name, record in records:
@@ -263,16 +279,19 @@ def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
 
 
 def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> dict[str, str]:
-    """Return the split of each recording: from its line, else from its folder's name, else drawn by source.
+    """Return a dict from recording to split.
+
+    The split comes from the metadata of the recording, else from the name of its folder. If no recording has a split,
+    validation and test recordings are sampled at random; recordings with the same source stay together.
 
     Raises:
-        ValueError: Only some recordings have a split, or there are too few to draw from.
+        ValueError: Only some recordings have a split, or there are too few recordings to sample from.
     """
     known: dict[str, str] = {}
     without: list[str] = []
     for name, record in records.items():
         split = record.split
-        for part in PurePosixPath(name).parts[:-1]:  # without a split in the line
+        for part in PurePosixPath(name).parts[:-1]:  # folder names, if the metadata contain no split
             split = split or SPLIT_NAMES.get(part.casefold(), "")
         if split:
             known[name] = split
@@ -288,7 +307,7 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
             "by its line or its folder's name. Set the split of all recordings or of none, such as in a column split"
         )
 
-    # Draw from the existing recordings, so that each split gets its fraction of them.
+    # Sample only from recordings with a file, so that the fractions refer to these.
     sources: dict[str, str] = {}
     existing: set[str] = set()
 
@@ -333,8 +352,8 @@ def _read_line(line: Line, values: Mapping[str, Any], config: AudioFolderConfig)
 
 
 def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, dict[str, None]]:
-    """Return the captions of a line by language, from all columns of captions."""
-    languages = dict(config.languages_of_columns)  # language of plain texts, by column
+    """Return a dict from language to the captions in all caption columns of a line."""
+    languages = dict(config.languages_of_columns)  # from column to the language of its plain texts
     missing = [column for column in languages if column not in line.values]
     if not languages:
         unmarked, marked = [], {}
@@ -402,7 +421,7 @@ def _read_events(cell: Any, where: str) -> list[Event]:
 
 
 def _parse(cell: Any) -> Any:
-    """Parse a cell with JSON; return any other cell unchanged, such as a caption that only starts like JSON."""
+    """Parse a table value if it is a JSON list or object; return any other value unchanged."""
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
         try:
             return json.loads(cell)
@@ -416,7 +435,7 @@ def _text(cell: Any) -> str:
 
 
 def _check_records(config: AudioFolderConfig, records: Mapping[str, Record]) -> None:
-    """Raise if ids repeat, or if all captions are in other languages than `languages`."""
+    """Raise a ValueError if two recordings have the same id, or if no caption is in one of `languages`."""
     present: set[str] = set()
     names: dict[str, str] = {}
     for name, record in records.items():

@@ -1,7 +1,8 @@
 """AudioCaps 1.0 and 2.0: ten-second clips of YouTube videos with human captions (Kim et al., 2019).
 
-Reads the tables of the authors' repository, `train.csv`, `val.csv` and `test.csv` (of `dataset/` or `dataset2.0/`).
-Audio files may have any of the usual names, because everybody downloads the clips separately. Some videos are gone.
+Reads `train.csv`, `val.csv` and `test.csv` from the authors' repository (folder `dataset/` or `dataset2.0/`). The audio
+must be downloaded separately; the files may have any of the usual names, see `recordings.YOUTUBE_NAMINGS`. Some videos
+are no longer available.
 """
 
 from collections.abc import Sequence
@@ -16,13 +17,13 @@ COLUMNS = ("audiocap_id", "youtube_id", "start_time", "caption")
 
 
 class Captioned(NamedTuple):
-    """A clip of a table, with the captions of all its lines.
+    """AudioCaps clip with all its captions.
 
     Attributes:
         segment: YouTube id and start in seconds.
-        captions: One caption in train, five in validation and test. Equal texts are kept, because annotators sometimes
-            agree.
-        caption_ids: The `audiocap_id` of each caption.
+        captions: One caption in train, five in validation and test. Identical captions are kept, because two annotators
+            may write the same text.
+        caption_ids: `audiocap_id` of each caption.
     """
 
     segment: Segment
@@ -31,13 +32,13 @@ class Captioned(NamedTuple):
 
     @property
     def clip_id(self) -> str:
-        """Clip id: YouTube id and start, such as "7fmOlUlwoNg_20"."""
+        """Clip id from the YouTube id and the start, such as "7fmOlUlwoNg_20"."""
         youtube_id, start = self.segment
         return f"{youtube_id}_{start}"
 
 
 class AudioCapsConfig(FolderConfig):
-    """Configuration of AudioCaps; `data_dir` contains one to three of the tables. See `FolderConfig`."""
+    """AudioCaps configuration; `data_dir` must contain at least one of the tables. See `FolderConfig`."""
 
     DATASET = "AudioCaps"
     LAYOUT = "the folder that holds train.csv, val.csv and test.csv"
@@ -45,14 +46,14 @@ class AudioCapsConfig(FolderConfig):
 
 
 class AudioCaps(RowBuilder):
-    """AudioCaps: train, validation and test, one row per clip."""
+    """AudioCaps builder with train, validation and test split; one row per clip."""
 
     BUILDER_CONFIG_CLASS = AudioCapsConfig
     HOMEPAGE = "https://audiocaps.github.io"
     NAMINGS = (*YOUTUBE_NAMINGS, "{audiocap_id}")
 
     def collect(self) -> Collection:
-        """Collect the clips of the tables; a clip of two splits stays in the later one."""
+        """Return the clips in the tables; a clip in two splits is kept only in the later split."""
         collection = Collection()
         splits, every = {}, []
         for split, path in self.config.tables().items():
@@ -63,14 +64,22 @@ class AudioCaps(RowBuilder):
         for split, clips in splits.items():
             for clip in clips:
                 youtube_id, _ = clip.segment
-                # AudioSet publishes no licences of its clips: each uploader chooses one per video.
+                # AudioSet does not list licences: each uploader chooses a licence per video.
                 row = Clip(clip.clip_id, {ENGLISH: clip.captions}, f"youtube:{youtube_id}", "unknown (YouTube)")
                 collection.add(split, row, clip.clip_id, paths.get(clip.segment))
         return collection
 
 
 def read_captioned(path: Path, collection: Collection) -> list[Captioned]:
-    """Return the clips of a table in order of first appearance, and record repeated lines in `collection`."""
+    """Read a table; lines with the same clip are merged.
+
+    Args:
+        path: Table to read.
+        collection: Clips with a repeated `audiocap_id` are recorded here as "duplicate".
+
+    Returns:
+        Clips in the order of their first line.
+    """
     clips: dict[Segment, Captioned] = {}
     seen: set[str] = set()
 
@@ -88,9 +97,9 @@ def read_captioned(path: Path, collection: Collection) -> list[Captioned]:
 
 
 def find_clips(recordings: Recordings, clips: Sequence[Captioned]) -> dict[Segment, Path]:
-    """Return the path of each existing clip.
+    """Return a dict from segment to path, for all clips with an audio file.
 
-    Searches for the names of `YOUTUBE_NAMINGS`. If no clip has such a name, searches for caption ids instead.
+    Searches for file names in the formats of `YOUTUBE_NAMINGS`. If there are none, searches for caption ids instead.
     """
     found = find_segments(recordings, list({clip.segment for clip in clips}))
     if found:
@@ -104,7 +113,7 @@ def find_clips(recordings: Recordings, clips: Sequence[Captioned]) -> dict[Segme
 
 
 def start_seconds(line: Line, column: str) -> int:
-    """Return a clip's start in whole seconds; raise a ValueError with the line number for any other value."""
+    """Parse the start of a clip in whole seconds; any other value raises a ValueError with the line number."""
     text = line.values[column].strip()
     whole = text.removesuffix(".0")
     if not whole.isdecimal():

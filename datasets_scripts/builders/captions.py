@@ -1,10 +1,9 @@
-"""Captions from class names: hand-written phrases and sentence templates in eight languages.
+"""Generate captions from class names with hand-written phrases and sentence templates in eight languages.
 
-`phrases/<dataset>.json` contains a noun phrase for each label and language ("a dog barking", "un chien qui aboie"),
-and `phrases/templates.json` the sentence templates. No phrase needs inflection in any template: French templates have
-no "de" or "à" before the phrase (de + le = du), and German ones keep it in the nominative. Where a verb agrees with the
-phrase, all phrases of that language are singular. A new phrase must therefore be a singular noun phrase in the
-nominative, with its article.
+`phrases/<dataset>.json` contains a noun phrase for each label and language ("a dog barking", "un chien qui aboie").
+`phrases/templates.json` contains the sentence templates. A new phrase must be a singular noun phrase in the nominative,
+with its article, because the templates do not inflect phrases. French templates have no "de" or "à" before the phrase
+(de + le = du), and German templates require the nominative.
 """
 
 import json
@@ -17,20 +16,20 @@ from typing import Any
 from ..schema import LANGUAGES
 
 _FOLDER = Path(__file__).parents[1] / "phrases"
-_SENTENCES = {"templates", "temporal"}  # files of sentences, without phrases of labels
+_SENTENCES = {"templates", "temporal"}  # files with sentences instead of label phrases
 
 
 def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
-    """Return the phrases of a dataset's labels.
+    """Load the noun phrases for the labels of a dataset.
 
     Args:
         dataset_name: Name of a file in `phrases/`: "esc50", "synthetic" or "urbansound8k".
 
     Returns:
-        `phrases[label][language]`, each label in all of `LANGUAGES`.
+        Nested dict `phrases[label][language]` with all `LANGUAGES` for each label.
 
     Raises:
-        ValueError: No file has that name; the message lists the valid names.
+        ValueError: The name is unknown; the message lists the valid names.
 
     >>> label_phrases("esc50")["dog"]["fra"]
     'un chien qui aboie'
@@ -44,18 +43,18 @@ def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
 def render_captions(
     phrase_by_language: Mapping[str, str], languages: Sequence[str] = LANGUAGES, templates: str = "sound"
 ) -> dict[str, list[str]]:
-    """Write the captions of one clip: each template of each language, filled with the language's phrase.
+    """Generate the captions of a clip: fill each template of each language with the phrase in that language.
 
     Args:
-        phrase_by_language: Noun phrase of the sound, by language.
+        phrase_by_language: Dict from language to the noun phrase of the sound.
         languages: Languages of the captions.
         templates: Key in `templates.json`: "sound", "sound_at_beginning" or "sound_at_end".
 
     Returns:
-        `captions[language]` in the order of the file; caption i has the same template for all clips.
+        Dict from language to captions, in the order of the templates; caption i uses template i.
 
     Raises:
-        ValueError: A language has no phrase.
+        ValueError: There is no phrase in one of the languages.
 
     >>> render_captions({"deu": "ein bellender Hund"}, ["deu"])["deu"][:2]
     ['Ein bellender Hund', 'Zu hören ist ein bellender Hund.']
@@ -74,13 +73,13 @@ def render_captions(
 
 
 def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
-    """Return `languages` as a tuple after checking them.
+    """Check language codes and return them as a tuple.
 
     Args:
-        languages: Some of `LANGUAGES`, or one of them as a string.
+        languages: Codes in `LANGUAGES`, or a single code as a string.
 
     Raises:
-        ValueError: There is no language, one repeats, or one is unknown.
+        ValueError: `languages` is empty, or a code is repeated or unknown.
 
     >>> check_languages(["eng", "fra"]), check_languages("eng")
     (('eng', 'fra'), ('eng',))
@@ -97,7 +96,10 @@ def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return the language of each column from `["deu=Beschreibung", ...]` or `{"deu": "Beschreibung", ...}`.
+    """Parse the option `caption_columns` and return a dict from column to language.
+
+    Args:
+        given: `["deu=Beschreibung", ...]` or `{"deu": "Beschreibung", ...}`.
 
     Raises:
         ValueError: An entry is not `LANGUAGE=COLUMN` with an ISO 639-3 code.
@@ -118,12 +120,12 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
 
 
 def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mapping[str, str]) -> None:
-    """Raise if columns with and without a language in their names would merge into one language.
+    """Raise a ValueError if a column without a language in its name would have the same language as another column.
 
     Args:
-        unmarked: Columns without a language in their names.
-        language: Language assumed for these columns.
-        marked: Language of each other column.
+        unmarked: Caption columns without a language in their names.
+        language: Language assumed for `unmarked`.
+        marked: Dict from the other caption columns to their languages.
     """
     merged = [column for column, of_column in marked.items() if of_column == language]
     if unmarked and merged:
@@ -136,5 +138,5 @@ def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mappi
 
 @cache
 def read_phrases(name: str) -> dict[str, Any]:
-    """Return the content of `phrases/<name>.json`; cached, so do not modify it."""
+    """Load `phrases/<name>.json`; the result is cached and must not be modified."""
     return json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Clotho v2.1: Freesound recordings of 15 to 30 seconds with five captions each (Drossos et al., 2020).
 
-Reads the published files: `clotho_captions_<split>.csv`, `clotho_metadata_<split>.csv` if it exists, and audio in the
-folders development, validation and evaluation.
+Reads the published `clotho_captions_<split>.csv`, `clotho_metadata_<split>.csv` (optional), and the audio files in the
+folders "development", "validation" and "evaluation".
 """
 
 from pathlib import Path
@@ -11,32 +11,32 @@ from .folder import ENGLISH, Clip, Collection, FolderConfig, RowBuilder
 from .metadata import read_csv
 
 PARTS = {"train": "development", "validation": "validation", "test": "evaluation"}
-"""Name of each split in Clotho."""
+"""Maps our split names to the Clotho split names."""
 
 _ORIGINS = {split: (f"clotho_metadata_{part}.csv",) for split, part in PARTS.items()}
 
 
 class ClothoConfig(FolderConfig):
-    """Configuration of Clotho; `data_dir` contains the caption tables. See `FolderConfig`."""
+    """Clotho configuration; `data_dir` must contain the caption tables. See `FolderConfig`."""
 
     DATASET = "Clotho"
     LAYOUT = "the folder that holds clotho_captions_development.csv and the like"
     TABLES: ClassVar = {split: (f"clotho_captions_{part}.csv",) for split, part in PARTS.items()}
 
     def origins(self) -> dict[str, Path]:
-        """Return the existing `clotho_metadata_<split>.csv` files, by split; they contain the Freesound ids."""
+        """Return a dict from split to the existing `clotho_metadata_<split>.csv` files, which contain Freesound ids."""
         return self.find(_ORIGINS)
 
     def metadata_files(self) -> list[Path]:
-        """Return the caption tables and the existing metadata tables."""
+        """Return the paths of the caption tables and of the existing metadata tables."""
         return [*super().metadata_files(), *self.origins().values()]
 
 
 class Clotho(RowBuilder):
-    """Clotho: train (development), validation and test (evaluation).
+    """Clotho builder with the splits train (development), validation and test (evaluation).
 
-    Splits share some file names, so a clip id contains the split: "development/Distorted AM Radio noise.wav". The
-    source is the Freesound recording in `clotho_metadata_<split>.csv`, or the clip itself without one.
+    Some file names occur in several splits, so a clip id contains the split: "development/Distorted AM Radio
+    noise.wav". The source of a clip is its Freesound id in `clotho_metadata_<split>.csv`, or else its own clip id.
     """
 
     BUILDER_CONFIG_CLASS = ClothoConfig
@@ -44,7 +44,7 @@ class Clotho(RowBuilder):
     NAMINGS = ("the file names of the caption tables, also with HTML entities resolved or without punctuation",)
 
     def collect(self) -> Collection:
-        """Collect the clips of the caption tables."""
+        """Return the clips in the caption tables."""
         collection = Collection()
         tables_of_origins = self.config.origins()
 
@@ -63,7 +63,10 @@ class Clotho(RowBuilder):
 
 
 def read_origins(path: Path) -> dict[str, tuple[str, str]]:
-    """Return source and licence by file name, for the clips of `clotho_metadata_<split>.csv` with a Freesound id."""
+    """Read `clotho_metadata_<split>.csv`; returns a dict from file name to `(source, licence)`.
+
+    Clips without a Freesound id are skipped.
+    """
     origins = {}
     for line in read_csv(path, ("file_name", "sound_id", "license")):
         sound_id = line.values["sound_id"].strip()
