@@ -1,4 +1,4 @@
-"""Audio inputs of all supported types as waveforms: paths, URLs, bytes, arrays and values of `datasets.Audio`."""
+"""Convert audio inputs to waveforms. Inputs are paths, URLs, bytes, arrays or values from `datasets.Audio` columns."""
 
 import importlib
 import io
@@ -16,18 +16,18 @@ from .feature_extraction_ced import MAX_CHANNELS, as_waveform
 # A path, a URL, or the bytes of a file.
 _FILE = (str, os.PathLike, bytes)
 _DOWNLOAD_TIMEOUT_SECONDS = 60.0
-# Margin read on both sides of a span, so that resampling has no edge effects inside it.
+# Margin to read on both sides of a span, so that resampling has no edge effects within the span.
 _MARGIN_SECONDS = 1
 
 
 class Recording(NamedTuple):
-    """A recording to be read.
+    """Audio source that is read on demand.
 
     Attributes:
         source: A path, a URL, the bytes of a file, an array, a torchcodec decoder, or a function that returns the
             whole waveform at a given sampling rate in hertz.
         rate_hz: Sampling rate of an array; None for any other source.
-        name: Name in error messages: the path, or the index in the list.
+        name: Name for error messages: the path, or the index in the list.
     """
 
     source: Any
@@ -40,7 +40,7 @@ class Recording(NamedTuple):
         return isinstance(self.source, _FILE)
 
     def get_seconds(self) -> float:
-        """Return the duration from the header; 0 if unknown, in which case `read` raises the error."""
+        """Return the duration in seconds from the file header or the array length. Returns 0 if it is unknown."""
         try:
             if _is_decoder(self.source):
                 return float(self.source.metadata.duration_seconds)
@@ -52,15 +52,16 @@ class Recording(NamedTuple):
             return 0.0
 
     def read(self, target_hz: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Read the recording, or a part of it, as mono float32 at a sampling rate.
+        """Read the recording, or a part of it, as a mono waveform at a given sampling rate.
 
         Args:
             target_hz: Sampling rate of the result in hertz.
-            start: First sample, at `target_hz`; only used with `stop`, except for functions.
-            stop: End sample, exclusive; None reads everything. Only this part of a file is decoded, with a margin.
+            start: First sample at `target_hz`. Ignored if `stop` is None, unless the source is a function.
+            stop: End sample at `target_hz`, exclusive; None reads the whole recording. With `stop`, only this part of a
+                file and a margin of one second are decoded.
 
         Returns:
-            float32, (samples,).
+            Mono waveform, float32 (samples,).
 
         Raises:
             OSError: The file does not exist, or the download fails.
@@ -70,7 +71,7 @@ class Recording(NamedTuple):
         if callable(source):
             return source(target_hz)[start:stop]
         if self.is_file and stop is not None:
-            # Read whole seconds, because samples of both rates coincide there.
+            # Start at a whole second, because sample positions of both sampling rates coincide there.
             first = max(0, start // target_hz - _MARGIN_SECONDS)
             seconds = math.ceil(stop / target_hz) + _MARGIN_SECONDS - first
             source, rate_hz = _read_file(source, self.name, offset_seconds=first, duration_seconds=seconds)
@@ -89,15 +90,18 @@ class Recording(NamedTuple):
 
 
 def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording], bool]:
-    """Convert audio inputs to a list of recordings; also return whether the input was a single recording, not a list.
+    """Convert audio inputs to a list of recordings.
 
     Args:
         audio: One recording or a list, see `encode_audio`.
-        sampling_rate: Sampling rate of the arrays in hertz, one for all or one for each.
+        sampling_rate: Sampling rate of the arrays in hertz: one value for all, or a list with one value per recording.
+
+    Returns:
+        Tuple of the recordings, and whether the input was a single recording instead of a list.
 
     Raises:
-        ValueError: The shape of an array is ambiguous, a mapping lacks keys, a file is open as text, or the numbers of
-            sampling rates and recordings differ.
+        ValueError: An array shape is ambiguous, a mapping lacks a required key, a file is open in text mode, or the
+            number of sampling rates differs from the number of recordings.
 
     Example:
         >>> [recording.name for recording in as_recordings(["dog.wav", np.zeros(16000)], 16000)[0]]
@@ -130,10 +134,19 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
 
 
 def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
-    """Expand an option to one value per input: repeat a single value or None, and check a list.
+    """Expand an option to one value per input.
+
+    Args:
+        name: Option name to show in error messages.
+        value: A single value or None, which is repeated, or a list with one value per input.
+        count: Number of inputs.
+        kind: Allowed type, or tuple of types, as in `isinstance`.
+
+    Returns:
+        List of `count` values.
 
     Raises:
-        ValueError: The list has another length, or contains a value of another type.
+        ValueError: The list length is not `count`, or a value has the wrong type.
     """
     if value is None or isinstance(value, kind):
         return [value] * count
@@ -155,7 +168,7 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
 
     if isinstance(audio, (np.ndarray, torch.Tensor)):
         shape = tuple(audio.shape)
-        # A second axis of at most 8 is channels: (samples, channels), as in soundfile.
+        # A second axis of size 8 or less contains channels: (samples, channels), as in soundfile.
         if len(shape) == 1 or (len(shape) == 2 and shape[1] <= MAX_CHANNELS < shape[0]):
             return [audio], True
         if len(shape) != 2 or shape[0] == 2:
@@ -172,7 +185,7 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
 
 
 def _is_decoder(clip: Any) -> bool:
-    """Return whether this is torchcodec's `AudioDecoder`, which `datasets.Audio` returns."""
+    """Return whether the input is a torchcodec `AudioDecoder`, as returned by `datasets.Audio`."""
     return hasattr(clip, "get_all_samples")
 
 
@@ -181,7 +194,7 @@ def _is_open_file(clip: Any) -> bool:
 
 
 def _is_pair(clip: Any) -> bool:
-    """Return whether this is a pair of an array and its sampling rate, in either order."""
+    """Return whether the input is a tuple of an array and its sampling rate, in either order."""
     if not isinstance(clip, tuple) or len(clip) != 2:
         return False
     arrays = sum(isinstance(part, (np.ndarray, torch.Tensor)) for part in clip)
@@ -189,7 +202,10 @@ def _is_pair(clip: Any) -> bool:
 
 
 def _read_file(file: Any, name: str, **span: float) -> tuple[np.ndarray, int]:
-    """Read a file or a part of it at its own rate, through the package's checks or, without the package, soundfile."""
+    """Read a file, or a part of it, at its original sampling rate. Returns the waveform and the rate.
+
+    Uses the package's audio reader, or soundfile if the package is not installed.
+    """
     if isinstance(file, str) and file.startswith(("http://", "https://")):
         try:
             with urllib.request.urlopen(file, timeout=_DOWNLOAD_TIMEOUT_SECONDS) as answer:

@@ -1,4 +1,4 @@
-"""Embedding of recordings and texts of any length and number: reading, chunking, batching and pooling.
+"""Compute audio and text embeddings: read, split into chunks, batch and pool inputs of any length.
 
     audio_embeds = model.encode_audio(["dog.wav", "rain.flac"])
     text_embeds = model.encode_text(["a dog barks", "un chien aboie"], language=["eng", "fra"])
@@ -7,15 +7,15 @@
 The functions work on any model with `get_audio_features` and `get_text_features`, including transformers' `ClapModel`.
 `EncodingMixin` adds them as methods to the SupCLAP model.
 
-Every embedding of a recording in this package comes from `chunk_embeddings`, with these rules:
+All audio embeddings in this package are computed by `chunk_embeddings`, with these rules:
 
 - Recordings longer than `chunk_seconds` are split into chunks of that length. The default is the model's maximum (CLAP:
-  10 s), or five minutes for models that take any length (CED). The last chunk starts earlier, so that it ends with the
-  recording.
+  10 s), or five minutes for models that accept any length (CED). The last chunk starts earlier, so that it ends with
+  the recording.
 - The embedding of a recording is the normalised mean of its chunk embeddings.
-- A recording that is unreadable or too short, or whose embedding is not finite, raises an error or is skipped.
+- If a recording is unreadable or too short, or its embedding is not finite, it is skipped or an error is raised.
 - Batches contain chunks of similar length. The batch size and the order of the recordings do not affect the embeddings,
-  and there is no randomness. Long files are read in parts, so memory does not grow with their length.
+  and there is no randomness. Long files are read in parts, so memory use does not grow with their length.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from .processing_supclap import SupCLAPProcessor, as_list
 
 logger = logging.get_logger(__name__)
 
-# A batch contains at most batch_size times this duration, so batches of longer recordings are smaller.
+# A batch contains at most batch_size times this duration, so longer recordings are processed in smaller batches.
 _SECONDS_PER_CLIP = 10.0
-# Number of batches that are read together and sorted by length, so that batches contain chunks of similar length.
+# Number of batches to read and sort by length together, so that each batch contains chunks of similar length.
 _BATCHES_AT_ONCE = 8
-# Maximum length of a chunk for any model, so that memory does not grow with the length of a recording.
+# Maximum chunk length for any model, so that memory use does not grow with the length of a recording.
 LONGEST_SECONDS = 300.0
 _DAMAGED = "the weights are damaged, or the projection of this input is zero"
 
 
 class AudioChunks(NamedTuple):
-    """The chunks of one recording.
+    """Chunk embeddings of one recording.
 
     Attributes:
-        embeds: Embeddings of unit norm, (chunks, d).
-        onset_seconds: Start of each chunk, (chunks,) float64.
-        offset_seconds: End of each chunk, (chunks,) float64.
-        error: The error of a skipped recording, which has no chunks; else None.
+        embeds: Embeddings with unit norm, (chunks, d).
+        onset_seconds: Start time of each chunk, (chunks,) float64.
+        offset_seconds: End time of each chunk, (chunks,) float64.
+        error: Exception if the recording was skipped (it then has zero chunks), else None.
     """
 
     embeds: Any
@@ -66,7 +66,15 @@ class AudioChunks(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """A chunk: index of its recording, first sample and end, and its waveform or embedding, or the reading error."""
+    """Chunk of a recording.
+
+    Attributes:
+        number: Index of the recording.
+        start: First sample.
+        stop: End sample, exclusive.
+        content: Waveform (samples,), later replaced by the embedding (d,); None if reading failed.
+        error: Exception if reading failed, else None.
+    """
 
     number: int
     start: int
@@ -86,25 +94,25 @@ def chunk_embeddings(
     num_workers: int = 0,
     on_bad_audio: str = "error",
 ) -> Iterator[AudioChunks]:
-    """Embed recordings chunk by chunk.
+    """Split recordings into chunks and embed the chunks.
 
     Args:
-        recordings: N recordings, read in order; may be a generator.
-        encode: Computes embeddings (n, d) of n waveforms (samples,) at `rate_hz`.
+        recordings: N recordings; may be a generator.
+        encode: Function that embeds n waveforms (samples,) at `rate_hz` as (n, d).
         rate_hz: Sampling rate of the model in hertz.
-        chunk_samples: Length of a chunk in samples; a shorter recording is one chunk.
-        hop_samples: Samples between the starts of two chunks; None uses `chunk_samples`.
-        min_samples: Minimum length of a chunk in samples.
+        chunk_samples: Chunk length in samples; a shorter recording is a single chunk.
+        hop_samples: Number of samples between the starts of two chunks; None uses `chunk_samples`.
+        min_samples: Minimum chunk length in samples.
         batch_size: Chunks of up to 10 s per batch; longer chunks count as several.
-        num_workers: Threads that read ahead of the model; 0 reads in the calling thread.
-        on_bad_audio: "error" raises the error of the first bad recording; "skip" yields it without chunks.
+        num_workers: Number of threads that prefetch audio; 0 reads in the calling thread.
+        on_bad_audio: "error" raises at the first bad recording; "skip" yields it with zero chunks and its error.
 
     Yields:
-        The chunks of each recording, in order; embeddings are tensors.
+        `AudioChunks` of each recording, in input order, with embeddings as tensors.
 
     Raises:
-        OSError: A file is missing or unreadable, with `on_bad_audio="error"`.
-        ValueError: A recording is unusable or too short, or its embedding is not finite, with `on_bad_audio="error"`.
+        OSError: A file is missing or unreadable, and `on_bad_audio` is "error".
+        ValueError: A recording is unusable or too short, or its embedding is not finite, and `on_bad_audio` is "error".
 
     Example:
         >>> sound = Recording(np.ones, None, "clip")  # np.ones returns 4 samples at 4 Hz
@@ -120,14 +128,14 @@ def chunk_embeddings(
     names: dict[int, str] = {}
 
     def tasks() -> Iterator[Callable[[], list[_Chunk]]]:
-        """Yield the reading tasks: a recording each, or a part of a long file."""
+        """Yield one read task per recording, or one per part of a long file."""
         for index, recording in enumerate(recordings):
             names[index] = recording.name
             for starts in _blocks(recording, rate_hz, chunk_samples, hop_samples):
                 yield partial(read, index, recording, starts)
 
     def read(index: int, recording: Recording, starts: Sequence[int] | None) -> list[_Chunk]:
-        """Read the chunks that start at these samples; None reads all chunks."""
+        """Read the chunks that start at the given samples; None reads all chunks."""
         try:
             if starts is None:
                 first, waveform = 0, recording.read(rate_hz)
@@ -183,37 +191,40 @@ def encode_audio(
     num_workers: int | None = None,
     on_bad_audio: str = "error",
 ) -> Any:
-    """Embed recordings of any length and sampling rate.
+    """Compute audio embeddings for recordings of any length and sampling rate.
 
     Args:
         model: A model with `get_audio_features`.
         audio: One recording or a list of recordings. A recording is one of: a path, a URL, an open file or the bytes
             of a file; a waveform (samples,), (channels, samples) or (samples, channels), alone or as a pair with its
             sampling rate, as in torchaudio, librosa, scipy and Gradio; a mapping with "array" and "sampling_rate"; a
-            value of a `datasets.Audio` column, decoded or not. A single 2-D array is (clips, samples) with at least
-            three clips. Floats have full scale 1; int16 and int32 are PCM.
-        processor: Processor of the model, or a `SupCLAPProcessor` around CLAP's parts; None uses `model.processor`.
-        sampling_rate: Sampling rate of the waveforms in hertz, one for all or one for each. Ignored for inputs with
-            their own rate.
+            value from a `datasets.Audio` column, decoded or not. A 2-D array outside a list is a batch (clips,
+            samples), or one recording if it has more than eight rows and at most eight columns; an array with two rows
+            is ambiguous and raises. Floats have full scale 1; int16 and int32 are PCM.
+        processor: Processor of the model, or a `SupCLAPProcessor` built from CLAP's feature extractor and tokenizer;
+            None uses `model.processor`.
+        sampling_rate: Sampling rate of the waveforms in hertz: one value for all, or a list with one value per input.
+            Ignored for inputs that include a sampling rate.
         batch_size: Chunks of up to 10 s per batch; longer chunks count as several.
-        chunk_seconds: Length of the chunks of longer recordings; None uses the model's maximum, or five minutes.
-        return_chunks: Whether to return the chunks instead of their mean.
+        chunk_seconds: Chunk length in seconds; longer recordings are split. None uses the model's maximum, or five
+            minutes if the model has no maximum.
+        return_chunks: Whether to return chunk embeddings instead of their mean.
         convert_to_numpy: Whether to return numpy arrays; False returns tensors on the model's device.
         convert_to_tensor: Whether to return tensors; overrides `convert_to_numpy`.
         show_progress_bar: Whether to show a progress bar over recordings.
-        device: Device to move the model to; None leaves it on its device.
-        num_workers: Threads that read files ahead of the model; None uses one per core, at most 8.
-        on_bad_audio: "error" raises at the first unusable recording; "skip" logs a warning for each and returns NaN for
-            its embedding (with `return_chunks`, no chunks).
+        device: Device to move the model to; None does not move the model.
+        num_workers: Number of threads that prefetch files; None uses one per core, at most 8.
+        on_bad_audio: "error" raises at the first unusable recording. "skip" logs a warning for each unusable recording
+            and returns NaN as its embedding; with `return_chunks`, it returns zero chunks.
 
     Returns:
-        float32 (N, d) in input order, unit norm; (d,) for a single recording. With `return_chunks` a list of N
-        `AudioChunks`, or a single one.
+        Embeddings with unit norm, float32 (N, d) in input order, or (d,) for a single recording. With `return_chunks`,
+        a list of N `AudioChunks`, or one `AudioChunks` for a single recording.
 
     Raises:
         OSError: A file is missing or unreadable.
-        ValueError: A clip is unusable (the message names it), a sampling rate is missing, or `chunk_seconds` is outside
-            the model's limits.
+        ValueError: A recording is unusable (the message contains its name), a sampling rate is missing, or
+            `chunk_seconds` is outside the model's limits.
     """
     processor = processor or model.processor
     if device is not None:
@@ -262,24 +273,24 @@ def encode_text(
     show_progress_bar: bool = False,
     device: str | torch.device | None = None,
 ) -> Any:
-    """Embed texts; equal texts in the same language get bitwise equal embeddings.
+    """Compute text embeddings; equal texts in the same language have bitwise equal embeddings.
 
     Args:
         model: A model with `get_text_features`.
         texts: One text or a list of texts.
         processor: Processor of the model; None uses `model.processor`.
-        language: ISO 639-3 code, one for all texts or one for each; None uses the tokenizer's setting.
+        language: ISO 639-3 code: one for all texts, or a list with one per text. None uses the tokenizer's setting.
         batch_size: Texts per batch.
         convert_to_numpy: Whether to return a numpy array; False returns a tensor on the model's device.
         convert_to_tensor: Whether to return a tensor; overrides `convert_to_numpy`.
         show_progress_bar: Whether to show a progress bar over batches.
-        device: Device to move the model to; None leaves it on its device.
+        device: Device to move the model to; None does not move the model.
 
     Returns:
-        float32 (N, d) in input order, unit norm; (d,) for a single text.
+        Embeddings with unit norm, float32 (N, d) in input order, or (d,) for a single text.
 
     Raises:
-        ValueError: A text is blank or not a string (the message names it), or the tokenizer does not support a
+        ValueError: A text is blank or not a string (the message contains it), or the tokenizer does not support a
             language.
     """
     processor = processor or model.processor
@@ -296,7 +307,7 @@ def encode_text(
 
     pairs = list(zip(text_list, one_for_each("language", language, len(text_list), str), strict=True))
 
-    # Embed each distinct text once: rounding depends on the batch, and equal texts must tie exactly.
+    # Embed each distinct text once: rounding depends on the batch, and equal texts must have equal scores.
     distinct = sorted(set(pairs), key=lambda pair: (-len(pair[0]), pair[0], str(pair[1])))
     embeds = []
 
@@ -318,7 +329,7 @@ def encode_text(
 
 
 class EncodingMixin:
-    """Adds `encode_audio`, `encode_text` and their processor to a model with `get_audio_features` and
+    """Mixin with `encode_audio`, `encode_text`, `similarity` and `processor`, for models with `get_audio_features` and
     `get_text_features`."""
 
     encode_audio = encode_audio
@@ -326,7 +337,7 @@ class EncodingMixin:
 
     @property
     def processor(self) -> Any:
-        """Processor of the model, loaded on first use from the model's folder or Hub id; can be assigned.
+        """Processor of the model, loaded on first use from the model's folder or Hub id. Can be set by assignment.
 
         Raises:
             ValueError: The model was not loaded from a folder or the Hub, or its processor cannot be loaded.
@@ -341,14 +352,14 @@ class EncodingMixin:
 
     @staticmethod
     def similarity(first: Any, second: Any) -> Any:
-        """Compute the cosines of all pairs of embeddings, as in sentence-transformers.
+        """Compute the cosine similarity matrix between two sets of embeddings, as in sentence-transformers.
 
         Args:
             first: Array or tensor of any norm, (N, d) or (d,).
             second: Array or tensor of any norm, (M, d) or (d,).
 
         Returns:
-            (N, M); a numpy array if both inputs are, else a tensor.
+            Cosine similarities (N, M): a numpy array if both inputs are numpy arrays, else a tensor.
 
         Example:
             >>> EncodingMixin.similarity(np.eye(2, dtype=np.float32), np.array([[3.0, 4.0]], dtype=np.float32))
@@ -365,7 +376,7 @@ class EncodingMixin:
 
 
 def chunk_starts(num_samples: int, chunk_samples: int, hop_samples: int) -> list[int]:
-    """Return the first samples of a recording's chunks; the last chunk starts earlier, to end with the recording.
+    """Return the start of each chunk in samples; the last chunk starts earlier, so that it ends with the recording.
 
     >>> chunk_starts(10, 4, 2), chunk_starts(11, 4, 2), chunk_starts(3, 4, 2)
     ([0, 2, 4, 6], [0, 2, 4, 6, 7], [0])
@@ -376,14 +387,15 @@ def chunk_starts(num_samples: int, chunk_samples: int, hop_samples: int) -> list
 
 
 def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Find the chunk of each recording with the highest cosine to each text.
+    """Find the best-matching chunk of each recording for each text.
 
     Args:
         recordings: Chunks of N recordings, from `encode_audio(..., return_chunks=True)`.
-        text_embeds: Embeddings of unit norm, (M, d).
+        text_embeds: Text embeddings with unit norm, (M, d).
 
     Returns:
-        The cosine of the best chunk, (N, M), and its start in seconds, (N, M). Ties return the first chunk.
+        Tuple of the highest cosine, (N, M), and the start of that chunk in seconds, (N, M). If chunks are tied, the
+        first one is returned.
 
     >>> whole = AudioChunks(np.eye(2), np.array([0.0, 10.0]), np.array([10.0, 20.0]))
     >>> best_chunks([whole], np.array([[0.0, 1.0]]))
@@ -399,7 +411,10 @@ def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np
 
 
 def max_chunk_seconds(feature_extractor: Any) -> float | None:
-    """Return the longest clip that a front end takes in seconds: CLAP 10, Whisper 30, AST 10.24; None for any."""
+    """Return the maximum input length of a feature extractor in seconds, or None if it accepts any length.
+
+    The maximum is 10 s for CLAP, 30 s for Whisper and 10.24 s for AST.
+    """
     for name in ("max_length_s", "chunk_length"):
         if (seconds := getattr(feature_extractor, name, None)) is not None:
             return float(seconds)
@@ -409,11 +424,11 @@ def max_chunk_seconds(feature_extractor: Any) -> float | None:
 
 
 def max_window_seconds(config: Any, feature_extractor: Any) -> float | None:
-    """Return the longest clip in seconds that the encoder processes in one window; None for any length.
+    """Return the maximum clip length in seconds that the encoder processes in one window; None for any length.
 
     Args:
-        config: Configuration of the model. CED processes windows of 10.12 s independently.
-        feature_extractor: Front end of the model; its own limit takes precedence.
+        config: Configuration of the model. CED splits its input into independent windows of 10.12 s.
+        feature_extractor: Feature extractor of the model; if it has a maximum length, that length is returned.
     """
     limit = max_chunk_seconds(feature_extractor)
     num_frames = getattr(getattr(config, "audio_config", None), "target_length", None)
@@ -446,13 +461,14 @@ def _load_processor(model: Any) -> SupCLAPProcessor:
 def get_chunk_samples(
     extractor: Any, chunk_seconds: float | None, usual_seconds: float, longest_seconds: float = math.inf
 ) -> int:
-    """Return the chunk length in samples.
+    """Determine the chunk length in samples.
 
     Args:
-        extractor: Front end of the model, which may have a maximum length.
-        chunk_seconds: Requested length; None uses the front end's maximum, or else `usual_seconds`.
-        usual_seconds: Default length for a front end that takes any length.
-        longest_seconds: Maximum length of the encoder.
+        extractor: Feature extractor of the model.
+        chunk_seconds: Requested chunk length in seconds; None uses the extractor's maximum length, or `usual_seconds`
+            if it has none.
+        usual_seconds: Default chunk length for an extractor that accepts any length.
+        longest_seconds: Maximum input length of the encoder, used if the extractor accepts any length.
 
     Raises:
         ValueError: `chunk_seconds` is outside the model's limits.
@@ -472,7 +488,7 @@ def get_chunk_samples(
 
 
 def _blocks(recording: Recording, rate_hz: int, chunk_samples: int, hop_samples: int) -> list[list[int] | None]:
-    """Group the first samples of chunks that are read together; [None] reads the whole recording."""
+    """Split the chunk starts of a long file into groups to read together. Returns [None] to read everything at once."""
     seconds = recording.get_seconds() if recording.is_file else 0.0
     if seconds <= LONGEST_SECONDS:
         return [None]
@@ -482,7 +498,7 @@ def _blocks(recording: Recording, rate_hz: int, chunk_samples: int, hop_samples:
 
 
 def _read_ahead(tasks: Iterable[Callable[[], list[_Chunk]]], num_workers: int) -> Iterator[_Chunk]:
-    """Run tasks in threads a few steps ahead of the model, and yield their chunks in order."""
+    """Run read tasks in background threads, and yield their chunks in order."""
     if not num_workers:
         for task in tasks:
             yield from task()
@@ -504,7 +520,7 @@ def _read_ahead(tasks: Iterable[Callable[[], list[_Chunk]]], num_workers: int) -
 def _embed_chunks(
     chunks: Iterator[_Chunk], encode: Callable[[list[np.ndarray]], Any], batch_size: int, rate_hz: int
 ) -> Iterator[_Chunk]:
-    """Replace the waveforms of chunks by embeddings, in batches of similar length, longest first; keeps the order."""
+    """Embed chunks in batches of similar length, longest first. Yields the chunks in input order, with embeddings."""
     max_samples = round(batch_size * _SECONDS_PER_CLIP * rate_hz)
     for window in _windows(chunks, _BATCHES_AT_ONCE * batch_size, _BATCHES_AT_ONCE * max_samples):
         pending = [index for index, chunk in enumerate(window) if chunk.error is None]
@@ -521,7 +537,7 @@ def _embed_chunks(
 
 
 def _windows(chunks: Iterator[_Chunk], max_chunks: int, max_samples: int) -> Iterator[list[_Chunk]]:
-    """Group consecutive chunks until a group reaches `max_chunks` chunks or `max_samples` samples."""
+    """Yield groups of consecutive chunks; a group ends at `max_chunks` chunks or `max_samples` samples."""
     window: list[_Chunk] = []
     samples = 0
     for chunk in chunks:
@@ -536,7 +552,7 @@ def _windows(chunks: Iterator[_Chunk], max_chunks: int, max_samples: int) -> Ite
 
 @contextmanager
 def inference(model: Any) -> Iterator[None]:
-    """Context manager for evaluation mode without gradients; restores the mode of every module on exit."""
+    """Context manager: set evaluation mode and disable gradients; restores the mode of every module on exit."""
     modes = []
     for module in model.modules():
         modes.append((module, module.training))
@@ -550,9 +566,15 @@ def inference(model: Any) -> Iterator[None]:
 
 
 def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> Any:
-    """Compute the inputs of `get_audio_features` from waveforms at the model's rate, on its device and in its dtype."""
+    """Compute the inputs for `get_audio_features`, on the model's device and in its dtype.
+
+    Args:
+        model: The model.
+        processor: Its processor.
+        waveforms: Mono waveforms (samples,) at the model's sampling rate.
+    """
     inputs = processor(audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
-    # Use the dtype of the first batch norm, which CED keeps in float32 in half precision.
+    # Use the dtype of the first batch norm, because CED keeps its batch norm in float32 when loaded in half precision.
     dtype = model.dtype
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -562,13 +584,25 @@ def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
 
 
 def encode_batch(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> torch.Tensor:
-    """Embed waveforms at the model's rate in one batch: float32 (n, d), unit norm; NaN for a zero vector."""
+    """Embed n waveforms in one batch.
+
+    Args:
+        model: The model.
+        processor: Its processor.
+        waveforms: Mono waveforms (samples,) at the model's sampling rate.
+
+    Returns:
+        Embeddings with unit norm, float32 (n, d); NaN if the model returns a zero vector.
+    """
     with inference(model):
         return _unit_norm(model.get_audio_features(**audio_inputs(model, processor, waveforms)))
 
 
 def mean_embedding(embeds: torch.Tensor) -> torch.Tensor:
-    """Return the normalised mean of chunk embeddings, (chunks, d) -> (d,); a single one unchanged, NaN for none."""
+    """Compute the normalised mean of chunk embeddings, (chunks, d) -> (d,).
+
+    A single chunk is returned unchanged; without chunks the result is NaN.
+    """
     return embeds[0] if len(embeds) == 1 else torch.nn.functional.normalize(embeds.mean(dim=0), dim=-1)
 
 

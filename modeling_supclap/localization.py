@@ -1,15 +1,15 @@
-"""Localization: the scores of texts over time within a recording, in about one pass of the audio tower.
+"""Localization: score texts over time within a recording, in about one forward pass of the audio tower.
 
     result = model.localize("dawn.wav", ["a dog barks", "un chien aboie"], language=["eng", "fra"])
     result.start_seconds[result.scores[:, 0].argmax()]
 
-The audio tower processes the recording in consecutive chunks. Its output before pooling has a vector per time step:
-0.16 s for CED, 0.04 s for Dasheng, 0.31 s for CLAP's HTSAT, 0.23 s for CNN14. Short windows are pooled from these steps
-as the tower pools a whole clip, and then projected. So overlapping windows need no further forward passes, and a window
-as long as a chunk has the embedding of that chunk.
+The audio tower (encoder) processes the recording in consecutive chunks. Before pooling, its output has one vector per
+time step; a step is 0.16 s for CED, 0.04 s for Dasheng, 0.31 s for CLAP's HTSAT and 0.23 s for CNN14. The steps in each
+short window are pooled in the same way as the tower pools a whole clip, and then projected. Overlapping windows
+therefore need no additional forward passes. A window that covers exactly one chunk has the embedding of that chunk.
 
-Training only compares embeddings of whole clips; the information about time in each step is a by-product of training.
-The scores of a tower with random weights are meaningless.
+Training only uses embeddings of whole clips, so localization is not a training objective. The scores of a model with
+random weights are meaningless.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from .encoding import (
 from .processing_supclap import SupCLAPProcessor, as_list
 from .towers import has_pooler
 
-# Default chunk length of a tower that takes any length.
+# Default chunk length for a tower that accepts any length.
 _CHUNK_SECONDS = 5.0
 
 
 class Localization(NamedTuple):
-    """Scores of texts over time.
+    """Text scores over time, for T windows.
 
     Attributes:
-        scores: Cosines of windows and texts, float32 (T, n_texts).
-        start_seconds: Start of each window, (T,) float64.
-        end_seconds: End of each window, (T,) float64.
+        scores: Cosine similarity of each window and each text, float32 (T, n_texts).
+        start_seconds: Start time of each window, (T,) float64.
+        end_seconds: End time of each window, (T,) float64.
     """
 
     scores: np.ndarray
@@ -64,30 +64,30 @@ def localize(
     batch_size: int = 16,
     device: str | torch.device | None = None,
 ) -> Localization:
-    """Score texts in sliding windows over a recording.
+    """Score texts against sliding windows over a recording.
 
     Args:
         model: A `SupCLAPModel`.
         audio: One recording of any length and sampling rate, see `encode_audio`.
         texts: One text or a list of texts.
         processor: Processor of the model; None uses `model.processor`.
-        language: ISO 639-3 code, one for all texts or one for each; None uses the tokenizer's setting.
-        sampling_rate: Sampling rate of a waveform in hertz. Ignored for inputs with their own rate.
-        window_seconds: Length of a window.
+        language: ISO 639-3 code: one for all texts, or a list with one per text. None uses the tokenizer's setting.
+        sampling_rate: Sampling rate of a waveform in hertz. Ignored if the input includes a sampling rate.
+        window_seconds: Window length.
         hop_seconds: Time between the starts of two windows.
-        chunk_seconds: Length of the chunks for the tower, best the length of the training clips. None uses 5 s, or the
-            fixed length of the model's front end (CLAP: 10 s).
+        chunk_seconds: Chunk length for the audio tower; preferably the length of the training clips. None uses 5 s, or
+            the fixed input length of the feature extractor (CLAP: 10 s).
         batch_size: Chunks of up to 10 s per batch.
-        device: Device to move the model to; None leaves it on its device.
+        device: Device to move the model to; None does not move the model.
 
     Returns:
-        The scores, (T, n_texts), with the times of their windows. The last window starts earlier, to end with the
-        recording; a recording shorter than a window is one window.
+        Scores (T, n_texts), with the start and end times of the windows. The last window starts earlier, so that it
+        ends with the recording. A recording shorter than `window_seconds` is a single window.
 
     Raises:
         OSError: The file is missing or unreadable.
         ValueError: The input is not exactly one recording, the recording is unusable, a text is blank, a length is
-            invalid, or the tower has no time steps.
+            invalid, or the audio tower does not average its output over time steps.
 
     Example:
         >>> import pytest
@@ -108,7 +108,7 @@ def localize(
     rate_hz = int(extractor.sampling_rate)
     longest_seconds = math.inf
     if (frames := getattr(model.audio_model.config, "target_length", None)) is not None:
-        # CED's frames are centred: n frames span n - 1 hops.
+        # CED uses centred frames, so n frames span n - 1 hops.
         longest_seconds = (frames - 1) * extractor.hop_size / rate_hz
     chunk_samples = get_chunk_samples(extractor, chunk_seconds, _CHUNK_SECONDS, longest_seconds)
     text_embeds = encode_text(model, as_list(texts), processor, language, convert_to_tensor=True)
@@ -126,7 +126,7 @@ def localize(
         (chunks,) = chunk_embeddings(
             recordings, encode, rate_hz, chunk_samples, min_samples=min_samples, batch_size=batch_size
         )
-        # Keep each time step once: the last chunk overlaps the previous one, and short chunks may be padded.
+        # Remove duplicate and padded time steps: the last chunk overlaps the previous one, and short chunks are padded.
         inside = (np.arange(chunks.embeds.shape[1]) + 0.5) * step_samples / rate_hz
         times = chunks.onset_seconds[:, None] + inside  # (chunks, steps)
         previous_ends = np.concatenate([[0.0], chunks.offset_seconds[:-1]])
@@ -143,17 +143,21 @@ def localize(
 
 
 def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_samples: int) -> tuple[torch.Tensor, float]:
-    """Return a tower's output as time steps, (B, steps, D), and the length of a step in samples."""
+    """Convert the tower output to time steps.
+
+    Returns:
+        Tuple of the time steps, (B, steps, D), and the length of a step in samples.
+    """
     config = model.audio_model.config
     match config.model_type:
         case "ced":  # (B, rows * steps, D): time is the fastest axis
             by_row = hidden.unflatten(1, (config.n_mels // config.patch_mels, -1))
             return by_row.mean(dim=1), config.patch_frames * extractor.hop_size
-        case "clap_audio_model":  # (B, D, rows, steps) of the full length, to which short clips are padded
+        case "clap_audio_model":  # (B, D, rows, steps); short clips are padded to the full length
             return hidden.mean(dim=2).transpose(1, 2), extractor.nb_max_samples / hidden.shape[3]
-        case "cnn14":  # (B, steps, channels); all blocks except the last halve the number of frames
+        case "cnn14":  # (B, steps, channels); every block except the last halves the number of frames
             return hidden, extractor.hop_length * 2 ** (len(config.channels) - 1)
-        case other:  # (B, steps, D) of a clip, or of the fixed length to which clips are padded
+        case other:  # (B, steps, D), for the clip or for the fixed length that clips are padded to
             pooling, tower = model.config.audio_pooling, model.audio_model
             has_times = hasattr(tower, "_get_feat_extract_output_lengths")
             if not has_times or pooling == "pooler" or (pooling is None and has_pooler(tower)):
@@ -166,7 +170,7 @@ def _steps_of_time(model: Any, extractor: Any, hidden: torch.Tensor, chunk_sampl
 
 
 def _windows(seconds: float, window_seconds: float, hop_seconds: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the start and end times of the windows in seconds, both (T,); the last one ends with the recording.
+    """Return the start and end times of the windows in seconds, both (T,); the last window ends with the recording.
 
     >>> _windows(2.2, 1.0, 0.5)
     (array([0. , 0.5, 1. , 1.2]), array([1. , 1.5, 2. , 2.2]))
@@ -178,7 +182,10 @@ def _windows(seconds: float, window_seconds: float, hop_seconds: float) -> tuple
 
 
 def _pool(tower: Any, steps: torch.Tensor, centers: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> torch.Tensor:
-    """Pool the steps whose centers lie in each window, as the tower pools a clip: (steps, D) -> (T, D)."""
+    """Pool the time steps in each window with the tower's pooling, (steps, D) -> (T, D).
+
+    A step is in a window if its center is in the window; each window has at least one step.
+    """
     firsts = np.minimum(np.searchsorted(centers, starts), len(centers) - 1)
     stops = np.maximum(np.searchsorted(centers, ends), firsts + 1)  # at least one step per window
 
