@@ -1,8 +1,8 @@
-"""Contrastive audio-text models for the Hugging Face ecosystem: SupCLAP, its towers, losses and trainer.
+"""Contrastive audio-text models for the Hugging Face ecosystem: SupCLAP models, losses and trainers.
 
-Importing the package loads neither torch nor transformers; importing one of its classes does. `AutoModel`,
-`AutoProcessor` and `pipeline` of transformers find a class after its import: `from modeling_supclap import
-SupCLAPModel`. Without the package, a saved folder loads with `trust_remote_code=True`.
+Importing this package does not import torch or transformers; importing one of its classes does. After
+`from modeling_supclap import SupCLAPModel`, SupCLAP models also load with the transformers functions `AutoModel`,
+`AutoProcessor` and `pipeline`. Without this package, a saved model loads with `trust_remote_code=True`.
 """
 
 import importlib
@@ -59,10 +59,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public class when it is first used, because torch and transformers take seconds to import.
+    """Import a public class on first use, because importing torch and transformers takes seconds.
 
     Raises:
-        AttributeError: The package has no such name.
+        AttributeError: The package has no public class of this name.
         ImportError: torchaudio cannot be imported.
     """
     if name not in _MODULES:
@@ -74,10 +74,10 @@ def __getattr__(name: str) -> Any:
 
 
 def require_torchaudio() -> None:
-    """Import torchaudio before transformers does, to explain a failure.
+    """Import torchaudio, and raise an error with installation advice if this fails.
 
     Raises:
-        ImportError: torchaudio cannot be imported; the message explains how to install it.
+        ImportError: torchaudio cannot be imported.
     """
     try:
         importlib.import_module("torchaudio")

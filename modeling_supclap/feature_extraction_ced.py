@@ -1,4 +1,4 @@
-"""Feature extractor of CED: log-mel spectrograms from waveforms, each clip computed independently of its batch."""
+"""Feature extractor for CED: computes log-mel spectrograms from waveforms, independently for each clip."""
 
 from fractions import Fraction
 from functools import lru_cache
@@ -15,11 +15,11 @@ from .configuration_supclap import CEDConfig, SupCLAPConfig
 # Smallest power of a spectrogram: digital silence is 10 log10(1e-10) = -100 dB.
 POWER_FLOOR = 1e-10
 SILENCE_DB = -100.0
-# Channels of a 7.1 recording; a longer axis holds samples.
+# Maximum number of channels (7.1 surround); an axis longer than this contains samples.
 MAX_CHANNELS = 8
-# 40 dB above full scale; larger floats are unscaled integers.
+# 40 dB above full scale; larger floats are probably integer samples without scaling.
 MAX_AMPLITUDE = 100.0
-# Largest denominator of the ratio of two sampling rates.
+# Largest denominator of the resampling ratio.
 MAX_RATIO_DENOMINATOR = 2000
 # Mel bands per matrix product; neighbouring bands use almost the same bins.
 BANDS_TOGETHER = 16
@@ -28,32 +28,32 @@ Audio = Any
 """One or more clips, as numpy arrays, torch tensors or lists of numbers."""
 
 
-# Lower rates are in kilohertz by mistake, because recorders reach 192 kHz; no audio has a higher rate.
+# A lower rate is probably in kilohertz by mistake (recorders reach 192 kHz); no audio has a higher rate.
 LEAST_RATE_HZ = 200
 MOST_RATE_HZ = 10_000_000
 
 
 class CEDFeatureExtractor(SequenceFeatureExtractor):
-    """Log-mel spectrograms for CED, in decibels: 64 HTK mel bands of 16 kHz audio, one frame every 10 ms.
+    """Feature extractor for CED: log-mel spectrograms in decibels (16 kHz, 64 HTK mel bands, one frame every 10 ms).
 
     db = max(level, max(level) - `top_db`) with level = 10 log10(max(mel power, 1e-10)) and max(level) over the clip
 
-    No value depends on the other clips of the batch. Nothing is cropped. The `preprocessor_config.json` of the
-    `mispeech/ced-*` checkpoints loads too.
+    Clips are not cropped, and the features of a clip do not depend on the other clips in the batch. The
+    `preprocessor_config.json` files of the `mispeech/ced-*` checkpoints can be loaded.
 
     Args:
         feature_size: Number of mel bands.
-        sampling_rate: Sampling rate of the spectrograms in hertz; audio of other rates is resampled.
-        n_fft: Length of the Fourier transform in samples.
+        sampling_rate: Sampling rate in hertz that audio is resampled to.
+        n_fft: FFT size in samples.
         win_size: Length of the periodic Hann window in samples.
-        hop_size: Samples between two frames.
-        f_min: Lower edge of the mel bands in hertz.
-        f_max: Upper edge of the mel bands in hertz; None is half the sampling rate.
-        center: Whether to centre frames on their time stamps and mirror the ends of the clip.
+        hop_size: Hop length in samples.
+        f_min: Lowest frequency of the mel bands in hertz.
+        f_max: Highest frequency of the mel bands in hertz; None means half the sampling rate.
+        center: Whether to centre frame t at sample t * `hop_size`, with reflection padding at both ends of the clip.
         top_db: Dynamic range of a clip in decibels.
-        padding_value: Saved for compatibility with the published checkpoints. It is not used: padding is silence
-            (-100 dB), which the model masks.
-        min_frames: Frames of one patch, 16 for CED and 4 for Dasheng; shorter clips are refused.
+        padding_value: Not used; kept for compatibility with the published checkpoints. Padding is silence (-100 dB),
+            which the model masks.
+        min_frames: Frames of one patch (16 for CED, 4 for Dasheng). Clips with fewer frames raise ValueError.
         **kwargs: Further fields of `SequenceFeatureExtractor`.
 
     Example:
@@ -96,7 +96,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 
     @classmethod
     def from_config(cls, config: Any) -> Self:
-        """Build the feature extractor of an encoder.
+        """Build a feature extractor with the spectrogram settings of a `CEDConfig`.
 
         Args:
             config: `CEDConfig` of the encoder.
@@ -107,7 +107,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 
     @property
     def min_samples(self) -> int:
-        """Return the length in samples of the shortest clip that makes one patch: 2400, or 0.15 s, for CED."""
+        """Minimum length of a clip in samples, enough for one patch: 2400 samples (0.15 s) for CED."""
         hops = (self.min_frames - 1) * self.hop_size
         return max(hops, self.n_fft // 2 + 1) if self.center else hops + self.n_fft  # mirroring needs n_fft / 2 + 1
 
@@ -117,19 +117,19 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         """Compute a batch of log-mel spectrograms from one or more clips.
 
         Args:
-            audio: One clip (1-D), or several: a list, or a 2-D array (clips, samples). A clip of a list may also have
-                shape (channels, samples) or (samples, channels); channels are averaged. Floats have full scale 1;
-                int16 and int32 are PCM.
+            audio: One clip (samples,), an array (clips, samples), or a list of clips. A clip in a list may also have
+                the shape (channels, samples) or (samples, channels); channels are averaged. Float samples are in
+                [-1, 1]; int16 and int32 samples are PCM.
             sampling_rate: Sampling rate of all clips in hertz.
             return_tensors: "pt" returns torch tensors; None and "np" return numpy arrays.
 
         Returns:
-            `input_features` (B, feature_size, T) float32 in decibels, where T is the frames of the longest clip, and
-            `audio_attention_mask` (B, T) int64, 1 for frames of the clip, 0 for padding after them.
+            `BatchFeature` with `input_features` (B, feature_size, T) float32 in decibels, where T is the number of
+            frames of the longest clip, and `audio_attention_mask` (B, T) int64, 1 for the clip, 0 for padding.
 
         Raises:
             ValueError: The sampling rate is missing or invalid; or a clip is empty, too short, not finite, louder than
-                40 dB above full scale, or of a wrong shape or type. The message contains the index of the clip.
+                40 dB above full scale, or has a wrong shape or type. The message contains the index of the clip.
         """
         spectrograms = []
         for waveform in self.as_waveforms(audio, sampling_rate):
@@ -154,17 +154,17 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return BatchFeature(batch, tensor_type=return_tensors)
 
     def as_waveforms(self, audio: Audio, sampling_rate: float | None = None) -> list[np.ndarray]:
-        """Check clips, mix them to mono and resample them; the first half of `__call__`.
+        """Check clips, mix them to mono and resample them: the first step of `__call__`, without the spectrograms.
 
         Args:
-            audio: As for `__call__`.
-            sampling_rate: As for `__call__`.
+            audio: One or more clips; see `__call__`.
+            sampling_rate: Sampling rate of all clips in hertz.
 
         Returns:
-            float32 (samples,) for each clip, at `self.sampling_rate`.
+            List of float32 waveforms (samples,) at `self.sampling_rate`, one per clip.
 
         Raises:
-            ValueError: As for `__call__`.
+            ValueError: The sampling rate or a clip is invalid; see `__call__`.
         """
         rate_hz = _check_rate(sampling_rate)
         waveforms = []
@@ -179,22 +179,23 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return waveforms
 
     def frames_of(self, samples: Any) -> Any:
-        """Return the number of frames of clips with these numbers of samples, an integer or a tensor of integers."""
+        """Convert lengths in samples (an integer or a tensor of integers) to numbers of frames."""
         return 1 + (samples if self.center else samples - self.n_fft) // self.hop_size
 
     def on_device(self, samples: torch.Tensor, sample_counts: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Compute a batch of spectrograms on the device of the samples; the second half of `__call__`.
+        """Compute a batch of spectrograms from waveforms, on the device of the waveforms.
 
-        Computes all clips at once, which is fast on a GPU. The values equal those of `__call__` up to rounding, which
-        depends on the batch.
+        All clips are computed at once, which is fast on a GPU. The results are the same as from `__call__`, except for
+        rounding, which depends on the batch.
 
         Args:
-            samples: (B, S) at `sampling_rate`, where S is the length of the longest clip; floats of full scale 1, or
-                int16. Values after the end of a shorter clip are ignored.
+            samples: Waveforms (B, S) at `sampling_rate`, where S is the length of the longest clip: floats in [-1, 1],
+                or int16. Values after the end of a shorter clip are ignored.
             sample_counts: Length of each clip in samples, (B,) integers.
 
         Returns:
-            `input_features` (B, feature_size, T) and `audio_attention_mask` (B, T), as for `__call__`.
+            Dict with the tensors `input_features` (B, feature_size, T) and `audio_attention_mask` (B, T); see
+            `__call__`.
 
         Example:
             >>> batch = CEDFeatureExtractor().on_device(torch.zeros(2, 16000), torch.tensor([16000, 8000]))
@@ -220,11 +221,11 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return {"input_features": features, "audio_attention_mask": mask.long()}
 
     def _log_mel(self, waveforms: torch.Tensor) -> torch.Tensor:
-        """Compute decibels (..., feature_size, T) from waveforms (..., samples); `top_db` is not applied.
+        """Compute mel levels in decibels (..., feature_size, T) from waveforms (..., samples), without `top_db`.
 
-        With `center`, the caller has mirrored the ends of the waveforms. The result equals that of torchaudio's
-        MelSpectrogram and amplitude_to_DB. It is faster because each group of bands is multiplied with its own bins
-        only, and because a single clip fits the cache of a CPU.
+        With `center=True`, the caller must pad the waveforms by reflection first. The result equals torchaudio's
+        MelSpectrogram followed by amplitude_to_DB. It is faster, because each group of mel bands uses only its own FFT
+        bins, and because a single clip fits in the CPU cache.
         """
         window, bands = _front_end(
             self.n_fft, self.win_size, self.f_min, self.f_max, self.feature_size, self.sampling_rate, waveforms.device
@@ -248,7 +249,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 def _front_end(
     n_fft: int, win_size: int, f_min: float, f_max: float | None, n_mels: int, rate_hz: int, device: torch.device
 ) -> tuple[torch.Tensor, list[tuple[int, int, torch.Tensor]]]:
-    """Return the window (n_fft,), and for each group of mel bands: first band, first row of the squares, weights."""
+    """Return the window (n_fft,) and a list of groups of mel bands: (first band, first row of the squares, weights)."""
     window = torch.zeros(n_fft)
     start = (n_fft - win_size) // 2
     window[start : start + win_size] = torch.hann_window(win_size)
@@ -271,18 +272,18 @@ def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the
     """Convert a clip to mono float32 at another sampling rate.
 
     Args:
-        clip: (samples,), (channels, samples) or (samples, channels); channels are averaged. Floats have full scale 1;
-            int16 and int32 are PCM.
+        clip: (samples,), (channels, samples) or (samples, channels); channels are averaged. Float samples are in
+            [-1, 1]; int16 and int32 samples are PCM.
         from_hz: Sampling rate of the clip.
-        to_hz: Sampling rate of the result.
-        name: Name of the clip in error messages.
+        to_hz: Sampling rate to convert to.
+        name: Name of the clip to show in error messages.
 
     Returns:
-        float32, (samples,).
+        Waveform (samples,) in float32.
 
     Raises:
-        ValueError: The rate is missing or invalid; or the clip is empty, not finite, louder than 40 dB above full
-            scale, or of a wrong shape or type.
+        ValueError: The sampling rate is missing or invalid; or the clip is empty, not finite, louder than 40 dB above
+            full scale, or has a wrong shape or type.
 
     Example:
         >>> as_waveform(np.array([[8192, 0], [0, 8192]], dtype=np.int16), 16000, 16000).tolist()
@@ -303,18 +304,18 @@ def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the
 
 
 def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
-    """Resample a waveform by torchaudio's windowed sinc interpolation.
+    """Resample a waveform with torchaudio's windowed sinc interpolation.
 
-    The size of the filter grows with from_hz * to_hz / gcd^2, to gigabytes for 44,101 Hz. Therefore the ratio of the
-    rates is rounded to a fraction with a denominator of at most 2000.
+    The ratio to_hz / from_hz is rounded to a fraction with a denominator of at most 2000, because the filter size
+    grows with from_hz * to_hz / gcd^2 (gigabytes for 44,101 Hz).
 
     Args:
-        waveform: float32, (samples,).
+        waveform: Waveform (samples,) in float32.
         from_hz: Sampling rate of the waveform.
-        to_hz: Sampling rate of the result.
+        to_hz: Sampling rate to convert to.
 
     Returns:
-        float32, (ceil(samples * to_hz / from_hz),); the same array if the rates are equal.
+        Waveform (ceil(samples * to_hz / from_hz),) in float32; the input array itself if the rates are equal.
 
     Example:
         >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
@@ -349,7 +350,7 @@ def _check_rate(sampling_rate: float | None) -> int:
 
 
 def _as_clips(audio: Audio) -> list[Audio]:
-    """Split the audio of a call into clips: the rows of an array, the entries of a list, or one clip."""
+    """Convert the `audio` argument to a list of clips: one clip, the rows of a 2-D array, or the items of a list."""
     if isinstance(audio, (np.ndarray, torch.Tensor)):
         if audio.ndim > 2:
             raise ValueError(
@@ -377,7 +378,7 @@ def _as_array(clip: Audio, name: str) -> np.ndarray:
 
 
 def _as_float(clip: np.ndarray, name: str) -> np.ndarray:
-    """Convert samples to float32 of full scale 1."""
+    """Convert samples to float32; int16 and int32 are scaled to [-1, 1]."""
     if clip.dtype.kind == "f":
         return clip.astype(np.float32, copy=False)
     if clip.dtype in (np.int16, np.int32):

@@ -1,4 +1,4 @@
-"""Decide whether a name is a local path or a Hub id."""
+"""Distinguish Hub ids from local paths."""
 
 import os
 from typing import Any
@@ -7,10 +7,10 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 
 def is_hub_id(name: Any) -> bool:
-    """Return whether a name is a valid Hub id and not an existing local path.
+    """Return True if a name is a valid Hub id and no local file or folder has this name.
 
     Args:
-        name: Path or Hub id of a model or a dataset.
+        name: Local path, or Hub id of a model or dataset.
 
     Example:
         >>> is_hub_id("mispeech/ced-base"), is_hub_id("./outputs/esc10"), is_hub_id("outputs/esc10/model")

@@ -1,11 +1,11 @@
-"""Languages of the captions, with their codes and names."""
+"""Names and codes of the caption languages."""
 
 import re
 from typing import NamedTuple
 
 
 class Language(NamedTuple):
-    """Name and codes of a language.
+    """Name and codes of one language.
 
     Attributes:
         name: English name, used in prompts to language models.
@@ -18,7 +18,7 @@ class Language(NamedTuple):
     flores: str
 
 
-# The eight languages of ML-CLAP and ATRI, by ISO 639-3 code.
+# From ISO 639-3 code to language, for the eight languages of ML-CLAP and ATRI.
 LANGUAGE_TABLE = {
     "eng": Language("English", "en", "eng_Latn"),
     "fra": Language("French", "fr", "fra_Latn"),
@@ -31,17 +31,17 @@ LANGUAGE_TABLE = {
 }
 
 LANGUAGES = tuple(LANGUAGE_TABLE)
-"""ISO 639-3 codes of all languages. The first is the anchor of the multilingual objectives."""
+"""ISO 639-3 codes of all languages. The multilingual losses use the first (English) as the anchor language."""
 
 
 def require_language_code(language: str) -> None:
-    """Raise unless a language is given by its ISO 639-3 code, or by that of FLORES-200.
+    """Raise unless a string has the format of an ISO 639-3 or FLORES-200 language code.
 
     Args:
-        language: Code of any language, such as "deu" or "deu_Latn".
+        language: Language code, such as "deu" or "deu_Latn". The language need not be in the table.
 
     Raises:
-        ValueError: `language` is a two-letter code, a name or another string; the message suggests a code.
+        ValueError: `language` is a two-letter code, a language name or another string; the message suggests a code.
 
     Example:
         >>> require_language_code("de")
@@ -57,7 +57,7 @@ def require_language_code(language: str) -> None:
 
 
 def get_language_name(language: str) -> str:
-    """Return the English name of a language, or a description with the code if it is not in the table.
+    """Return the English name of a language. For a language outside the table, the name contains its code.
 
     Args:
         language: ISO 639-3 code.
@@ -71,7 +71,7 @@ def get_language_name(language: str) -> str:
 
 
 def get_iso_639_1(language: str) -> str:
-    """Return the two-letter code of a language.
+    """Convert an ISO 639-3 code to the two-letter ISO 639-1 code.
 
     Args:
         language: ISO 639-3 code.
@@ -89,9 +89,9 @@ def get_iso_639_1(language: str) -> str:
 
 
 def get_flores_code(language: str) -> str:
-    """Return the FLORES-200 code of a language, such as "fra_Latn" for "fra".
+    """Convert an ISO 639-3 code such as "fra" to the FLORES-200 code "fra_Latn".
 
     Args:
-        language: ISO 639-3 code; any other code, such as a FLORES code, is returned unchanged.
+        language: ISO 639-3 code. A code that is not in the table, such as a FLORES code, is returned unchanged.
     """
     return LANGUAGE_TABLE[language].flores if language in LANGUAGE_TABLE else language

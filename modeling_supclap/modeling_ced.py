@@ -1,9 +1,9 @@
-"""CED, a vision transformer on patches of a log-mel spectrogram (Dinkel et al., 2023, arXiv 2308.11957).
+"""CED audio encoder: a vision transformer on log-mel spectrogram patches (Dinkel et al., 2023, arXiv 2308.11957).
 
-A patch is 16 mel bands x 16 frames. With patches of 64 x 4 the same encoder is Dasheng (arXiv 2406.06992).
+CED uses patches of 16 mel bands x 16 frames. Dasheng (arXiv 2406.06992) is the same encoder with patches of 64 x 4.
 
-Parameter names are those of the published checkpoints. Unlike the published code, this model takes a padding mask, so
-that the embedding of a clip does not depend on the other clips of its batch.
+The parameters have the same names as in the published checkpoints. Unlike the published code, this model accepts a
+padding mask, so that the embedding of a clip does not depend on the other clips in the batch.
 """
 
 from collections.abc import Callable
@@ -35,11 +35,10 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute softmax(q k^T * scaling + mask) v step by step, so that the attention weights can be returned.
+    """Compute softmax(q k^T * scaling + mask) v without a fused kernel, so that the attention weights are available.
 
-    Query, key and value have shape (B, heads, N, head_dim). The mask is broadcastable to (B, heads, N, N). Returns the
-    outputs (B, N, heads, head_dim) and the weights (B, heads, N, N). The signature is the one that transformers
-    requires of every attention implementation.
+    Query, key and value have shape (B, heads, N, head_dim). The mask must broadcast to (B, heads, N, N). Returns the
+    outputs (B, N, heads, head_dim) and the attention weights (B, heads, N, N). transformers requires this signature.
     """
     scores = query @ key.transpose(-2, -1) * scaling
     if attention_mask is not None:
@@ -50,7 +49,7 @@ def eager_attention_forward(
 
 
 class CEDAttention(nn.Module):
-    """Multi-head self-attention with one fused projection; its rows are queries, keys and values, in this order."""
+    """Multi-head self-attention; one linear layer computes queries, keys and values, in this order."""
 
     def __init__(self, config: CEDConfig) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ class CEDAttention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Map (B, N, D) to (B, N, D); also return the attention weights, or None if the implementation has none."""
+        """Map (B, N, D) to (B, N, D). Also returns the attention weights, or None with SDPA or flash attention."""
         batch, tokens, width = hidden_states.shape
         qkv = self.qkv(hidden_states).view(batch, tokens, 3, -1, self.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -81,7 +80,7 @@ class CEDAttention(nn.Module):
 
 
 class CEDMLP(nn.Module):
-    """MLP of a block: linear, exact GELU, linear."""
+    """MLP of a transformer block: linear, GELU (not the tanh approximation), linear."""
 
     def __init__(self, config: CEDConfig) -> None:
         super().__init__()
@@ -97,10 +96,10 @@ class CEDMLP(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang et al., 2016, arXiv 1603.09382): in training, drops a residual branch per sample.
+    """Stochastic depth (Huang et al., 2016, arXiv 1603.09382): randomly drop residual branches during training.
 
     Args:
-        rate: Probability of dropping the branch of a sample; the remaining samples are scaled by 1 / (1 - rate).
+        rate: Probability of dropping the branch, for each sample. Kept branches are scaled by 1 / (1 - rate).
     """
 
     def __init__(self, rate: float) -> None:
@@ -108,7 +107,7 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, branch: torch.Tensor) -> torch.Tensor:
-        """Map (B, ...) to the same shape."""
+        """Set the branch (B, ...) to zero for randomly chosen samples; in evaluation, return it unchanged."""
         if not self.training or self.rate == 0:
             return branch
         keep = branch.new_empty(len(branch), *[1] * (branch.ndim - 1)).bernoulli_(1 - self.rate)
@@ -116,7 +115,7 @@ class DropPath(nn.Module):
 
 
 class CEDBlock(GradientCheckpointingLayer):
-    """One pre-norm transformer block: x += attention(norm1(x)); x += mlp(norm2(x))."""
+    """Pre-norm transformer block: x += attention(norm1(x)); x += mlp(norm2(x))."""
 
     def __init__(self, config: CEDConfig, drop_path_rate: float) -> None:
         super().__init__()
@@ -134,10 +133,10 @@ class CEDBlock(GradientCheckpointingLayer):
 
 
 class CEDBatchNorm(nn.BatchNorm1d):
-    """Batch norm of mel bands that uses the statistics of the checkpoint, in training too."""
+    """Batch norm over mel bands that always uses the running statistics, also during training."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Normalise (B, mels, T) of any dtype in the dtype of the weights."""
+        """Convert (B, mels, T) to the dtype of the weights, and normalise each mel band."""
         features = features.to(self.weight.dtype)
         return nn.functional.batch_norm(
             features, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
@@ -145,10 +144,10 @@ class CEDBatchNorm(nn.BatchNorm1d):
 
 
 class CEDPatchConv2d(nn.Conv2d):
-    """Convolution over non-overlapping patches as one matrix product; its gradient is six times as fast on a CPU."""
+    """Convolution with stride = kernel size, computed as one matrix product; the gradient is 6 x faster on a CPU."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map (N, 1, mels, T) to (N, D, rows, columns); the D values of a patch are contiguous in memory."""
+        """Map (N, 1, mels, T) to (N, D, rows, columns), in channels-last memory order."""
         height, width = self.weight.shape[2:]
         rows, columns = images.shape[2] // height, images.shape[3] // width
         images = images[:, 0, : rows * height, : columns * width]
@@ -172,10 +171,10 @@ class CEDPatchEmbed(nn.Module):
 
 
 class CEDPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
-    """Base class with the settings by which transformers loads, places and initialises CED."""
+    """Base class that handles weight initialisation and the loading of pretrained models."""
 
     config: CEDConfig
-    # The published checkpoints keep the encoder under "encoder." and their tagging head beside it.
+    # In the published checkpoints, the encoder has the prefix "encoder."; the tagging head has "outputlayer.".
     base_model_prefix = "encoder"
     _keys_to_ignore_on_load_unexpected = [r"^outputlayer\."]  # noqa: RUF012, as in transformers
     main_input_name = "input_features"
@@ -201,17 +200,17 @@ class CEDPreTrainedModel(StrictLoadingMixin, PreTrainedModel):
 
 
 class CEDModel(CEDPreTrainedModel):
-    """CED encoder: one vector per clip from log-mel frames, for clips of any length.
+    """CED encoder that computes one embedding per clip from a log-mel spectrogram of any length.
 
-    A clip of up to `target_length` frames (10.12 s) is one sequence of floor(frames / 16) x 4 patches. A longer clip
-    is split into ceil(frames / target_length) chunks, and attention stays within a chunk. The last chunk is padded
-    with zeros after normalisation, and its padding is attended to, as in the published code. With `pad_last=False` an
-    incomplete last chunk is dropped. The embedding is the mean over the tokens of all chunks.
+    A clip of up to `target_length` frames (10.12 s) is encoded as one sequence of floor(frames / 16) x 4 patches. A
+    longer clip is split into ceil(frames / target_length) chunks; attention is computed within each chunk. The last
+    chunk is padded with zeros after normalisation, and the attention includes this padding, as in the published code.
+    With `pad_last=False`, an incomplete last chunk is dropped. The embedding is the mean over the tokens of all chunks.
 
-    The mel bands are normalised by the statistics of the checkpoint, in training too (the published code updates them
-    with each batch). Therefore the embedding and gradient of a clip do not depend on the other clips of its batch, on
-    how a batch is split over processes, or on gradient caching. Before training from scratch, set the statistics with
-    `fit_normalisation`.
+    The mel bands are normalised with the statistics stored in the checkpoint, also during training (the published code
+    updates them with each batch). Therefore the embedding and gradient of a clip do not depend on the other clips in
+    the batch, on the number of processes, or on gradient caching. Before training from scratch, call
+    `fit_normalisation` to set the statistics.
 
     Args:
         config: Configuration of the encoder.
@@ -243,10 +242,10 @@ class CEDModel(CEDPreTrainedModel):
 
     @torch.no_grad()
     def fit_normalisation(self, input_features: torch.Tensor, audio_attention_mask: torch.Tensor | None = None) -> None:
-        """Set the mean and variance of each mel band to those of the given clips, for training from scratch.
+        """Compute the mean and variance of each mel band from sample clips, before training from scratch.
 
         Args:
-            input_features: (B, n_mels, T), a few hundred clips.
+            input_features: Spectrograms of a few hundred clips, (B, n_mels, T).
             audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding; None means no padding.
         """
         frames = input_features.transpose(1, 2)
@@ -263,26 +262,26 @@ class CEDModel(CEDPreTrainedModel):
 
         Args:
             input_features: Log-mel energies in decibels, (B, n_mels, T), as computed by `CEDFeatureExtractor`.
-            audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding after them. Padding has no effect on
-                the output. None means no padding.
+            audio_attention_mask: (B, T), 1 for frames of the clip, 0 for padding on the right. Padded frames do not
+                affect the output. None means no padding.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:
-            `pooler_output` (B, D), and `last_hidden_state` (B, chunks * tokens per chunk, D), ordered by chunk, mel
-            row and time column; padding tokens are zero. The first axis of `hidden_states` and `attentions` counts
-            the chunks of the first clip, then those of the second, and so on. Chunks of padding alone are left out,
-            except in a compiled model.
+            Output with `pooler_output` (B, D), and `last_hidden_state` (B, chunks * tokens per chunk, D). Tokens are
+            ordered by chunk, patch row (mel) and patch column (time); padding tokens are zero. The first axis of
+            `hidden_states` and `attentions` is chunks: all chunks of clip 0, then of clip 1, and so on. Chunks with
+            only padding are excluded, except in a compiled model.
 
         Raises:
-            ValueError: The input or the mask has another shape, the mask is not ones followed by zeros, or a clip is
-                shorter than one patch. In training and in a compiled model the values of the mask are not checked.
+            ValueError: The input or mask has a wrong shape, the mask is not ones followed by zeros, or a clip is
+                shorter than one patch. The mask values are not checked in training or in a compiled model.
         """
         n_frames = self._count_frames(input_features, audio_attention_mask)
         frames = self._normalise(input_features, audio_attention_mask)
         chunks = self._split(frames)
         token_mask = self._token_mask(n_frames, *chunks.shape[1:3])
 
-        # (B, chunks), the chunks to compute, or None for all: the shapes of a traced graph are fixed.
+        # (B, chunks), True for chunks to compute; None computes all, because a traced graph has fixed shapes.
         one_chunk = audio_attention_mask is None or chunks.shape[1] == 1
         live = None if one_chunk or torch.compiler.is_compiling() else token_mask.any(dim=-1)
 
@@ -305,7 +304,7 @@ class CEDModel(CEDPreTrainedModel):
         return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)
 
     def _count_frames(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Return the number of frames of each clip, (B,); raise ValueError on a wrong shape, mask or length."""
+        """Count the frames of each clip, (B,); raise ValueError if the shape, the mask or a length is invalid."""
         if features.ndim != 3 or features.shape[1] != self.config.n_mels:
             raise ValueError(
                 f"input_features must be (batch, {self.config.n_mels} mel bands, frames), got {tuple(features.shape)}"
@@ -336,7 +335,7 @@ class CEDModel(CEDPreTrainedModel):
         return n_frames.to(features.device)
 
     def _normalise(self, features: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Normalise features (B, mels, T) to frames (B, T, mels); padding becomes 0, the mean of a band."""
+        """Normalise spectrograms (B, mels, T) to (B, T, mels), and set padding to 0."""
         frames = self.init_bn(features).transpose(1, 2)
         if mask is not None:
             frames = frames.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
@@ -358,7 +357,7 @@ class CEDModel(CEDPreTrainedModel):
         return frames.reshape(frames.shape[0], n_chunks, chunk_frames, frames.shape[2])
 
     def _token_mask(self, n_frames: torch.Tensor, n_chunks: int, chunk_frames: int) -> torch.Tensor:
-        """Return a mask of the tokens that belong to each clip, (B, chunks, tokens per chunk)."""
+        """Return a mask (B, chunks, tokens per chunk), True for tokens of the clip and False for padding."""
         length, patch = self.config.target_length, self.config.patch_frames
         whole = n_frames // length * length
         filled = whole + (n_frames > whole) * length if self.config.pad_last else whole
@@ -370,19 +369,19 @@ class CEDModel(CEDPreTrainedModel):
         return columns.repeat(1, 1, self.config.n_mels // self.config.patch_mels)
 
     def _embed(self, chunks: torch.Tensor) -> torch.Tensor:
-        """Embed chunks (N, frames, mels) as tokens (N, tokens, D) with positions; time is the fastest axis."""
+        """Embed chunks (N, frames, mels) as patch tokens (N, tokens, D), and add the positional embeddings."""
         patches = self.patch_embed(chunks)
         patches = patches + self.time_pos_embed[..., : patches.shape[-1]] + self.freq_pos_embed
         return self.pos_drop(patches.flatten(2).transpose(1, 2))
 
 
 def _take(chunks: torch.Tensor, live: torch.Tensor | None) -> torch.Tensor:
-    """Select the chunks marked in `live`, or all: (B, chunks, ...) to (N, ...)."""
+    """Flatten (B, chunks, ...) to (N, ...), and keep only chunks where `live` is True; None keeps all."""
     return chunks.flatten(0, 1) if live is None else chunks[live]
 
 
 def _put_back(tokens: torch.Tensor, live: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
-    """Undo `_take`: (N, ...) to (B, chunks, ...), zero at the chunks that were not selected."""
+    """Undo `_take`: reshape (N, ...) to (B, chunks, ...), with zeros for the removed chunks."""
     if live is None:
         return tokens.unflatten(0, shape)
     grid = tokens.new_zeros(*shape, *tokens.shape[1:])

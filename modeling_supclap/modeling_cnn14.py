@@ -1,7 +1,7 @@
-"""CNN14, a convolutional network over a log-mel spectrogram (PANNs: Kong et al., 2020, arXiv 1912.10211).
+"""CNN14 audio encoder: a convolutional network on log-mel spectrograms (PANNs: Kong et al., 2020, arXiv 1912.10211).
 
-It is the audio tower of MS-CLAP 2022. Parameter names are those of the published checkpoints, except that the blocks
-form a list: `conv_block1` is `conv_blocks.0`.
+MS-CLAP 2022 uses CNN14 as its audio encoder. The parameters have the same names as in the published checkpoints,
+except the blocks: `conv_block1` is `conv_blocks.0`.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from .strict_loading import StrictLoadingMixin
 
 
 class CNN14Block(GradientCheckpointingLayer):
-    """Two 3 x 3 convolutions, each with batch norm and ReLU, then average pooling over `pool` x `pool`."""
+    """Two 3 x 3 convolutions, each followed by batch norm and ReLU, then `pool` x `pool` average pooling, dropout."""
 
     def __init__(self, channels_in: int, channels_out: int, pool: int, dropout: float) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class CNN14Block(GradientCheckpointingLayer):
 
 
 class CNN14PreTrainedModel(StrictLoadingMixin, PreTrainedModel):
-    """Base class with the settings by which transformers loads, places and initialises CNN14."""
+    """Base class that handles weight initialisation and the loading of pretrained models."""
 
     config: CNN14Config
     base_model_prefix = "cnn14"
@@ -60,10 +60,11 @@ class CNN14PreTrainedModel(StrictLoadingMixin, PreTrainedModel):
 
 
 class CNN14Model(CNN14PreTrainedModel):
-    """CNN14 encoder: one vector per clip from log-mel frames.
+    """CNN14 encoder that computes one embedding per clip from a log-mel spectrogram.
 
-    The features are averaged over mel bands. Their maximum and mean over time are added and pass a linear layer with
-    ReLU. All clips of a batch must have the same length; `MSCLAPFeatureExtractor` repeats shorter clips.
+    The convolution features are averaged over mel bands; then the maximum and the mean over time are added. A linear
+    layer with ReLU computes the embedding. All clips in a batch must have the same length;
+    `MSCLAPFeatureExtractor` repeats shorter clips.
 
     Args:
         config: Configuration of the encoder.
@@ -90,23 +91,23 @@ class CNN14Model(CNN14PreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the first block."""
+        """Return the first convolution block."""
         return self.conv_blocks[0]
 
     @can_return_tuple
     def forward(self, input_features: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-        """Encode a batch of clips of one length.
+        """Encode a batch of clips that all have the same length.
 
         Args:
             input_features: Log-mel energies in decibels, (B, 1, T, n_mels), as computed by `MSCLAPFeatureExtractor`.
             **kwargs: `return_dict`, as in transformers.
 
         Returns:
-            `pooler_output` (B, hidden_size), and `last_hidden_state` (B, floor(T / 2**(blocks - 1)), channels), the
-            mean over mel bands; T / 32 with the six blocks of the published model.
+            Output with `pooler_output` (B, hidden_size), and `last_hidden_state` (B, T', channels), averaged over mel
+            bands. T' = floor(T / 2**(blocks - 1)), which is T / 32 for the six blocks of the published model.
 
         Raises:
-            ValueError: The input has another shape, or fewer than 2**(blocks - 1) frames.
+            ValueError: The input has a wrong shape, or fewer than 2**(blocks - 1) frames.
         """
         least = 2 ** (len(self.conv_blocks) - 1)
         if input_features.ndim != 4 or input_features.shape[1::2] != (1, self.config.n_mels):

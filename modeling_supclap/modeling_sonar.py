@@ -1,4 +1,4 @@
-"""Text encoder of SONAR: the encoder of NLLB with mean pooling (Duquenne et al., 2023, arXiv 2308.11466)."""
+"""SONAR text encoder: the NLLB encoder with mean pooling (Duquenne et al., 2023, arXiv 2308.11466)."""
 
 from typing import Any
 
@@ -16,13 +16,14 @@ logger = logging.get_logger(__name__)
 
 
 class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
-    """Encoder of M2M100 with SONAR's pooling: the mean over all real tokens, including the language token and EOS.
+    """SONAR text encoder: an M2M100 encoder with mean pooling over all tokens except padding.
 
-    Checkpoints of the encoder alone (`cointegrated/SONAR_200_text_encoder`) load directly. `encoder_layerdrop` is set
-    to 0, because SONAR uses no layer drop, while the default of `M2M100Config` drops layers at random in training.
+    The mean includes the language token and EOS. Checkpoints that contain only the encoder, such as
+    `cointegrated/SONAR_200_text_encoder`, load directly. `encoder_layerdrop` is set to 0, because SONAR does not use
+    LayerDrop, which the default `M2M100Config` enables in training.
 
     Args:
-        config: Configuration of the encoder; fields of the decoder are ignored.
+        config: Configuration of the encoder; decoder fields are ignored.
 
     Example:
         >>> config = M2M100Config(vocab_size=9, d_model=8, encoder_layers=1, encoder_attention_heads=2)
@@ -47,13 +48,13 @@ class SonarTextModel(StrictLoadingMixin, M2M100Encoder):
         """Encode a batch of token sequences `[language] pieces [</s>]`.
 
         Args:
-            input_ids: (B, N). SONAR was trained on at most 514 tokens.
-            attention_mask: (B, N), 1 for real tokens, 0 for padding; None masks the padding token.
-            inputs_embeds: (B, N, D), instead of `input_ids`.
+            input_ids: Token ids, (B, N). SONAR was trained with at most 514 tokens.
+            attention_mask: (B, N), 1 for real tokens, 0 for padding; None masks the padding tokens in `input_ids`.
+            inputs_embeds: Token embeddings (B, N, D), as an alternative to `input_ids`.
             **kwargs: `output_hidden_states`, `output_attentions` and `return_dict`, as in transformers.
 
         Returns:
-            `last_hidden_state` (B, N, D) and `pooler_output` (B, D), not normalised.
+            Output with `last_hidden_state` (B, N, D) and `pooler_output` (B, D), not normalised.
         """
         if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
             attention_mask = input_ids.ne(self.config.pad_token_id).long()

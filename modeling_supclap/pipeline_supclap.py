@@ -1,4 +1,4 @@
-"""Zero-shot audio classification pipeline for clips of different lengths in one batch."""
+"""Zero-shot audio classification pipeline that supports batches with clips of different lengths."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ TASK = "zero-shot-audio-classification"
 
 
 class ClipPipeline(ZeroShotAudioClassificationPipeline):
-    """`pipeline("zero-shot-audio-classification", ...)` with the same results, for every audio tower.
+    """Zero-shot audio classification pipeline for `SupCLAPModel` with any audio tower.
 
-    transformers pads the clips of a batch along the second axis. In CED spectrograms that is the mel axis, so clips of
-    different lengths could not share a batch. Here the second axis is time until the model is called. Inputs of other
-    audio encoders get the names and the mask of `SupCLAPModel`. Inputs of CLAP are not changed.
+    transformers pads the clips in a batch along the second axis, which is the mel axis of CED spectrograms. This
+    pipeline therefore swaps the mel and time axes before batching, and swaps them back before the model is called. For
+    other audio encoders, it uses the input names and the mask of `SupCLAPModel`. CLAP inputs are not changed.
     """
 
     def preprocess(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model inputs of one recording and its candidate labels."""
+        """Compute the model inputs for one recording and its candidate labels."""
         extractor: Any = self.feature_extractor
         names = extractor.model_input_names
         (recording,), _ = as_recordings(args[0], extractor.sampling_rate)
@@ -46,6 +46,6 @@ class ClipPipeline(ZeroShotAudioClassificationPipeline):
         return inputs
 
 
-# The configuration of a saved folder contains the class instead: `SupCLAPConfig.custom_pipelines`.
+# Code in a saved model folder uses `SupCLAPConfig.custom_pipelines` instead.
 if not __name__.startswith("transformers_modules."):
     PIPELINE_REGISTRY.supported_tasks[TASK]["impl"] = ClipPipeline

@@ -1,4 +1,4 @@
-"""Pooling of token vectors, and the dense layers after it."""
+"""Pool token embeddings to one vector per sequence, and apply a dense layer to it."""
 
 import torch
 from torch import nn
@@ -6,14 +6,14 @@ from transformers.activations import ACT2FN
 
 
 def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Return the mean over the real tokens of each sequence.
+    """Average the token embeddings of each sequence, excluding padding.
 
     Args:
-        last_hidden_state: (B, N, D).
+        last_hidden_state: Token embeddings, (B, N, D).
         attention_mask: (B, N), 1 for real tokens, 0 for padding; None means no padding.
 
     Returns:
-        (B, D); zero for a sequence without real tokens.
+        Sequence embeddings (B, D); zero for a sequence with only padding.
 
     Example:
         >>> mean_pool(torch.tensor([[[1.0], [3.0], [100.0]]]), torch.tensor([[1, 1, 0]]))
@@ -27,14 +27,14 @@ def mean_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
 
 
 def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Return the last real token of each sequence, for decoders, where only this token attends to all others.
+    """Return the embedding of the last token before padding; in decoders only this token attends to all others.
 
     Args:
-        last_hidden_state: (B, N, D).
-        attention_mask: (B, N), 1 for real tokens, 0 for padding on either side; None means no padding.
+        last_hidden_state: Token embeddings, (B, N, D).
+        attention_mask: (B, N), 1 for real tokens, 0 for padding on the left or right; None means no padding.
 
     Returns:
-        (B, D); the first token of a sequence without real tokens.
+        Sequence embeddings (B, D); the first token for a sequence with only padding.
 
     Example:
         >>> last_pool(torch.tensor([[[1.0], [3.0], [100.0]]]), torch.tensor([[1, 1, 0]]))
@@ -48,12 +48,12 @@ def last_pool(last_hidden_state: torch.Tensor, attention_mask: torch.Tensor | No
 
 
 class SentenceDense(nn.Module):
-    """Linear layer and activation between the pooling and the projection of a text tower.
+    """Dense layer (linear and activation) after the pooling of a text tower, as in sentence-transformers.
 
     Args:
         width: Number of input features.
         out_features: Number of output features.
-        activation: Name of the activation in transformers.
+        activation: Name of a transformers activation function.
         bias: Whether the layer has a bias.
     """
 

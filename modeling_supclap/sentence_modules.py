@@ -1,7 +1,7 @@
-"""Modules of a sentence-transformers text encoder besides its tower: pooling, dense layers, normalisation, prompts.
+"""Read the pooling, dense layers, normalisation and prompts of sentence-transformers models.
 
-LaBSE, for example, is the first token of BERT, a linear layer, tanh and normalisation. Mean pooling would be another
-model.
+LaBSE, for example, takes the first token of BERT, then applies a linear layer, tanh and normalisation. With mean
+pooling, its embeddings would be wrong.
 """
 
 import json
@@ -14,7 +14,7 @@ from transformers.utils import cached_file
 
 from .hub_ids import is_hub_id
 
-# Pooling modes by their names in sentence-transformers, before and since version 6.
+# From the names of pooling modes in sentence-transformers (before and since version 6) to `text_pooling`.
 _POOLINGS = {
     "cls": "cls",
     "mean": "mean",
@@ -27,12 +27,12 @@ _ACTIVATIONS = {"Tanh": "tanh", "Identity": "linear", "ReLU": "relu", "GELU": "g
 
 
 class SentenceModules(NamedTuple):
-    """Modules listed in the `modules.json` of a text encoder.
+    """Modules after the transformer in a sentence-transformers model, from its `modules.json`.
 
     Attributes:
         pooling: "mean", "cls" or "last".
-        dense: Settings of each `SentenceDense` after the pooling.
-        weights: State dictionary of each `SentenceDense`.
+        dense: Settings of each dense layer after the pooling; see `SentenceDense`.
+        weights: State dict of each dense layer.
         normalize: Whether the output is scaled to unit norm.
     """
 
@@ -43,18 +43,18 @@ class SentenceModules(NamedTuple):
 
 
 def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModules | None:
-    """Read the modules of a text encoder after its tower.
+    """Read the pooling, dense layers and normalisation of a sentence-transformers model.
 
     Args:
-        name: Hub id or folder of the encoder.
-        pooling: Requested pooling: "mean", "cls", "last" or "pooler"; None accepts any.
+        name: Hub id or folder of the model.
+        pooling: Requested pooling: "mean", "cls", "last" or "pooler". None uses the pooling of the model.
 
     Returns:
-        The modules; None if the folder has none, or if `pooling` is set and differs from the folder's.
+        The modules. Returns None if the model has no `modules.json`, or if `pooling` differs from its pooling.
 
     Raises:
-        ValueError: A dense layer has no weights; or `pooling` is None and the modules are not a supported pooling,
-            dense layers and normalisation.
+        ValueError: The weights of a dense layer are missing; or `pooling` is None and the model has an unsupported
+            pooling or module.
     """
     modules = _read_json(name, "modules.json") or []
     mode, dense, weights, normalize = "", [], [], False
@@ -86,13 +86,14 @@ def read_sentence_modules(name: str, pooling: str | None = None) -> SentenceModu
 
 
 def read_text_settings(name: str) -> tuple[str, int | None]:
-    """Read the prompt and the maximum number of tokens of a sentence-transformers text encoder.
+    """Read the prompt and the maximum sequence length of a sentence-transformers model.
 
     Args:
-        name: Hub id or folder of the encoder.
+        name: Hub id or folder of the model.
 
     Returns:
-        The default prompt, or else the query prompt, or else ""; and the maximum number of tokens, None if not set.
+        Tuple of the prompt and the maximum number of tokens. The prompt is the default prompt if set, else the query
+        prompt, else "". The number is None if it is not set.
     """
     settings = _read_json(name, "config_sentence_transformers.json") or {}
     prompts = settings.get("prompts") or {}
@@ -101,7 +102,7 @@ def read_text_settings(name: str) -> tuple[str, int | None]:
 
 
 def _read_pooling(settings: dict[str, Any]) -> str:
-    """Return the name of the pooling; "" if it is unsupported."""
+    """Return "mean", "cls" or "last" for a pooling configuration; "" if the pooling is unsupported."""
     if not settings.get("include_prompt", True):
         return ""
     modes = [settings["pooling_mode"]] if "pooling_mode" in settings else []

@@ -1,6 +1,7 @@
-"""Strict loading: an error if the checkpoint lacks weights of the model, where transformers only warns.
+"""Strict `from_pretrained`: raises if the checkpoint lacks weights of the model, where transformers only warns.
 
-Missing folders, adapters without a model and damaged weight files also raise errors that name the folder or file.
+It also raises for a missing folder, a LoRA adapter without a model, and a damaged weight file. The error messages
+contain the folder or file.
 """
 
 import json
@@ -18,12 +19,12 @@ from .hub_ids import is_hub_id
 
 @contextmanager
 def naming_damaged_files(folder: Any) -> Iterator[None]:
-    """Context that raises an OSError with the path if loading fails because of a damaged weight file.
+    """Context manager for loading weights; if a weight file is damaged, it raises OSError with the path of the file.
 
-    transformers only passes on the errors of safetensors and torch, which do not contain the path.
+    In transformers, the error message comes from safetensors or torch and does not contain the path.
 
     Args:
-        folder: Folder that the model is loaded from. A Hub id is not checked, because downloads are verified.
+        folder: Folder of the model. Files of a Hub id are not checked, because downloads are verified.
 
     Raises:
         OSError: A weight file in the folder cannot be read.
@@ -45,25 +46,25 @@ def naming_damaged_files(folder: Any) -> Iterator[None]:
 
 
 def damaged(path: Path, error: Exception) -> str:
-    """Return the error message for a weight file that cannot be read.
+    """Return an error message for a weight file that cannot be read.
 
-    It quotes only the first sentence of `error`, because torch continues with advice to run code from the file.
+    The message includes only the first sentence of `error`, because torch then advises to run code from the file.
     """
     cause = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0]
     return f"cannot read weights from {path} ({cause}); the file is damaged or incomplete, download it again"
 
 
 def _check_source(name: Any) -> None:
-    """Raise if a model cannot be loaded from `name`, where the errors of transformers do not name the cause.
+    """Raise if a model cannot be loaded from `name`, with a clearer message than in transformers.
 
-    transformers reports a missing folder as an invalid Hub id. For a folder with a LoRA adapter and no model it loads
-    the base model of the adapter, and fails if that is None. Before 5.18 it did not load the modules that the adapter
-    saves in full (`modules_to_save`), such as the projections.
+    transformers reports a missing folder as an invalid Hub id. For a folder that contains only a LoRA adapter, it
+    loads the base model of the adapter, and fails if none is set. Before version 5.18, it does not load the modules
+    in `modules_to_save` of the adapter, such as the projections.
 
     Raises:
-        OSError: There is no such folder, or a file in it is a pipe, from which reading would never end.
-        ValueError: The folder contains a LoRA adapter without a model, and its base model is missing or this version
-            of transformers would not load all of the adapter.
+        OSError: The folder does not exist, or contains a named pipe, which would block forever when it is read.
+        ValueError: The folder contains only a LoRA adapter, and its base model does not exist or the installed
+            transformers version would not load the complete adapter.
     """
     path = str(name)
     if name is not None and os.path.isdir(path):
@@ -93,18 +94,18 @@ def _check_source(name: Any) -> None:
 
 
 def _weight_files(folder: Any) -> list[Path]:
-    """Return the weight files and shard indices in a folder; safetensors are preferred, as in transformers."""
+    """List the weight files and shard indices in a folder: safetensors files if there are any, else .bin files."""
     if folder is None:
         return []
     return sorted(Path(folder).glob("*model*.safetensors*")) or sorted(Path(folder).glob("*model*.bin*"))
 
 
 class StrictLoadingMixin:
-    """Mixin with a `from_pretrained` that raises if the checkpoint lacks weights; a base before `PreTrainedModel`.
+    """Mixin that makes `from_pretrained` raise if weights are missing. List it before `PreTrainedModel` in the bases.
 
-    transformers initialises missing weights at random and only warns. Its outputs would be meaningless for a checkpoint
-    that stores the encoder under another prefix, such as `SonarTextModel` from a translation model or `CEDModel` from a
-    `SupCLAPModel`. With `output_loading_info=True` missing weights raise no error, because the caller gets the report.
+    transformers initialises missing weights at random and only warns. The model would then be useless, for example
+    when `SonarTextModel` loads a translation model, or `CEDModel` a `SupCLAPModel`: the weight names have another
+    prefix. With `output_loading_info=True`, missing weights do not raise, because the report lists them.
     """
 
     @classmethod
@@ -113,7 +114,7 @@ class StrictLoadingMixin:
 
         Raises:
             OSError: The folder or Hub id does not exist, or a weight file is damaged.
-            ValueError: The checkpoint is of another model, is an adapter without a model, or lacks weights.
+            ValueError: The checkpoint contains another model or only an adapter, or weights are missing.
         """
         _check_source(pretrained_model_name_or_path)
         parent: Any = super()
