@@ -71,7 +71,7 @@ WHISPER: dict[str, Any] = {
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1),
 }
 GROUP = Wav2Vec2FeatureExtractor
-LAYER = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
+LAYER: dict[str, Any] = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 
 ENCODERS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "ast": lambda: (ASTModel(ASTConfig(**AST)), ASTFeatureExtractor(max_length=100, num_mel_bins=32)),

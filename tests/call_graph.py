@@ -81,8 +81,8 @@ def training_calls() -> Calls:
         model, processor = builders.pair()
         trainer = SupCLAPTrainer(model, args, rows, processing_class=processor)
         batch = next(iter(trainer.get_train_dataloader()))
-        trainer.model.train()
-        return trace_calls(lambda: trainer.compute_loss(trainer.model, batch))
+        trainer.module.train()
+        return trace_calls(lambda: trainer.compute_loss(trainer.module, batch))
 
 
 if __name__ == "__main__":

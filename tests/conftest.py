@@ -136,7 +136,7 @@ def _watch_and_start(process: BaseProcess) -> None:
 
 # The `spawn` and `forkserver` methods of multiprocessing raise no audit event.
 _start_process = BaseProcess.start
-BaseProcess.start = _watch_and_start  # type: ignore[method-assign]
+BaseProcess.start = _watch_and_start  # type: ignore[method-assign, assignment]
 sys.addaudithook(_watch)
 
 

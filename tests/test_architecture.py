@@ -64,7 +64,7 @@ def loads(path: Path) -> set[Path]:
     if path.stem != "__init__":
         package.pop()
 
-    names = set()
+    names: set[str] = set()
     for node in _at_module_level(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)

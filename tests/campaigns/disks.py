@@ -15,7 +15,7 @@ from pathlib import Path
 import forking
 from jobs import Job, checkpoints, make_jobs
 
-TOLD = ("No space left on device", "Read-only file system", "File too large", "Disk quota exceeded")
+TOLD: tuple[str, ...] = ("No space left on device", "Read-only file system", "File too large", "Disk quota exceeded")
 TOLD += ("inline_container", "iostream error")  # torch.save, when the disk fills in the middle of a file or at its end
 
 

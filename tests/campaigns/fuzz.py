@@ -180,7 +180,7 @@ def loss_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
 
     while True:
         a, b, c, several = embeddings(4, 8), embeddings(4, 8), embeddings(4, 8), embeddings(4, 3, 8)
-        scale = draw.choice([14.3, 14.3, 14.3, 1.0, 100.0, torch.tensor(10.0), 0.0, -1.0, float("nan")])
+        scale: Any = draw.choice([14.3, 14.3, 14.3, 1.0, 100.0, torch.tensor(10.0), 0.0, -1.0, float("nan")])
         radius = draw.choice(
             [torch.tensor(0.1), torch.tensor(0.1), torch.rand(4), torch.rand(3), torch.tensor(-1.0), 0.1]
         )
@@ -390,7 +390,7 @@ def search_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         "language": ["eng", "xxx", "", None],
     }
     while True:
-        given = draw.choice([("query", queries), ("query", queries), ("audio", recordings), ("vector", vectors)])
+        given: Any = draw.choice([("query", queries), ("query", queries), ("audio", recordings), ("vector", vectors)])
         asked: dict[str, Any] = {given[0]: draw.choice(given[1])}
         asked |= {name: draw.choice(values) for name, values in options.items() if draw.random() < 0.3}
         told = f"search({ {name: str(value)[:60] for name, value in asked.items()} })"

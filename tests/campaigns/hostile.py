@@ -97,7 +97,7 @@ def attempts(folder: Path, mark: Path, address: str, secret: Path) -> Iterator[A
     for name, content in pickles(mark):
         path = folder / name
         path.write_bytes(content)
-        control = partial(load_unsafely, path)
+        control: Callable[[], Any] = partial(load_unsafely, path)
         yield Attempt(f"convert {name}", partial(read_checkpoint, path), control)
 
         model = folder / f"model-{path.stem}"
@@ -200,7 +200,8 @@ def campaign(folder: Path) -> tuple[Counter[str], list[str]]:
     soundfile.write(secret, 0.1 * np.ones(16000), 16000)
     work = folder / "work"
     work.mkdir()
-    counts, faults = Counter[str](), []
+    counts = Counter[str]()
+    faults: list[str] = []
     with ThreadingHTTPServer(("127.0.0.1", 0), RequestRecorder) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"

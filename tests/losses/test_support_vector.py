@@ -111,12 +111,12 @@ def test_sigmoid_gradcheck(similarity: Similarity) -> None:
 
 @both_similarities
 def test_gradient_equals_that_of_the_naive_form(similarity: Similarity) -> None:
-    inputs = [x.requires_grad_() for x in (*related_pair(), radii())]
-    supports = naive_support_vectors(*inputs)
+    texts, audios, radius = inputs = [x.requires_grad_() for x in (*related_pair(), radii())]
+    supports = naive_support_vectors(texts, audios, radius)
     if similarity == "cosine":
         supports = F.normalize(supports, dim=-1)
-    naive = F.cross_entropy(SCALE * supports @ inputs[1].T, torch.arange(5))
-    loss = support_vector_loss(*inputs, SCALE, similarity)
+    naive = F.cross_entropy(SCALE * supports @ audios.T, torch.arange(5))
+    loss = support_vector_loss(texts, audios, radius, SCALE, similarity)
     expected = torch.autograd.grad(naive, inputs)
     torch.testing.assert_close(torch.autograd.grad(loss, inputs), expected, rtol=0, atol=1e-12)
 
@@ -256,7 +256,7 @@ def test_float32_is_exact_half_way_between_nearly_opposite_pairs(angle: float) -
     wide = [x.detach().double().requires_grad_() for x in (texts, audios)]
 
     narrow_similarity = support_similarity(texts, audios, radius)
-    wide_similarity = support_similarity(*wide, radius)
+    wide_similarity = support_similarity(wide[0], wide[1], radius)
     tolerance = 2e-7 / math.sin(angle / 2)  # the rounding of the embeddings
     torch.testing.assert_close(narrow_similarity.double(), wide_similarity, rtol=0, atol=tolerance)
     weights = torch.randn(4, 4, generator=generator)
