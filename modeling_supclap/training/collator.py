@@ -1,4 +1,4 @@
-"""Collators: read recordings, draw crops and captions at random, and run the processor on a batch of rows."""
+"""Collators: load audio, sample random crops and captions, and run the processor on a batch of rows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Row = Mapping[str, Any]
 
 
 class IndexedRows(Dataset):
-    """Rows with their index as `clip_index`, which identifies the clip of an embedding or an error.
+    """Dataset that adds the row index as `clip_index`, to identify the clip of an embedding or an error.
 
     Args:
-        rows: A map-style dataset of rows as in `datasets_scripts/schema.py`.
-        every_caption_in: Language code. Each clip is then repeated for each of its captions in this language, with the
-            index of the caption as `caption_number`. None: each clip once.
+        rows: Map-style dataset of rows as described in `datasets_scripts/schema.py`.
+        every_caption_in: Language code. If set, each clip is repeated for each of its captions in this language, and
+            the caption index is added as `caption_number`. None: each clip appears once.
     """
 
     def __init__(self, rows: Any, every_caption_in: str | None = None) -> None:
@@ -59,16 +59,19 @@ class IndexedRows(Dataset):
 
 
 def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:
-    """Select the rows with usable recordings, the same rows in all processes and in a resumed run.
+    """Remove rows with unusable recordings, if requested by `on_bad_audio`.
+
+    All processes and resumed runs use the same rows, because the result is cached in `bad_audio.json` in the output
+    folder.
 
     Args:
-        rows: A split.
-        args: `on_bad_audio` sets the action, see `datasets_scripts/bad_audio.py`. The recordings are read once, by
-            `dataloader_num_workers` processes; the result is stored in `bad_audio.json` in the output folder.
+        rows: Rows of one split.
+        args: Training arguments. `on_bad_audio` sets the action, see `datasets_scripts/bad_audio.py`. The recordings
+            are read once, by `dataloader_num_workers` processes.
         min_seconds: Minimum duration of a recording.
 
     Returns:
-        All rows, or only those with usable recordings.
+        All rows, or only the rows with usable recordings.
     """
     with args.main_process_first(desc="reading the recordings"):
         cache = Path(args.output_dir or ".") / "bad_audio.json"
@@ -77,18 +80,18 @@ def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: flo
 
 
 class ContrastiveCollator:
-    """Base class of the collators: runs the processor on recordings and texts.
+    """Base class of the collators. Runs the processor on recordings and texts.
 
     Args:
-        processor: The processor of the model.
-        languages: ISO 639-3 codes; a row needs captions in at least one of them.
+        processor: Processor of the model.
+        languages: ISO 639-3 codes; each row needs a caption in at least one of these languages.
         positives: `clip` or `captions`, see `group_id`.
-        max_audio_seconds: Maximum duration. Longer recordings are cropped to it, or to the maximum of the feature
-            extractor if that is shorter (10 s for CLAP).
+        max_audio_seconds: Maximum duration of a recording. Longer recordings are cropped. If the feature extractor has
+            a lower maximum (10 s for CLAP), the lower one is used.
 
     Attributes:
-        gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms,
-            which `CEDFeatureExtractor.on_device` then computes.
+        gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms.
+            `CEDFeatureExtractor.on_device` then computes the spectrograms.
     """
 
     recordings_per_clip = 1
@@ -124,7 +127,7 @@ class ContrastiveCollator:
         return read_row(row, self.rate_hz, self.max_audio_seconds, crop_position, min_seconds=self.min_seconds)
 
     def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
-        """Make the model inputs and their lengths; `captions` has K pairs (language, text) for each row."""
+        """Build the model inputs and their lengths; `captions` contains K pairs (language, text) for each row."""
         languages: list[str] = []
         texts: list[str] = []
         for pairs in captions:
@@ -156,7 +159,7 @@ class ContrastiveCollator:
     def _batch(
         self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
     ) -> dict[str, Any]:
-        """Make the model inputs of B rows, with their group ids and indices."""
+        """Build the model inputs for B rows, with group ids and clip indices."""
         clips: list[np.ndarray] = []
         groups: list[int] = []
         for row, position in zip(rows, crop_positions, strict=True):
@@ -166,28 +169,30 @@ class ContrastiveCollator:
 
 
 class TrainingCollator(ContrastiveCollator):
-    """Collator for training: a random crop and a random caption of each clip, in one or several languages.
+    """Training collator that samples a random crop and a random caption of each clip, in one or several languages.
 
     Rows `{"clip_id": "a", "audio_path": "a.wav", "captions": {"eng": [...], "fra": [...]}, "clip_index": 7, ...}`
     become `{"input_features": (B, 64, T), "audio_attention_mask": (B, T), "input_ids": (B, K, L),
-    "attention_mask": (B, K, L), "group_ids": (B,), "clip_index": (B,)}`, K texts per clip. The lists `audio_lengths`
-    and `text_lengths` contain the numbers of frames of the B clips and of tokens of the B K texts, without padding.
+    "attention_mask": (B, K, L), "group_ids": (B,), "clip_index": (B,)}`, with K texts per clip. The list
+    `audio_lengths` contains the number of frames of each of the B clips, and `text_lengths` the number of tokens of
+    each of the B K texts, without padding.
 
-    Random draws depend only on `(seed, epoch, clip_id)`, not on workers, processes or the order of the batch. A run
-    that is resumed, or that uses another number of processes, sees the same data.
+    Random crops and captions depend only on `(seed, epoch, clip_id)`, not on workers, processes or batch order. A
+    resumed run, or a run with another number of processes, therefore uses the same crops and captions.
 
     Args:
-        processor: The processor of the model.
-        languages: ISO 639-3 codes; the first is the anchor.
+        processor: Processor of the model.
+        languages: ISO 639-3 codes; the first is the anchor language.
         positives: `clip` or `captions`, see `group_id`.
-        max_audio_seconds: Maximum duration; longer recordings are cropped at a random position.
-        seed: Seed of the random draws.
-        scheme: Captions of a clip. `random`: one language, uniformly from those of the clip, K = 1 [A 3.1, ML-CLAP].
-            `kcl`: the same caption in all K languages [A eq. 9]. `cacl`: the same caption in the anchor language and
-            one other, K = 2 [A eq. 12]. Captions with the same index in two languages count as translations.
+        max_audio_seconds: Maximum duration. Longer recordings are cropped at a random position.
+        seed: Random seed.
+        scheme: How to select the captions of a clip. `random`: one caption in a random language of the clip, K = 1
+            (ATRI 3.1, ML-CLAP). `kcl`: the same caption in all K languages (ATRI eq. 9). `cacl`: the same caption in
+            the anchor language and one random other language, K = 2 (ATRI eq. 12). Captions with the same index in two
+            languages count as translations of each other.
 
     Raises:
-        ValueError: The scheme is unknown.
+        ValueError: `scheme` is unknown.
     """
 
     def __init__(
@@ -209,7 +214,7 @@ class TrainingCollator(ContrastiveCollator):
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the random draws, counted from 0."""
+        """Set the epoch for random sampling, starting at 0."""
         self._epoch.fill_(epoch)
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -222,10 +227,11 @@ class TrainingCollator(ContrastiveCollator):
         return self._batch(rows, positions, captions)
 
     def drawn_among_all(self, row: Row) -> tuple[list[bool], list[tuple[str, str]]]:
-        """Return the drawn caption of a clip in all languages.
+        """Return the caption sampled for a clip in this epoch, in all languages.
 
         Returns:
-            For each language whether this epoch trains it, and the captions as (language, text).
+            Tuple of two lists with one entry per language: whether this epoch trains the clip in this language, and the
+            caption as (language, text).
         """
         trained = dict(self._draw(row)[1])
         first_language, text = next(iter(trained.items()))
@@ -238,7 +244,7 @@ class TrainingCollator(ContrastiveCollator):
         return [language in trained for language in self.languages], captions
 
     def _draw(self, row: Row) -> tuple[float, list[tuple[str, str]]]:
-        """Draw the crop position of a clip, 0 to 1, and its K captions as (language, text)."""
+        """Sample the crop position of a clip, 0 to 1, and its K captions as (language, text)."""
         fixed_number = row.get("caption_number")
         key = [self.seed, int(self._epoch), stable_id(row["clip_id"])]
         random = np.random.default_rng(key if fixed_number is None else [*key, fixed_number])
@@ -267,10 +273,11 @@ class TrainingCollator(ContrastiveCollator):
 
 
 class EvaluationCollator(ContrastiveCollator):
-    """Collator for evaluation: all captions of each clip and the beginning of long recordings, without random draws.
+    """Deterministic evaluation collator with all captions of each clip. Long recordings are cropped to their beginning.
 
-    The text tensors are `(B, K, L)`, with the languages in order. K is the maximum number of captions of a clip in the
-    batch. Clips with fewer captions repeat their first one; ignore the embeddings of these repetitions.
+    The text tensors are `(B, K, L)`, with captions in the order of `languages`. K is the largest number of captions per
+    clip in the batch. If a clip has fewer captions, its first caption is repeated; ignore the embeddings of these
+    copies.
     """
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -282,26 +289,26 @@ class EvaluationCollator(ContrastiveCollator):
 
 
 class TemporalCollator(TrainingCollator):
-    """Collator for TeminAL: renders the items of pairs of recordings on the fly.
+    """TeminAL collator that samples pairs of recordings and joins them on the fly.
 
-    A row `{"clip_index": 7}` is the index of a pair in the epoch. It becomes R items: a single sound and a pair in
-    stage a; the pair forward, reversed and overlaid in stage b. The batch contains B R clips, `input_ids` `(B, R K, L)`
-    with K texts per item, `group_ids` `(B, R)`, equal for items with the same meaning, and in stage a `class_ids` `(B,
-    3)`.
+    A row `{"clip_index": 7}` is the index of a pair in the epoch. Each row is rendered as R items (clips with
+    captions). In stage a these are a single sound and a pair of sounds. In stage b they are the same pair in forward
+    order, reversed and overlaid. The batch contains B R clips, `input_ids` `(B, R K, L)` with K texts per item, and
+    `group_ids` `(B, R)`, equal for items with the same meaning. In stage a it also contains `class_ids` `(B, 3)`.
 
     Args:
-        processor: The processor of the model.
-        items: Source of recordings, relations and captions; it draws for the epoch of the collator.
+        processor: Processor of the model.
+        items: Source of recordings, relations and captions. It samples new items for each epoch.
         stage: `a` or `b`.
         options: Options for joining clips, see `RenderOptions`.
         languages: As in `TrainingCollator`.
-        max_audio_seconds: Maximum duration of a recording, before it is joined with another. Longer recordings are cut
-            to their beginning, without silence at the start. The maximum is at most half of that of the feature
-            extractor (10 s for CLAP) and half of `window_seconds`, so that the model processes both clips together.
-        seed: Seed of the draw of a language and a phrasing.
-        scheme: As in `TrainingCollator`. `kcl`: the captions of each item in all languages; `random`: all captions of a
-            pair in one language.
-        window_seconds: Maximum duration that the model processes in one window (10.12 s for CED). None: no limit.
+        max_audio_seconds: Maximum duration of a recording before it is joined with another one. Longer recordings are
+            cropped to their beginning, after leading silence. The duration is limited to half the maximum of the
+            feature extractor (10 s for CLAP) and half of `window_seconds`, so that both sounds fit into one window.
+        seed: Random seed for the language and the phrasing of captions.
+        scheme: Languages of the captions. `kcl`: each item has captions in all languages. `random`: all captions of a
+            pair are in the same random language.
+        window_seconds: Maximum duration that the model can process in one window (10.12 s for CED). None: no limit.
     """
 
     recordings_per_clip = 2
@@ -357,7 +364,7 @@ class TemporalCollator(TrainingCollator):
 
 
 def _samples(waveforms: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
-    """Pad and stack the clips of a batch, as 16-bit integers if that loses nothing."""
+    """Pad and stack the clips of a batch, as 16-bit integers if the conversion is exact."""
     clips: list[np.ndarray] = []
     for waveform in waveforms:
         clip = to_int16(waveform)

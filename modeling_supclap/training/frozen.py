@@ -1,7 +1,8 @@
-"""Cache of the outputs of a frozen tower, so that each text or recording is embedded once.
+"""Cache for the outputs of a frozen tower, so that each text or recording passes through the tower only once.
 
-The key is a hash of the input: the tokens of a caption, or the spectrogram of a recording. A different crop of a
-recording is therefore a different input. Only the output before the projection is cached, so the projection can train.
+The cache key is a hash of the input: the tokens of a caption, or the spectrogram of a recording. A different crop of
+the same recording therefore has a different key. The cache stores the output before the projection, so that the
+projection can still be trained.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from torch import Tensor, nn
 Rows = Mapping[str, Tensor]
 
 LIMIT_BYTES = 2 << 30
-"""Maximum CPU memory for the cached vectors of a tower, per process; later vectors are computed each time."""
+"""Maximum CPU memory for the cached vectors of a tower, per process. When it is full, new vectors are not cached."""
 
 
 class FrozenCache:
-    """Cache of the vectors of one frozen tower, in CPU memory.
+    """Cache for the output vectors of one frozen tower, in CPU memory.
 
     Args:
-        parts: The modules of the tower; nothing is cached while one of their parameters is trainable.
-        limit_bytes: Maximum memory of the cache in bytes.
+        parts: Modules of the tower. Nothing is cached while any of their parameters is trainable.
+        limit_bytes: Maximum cache size in bytes.
     """
 
     def __init__(self, parts: Iterable[nn.Module], limit_bytes: int = LIMIT_BYTES) -> None:
@@ -39,11 +40,11 @@ class FrozenCache:
         return not any(parameter.requires_grad for parameter in self._parts.parameters())
 
     def is_usable(self, pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
-        """Return whether the tower is deterministic: it has no trainable parameters and draws no random numbers.
+        """Return whether outputs can be cached: the tower has no trainable parameters and uses no random numbers.
 
         Args:
-            pool: The tower, in the mode (training or evaluation) in which it is used.
-            inputs: A batch; its first row is run once per mode.
+            pool: Function that runs the tower, in its current mode (training or evaluation).
+            inputs: A batch. The first time in each mode, its first row is passed through the tower as a test.
         """
         if not self.is_frozen():
             return False
@@ -55,11 +56,11 @@ class FrozenCache:
         return self._is_repeatable[mode]
 
     def __call__(self, pool: Callable[[Rows], Tensor], inputs: Rows, mask: str | None) -> Tensor:
-        """Return the vectors of a batch, and run the tower only on rows that are not in the cache.
+        """Return the output vectors of a batch. The tower runs only on rows that are not in the cache.
 
         Args:
-            pool: The tower.
-            inputs: Tensors by name, each with the N rows along its first axis.
+            pool: Function that runs the tower.
+            inputs: Dict from input name to a tensor with N rows.
             mask: As in `grad_cache.embed_in_chunks`.
 
         Returns:
@@ -102,7 +103,7 @@ def _content_keys(inputs: Rows, mask: str | None) -> list[bytes]:
 
 
 def _draws_random_numbers(pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
-    """Return whether a tower draws random numbers, as dropout does; the random state is restored."""
+    """Return whether a tower uses random numbers, such as dropout. The random state is restored afterwards."""
     device = next(iter(inputs.values())).device
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():

@@ -1,13 +1,13 @@
-"""Embedding of a batch in chunks of rows of similar length, with the exact gradients of the whole batch.
+"""Gradient caching: embed a batch in chunks of rows with similar length, with the exact gradients of the whole batch.
 
-A contrastive loss needs the embeddings of the whole batch at once. Activations of the towers fill the memory, and
-padding often takes much of the time. Both can be reduced, because the rows of a batch do not depend on each other. Rows
-of similar length are embedded together, and each chunk is cut to its longest row. Chunks beyond a limit drop their
-activations. The backward pass recomputes them, with the same dropout, when it reaches the chunk (Gao et al., 2021,
-arXiv 2101.06983).
+A contrastive loss needs the embeddings of the whole batch at once. The activations of the towers need most of the
+memory, and padding often takes much of the time. Both can be reduced, because the tower processes each row
+independently. Rows of similar length are embedded together, and each chunk is padded only to its longest row. Above a
+limit, chunks do not keep their activations. The backward pass recomputes these activations, with the same dropout, when
+it reaches the chunk (Gao et al., 2021, arXiv 2101.06983).
 
-Each chunk is one non-reentrant checkpoint of PyTorch. A training step is still one forward and one backward pass, so
-gradient scaling, synchronisation and accumulation work as usual.
+These chunks use non-reentrant PyTorch checkpointing. A training step is still one forward and one backward pass, so
+gradient scaling, synchronization and accumulation work as usual.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Rows = Mapping[str, Tensor]
 Embed = Callable[[Rows], Tensor]
 
 _MUCH_SHORTER = 0.75
-"""A row of at most this fraction of the longest row of a chunk starts a new chunk."""
+"""A row whose length is at most this fraction of the longest row in a chunk can start a new chunk."""
 
 
 def real_lengths(mask: Tensor) -> list[int]:
-    """Return the length of each row up to its last real column, for a mask `(..., L)` of 1 and 0.
+    """Return the length of each row in a mask `(..., L)` of 1 and 0, up to the last 1.
 
-    On a GPU this waits for the GPU.
+    For a mask on a GPU, this waits for the GPU.
     """
     columns = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
     lengths: list[int] = (columns * mask.bool()).amax(dim=-1).flatten().tolist()
@@ -52,28 +52,28 @@ def embed_in_chunks(
     tokens: nn.Embedding | None = None,
     lengths: Sequence[int] | None = None,
 ) -> Tensor:
-    """Embed a batch in chunks, with the gradients of `embed(inputs)` for any loss of the embeddings.
+    """Embed a batch in chunks, with the same gradients as `embed(inputs)`.
 
-    A cell is one column of one row in a chunk: a token, real or padding, or a frame. The longest rows come first. The
-    backward pass begins with the last chunk, so the last chunks (at least one) keep their activations. Each other chunk
-    costs one more forward pass. The activations of towers called later are free when that begins.
+    Memory is counted in cells. A cell is one token or frame of one row in a chunk, including padding. The longest rows
+    come first. The backward pass begins with the last chunk, so the last chunks (at least one) keep their activations.
+    Each of the other chunks needs one more forward pass, during the backward pass.
 
     Args:
         embed: Function from rows of the batch to their embeddings `(n, d)`. The embedding of a row must not depend on
-            other rows, see `refuse_batch_statistics`. It may draw random numbers on the CPU and on the device of the
-            inputs.
-        inputs: Tensors by name, each with the N rows along its first axis.
+            other rows, see `refuse_batch_statistics`. The function may use random numbers on the CPU and on the device
+            of the inputs.
+        inputs: Dict from input name to a tensor with N rows.
         chunk_size: Maximum rows per chunk. None: as many rows as fit into `kept_cells` cells.
-        mask: Name of the input that marks real columns with 1 and padding with 0, `(N, L)`. All inputs then have L
-            columns, or one, on their last axis. None: rows stay in their order and with their padding.
-        kept_cells: Number of cells that keep their activations in memory, in addition to at least one chunk.
-        fewest_cells: A chunk with this many cells ends before much shorter rows. None: each chunk is filled.
-        tokens: The embedding table that `embed` uses for `input_ids`. With several chunks, only the rows that the batch
-            uses are looked up, so that the gradient of the whole table is computed once and not for each chunk.
-        lengths: The `real_lengths` of the mask, if known; computing them on a GPU waits for the GPU.
+        mask: Name of the input that is 1 for real tokens or frames and 0 for padding, `(N, L)`. The last axis of each
+            input must then have size L or 1. None: rows keep their order and padding.
+        kept_cells: Maximum cells with activations in memory. The last chunk always keeps its activations.
+        fewest_cells: Minimum cells in a chunk before a much shorter row starts a new chunk. None: fill each chunk.
+        tokens: Embedding table that `embed` uses for `input_ids`. With several chunks, the table rows used by the batch
+            are looked up once, so that the gradient of the whole table is computed once, not once per chunk.
+        lengths: `real_lengths` of the mask. None: computed from the mask, which waits for the GPU if it is there.
 
     Returns:
-        `(N, d)`, in the order of the inputs.
+        `(N, d)`, in input order.
 
     Raises:
         ValueError: `chunk_size` is below 1, or the inputs have no rows or different numbers of rows.
@@ -129,13 +129,13 @@ def embed_in_chunks(
 
 
 def refuse_batch_statistics(module: nn.Module) -> None:
-    """Make each batch norm of a module raise if it would normalise by the statistics of its batch.
+    """Add hooks that raise if a batch norm layer of a module runs in training mode.
 
-    With chunks, those would be the statistics of a chunk, which changes the gradients (by a tenth for a norm of the
-    inputs).
+    In training mode a batch norm uses the statistics of its input. With chunks, these are chunk statistics instead of
+    batch statistics, which changes the gradients (by a tenth for a batch norm on the model input).
 
     Args:
-        module: The model, changed in place: hooks are added to its batch norms.
+        module: Model, changed in place: hooks are added to its batch norm layers.
     """
 
     def refuse(name: str, layer: nn.Module, inputs: Any) -> None:
@@ -153,7 +153,7 @@ def refuse_batch_statistics(module: nn.Module) -> None:
 def _cut(
     lengths: Sequence[int], chunk_size: int | None, kept_cells: int, fewest_cells: int | None
 ) -> list[tuple[list[int], int]]:
-    """Sort rows by length, longest first, and cut them into chunks; return the row indices and width of each chunk."""
+    """Sort rows by length, longest first, and split them into chunks; return (row indices, width) for each chunk."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     chunks: list[tuple[list[int], int]] = []
     for row in order:
@@ -170,7 +170,7 @@ def _cut(
 
 
 def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> Embed:
-    """Wrap `embed` to look tokens up in a small table with the tokens of the batch, gathered once for all chunks."""
+    """Wrap `embed` to look up tokens in a smaller table, which contains only the tokens of the batch."""
     weight = tokens.weight
     whole = weight.shape == (tokens.num_embeddings, tokens.embedding_dim)  # a sharded table is not
     if not (weight.requires_grad and whole and torch.is_grad_enabled()):
@@ -205,7 +205,7 @@ def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> 
 
 
 class _UsedRows(torch.autograd.Function):
-    """Lookup of rows of a table; its gradient is sparse if the table already has a gradient, which saves memory."""
+    """Row lookup in a table. To save memory, the gradient is sparse if the table already has a gradient."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, used: Tensor) -> Tensor:
@@ -222,10 +222,11 @@ class _UsedRows(torch.autograd.Function):
 
 @contextmanager
 def _fresh_casts(several: bool) -> Iterator[None]:
-    """Return a context without the autocast cache, so that each of several chunks casts the weights itself.
+    """Return a context manager that disables the autocast cache if there are several chunks.
 
-    Chunks that share a cast weight sum its gradient in half precision, with an error that grows with the number of
-    chunks. With separate casts they sum it in the precision of the parameter, as gradient accumulation does.
+    If chunks share a weight that was cast to half precision, its gradient is summed in half precision, and the error
+    grows with the number of chunks. If each chunk casts the weight itself, the gradient is summed in the precision of
+    the parameter, as in gradient accumulation.
     """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(before and not several)

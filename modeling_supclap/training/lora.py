@@ -1,14 +1,15 @@
-"""Partial fine-tuning of a trained model: its last blocks, or low-rank adapters (LoRA).
+"""Parameter-efficient fine-tuning of a trained model: train its last blocks, or low-rank adapters (LoRA).
 
-TeminAL trains about a tenth of its model, the last layers and the projections [T table 5]. PEFT alone cannot do this:
+TeminAL trains about a tenth of the model, the last layers and the projections (TeminAL table 5). PEFT alone cannot do
+this:
 
-- `modules_to_save` trains whole modules only together with at least one adapted module (`target_modules=[]` is an
-  error), and keeps a second copy of each.
-- It matches names by their endings, so "layers.2" matches both towers.
-- It silently skips bare parameters such as `logit_scale`.
+- `modules_to_save` trains whole modules, but needs at least one adapted module (`target_modules=[]` raises), and keeps
+  a second copy of each module.
+- PEFT matches module names by suffix, so "layers.2" matches both towers.
+- PEFT silently skips parameters outside of a submodule, such as `logit_scale`.
 
-Whole blocks are therefore selected by freezing all other parameters. LoRA uses PEFT with full dotted names, and the
-temperature is made trainable separately.
+To train whole blocks, `train_last_layers` therefore freezes all other parameters instead. `add_lora` uses PEFT with
+full dotted names, and makes the temperature trainable separately.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ PARTS = {
 def block_names(tower: nn.Module) -> list[str]:
     """Return the dotted names of the transformer blocks of a tower, first to last.
 
-    The blocks are the items of the outermost `nn.ModuleList`, or of the last one if there are several. In a tower with
-    stages (HTSAT) they are the items of the list `blocks` of each stage.
+    The blocks are the items of the outermost `nn.ModuleList`, or of the last one if there are several. If the tower has
+    stages (HTSAT), the blocks are the items of each stage's `blocks` list.
 
     Args:
-        tower: An encoder: CED, HTSAT, SONAR (M2M100), or one like BERT.
+        tower: Encoder: CED, HTSAT, SONAR (M2M100), or a BERT-like encoder.
 
     Raises:
         ValueError: The tower has no `nn.ModuleList`.
@@ -70,22 +71,23 @@ def block_names(tower: nn.Module) -> list[str]:
 
 
 def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: int = 1) -> list[str]:
-    """Freeze a model except the last blocks of each tower, the modules after them, the projections and the temperature.
+    """Freeze a model except for the last blocks of each tower, later modules, projections and temperature.
 
-    The modules after the blocks are those that the tower defines later, such as a final norm or the pooler of BERT.
-    Batch norms stay frozen, because that of HTSAT normalises the input. Frozen parameters do not change at all.
+    Later modules are modules that the tower defines after its blocks, such as a final norm or the BERT pooler. Batch
+    norms stay frozen, because the HTSAT batch norm normalizes the input.
 
-    TeminAL trains one block of each tower. For BERT-base with its pooler and 1,024 shared dimensions, 9,515,520 text
-    parameters then train, the number in [T table 5]. Its number for audio, 8,423,951, is that of a CNN14 (both linear
-    layers and the projection), although the paper names HTSAT. With HTSAT and RoBERTa 10.5 % of CLAP trains.
+    TeminAL trains one block of each tower. With BERT-base, its pooler and 1,024 shared dimensions, 9,515,520 text
+    parameters are trainable, the same number as in TeminAL table 5. The paper's number for audio, 8,423,951, is the
+    number for CNN14 (both linear layers and the projection), although the paper names HTSAT. With HTSAT and RoBERTa,
+    10.5 % of the CLAP parameters are trainable.
 
     Args:
-        model: The model, changed in place. A second call replaces the selection of the first.
+        model: Model, changed in place. A second call replaces the selection of the first call.
         audio_layers: Number of audio blocks to train; 0 freezes the whole audio tower.
         text_layers: Number of text blocks to train; 0 freezes the whole text tower.
 
     Returns:
-        Full dotted names of the trainable modules and bare parameters.
+        List of full dotted names: the trainable modules, then `logit_scale` and `logit_bias` if present.
 
     Raises:
         ValueError: A tower has fewer blocks than `audio_layers` or `text_layers`.
@@ -110,27 +112,27 @@ def add_lora(
 ) -> SupCLAPModel:
     """Freeze a model and add trainable LoRA adapters to its last blocks (Hu et al., 2021, arXiv 2106.09685).
 
-    W x becomes W x + (alpha / rank) B A x in each linear layer of the attention. B starts at 0, so that the outputs do
-    not change before training. Both projections and the temperature are fully trained.
+    In each linear attention layer, W x becomes W x + (alpha / rank) B A x. B is initialized to 0, so that the outputs
+    do not change before training. Both projections and the temperature are fully trainable.
 
-    The model stays a `SupCLAPModel`, and `SupCLAPTrainer` trains and checkpoints it as usual. To resume, call
-    `add_lora` with the same arguments first. The trainer's `save_model` saves a plain model, merged as by `merge_lora`.
-    `model.save_pretrained` writes a PEFT adapter folder without the temperature. Use the checkpoints only to resume:
-    their weights have PEFT's names, and `from_pretrained` would find few of them.
+    The model is still a `SupCLAPModel`, and `SupCLAPTrainer` trains and checkpoints it as usual. Before resuming a run,
+    call `add_lora` with the same arguments. The trainer's `save_model` saves a plain model with merged adapters, as
+    with `merge_lora`. `model.save_pretrained` writes a PEFT adapter folder without the temperature. Use checkpoints
+    only to resume: their weights have PEFT names, most of which `from_pretrained` does not recognize.
 
     Args:
-        model: The model, changed in place.
-        rank: Rank of the adapters, the inner dimension of B A.
-        alpha: Scale of the adapters; their output is multiplied by alpha / rank.
-        audio_layers: Number of last audio blocks with adapters; 0: none.
-        text_layers: Number of last text blocks with adapters; 0: none.
+        model: Model, changed in place.
+        rank: LoRA rank, the inner dimension of B A.
+        alpha: LoRA scale; the adapter output is multiplied by alpha / rank.
+        audio_layers: Number of audio blocks with adapters, counted from the last; 0: none.
+        text_layers: Number of text blocks with adapters, counted from the last; 0: none.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: The model already has adapters, a tower has too few blocks, its blocks have no attention, both
-            numbers of blocks are 0, or the audio tower is WavLM.
+        ValueError: The model already has adapters, a tower has too few blocks, the blocks have no attention, both
+            numbers of blocks are 0, or adapters are requested for a WavLM audio tower.
     """
     if getattr(model, "peft_config", None):
         raise ValueError("the model already has adapters; call merge_lora first")
@@ -158,7 +160,7 @@ def add_lora(
 
 
 def _attention_layers(model: SupCLAPModel, blocks: list[str]) -> list[str]:
-    """Return the names of the linear layers under `attn`, `self_attn` or `attention` of these blocks."""
+    """Return the names of the linear layers in the attention modules of these blocks, such as `attn` or `self_attn`."""
     names = []
     for block in blocks:
         for name, module in model.get_submodule(block).named_modules():
@@ -169,13 +171,13 @@ def _attention_layers(model: SupCLAPModel, blocks: list[str]) -> list[str]:
 
 
 def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
-    """Merge the adapters of `add_lora` into the weights: W + (alpha / rank) B A.
+    """Merge the adapters from `add_lora` into the weights: W + (alpha / rank) B A.
 
     Args:
-        model: The model, changed in place; its outputs change only by rounding.
+        model: Model, changed in place. Its outputs change only by rounding.
 
     Returns:
-        The same model with the modules and names that it had before `add_lora`; all parameters are trainable.
+        The same model, with the same modules and names as before `add_lora`. All parameters are trainable.
 
     Raises:
         ValueError: The model has no adapters.
@@ -196,13 +198,13 @@ def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
 
 
 def trainable_table(model: nn.Module) -> str:
-    """Return a text table of the parameters and trainable parameters of each part of a model.
+    """Format a table with the number of parameters and trainable parameters of each part of a model.
 
     Args:
-        model: A `SupCLAPModel`, or a `ContrastiveModule`, which adds the parameters of its objective.
+        model: `SupCLAPModel`, or `ContrastiveModule` to include the parameters of its objective.
 
     Returns:
-        One line per part and one for the total: number of parameters, of trainable parameters, and percent trainable.
+        Text with one line per part and one for the total: parameters, trainable parameters, and percent trainable.
 
     Example:
         >>> from modeling_supclap import SupCLAPConfig
@@ -246,7 +248,7 @@ def _last_blocks(model: SupCLAPModel, tower: str, count: int) -> list[str]:
 
 
 def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
-    """Return the full dotted names of the last blocks of a tower and of the modules that it defines after them."""
+    """Return the full dotted names of the last blocks of a tower, and of the modules defined after these blocks."""
     blocks = _last_blocks(model, tower, count)
     if not blocks:
         return []
@@ -265,7 +267,7 @@ def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
 
 
 def _release_temperature(model: SupCLAPModel) -> list[str]:
-    """Make the temperature trainable, and the bias if there is one; return their names."""
+    """Make the temperature, and the bias if present, trainable; return their names."""
     names = []
     for name in TEMPERATURE:
         if getattr(model, name) is not None:

@@ -1,8 +1,8 @@
-"""Objectives: modules that compute a loss and the values to log from the embeddings of a batch.
+"""Objectives: modules that compute the training loss, and values to log, from the embeddings of a batch.
 
 Call `objective(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids)` on the global batch, with audio `(N, d)`
-and text `(N, K, d)`, K texts per clip. It returns `(loss, {name: scalar})`. The parameters of an objective train with
-the model; inference does not need them.
+and text `(N, K, d)`, K texts per clip. It returns `(loss, {name: scalar})`. An objective may have trainable parameters,
+which are trained with the model but not needed for inference.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Logs = dict[str, Tensor]
 
 
 class SupportVectorRegularizer(nn.Module):
-    """Support vector regularization alpha L_svr + beta L_cons, in one direction or both [S eq. 6 and 9].
+    """Support vector regularization, alpha L_svr + beta L_cons, in one or both directions (SupCLAP eq. 6 and 9).
 
     Args:
-        radii: Radius modules by direction: `t2a` displaces texts toward their clips, `a2t` clips toward their texts. A
-            radius of NaN is initialised with the mean distance of the pairs of the first batch.
-        base: The base loss, `infonce`, `siglip`, `kcl` or `cacl`. The SVR term has its form and scale.
-        alpha: Weight of the SVR term of each direction.
-        beta: Weight of the constraint, which applies to dynamic radii only, as in the paper.
-        similarity: Similarity of a support vector to a target, `cosine` or `dot`.
-        decoupled: Whether to leave the positives out of the denominator.
+        radii: Dict from direction to radius module. `t2a` moves texts toward their clips, `a2t` moves clips toward
+            their texts. If a radius is NaN, it is set to the mean distance of the positive pairs in the first batch.
+        base: Base loss: `infonce`, `siglip`, `kcl` or `cacl`. The SVR term has the same form and scale.
+        alpha: Weight of the SVR term in each direction.
+        beta: Weight of the radius constraint. As in the paper, only dynamic radii are constrained.
+        similarity: Similarity of a support vector and a target, `cosine` or `dot`.
+        decoupled: Whether to exclude the positives from the denominator.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class SupportVectorRegularizer(nn.Module):
         self.similarity: Similarity = similarity
         self.decoupled = decoupled
         self.batch_radii: dict[str, Tensor] = {}
-        """Radius of each pair of the last batch by direction, `(N,)` or `(K, N)`; callbacks read it."""
+        """Dict from direction to the radii of the last batch, `(N,)` or `(K, N)`; used by callbacks."""
         self._has_started = False
 
     @torch.no_grad()
     def start_radii(self, distance: Tensor | float) -> None:
-        """Initialise the radii that are NaN; radii loaded from a checkpoint are not changed.
+        """Initialize the radii that are NaN. Radii loaded from a checkpoint are not changed.
 
         Args:
-            distance: Initial radius, the mean distance between a clip and its text, `()`.
+            distance: Initial radius, usually the mean distance between a clip and its text, `()`.
         """
         for parameter in self.radii.parameters():
             if parameter.isnan().all():
@@ -86,18 +86,18 @@ class SupportVectorRegularizer(nn.Module):
         group_ids: Tensor | None,
         chunk_size: int | None = None,
     ) -> tuple[Tensor, Logs]:
-        """Compute the regularization of one batch.
+        """Compute the regularization term for a batch.
 
         Args:
             audio_embeds: `(N, d)`, unit norm.
-            text_embeds: `(N, d)`, or `(K, N, d)` on a multilingual loss, unit norm.
+            text_embeds: `(N, d)`, unit norm; `(K, N, d)` for a multilingual loss.
             logit_scale: 1 / temperature, `()`.
-            logit_bias: Bias of SigLIP, `()`.
+            logit_bias: SigLIP bias, `()`.
             group_ids: `(N,)` integers; clips with equal ids are positives of each other.
-            chunk_size: Rows of the similarity matrix computed at a time. None: all rows.
+            chunk_size: Number of similarity matrix rows to compute at a time. None: all rows at once.
 
         Returns:
-            The term to add to the base loss, `()`, and the values to log by name.
+            Tuple of the term to add to the base loss, `()`, and a dict from name to a value to log.
         """
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
@@ -140,17 +140,17 @@ class SupportVectorRegularizer(nn.Module):
 
 
 class ContrastiveObjective(nn.Module):
-    """A base loss of clips and their captions, with or without support vectors.
+    """Contrastive loss between clips and captions, with optional support vector regularization (SVR).
 
     Args:
-        loss: With one caption per clip: `infonce`, `siglip` or `reweighted`. With several: `kcl`, captions in all
-            languages, or `cacl`, captions in the anchor language and one other [A eq. 9-13].
-        regularizer: SVR terms to add to the base loss; None: no terms [S eq. 6 and table 8].
-        chunk_size: Rows of the similarity matrix computed at a time, and again in the backward pass; memory is then
-            linear in the batch size. None: all rows.
+        loss: Base loss. With one caption per clip: `infonce`, `siglip` or `reweighted`. With several captions: `kcl`
+            for all languages, or `cacl` for the anchor language and one other (ATRI eq. 9-13).
+        regularizer: SVR terms to add to the base loss (SupCLAP eq. 6 and table 8). None: no SVR.
+        chunk_size: Number of similarity matrix rows to compute at a time, and again in the backward pass. Memory is
+            then linear in the batch size. None: all rows at once.
 
     Raises:
-        ValueError: The loss is unknown, or `reweighted` with a chunk size.
+        ValueError: The loss is unknown, or `chunk_size` is set for `reweighted`.
     """
 
     def __init__(
@@ -182,18 +182,18 @@ class ContrastiveObjective(nn.Module):
 
         Args:
             audio_embeds: `(N, d)`, unit norm.
-            text_embeds: `(N, K, d)`, unit norm: one caption per clip. For `kcl` and `cacl`, the caption in K languages;
-                `cacl` needs the anchor language first.
+            text_embeds: `(N, K, d)`, unit norm. For `kcl` and `cacl`, the captions in K languages; `cacl` requires the
+                anchor language first. For other losses K = 1.
             logit_scale: 1 / temperature, `()`.
-            logit_bias: Bias of SigLIP, `()`; only `siglip` uses it.
+            logit_bias: SigLIP bias, `()`; used only by `siglip`.
             group_ids: `(N,)` integers; clips with equal ids are positives of each other.
 
         Returns:
-            The loss, `()`, and detached scalars by name.
+            Tuple of the loss, `()`, and a dict from name to a detached scalar.
 
         Raises:
-            ValueError: The number of texts per clip does not suit the loss, or the loss is `siglip` and the model has
-                no bias.
+            ValueError: The loss does not support this number of texts per clip, or the loss is `siglip` and
+                `logit_bias` is None.
         """
         count = text_embeds.shape[1]
         if self.loss == "cacl" and count != 2:
@@ -229,15 +229,15 @@ class ContrastiveObjective(nn.Module):
 
 
 class TemporalObjective(nn.Module):
-    """TeminAL stage A or B: InfoNCE over all roles of a batch, with weighted denominators [T eq. 3-9, 22-26].
+    """TeminAL loss for stage a or b: InfoNCE with weighted denominators (TeminAL eq. 3-9, 22-26).
 
     Args:
-        stage: `a`: single sounds against pairs; `b`: forward, reversed and overlaid pairs.
+        stage: `a`: single sounds against pairs of sounds. `b`: pairs in forward order, reversed and overlaid.
         beta: Weight of the text-to-audio direction, relative to audio-to-text.
-        alphas: Arguments of `teminal_a_weights` or `teminal_b_weights` by name.
+        **alphas: Keyword arguments of `teminal_a_weights` or `teminal_b_weights`.
 
     Raises:
-        ValueError: The stage is unknown, or an alpha is outside 0 to 1.
+        ValueError: The stage is unknown, or an alpha is outside [0, 1].
     """
 
     def __init__(self, stage: str, beta: float = 1.0, **alphas: float) -> None:
@@ -258,24 +258,26 @@ class TemporalObjective(nn.Module):
         group_ids: Tensor | None = None,
         class_ids: Tensor | None = None,
     ) -> tuple[Tensor, Logs]:
-        """Compute the loss of N pairs of recordings, each in R roles.
+        """Compute the loss of a batch of N samples with R items each.
+
+        An item is a clip with its captions. Stage a has R = 2 items per sample: a single sound and a pair of sounds.
+        Stage b has R = 3 items per sample: the same pair in forward order, reversed and overlaid.
 
         Args:
-            audio_embeds: `(N, R, d)`, unit norm. The roles are single and combined in stage a, and forward, reversed
-                and overlaid in stage b.
-            text_embeds: `(N, R K, d)`, unit norm: the caption of each role in K languages.
+            audio_embeds: `(N, R, d)`, unit norm.
+            text_embeds: `(N, R K, d)`, unit norm; the captions of each item in K languages.
             logit_scale: 1 / temperature, `()`.
             logit_bias: Not used.
             group_ids: `(N, R)` integers; items with equal ids have the same meaning and are positives of each other,
                 with weight 1.
-            class_ids: `(N, 3)` integers, the class of the single sound and the two classes of the pair; only for stage
-                a, which requires them.
+            class_ids: `(N, 3)` integers, required for stage a only: the class of the single sound, then the two
+                classes of the pair.
 
         Returns:
-            The loss, `()`, and detached scalars by name.
+            Tuple of the loss, `()`, and a dict from name to a detached scalar.
 
         Raises:
-            ValueError: The number of roles is not that of the stage, or class ids are missing.
+            ValueError: The number of items per sample does not match the stage, or stage a has no class ids.
         """
         roles = 2 if self.stage == "a" else 3
         if audio_embeds.ndim != 3 or audio_embeds.shape[1] != roles:
@@ -303,10 +305,11 @@ class TemporalObjective(nn.Module):
 
 
 def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
-    """Build the objective from the training arguments: `loss`, `svr`, and the options of both.
+    """Build the objective from the training arguments: `loss`, `svr` and their options.
 
     Raises:
-        ValueError: `svr` with the loss `reweighted`, or `svr_decoupled` with `siglip`, which has no softmax.
+        ValueError: `svr` is combined with the loss `reweighted`, or `svr_decoupled` with `siglip`, which has no
+            softmax.
     """
     if args.svr == "none":
         return ContrastiveObjective(args.loss, chunk_size=args.loss_chunk_size)

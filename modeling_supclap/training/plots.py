@@ -1,4 +1,4 @@
-"""Plots of training runs."""
+"""Plot the logs of training runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modeling_supclap.datasets_scripts.atomic_files import atomic_write
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Panel titles with the keys of their curves; keys that a run did not log are left out.
+# Panel titles and the log keys of their curves; keys that a run did not log are skipped.
 _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("training loss", ("loss",)),
     ("validation recall", ("eval_mean_recall", "eval_{language}_t2a_R@1", "eval_{language}_a2t_R@1")),
@@ -28,19 +28,19 @@ _DRIFT_CURVES = {
 }
 
 Curve = tuple[str, Sequence[Sequence[Mapping[str, Any]]]]
-"""A logged key, and one log history per seed."""
+"""A log key, and one log history per seed."""
 
 
 def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | Path, language: str = "eng") -> None:
-    """Plot loss, validation recall, temperature, radius and throughput over the steps of a run.
+    """Plot loss, validation recall, temperature, radius and throughput over the training steps.
 
     Args:
-        log_history: The log, `trainer.state.log_history`.
-        path: Path of the figure, written atomically; the suffix sets the format (.png, .pdf, .svg ...).
+        log_history: Training log, `trainer.state.log_history`.
+        path: Output path. The suffix sets the format (.png, .pdf, .svg ...). The file is written atomically.
         language: Language of the recall curves.
 
     Raises:
-        ValueError: The log contains none of these.
+        ValueError: The log contains none of these values.
     """
     logged = set().union(*log_history)
     panels: dict[str, dict[str, Curve]] = {}
@@ -55,18 +55,19 @@ def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | P
 
 
 def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Plot the log of `callbacks.DriftCallback` like figures 1, 3 and 4 of the SupCLAP paper.
+    """Plot the values logged by `callbacks.DriftCallback`, as in figures 1, 3 and 4 of the SupCLAP paper.
 
-    Left: the drift cosine over the steps (1 is no drift). Middle, if the run has a radius: its mean and a band of one
-    standard deviation within the batch. Right: histograms of the cosine of positive pairs at the start, in the middle
-    and at the end of the run, each over a tenth of the logged batches.
+    The left panel shows the drift cosine over the steps; 1 is no drift. The middle panel shows the mean radius with a
+    band of one standard deviation within the batch, if the run has a radius. The right panel shows histograms of the
+    cosine similarity of positive pairs at the start, middle and end of the run, each over a tenth of the logged
+    batches.
 
     Args:
-        log_history: The log, `trainer.state.log_history`.
-        path: Path of the figure, written atomically; the suffix sets the format (.png, .pdf, .svg ...).
+        log_history: Training log, `trainer.state.log_history`.
+        path: Output path. The suffix sets the format (.png, .pdf, .svg ...). The file is written atomically.
 
     Raises:
-        ValueError: The log contains no drift.
+        ValueError: The log contains no drift values.
     """
     tracked = [entry for entry in log_history if "drift_cosine" in entry]
     if not tracked:
@@ -91,16 +92,17 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
 
 
 def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> None:
-    """Plot several runs in one figure, like figures 1, 3, 4 and 5 of the SupCLAP paper.
+    """Plot several runs in one figure, as in figures 1, 3, 4 and 5 of the SupCLAP paper.
+
+    A curve shows the mean over the seeds, with a band from minimum to maximum. With one seed, the mean radius has a
+    band of one standard deviation within the batch. Histograms are summed over the seeds and logged batches.
 
     Args:
-        panels: Curves by panel title and label. A curve is the mean over the seeds, with a band from minimum to
-            maximum. With one seed, the mean radius has a band of one standard deviation within the batch. Histograms
-            are summed over the seeds and logged batches.
-        path: Path of the figure, written atomically; the suffix sets the format (.png, .pdf, .svg ...).
+        panels: Dict from panel title to a dict from curve label to a log key and one log history per seed.
+        path: Output path. The suffix sets the format (.png, .pdf, .svg ...). The file is written atomically.
 
     Raises:
-        ValueError: No run has logged any key of a panel.
+        ValueError: For a panel, none of the runs has logged any of its keys.
     """
     from matplotlib.figure import Figure  # the import takes a second, which would delay the first training step
 
@@ -148,7 +150,7 @@ def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
 
 
 def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: str) -> None:
-    """Draw the sum of histograms with equal bins, from the first to the last bin that is not empty."""
+    """Plot the sum of histograms with equal bins, from the first to the last non-empty bin."""
     counts = np.sum([histogram["counts"] for histogram in histograms], axis=0)
     edges = np.linspace(histograms[0]["low"], histograms[0]["high"], len(counts) + 1)
 
@@ -158,7 +160,7 @@ def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: 
 
 
 def _curve(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[Any]]:
-    """Return the steps at which a key was logged, and its values."""
+    """Return the steps and the values at which a key was logged, as two lists."""
     steps: list[int] = []
     values: list[Any] = []
     for entry in log_history:

@@ -1,4 +1,4 @@
-"""Hugging Face Trainers for contrastive training; the losses are in `objectives.py` and `losses/`."""
+"""Hugging Face Trainers for contrastive training. The losses are in `objectives.py` and `losses/`."""
 
 from __future__ import annotations
 
@@ -53,34 +53,37 @@ from .objectives import SupportVectorRegularizer, TemporalObjective, build_objec
 from .training_args import SupCLAPTrainingArguments, TemporalTrainingArguments
 
 UNFINISHED = "unfinished"
-"""Subfolder of the output folder for a checkpoint that is being written."""
+"""Subfolder of the output folder for checkpoints that are not fully written yet."""
 
 
 class SupCLAPTrainer(Trainer):
-    """Trainer of a `SupCLAPModel` with a contrastive objective, on rows as in `datasets_scripts/schema.py`.
+    """Hugging Face Trainer for a `SupCLAPModel` with a contrastive objective.
 
-    With captions in several languages, `loss` sets how they train: `infonce` on a random language per clip and epoch
-    (ML-CLAP), `kcl` on all languages at once, `cacl` on the anchor language and one other. `svr` adds support vectors
-    to each of them [ATRI; S table 8]. Evaluation then also measures the consistency across languages (MRV).
+    Datasets contain rows as described in `datasets_scripts/schema.py`. If captions are in several languages,
+    `args.loss` selects the languages of each step: `infonce` uses one random language per clip and epoch (ML-CLAP),
+    `kcl` uses all languages at once, and `cacl` uses the anchor language and one other. `args.svr` adds support vectors
+    to any of these losses (ATRI; SupCLAP table 8). Multilingual evaluation also measures the consistency across
+    languages (MRV).
 
     Args:
-        model: The model to train. `trainer.clap` is the same object; `trainer.model` contains it and its objective.
-        args: See `SupCLAPTrainingArguments`.
-        train_dataset: Rows to train on: map-style, or a `stream.RowStream`, which reads rows on the fly. A resumed run
-            sees the same batches of both. A `datasets` set with an `Audio` column and a column of captions is converted
-            by `builders.hf.as_rows`, which also recognises other column names. `trainer.train_rows` and
-            `trainer.eval_rows` are the rows that remain after `args.on_bad_audio`.
-        eval_dataset: Map-style rows to evaluate on, converted alike; or a dict of several sets by name, with metrics
-            named `eval_<name>_...`.
-        processing_class: The processor of the model.
-        objective: Your own objective; None: `build_objective(args)`.
+        model: Model to train. `trainer.clap` is the same object; `trainer.model` wraps it together with its objective.
+        args: Training arguments.
+        train_dataset: Training rows: a map-style dataset, or a `stream.RowStream`, which reads rows on the fly. With
+            both, a resumed run trains on the same batches. A Hugging Face `datasets.Dataset` with an `Audio` column
+            and a caption column is converted by `builders.hf.as_rows`, which also recognizes other column names.
+            `trainer.train_rows` and `trainer.eval_rows` are the rows left after `args.on_bad_audio` is applied.
+        eval_dataset: Map-style evaluation rows, converted in the same way. Or a dict from name to such rows; its
+            metrics are named `eval_<name>_...`.
+        processing_class: Processor of the model.
+        objective: Custom objective. None: `build_objective(args)`.
         callbacks: As in the Trainer.
         optimizers: As in the Trainer.
 
     Raises:
-        ValueError: The processor is missing; the training split is smaller than one batch, or an unsupported kind of
-            stream; the loss is siglip and the model has no bias; `features_on_device` without `CEDFeatureExtractor`; or
-            a single process sees several GPUs, where each GPU would contrast only its part of the batch.
+        ValueError: The processor is missing; the training split is smaller than one batch, or is an unsupported type of
+            stream; the loss is `siglip` but the model has no bias; `features_on_device` is set without
+            `CEDFeatureExtractor`; or one process has several GPUs, so that each GPU would use only its own part of the
+            batch as negatives.
     """
 
     args: SupCLAPTrainingArguments
@@ -189,7 +192,7 @@ class SupCLAPTrainer(Trainer):
         self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback())
 
     def _collators(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> tuple[TrainingCollator, Any]:
-        """Return the collators for training and for evaluation."""
+        """Build the training collator and the evaluation collator."""
         shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
         return (
             TrainingCollator(processor, args.languages, seed=args.seed, scheme=args.caption_scheme, **shared),
@@ -197,7 +200,7 @@ class SupCLAPTrainer(Trainer):
         )
 
     def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
-        """Convert rows if necessary, apply `on_bad_audio`, and warn if clips share captions."""
+        """Convert rows if necessary, apply `on_bad_audio`, and warn about clips with the same captions."""
         if rows is None:
             return None
         if not hasattr(rows, "__len__"):
@@ -225,7 +228,7 @@ class SupCLAPTrainer(Trainer):
         return rows
 
     def _metrics_of(self, rows: IndexedRows) -> Callable[[Any], dict[str, float]]:
-        """Return the `compute_metrics` of a split: retrieval, and the predicted radius by number of hard negatives."""
+        """Build `compute_metrics` for a split: retrieval metrics, and the radius by number of hard negatives."""
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
         radii = dict(regularizer.radii) if isinstance(regularizer, SupportVectorRegularizer) else {}
@@ -252,7 +255,7 @@ class SupCLAPTrainer(Trainer):
     # ---- training ----
 
     def get_train_dataloader(self) -> DataLoader:
-        """As in the Trainer; for a stream, return the batches of this process. Each worker reads its part of them."""
+        """As in the Trainer. For a stream, load only the batches of this process; each worker reads a part of them."""
         if self._batches is None:
             return super().get_train_dataloader()
 
@@ -271,7 +274,7 @@ class SupCLAPTrainer(Trainer):
         )
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """As in the Trainer; also compute spectrograms if the batch contains samples."""
+        """As in the Trainer. Also compute spectrograms on the device if the batch contains audio samples."""
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         if "samples" in prepared:
             samples, counts = prepared.pop("samples"), prepared.pop("sample_counts")
@@ -279,7 +282,7 @@ class SupCLAPTrainer(Trainer):
         return prepared
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
-        """As in the Trainer, with workers that exit if this process is killed."""
+        """As in the Trainer, but the workers exit if this process is killed."""
         loader = super()._get_dataloader(*args, **kwargs)
         base = getattr(loader, "base_dataloader", loader)  # accelerate wraps it
         base.worker_init_fn = partial(exit_with_parent, then=base.worker_init_fn)
@@ -288,7 +291,7 @@ class SupCLAPTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Run the module, which computes the loss; a loss that is not finite stops the run at the next log."""
+        """Run the forward pass and return the loss. If the loss is not finite, the run stops at the next log."""
         outputs = model(**inputs)
         if model.training:
             step = self.state.global_step + 1
@@ -299,10 +302,10 @@ class SupCLAPTrainer(Trainer):
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
     def _require_finite_losses(self) -> None:
-        """Test the losses since the last call at once, because each test waits for the GPU.
+        """Check all losses since the last call together, because each check waits for the GPU.
 
         Raises:
-            FloatingPointError: A loss is not finite; the message names its step, its terms and the clips.
+            FloatingPointError: A loss is not finite. The message contains the step, the loss terms and the clips.
         """
         recent, self._recent = self._recent, []
         if not recent or torch.isfinite(torch.stack([loss for _, loss, _, _ in recent])).all():
@@ -330,16 +333,17 @@ class SupCLAPTrainer(Trainer):
         )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as in the Trainer, with an exclusive lock on the output folder and checks of the checkpoint.
+        """Train as in the Trainer, but lock the output folder and check the checkpoint before resuming.
 
         Args:
-            resume_from_checkpoint: Folder of a checkpoint, or True for the newest complete one of the output folder.
+            resume_from_checkpoint: Checkpoint folder, or True for the newest complete checkpoint in the output folder.
             *args: As in the Trainer.
             **kwargs: As in the Trainer.
 
         Raises:
-            RuntimeError: Another run trains in the output folder.
-            ValueError: The checkpoint is incomplete, or of a run with other settings; the message lists them.
+            RuntimeError: Another run is using the output folder.
+            ValueError: The checkpoint is incomplete, or was saved with other settings. The message lists the
+                differences.
         """
         folder = self.args.output_dir or "."
         with folder_lock(folder) if self.is_world_process_zero() else nullcontext():
@@ -350,7 +354,7 @@ class SupCLAPTrainer(Trainer):
             return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the values of the objective and the throughput to the log of the Trainer."""
+        """Log as in the Trainer, and add the objective's values and the throughput."""
         self._require_finite_losses()
         if "loss" in logs:
             logs = {**logs, **self._logs.drain()}
@@ -362,13 +366,13 @@ class SupCLAPTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Score retrieval on a split, in both directions and each language; see `evaluation.retrieval_metrics`.
+        """Compute retrieval metrics on a split, in both directions and each language.
 
-        Metrics of your own, `trainer.compute_metrics = f`, are added to these.
+        See `evaluation.retrieval_metrics`. To add your own metrics, set `trainer.compute_metrics` to a function.
 
         Args:
-            eval_dataset: Rows, a dict of several sets of rows, or the name of one of the evaluation sets of this
-                trainer; None: all of its evaluation sets.
+            eval_dataset: Rows, a dict from name to rows, or the name of an evaluation set of this trainer. None: all
+                evaluation sets of this trainer.
             ignore_keys: As in the Trainer.
             metric_key_prefix: As in the Trainer.
         """
@@ -384,14 +388,14 @@ class SupCLAPTrainer(Trainer):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
-        """As in the Trainer; `predictions` are the audio `(N, d)` and text `(N, K, d)` embeddings."""
+        """As in the Trainer. `predictions` is a tuple of audio embeddings `(N, d)` and text embeddings `(N, K, d)`."""
         rows: Any = _indexed(test_dataset)
         with self._evaluating(rows):
             return super().predict(rows, ignore_keys, metric_key_prefix)
 
     @contextmanager
     def _evaluating(self, rows: IndexedRows) -> Iterator[None]:
-        """Return a context with the evaluation collator, the last incomplete batch and the retrieval metrics."""
+        """Return a context manager that sets evaluation collator and metrics, and keeps the last incomplete batch."""
         self._require_finite_losses()
         before = self.data_collator, self.args.dataloader_drop_last, self.compute_metrics
         self.data_collator = self.evaluation_collator
@@ -407,7 +411,7 @@ class SupCLAPTrainer(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[None, Any, Any]:
-        """Return embeddings and no loss, because a contrastive loss depends on the batches of the split."""
+        """Return embeddings and no loss, because a contrastive loss depends on how the split is batched."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)
@@ -420,12 +424,12 @@ class SupCLAPTrainer(Trainer):
         return str(Path(folder) / UNFINISHED) if self._saving else folder
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Upload a complete checkpoint; the call of the Trainer, while it is still `unfinished`, does nothing."""
+        """Upload a complete checkpoint. Calls before the checkpoint is complete do nothing."""
         if not self._saving:
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a checkpoint in a temporary folder, and rename it when all processes have finished it."""
+        """Write a checkpoint to a temporary folder, and rename the folder after all processes have finished writing."""
         self._require_finite_losses()
         folder = Path(self._get_output_dir(trial))
         unfinished, name = folder / UNFINISHED, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -461,13 +465,13 @@ class SupCLAPTrainer(Trainer):
             self._push_from_checkpoint(str(folder / name))
 
     def save_state(self) -> None:
-        """Save the state as in the Trainer, without the path of the best checkpoint on this machine."""
+        """Save the state as in the Trainer, but without the local path of the best checkpoint."""
         best, self.state.best_model_checkpoint = self.state.best_model_checkpoint, None
         super().save_state()
         self.state.best_model_checkpoint = best
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """Write a folder for `from_pretrained`; a checkpoint also contains the parameters of the objective."""
+        """Save the model for `from_pretrained`. A checkpoint also contains the objective's parameters."""
         folder = Path(output_dir or self.args.output_dir or ".")
         weights = self.module.state_dict() if state_dict is None else state_dict
         broken = [name for name, w in weights.items() if w.is_floating_point() and not w.isfinite().all()]
@@ -506,9 +510,9 @@ class SupCLAPTrainer(Trainer):
         dataset: str | list[str] | None = None,
         dataset_args: str | list[str] | None = None,
     ) -> None:
-        """Write README.md into the output folder, see `model_card`; the arguments are those of the Trainer.
+        """Write the model card, README.md, to the output folder, see `model_card`. The arguments are as in the Trainer.
 
-        `push_to_hub` calls this. A card that was edited by hand is not changed.
+        `push_to_hub` calls this method. A model card that was edited by hand is not overwritten.
         """
         if self.is_world_process_zero():
             named = {"languages": language, "tags": tags, "dataset": dataset_tags or dataset}
@@ -520,15 +524,17 @@ class SupCLAPTrainer(Trainer):
 
 
 class TemporalTrainer(SupCLAPTrainer):
-    """Trainer for one stage of TeminAL, post-training on the order of sounds [T 3.2].
+    """Hugging Face Trainer for one TeminAL stage, post-training on the order of sounds (TeminAL 3.2).
 
-    Evaluation measures `temporal_accuracy`: how often an item is closest to its own caption among those of its pair.
+    A training example, an item, is a single sound or two sounds joined into one clip. Evaluation measures
+    `temporal_accuracy`: how often an item is closer to its own caption than to the captions of the other items made
+    from the same two sounds.
 
     Args:
-        model: The model to post-train; freeze parts of it beforehand, see `lora.py`.
-        args: The stage, its weights and the other arguments.
-        train_items: Items to train on, drawn from the training part of a labelled set.
-        eval_items: Items to evaluate on, the same in each evaluation.
+        model: Model to post-train. Freeze some of its parameters first, see `lora.py`.
+        args: Training arguments, with the stage and its candidate weights.
+        train_items: Training items, sampled from the training split of a labelled dataset.
+        eval_items: Evaluation items, the same in each evaluation.
         **kwargs: As in `SupCLAPTrainer`.
     """
 
@@ -580,7 +586,7 @@ class TemporalTrainer(SupCLAPTrainer):
 
 
 def _indexed(rows: Any) -> Any:
-    """Return `IndexedRows` of a set, or of each set of a dict."""
+    """Wrap a dataset, or each dataset of a dict, in `IndexedRows`."""
     if isinstance(rows, dict):
         return {name: _indexed(each) for name, each in rows.items()}
     return rows if rows is None or isinstance(rows, IndexedRows) else IndexedRows(rows)

@@ -1,4 +1,4 @@
-"""Training arguments of a contrastive run."""
+"""Training arguments for contrastive training and TeminAL."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ _UNSUPPORTED = {
     "train_sampling_strategy": ("random", "batches are drawn at random from all clips"),
     "remove_unused_columns": (False, "the collator reads the whole row"),
 }
-"""Arguments of the Trainer that a contrastive run does not support, with the only valid value and the reason."""
+"""Trainer arguments that contrastive training does not support, with the only valid value and the reason."""
 
 
 @dataclass
 class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
-    """Arguments of a contrastive run: those of the Trainer and of `options.ContrastiveOptions`.
+    """Training arguments for contrastive training: `TrainingArguments` plus `options.ContrastiveOptions`.
 
-    Defaults of the SupCLAP paper: Adam without weight decay, learning rate 5e-5, batch 24, 10 epochs [S 4.1.2]. Others:
-    evaluation and a checkpoint each epoch, the best by *validation* recall loaded at the end. The last incomplete
-    training batch is dropped, because the loss depends on the number of negatives.
+    The defaults follow the SupCLAP paper (SupCLAP 4.1.2): Adam without weight decay, learning rate 5e-5, batch size 24,
+    10 epochs. Each epoch ends with an evaluation and a checkpoint, and the checkpoint with the best *validation* recall
+    is loaded at the end. The last incomplete training batch is dropped, because the loss depends on the number of
+    negatives.
 
     Args:
-        dataloader_pin_memory: Pin batches in memory; by default if there is a GPU.
+        dataloader_pin_memory: Whether to pin batches in memory. Defaults to True if a GPU is available.
     """
 
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
@@ -92,21 +93,22 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         self.eval_languages = self.eval_languages or list(self.languages)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the fields for `training_args.bin`, without the token and the folders of this machine."""
+        """Return the fields for `training_args.bin`, without the Hub token and local paths."""
         state = {name: redact(value) if isinstance(value, str) else value for name, value in vars(self).items()}
         return state | {"hub_token": None}
 
     @property
     def caption_scheme(self) -> str:
-        """Captions per clip that the loss needs, the `scheme` of `collator.TrainingCollator`."""
+        """Caption sampling needed by the loss, passed as `scheme` to `collator.TrainingCollator`."""
         return self.loss if self.loss in options.MULTILINGUAL_LOSSES else "random"
 
 
 @dataclass
 class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArguments):
-    """Arguments of a stage of TeminAL, with the defaults of the paper: batch 256, learning rate 1e-4 [T B.2].
+    """Training arguments for one TeminAL stage.
 
-    The weights alpha are between 0, which removes a candidate from the denominator, and 1.
+    The defaults follow the paper: batch size 256, learning rate 1e-4 (TeminAL B.2). Each candidate weight alpha is in
+    [0, 1]; 0 removes the candidate from the denominator.
     """
 
     def __post_init__(self) -> None:
@@ -120,14 +122,14 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
 
     @property
     def alphas(self) -> dict[str, float]:
-        """The weights of this stage, by name."""
+        """Dict from option name to candidate weight, for this stage only."""
         names = ("same", "diff") if self.stage == "a" else ("same_time", "cross_time", "same_overlay", "cross_overlay")
         return {f"alpha_{name}": getattr(self, f"alpha_{name}") for name in names}
 
 
 @dataclass
 class AllStagesArguments(options.AllStagesOptions, TemporalTrainingArguments):
-    """Arguments shared by all stages of a post-training."""
+    """Training arguments shared by all stages of TeminAL post-training."""
 
 
 def _is_better_higher(name: str) -> bool:
