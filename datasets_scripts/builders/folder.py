@@ -1,10 +1,10 @@
-"""Base classes of the builders: collect clips, convert them to rows, cache the rows and report missing clips.
+"""Base classes of the dataset builders: collect clips, convert them to rows, cache the rows, and report missing clips.
 
-To add a dataset, write a config with the names of its metadata files and a builder with `collect`, and add a line to
-the table in `datasets_scripts/__init__.py`. `clotho.py` is a short example.
+To add a dataset, write a config class with the names of its metadata files, a builder class with a `collect` method,
+and add an entry to `_BUILDERS` in `datasets_scripts/__init__.py`. `clotho.py` is a short example.
 
-`Dataset.from_generator` would need less code, but its cache depends only on the name of an imported generator. After a
-change of the code or the tables it would load outdated rows without notice.
+`Dataset.from_generator` is not used, because its cache key contains only the name of an imported generator. It would
+load outdated rows after a change of the code or the tables.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 REPORT_NAME = "report.json"
-"""Name of the file with the result of `RowBuilder.report`, beside the prepared rows."""
+"""File name of the saved `RowBuilder.report`, in the cache folder of the rows."""
 
 ENGLISH = LANGUAGES[0]
 
 
 class Clip(NamedTuple):
-    """Content of a row. The fields are those of a row; languages without captions may be omitted."""
+    """Clip with the fields of `schema.Row`; languages without captions may be omitted."""
 
     clip_id: str
     captions: Mapping[str, Sequence[str]]
@@ -51,12 +51,12 @@ class Clip(NamedTuple):
 
 @dataclass
 class Collection:
-    """The clips of a dataset, and the clips without a row.
+    """Clips of a dataset, and the excluded clips.
 
     Attributes:
-        clips: Clips with audio and captions, by split.
-        missing: Names in the metadata of recordings without a file.
-        left_out: Ids of the clips that get no row, by reason.
+        clips: Dict from split to the clips with audio and captions.
+        missing: Recordings without an audio file, as named in the metadata.
+        left_out: Dict from reason to the ids of excluded clips.
     """
 
     clips: dict[str, list[Clip]] = field(default_factory=lambda: {split: [] for split in SPLITS})
@@ -65,11 +65,11 @@ class Collection:
     _ids: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
     def add(self, split: str, clip: Clip, name: str, path: Path | None) -> None:
-        """Add a clip to a split, or record why it gets no row.
+        """Add a clip to a split, or record the reason for excluding it.
 
         Args:
             split: One of `SPLITS`.
-            clip: Clip to add. Blank captions are dropped; clips without captions and repeated clips are left out.
+            clip: Clip to add. Blank captions are dropped; clips without captions and repeated clips are excluded.
             name: Name of the recording in the metadata.
             path: Path of the recording; None if it is missing.
         """
@@ -86,19 +86,19 @@ class Collection:
         self._ids.add((split, clip.clip_id))
 
     def leave_out(self, reason: str, *clip_ids: str) -> None:
-        """Record clips that get no row; does nothing without clips."""
+        """Record excluded clips in `left_out`; does nothing if there are no clip ids."""
         if clip_ids:
             self.left_out.setdefault(reason, []).extend(clip_ids)
 
     def keep_sources_apart(self) -> None:
-        """Remove clips from train and validation if a later split contains their source."""
+        """Remove clips from a split if a later split (train, validation, test) contains the same source."""
         later: set[str] = set()
         for split in reversed(SPLITS):
             self._drop(split, "source in another split", later)
             later.update(map(attrgetter("source"), self.clips[split]))
 
     def keep_files_apart(self) -> None:
-        """Remove clips that share a file with another clip, because at most one of them can be right."""
+        """Remove all clips that share an audio file with another clip, because at most one of them can be correct."""
         seen: set[str] = set()
         shared: set[str] = set()
         for clip in itertools.chain(*self.clips.values()):
@@ -107,7 +107,7 @@ class Collection:
             self._drop(split, "one file for several clips", shared)
 
     def _drop(self, split: str, reason: str, unwanted: set[str]) -> None:
-        """Remove clips of a split if their source or file is in `unwanted`."""
+        """Remove the clips of a split with a source or audio path in `unwanted`, and record the reason."""
         if not unwanted:
             return
 
@@ -121,23 +121,25 @@ class Collection:
 
 
 def strip_texts(texts: Iterable[str]) -> tuple[str, ...]:
-    """Strip the texts and drop blank ones."""
+    """Strip white space from texts and drop blank texts."""
     return tuple(filter(None, map(str.strip, texts)))
 
 
 def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -> dict[str, str]:
-    """Draw held-out recordings by a hash of each one, so that their order does not matter.
+    """Hold out randomly sampled sources for validation and test.
+
+    The sample depends on a hash of the seed and each source, not on the order of the sources.
 
     Args:
-        sources: Recordings; repeats count once.
-        counts: Number of recordings of each split except train; the sum is at most the number of recordings.
-        seed: Seed of the draw.
+        sources: Source of each recording; repeated sources count once.
+        counts: Dict from split, except train, to the number of sources to sample.
+        seed: Random seed.
 
     Returns:
-        Split by source; "train" for recordings that were not drawn.
+        Dict from source to split; "train" for sources that are not held out.
 
     Raises:
-        ValueError: The counts exceed the number of recordings.
+        ValueError: The sum of the counts exceeds the number of sources.
     """
     order = sorted(set(sources), key=lambda source: hashlib.sha256(f"{seed}:{source}".encode()).digest())
     if sum(counts.values()) > len(order):
@@ -151,11 +153,12 @@ def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -
 
 @dataclass
 class RowConfig(datasets.BuilderConfig):
-    """Options of every dataset.
+    """Options common to all datasets.
 
     Attributes:
-        languages: Caption languages, the anchor first; languages that the dataset lacks get empty lists.
-        limit: Maximum number of clips per split, taken from its start; None takes all.
+        languages: Caption languages, the anchor language first; the caption list is empty for languages not in the
+            dataset.
+        limit: Maximum number of clips per split, the first ones; None uses all clips.
     """
 
     DATASET: ClassVar[str] = "this dataset"
@@ -170,38 +173,38 @@ class RowConfig(datasets.BuilderConfig):
             raise ValueError(f"limit is {self.limit}; expected at least 1, or None for all clips")
 
     def check_languages(self) -> None:
-        """Raise a ValueError if the dataset does not support `languages`."""
+        """Check `languages` and convert it to a tuple; raises ValueError if the dataset does not support a language."""
         self.languages = check_languages(self.languages)
 
     def fingerprints(self) -> dict[str, str]:
-        """Return hashes of all inputs of the rows except the config, as part of the cache key."""
+        """Return named hashes of the code and input files for the cache key."""
         return {"code": metadata.code_fingerprint()}
 
     def create_config_id(self, config_kwargs: dict[str, Any], custom_features: Any = None) -> str:
-        """Return the cache key, which includes code and files; by default `datasets` would not notice their changes."""
+        """Return the cache key with all fingerprints, because `datasets` does not detect changed code and files."""
         return super().create_config_id({**config_kwargs, **self.fingerprints()}, custom_features)
 
 
 @dataclass
 class FolderConfig(RowConfig):
-    """Location of a dataset; see also `RowConfig`.
+    """Location of a dataset with metadata files and audio files; see also `RowConfig`.
 
     Attributes:
-        data_dir: Folder with the metadata and, unless `audio_dir` is set, the audio; or the id of a dataset repository
-            on the Hub with the same files, such as "user/name", which is downloaded.
-        audio_dir: Folder with the audio; sub-folders may have any names.
+        data_dir: Folder with the metadata and, unless `audio_dir` is set, the audio. A Hub dataset id with the same
+            files, such as "user/name", is downloaded.
+        audio_dir: Folder with the audio, in sub-folders with any names.
         revision: Branch, tag or commit of the Hub repository.
     """
 
     LAYOUT: ClassVar[str] = "the folder that contains it"
     TABLES: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Possible names of each metadata file, by key; keys are splits, for example."""
+    """Maps a key, such as a split, to the possible names of its metadata file."""
 
     ENGLISH_ONLY: ClassVar[bool] = True
-    """Whether the dataset comes with English captions; else captions are written in any language of the phrases."""
+    """Whether the dataset has only English captions. If False, its captions can be in other languages."""
 
     READS_HEADERS: ClassVar[bool] = False
-    """Whether rows depend on the length of the recordings; if so, the sizes of the files are part of the cache key."""
+    """Whether rows contain the length of the recordings. If True, the cache key includes the audio file sizes."""
 
     data_dir: str | None = None
     audio_dir: str | None = None
@@ -213,7 +216,7 @@ class FolderConfig(RowConfig):
             raise ValueError(f"{self.DATASET} requires data_dir: {self.LAYOUT}, or a Hub dataset with these files")
 
     def check_languages(self) -> None:
-        """Raise a ValueError if the dataset does not support `languages`."""
+        """Check `languages`; raises ValueError if English is missing but the dataset has only English captions."""
         super().check_languages()
         if self.ENGLISH_ONLY and ENGLISH not in self.languages:
             raise ValueError(
@@ -222,7 +225,7 @@ class FolderConfig(RowConfig):
 
     @cached_property
     def folder(self) -> Path:
-        """Folder with the metadata, downloaded from the Hub if necessary."""
+        """Folder with the metadata; downloads the dataset from the Hub if necessary."""
         folder = Path(str(self.data_dir)).expanduser().resolve()
         if folder.is_dir():
             return folder
@@ -243,7 +246,7 @@ class FolderConfig(RowConfig):
 
     @cached_property
     def files(self) -> list[str]:
-        """All files in `folder`, as relative paths."""
+        """Relative paths of all files in `folder`."""
         return walk(self.folder)
 
     @cached_property
@@ -252,7 +255,11 @@ class FolderConfig(RowConfig):
         return Recordings(self.folder, self.files) if self.audio_dir is None else Recordings(self.audio_dir)
 
     def find(self, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
-        """Return the existing metadata files with one of the given names, by key."""
+        """Return a dict from key to path of the existing metadata files.
+
+        Args:
+            names: Dict from key to the possible file names.
+        """
         found = {}
         for key, of_key in names.items():
             path = metadata.find_metadata(self.folder, self.files, *of_key)
@@ -261,10 +268,10 @@ class FolderConfig(RowConfig):
         return found
 
     def tables(self) -> dict[str, Path]:
-        """Return the existing metadata files by the keys of `TABLES`.
+        """Return a dict from the keys of `TABLES` to the existing metadata files.
 
         Raises:
-            FileNotFoundError: None of them exists.
+            FileNotFoundError: None of the files exists.
         """
         found = self.find(self.TABLES)
         if not found:
@@ -273,11 +280,11 @@ class FolderConfig(RowConfig):
         return found
 
     def metadata_files(self) -> list[Path]:
-        """Return all files that the rows depend on, except the audio."""
+        """Return the paths of all input files of the rows, except the audio."""
         return list(self.tables().values())
 
     def fingerprints(self) -> dict[str, str]:
-        """Return hashes of all inputs of the rows except the config, as part of the cache key."""
+        """Return named hashes of the code, the metadata and the audio file names for the cache key."""
         return {
             **super().fingerprints(),
             "metadata": metadata.fingerprint(self.metadata_files()),
@@ -286,11 +293,10 @@ class FolderConfig(RowConfig):
 
 
 class RowBuilder(datasets.GeneratorBasedBuilder):
-    """Base class of the builders; a subclass implements `collect`, the rest is the interface of `datasets`.
+    """Base class of the dataset builders, a `datasets.GeneratorBasedBuilder`; subclasses implement `collect`.
 
-    `Clotho(data_dir="clotho").download_and_prepare()`, then `.as_dataset(split="train")`; or `load_splits`.
-
-    Clips without audio are normal: they get no row, one warning counts them, and `report` lists them.
+    Call `download_and_prepare()` and then `as_dataset(split="train")`, or use `load_splits`. Clips without audio are
+    skipped; a warning shows their number, and `report` lists them.
     """
 
     VERSION = "1.0.0"
@@ -299,15 +305,15 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     NAMINGS: ClassVar[Sequence[str]] = ("the names in the metadata",)
 
     def collect(self) -> Collection:
-        """Read the metadata, find the audio, and return all clips with the missing and left-out ones."""
+        """Read the metadata, find the audio files, and return the usable, missing and excluded clips."""
         raise NotImplementedError
 
     def report(self) -> dict[str, Any]:
-        """Return the clips without a row; before `download_and_prepare`, reads the metadata to find them.
+        """Return the clips without a row. If there is no saved report, this method reads the metadata.
 
         Returns:
-            "missing": names in the metadata of recordings without a file; "left_out": ids of the left-out clips by
-            reason, such as "blacklist", "duplicate" or "empty caption".
+            Dict with two keys. "missing" lists the recordings without an audio file, as named in the metadata;
+            "left_out" maps a reason, such as "blacklist", "duplicate" or "empty caption", to clip ids.
         """
         path = self._report_path
         if path.is_file():
@@ -315,7 +321,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         return {"missing": self._collection.missing, "left_out": self._collection.left_out}
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Prepare the rows as `datasets` does, and write the report beside cached rows."""
+        """Prepare the rows, see `datasets.DatasetBuilder`, and save the report in the cache folder of the rows."""
         super().download_and_prepare(*args, **kwargs)
 
         report, path = self.report(), self._report_path
@@ -335,7 +341,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     @cached_property
     def _collection(self) -> Collection:
         collection = self.collect()
-        collection.keep_sources_apart()  # first, else a clip in two splits would share its file with itself
+        collection.keep_sources_apart()  # must be first: a clip in two splits would share its file with itself
         collection.keep_files_apart()
 
         if not any(collection.clips.values()):
@@ -345,7 +351,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         return collection
 
     def _raise_empty(self, collection: Collection) -> None:
-        """Raise the error of a dataset without rows, with the reason."""
+        """Raise an error that explains why the dataset has no rows."""
         config = self.config
         if not collection.missing:
             counts = dict(zip(collection.left_out, map(len, collection.left_out.values()), strict=True))
@@ -365,7 +371,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         return datasets.DatasetInfo(description=about, homepage=self.HOMEPAGE, features=types)
 
     def _split_generators(self, dl_manager: datasets.DownloadManager) -> list[datasets.SplitGenerator]:
-        # Collect here and not in `_generate_examples`, because `datasets` wraps errors from there in a generic one.
+        # Collect here because `datasets` replaces errors in `_generate_examples` by a generic error.
         splits = [split for split, clips in self._collection.clips.items() if clips]
         return [datasets.SplitGenerator(name=split, gen_kwargs={"split": split}) for split in splits]
 

@@ -15,16 +15,16 @@ from .recordings import duration_seconds, stem_of
 
 
 class FoldClip(NamedTuple):
-    """A clip of a dataset in folds.
+    """Clip of a dataset with folds.
 
     Attributes:
-        file_name: Name of the audio file; its stem is the clip id.
+        file_name: Name of the audio file; the clip id is this name without suffix.
         fold: Number of the fold.
-        label: Class.
+        label: Class name.
         freesound_id: Freesound id of the source recording.
         license: Licence of the audio.
-        seconds: Length in seconds; None if the table does not contain it.
-        left_out: Reason for leaving the clip out; empty for clips that get a row.
+        seconds: Length in seconds; None if the table does not contain the length.
+        left_out: Reason for excluding the clip; empty if the clip is used.
     """
 
     file_name: str
@@ -41,10 +41,10 @@ class FoldConfig(FolderConfig):
     """Location and splits of a dataset with folds; see also `FolderConfig`.
 
     Attributes:
-        test_fold: Fold of the test split, from 1. The published protocol averages over all folds as test fold.
-        validation_fraction: Fraction of the remaining recordings of each class for validation; 0 creates no
+        test_fold: Fold used as the test split, from 1. Published results are averages over all test folds.
+        validation_fraction: Fraction of the other recordings of each class to use for validation; 0 creates no
             validation split.
-        seed: Seed for drawing validation recordings.
+        seed: Random seed for sampling the validation recordings.
     """
 
     ENGLISH_ONLY = False
@@ -62,16 +62,20 @@ class FoldConfig(FolderConfig):
 
 
 class FoldBuilder(RowBuilder):
-    """Rows with captions from class names and one event as long as the clip; no two splits share a recording."""
+    """Base class of builders for datasets with folds.
+
+    The captions are generated from the class names, and each clip has one event over its whole length. Splits share no
+    recordings.
+    """
 
     BUILDER_CONFIG_CLASS = FoldConfig
 
     def read(self) -> list[FoldClip]:
-        """Read the clips of the table, in its order."""
+        """Return the clips in the table, in the order of the table."""
         raise NotImplementedError
 
     def collect(self) -> Collection:
-        """Collect the clips of the table, split by fold and recording."""
+        """Return the clips in the table, split by fold and recording."""
         collection, config = Collection(), self.config
         clips = self.read()
 
@@ -105,7 +109,7 @@ class FoldBuilder(RowBuilder):
 
 
 def read_fold(line: Line) -> int:
-    """Return the fold of a line; raise a ValueError with the line number if it is not a number."""
+    """Parse the fold number in a line; any other value raises a ValueError with the line number."""
     text = line.values["fold"].strip()
     if not text.isdecimal():
         raise ValueError(f"{line.where}: fold is {text!r}; expected a number")
@@ -115,14 +119,14 @@ def read_fold(line: Line) -> int:
 def split_by_fold(
     clips: Sequence[FoldClip], test_fold: int, validation_fraction: float, seed: int
 ) -> dict[str, list[FoldClip]]:
-    """Split clips by fold, then by recording; for the arguments see `FoldConfig`.
+    """Split clips into train, validation and test; for the arguments see `FoldConfig`.
 
-    In each class, a fraction of the other folds' recordings becomes validation: rounded, at least one, but never all of
-    them. No recording is in two splits: clips of other folds that share a recording with the test fold are left out.
-    The published folds share none, but modified copies of a dataset may.
+    The test split is the test fold. For validation, a fraction of the other recordings of each class is sampled: the
+    number is rounded and at least one, but never all recordings of a class. Clips in other folds with a recording that
+    is also in the test fold are excluded. The published folds share no recordings, but modified copies may.
 
     Returns:
-        Clips by split, in their given order.
+        Dict from split to clips, in the order of `clips`.
 
     Raises:
         ValueError: The test fold has no clips.
@@ -148,7 +152,7 @@ def split_by_fold(
 
 
 def _draw_validation(clips: Sequence[FoldClip], fraction: float, seed: int) -> set[str]:
-    """Draw recordings class by class; a recording with clips of several classes counts for the first one."""
+    """Sample validation recordings per class; the first clip of a recording determines its class."""
     if fraction == 0:
         return set()
 

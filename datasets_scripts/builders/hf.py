@@ -1,9 +1,9 @@
-"""Any dataset that the `datasets` library reads, with a column of recordings and columns of captions.
+"""Load any dataset that the `datasets` library supports, with an audio column and one or more caption columns.
 
-`load_splits("hf", data_dir="user/name")` reads a Hub id or a folder of files, as `load_dataset` does, or the output of
-`save_to_disk`. The recordings are not copied: rows contain the same Arrow data under the names of the schema. Several
-rows of one recording, as in datasets with one row per caption, become one row with all captions. With `streaming=True`,
-`stream_sources.load_parquet` reads the row groups of Parquet files on demand.
+`load_splits("hf", data_dir="user/name")` loads a Hub id or a folder, like `datasets.load_dataset`, or the output of
+`save_to_disk`. The Arrow data of the recordings is not copied; only the columns are renamed. Rows with the same
+recording (datasets with one row per caption) are merged into one row with all captions. With `streaming=True`,
+`stream_sources.load_parquet` reads Parquet files on demand.
 """
 
 import hashlib
@@ -31,23 +31,23 @@ _LANGUAGE_OF_COLUMN = re.compile(r"captions?_([a-z]{3})")
 
 @dataclass
 class HubDatasetConfig:
-    """Location of a dataset, and the content of its columns.
+    """Location and columns of a Hub dataset.
 
     Attributes:
-        data_dir: Hub id, folder that `load_dataset` reads, or output folder of `save_to_disk`.
-        subset: Name of the dataset's configuration, if it has several.
+        data_dir: Hub dataset id, folder for `load_dataset`, or output folder of `save_to_disk`.
+        subset: Name of the dataset configuration, if the dataset has several.
         revision: Branch, tag or commit of the Hub repository.
-        audio_column: Column of recordings; by default the only column of type `Audio`, or the column `audio`.
-        caption_column: Column of captions: texts, lists of texts, or classes. By default `caption` or `captions` with
-            `caption_1`, `caption_2` and so on, else `text`, `sentence` or `raw_text`. Columns such as `caption_fra` are
-            also read.
-        caption_language: ISO 639-3 code of these captions.
-        caption_columns: All columns of captions with their languages, such as `deu=Beschreibung eng=English`. Replaces
-            `caption_column` and `caption_language`; other columns of captions are ignored.
-        label_column: Column of classes: a class, a text or a list of texts.
-        validation_fraction: Fraction of the training split to draw for validation if there is no such split.
-        test_fraction: Fraction to draw for testing, in the same way.
-        seed: Seed of the draw.
+        audio_column: Audio column; defaults to the only column of type `Audio`, or to `audio`.
+        caption_column: Caption column with texts, lists of texts, or class labels. Defaults to `caption` or `captions`
+            together with `caption_1`, `caption_2` and so on, else to `text`, `sentence` or `raw_text`. Columns such as
+            `caption_fra` are also read.
+        caption_language: ISO 639-3 code of the captions in these columns.
+        caption_columns: All caption columns with their languages, such as `deu=Beschreibung eng=English`. Overrides
+            `caption_column` and `caption_language`; other caption columns are ignored.
+        label_column: Column with a class label, a text or a list of texts.
+        validation_fraction: Fraction of the training split to hold out for validation, if there is no validation split.
+        test_fraction: Fraction to hold out for testing, if there is no test split.
+        seed: Random seed for the held-out splits.
     """
 
     data_dir: str | None = None
@@ -68,10 +68,10 @@ class HubDatasetConfig:
 
 
 class HubDataset:
-    """Dataset of the `datasets` library as rows: its splits, and missing ones drawn from its training split.
+    """Builder for datasets that the `datasets` library supports.
 
-    `HubDataset(data_dir="user/name").download_and_prepare()`, then `.as_dataset()`. Rows of one recording become one
-    row; rows without captions are left out.
+    Call `download_and_prepare()` and then `as_dataset()`. Rows with the same recording are merged into one row, and
+    rows without captions are skipped. Missing validation and test splits are held out from the training split.
     """
 
     BUILDER_CONFIG_CLASS = HubDatasetConfig
@@ -84,11 +84,11 @@ class HubDataset:
 
     @property
     def origin(self) -> str:
-        """Id of the dataset, or name of its folder."""
+        """Hub id of the dataset, or name of its folder."""
         return get_origin(str(self.config.data_dir))
 
     def download_and_prepare(self) -> None:
-        """Read the dataset.
+        """Load the dataset and convert all splits to rows.
 
         Raises:
             ValueError: See `Columns`.
@@ -110,15 +110,15 @@ class HubDataset:
         self._draw()
 
     def as_dataset(self) -> datasets.DatasetDict:
-        """Return all splits."""
+        """Return all splits as a `DatasetDict`."""
         return datasets.DatasetDict(self._splits)
 
     def report(self) -> dict[str, Any]:
-        """Return the ids of the rows without captions as "left_out"; "missing" is empty."""
+        """Return the ids of clips without captions as "left_out", in the format of `RowBuilder.report`."""
         return {"missing": [], "left_out": {"no caption": self._left_out} if self._left_out else {}}
 
     def _draw(self) -> None:
-        """Draw missing splits from the training split."""
+        """Hold out missing test and validation splits from the training split."""
         for split in ("test", "validation"):
             fraction = getattr(self.config, f"{split}_fraction")
             if split not in self._splits and "train" in self._splits and fraction > 0:
@@ -126,7 +126,7 @@ class HubDataset:
                 self._splits["train"], self._splits[split] = parts["train"], parts["test"]
 
     def _rows(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
-        """Convert the rows of a split to the schema, without copying the recordings."""
+        """Convert a split to the format of `schema.Row`, without copying the recordings."""
         columns = Columns(rows.features, self.config)
         rows = rows.flatten_indices() if rows._indices is not None else rows
         try:
@@ -167,20 +167,20 @@ class HubDataset:
 
 
 class Columns:
-    """Names of the columns with recordings, captions and classes.
+    """Audio, caption and label columns of a dataset.
 
     Args:
         types: Features of the dataset.
-        config: Names of columns, if they are not the usual ones.
+        config: Column names; unset names are detected.
 
     Attributes:
-        audio: Column of recordings.
-        languages: Language of each column of captions.
-        label: Column of classes, or None.
+        audio: Audio column.
+        languages: Dict from caption column to language.
+        label: Label column, or None.
 
     Raises:
-        ValueError: There is no column of recordings or captions, a named column is missing, captions are not text, or
-            captions of columns with and without a language would merge.
+        ValueError: There is no audio or caption column, a configured column is missing, a caption column is not text,
+            or a column without a language would have the same language as another column.
     """
 
     def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:
@@ -191,15 +191,15 @@ class Columns:
 
     @property
     def described(self) -> list[str]:
-        """Columns that `describe` reads."""
+        """Names of the caption and label columns, the input of `describe`."""
         return list(dict.fromkeys([*self.languages, *filter(None, [self.label])]))
 
     def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:
-        """Convert the texts of a row to the schema, without its recording.
+        """Convert the captions and labels of a row to the format of `schema.Row`, without the audio.
 
         Args:
-            row: Values of the columns of captions and classes.
-            path: Name of the recording in the dataset.
+            row: Values of the caption and label columns.
+            path: Name of the recording in the dataset; None uses `clip_id`.
             clip_id: Id of the clip.
         """
         captions: dict[str, list[str]] = {language: [] for language in self.languages.values()}
@@ -226,7 +226,7 @@ def _find_audio(types: datasets.Features, named: str | None) -> str:
 
 
 def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[str, str]:
-    """Return the columns of captions with their languages."""
+    """Return a dict from caption column to language."""
     columns = read_caption_columns(config.caption_columns)
     if not columns:
         if config.caption_column:
@@ -258,21 +258,22 @@ def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[s
 
 
 def _item_type(kind: Any) -> Any:
-    """Return the type of a column, or of its items if it contains lists."""
+    """Return the feature type of a column, or the type of the list items if the column contains lists."""
     return kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)
 
 
 def _is_text(kind: Any) -> bool:
-    """Return whether a column contains texts, classes with names, or lists of them."""
+    """Return whether a column contains texts, class labels, or lists of texts or class labels."""
     item = _item_type(kind)
     is_text = isinstance(item, datasets.Value) and item.dtype in ("string", "large_string", "string_view", "null")
     return is_text or isinstance(item, datasets.ClassLabel)
 
 
 def name_splits(names: Iterable[str]) -> dict[str, str]:
-    """Map split names to those of the schema; a name stays if another split already has its new name.
+    """Return a dict from split names to the standard names "train", "validation" and "test".
 
-    `development` becomes train if there is no other training split, as in Clotho and DCASE, else validation.
+    A split keeps its name if the standard name is already taken. `development` becomes train if there is no other
+    training split, as in Clotho and DCASE, else validation.
 
     >>> name_splits(["development", "evaluation"]), name_splits(["train", "dev", "validation"])
     ({'development': 'train', 'evaluation': 'test'}, {'train': 'train', 'dev': 'dev', 'validation': 'validation'})
@@ -293,11 +294,11 @@ def name_splits(names: Iterable[str]) -> dict[str, str]:
 
 
 def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
-    """Return a key for each row; rows with the same recording have equal keys.
+    """Return a list with one key per row; rows with the same recording have equal keys.
 
     Args:
-        stored: Structs of `bytes` and `path`. Recordings are compared by their bytes, or without bytes by their path.
-            Names alone are not reliable, because uploads often store only the last part of a path.
+        stored: Structs of `bytes` and `path`. Recordings are compared by their bytes, or by their path if there are no
+            bytes. Paths are less reliable, because uploads often store only the file name.
     """
     paths = pc.struct_field(stored, "path").to_pylist()
     contents = pc.struct_field(stored, "bytes")
@@ -314,17 +315,17 @@ def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
 
 
 def _add_captions(row: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Add the captions and labels of another row with the same recording, without repeats."""
+    """Add the captions and labels of another row with the same recording to `row` in place, without repeats."""
     for language, texts in other["captions"].items():
         row["captions"][language] = list(dict.fromkeys([*row["captions"][language], *texts]))
     row["labels"] = list(dict.fromkeys([*row["labels"], *other["labels"]]))
 
 
 def as_rows(rows: datasets.Dataset, **columns: Any) -> datasets.Dataset:
-    """Convert a dataset with a column of recordings and one of captions to rows of the schema.
+    """Convert a dataset with audio and caption columns to rows in the format of `schema.Row`.
 
     Args:
-        rows: The dataset.
+        rows: Dataset to convert.
         **columns: `audio_column`, `caption_column`, `caption_language`, `caption_columns` and `label_column`, see
             `HubDatasetConfig`.
 
@@ -335,13 +336,13 @@ def as_rows(rows: datasets.Dataset, **columns: Any) -> datasets.Dataset:
 
 
 def get_origin(data_dir: str) -> str:
-    """Return the name of a dataset: its Hub id, or the name of its folder."""
+    """Return the Hub id of a dataset, or the name of its folder if `data_dir` is a folder."""
     folder = Path(data_dir).expanduser()
     return folder.resolve().name if folder.is_dir() else data_dir
 
 
 def _as_texts(value: Any, kind: Any) -> list[str]:
-    """Return one or several texts or class names as a list, without blank ones."""
+    """Convert one or several texts or class labels to a list of texts, without blank texts."""
     item, texts = _item_type(kind), []
     for each in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(item, datasets.ClassLabel) and each is not None:
