@@ -1,4 +1,4 @@
-"""Read the tables and lists of datasets, with errors that name the file and the line."""
+"""Read the metadata tables of datasets, with errors that contain the file name and the line number."""
 
 import csv
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from .recordings import some
 
 SOURCES = Path(__file__).parents[1]
-"""Folder of the code and phrases that produce the rows."""
+"""Folder with the code and phrases that produce the rows."""
 
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
@@ -27,7 +27,7 @@ class Line(NamedTuple):
 
     Attributes:
         where: File and line number, for error messages.
-        values: Cells by column.
+        values: Dict from column name to value.
     """
 
     where: str
@@ -35,17 +35,17 @@ class Line(NamedTuple):
 
 
 def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | None:
-    """Return the file with one of these names in a folder, or None.
+    """Find a metadata file by name, in a folder or its sub-folders; returns None if it does not exist.
 
-    Prefers the file nearest to the top of the folder.
+    A file at the top of the folder has priority over files in sub-folders.
 
     Args:
-        folder: The folder.
-        files: Its files as relative paths, such as from `recordings.walk`.
-        *names: File names.
+        folder: Folder to search.
+        files: Relative paths of all files in the folder, as returned by `recordings.walk`.
+        *names: Possible file names.
 
     Raises:
-        ValueError: Only sub-folders contain such files, and there are several.
+        ValueError: There is no such file at the top of the folder, but several in sub-folders.
     """
     found = sorted((file for file in files if os.path.basename(file) in names), key=lambda file: file.count("/"))
     if len(found) > 1 and "/" in found[0]:
@@ -56,18 +56,19 @@ def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | Non
 
 
 def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Line]:
-    """Read a table with the delimiter (comma, semicolon or tab) that is most frequent in its first line.
+    """Read a CSV file; the delimiter is the most frequent of comma, semicolon and tab in the first line.
 
     Args:
-        path: File in UTF-8 with or without a byte order mark, in UTF-16 with one, or in Windows-1252.
-        columns: Required columns; without a header, all columns.
-        header: Whether the first line contains the names of the columns.
+        path: File in UTF-8, in UTF-16 with a byte order mark, or in Windows-1252.
+        columns: Required columns. If `header` is False, names of all columns.
+        header: Whether the first line contains the column names.
 
     Returns:
-        The lines; missing cells at the end of a line are empty.
+        List of lines; missing values at the end of a line are empty strings.
 
     Raises:
-        ValueError: A column is missing or repeated, a line has more cells than columns, or the text is not a table.
+        ValueError: A column is missing or repeated, a line has more values than columns, or the file is not a text
+            table.
     """
     text = _text(path)
     first_line = re.sub('"[^"]*"', "", text.partition("\n")[0])  # without quoted cells
@@ -100,15 +101,16 @@ def read_csv(path: Path, columns: Sequence[str], header: bool = True) -> list[Li
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; raise a ValueError with its path if it is not JSON."""
+    """Read a JSON file; invalid JSON raises a ValueError that contains the path."""
     return _parse_json(_text(path), str(path))
 
 
 def read_table(path: Path) -> list[Line]:
-    """Read a table in one of the formats of `TABLE_SUFFIXES`: CSV, JSON Lines, a JSON list of objects, or Parquet.
+    """Read a table in CSV, TSV, JSON Lines, JSON (a list of objects) or Parquet format.
 
     Raises:
-        ValueError: The suffix is unknown, the JSON is not a list of objects, or an error of `read_csv`.
+        ValueError: The suffix is unknown, the file content is invalid, a JSON entry is not an object, or `read_csv`
+            fails.
     """
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
@@ -146,7 +148,7 @@ def read_table(path: Path) -> list[Line]:
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """Return the SHA-256 (hex) of the paths and contents of files, as a cache key."""
+    """Return the SHA-256 of the paths and contents of files as a hex string, for cache keys."""
     contents = hashlib.sha256()
     for path in sorted(paths):
         contents.update(f"{path}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -155,13 +157,13 @@ def fingerprint(paths: Iterable[Path]) -> str:
 
 @cache
 def code_fingerprint() -> str:
-    """Return a hash of the code and phrases that produce the rows, as part of the cache key."""
+    """Return a hash of the code and phrases that produce the rows, for cache keys."""
     return fingerprint(path for path in SOURCES.rglob("*") if path.suffix in (".py", ".json"))
 
 
 def _text(path: Path) -> str:
     content = path.read_bytes()
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # "Unicode text" of spreadsheets
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # "Unicode text" format of spreadsheets
         return content.decode("utf-16", errors="replace")
     if b"\0" in content:
         raise ValueError(f"{path} contains zero bytes and is not text; save it as UTF-8")

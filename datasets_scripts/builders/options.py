@@ -1,4 +1,4 @@
-"""Command-line options from the fields and docstring of a dataclass."""
+"""Create command-line options from the fields and the docstring of a dataclass."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 
 def add_builder_options(parser: argparse.ArgumentParser, config_class: type[datasets.BuilderConfig]) -> list[str]:
-    """Add `--key value` for each field of a builder's configuration, including inherited fields of this package.
+    """Add an option `--field value` for each field of a builder config to an argument parser.
+
+    Fields inherited from `datasets.BuilderConfig` are skipped.
 
     Args:
-        parser: Parser to which an option group is added. Options that are not set do not appear in the namespace.
-        config_class: The builder's `BUILDER_CONFIG_CLASS`. The help texts come from the "Attributes" sections of its
-            docstring and those of its base classes.
+        parser: Parser to modify. Options that the user does not set are not in the parsed namespace.
+        config_class: `BUILDER_CONFIG_CLASS` of the builder. The help texts come from the "Attributes" sections in the
+            docstrings of this class and its base classes.
 
     Returns:
-        Names of the fields.
+        List of the field names.
     """
     hints = typing.get_type_hints(config_class)
     texts = option_texts(config_class)
@@ -49,7 +51,7 @@ def add_builder_options(parser: argparse.ArgumentParser, config_class: type[data
 
 
 def _argument_type(hint: Any) -> dict[str, Any]:
-    """Return the keyword arguments of `add_argument` for a type."""
+    """Return the `add_argument` keyword arguments for a type hint."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     members = typing.get_args(hint) if is_union else (hint,)
 
@@ -70,7 +72,7 @@ def _boolean(text: str) -> bool:
 
 
 def option_texts(options: type) -> dict[str, str]:
-    """Return the descriptions of a dataclass's fields, from its docstring and those of its bases."""
+    """Return a dict from field to description, from the docstrings of a dataclass and its base classes."""
     texts: dict[str, str] = {}
     for base in reversed(options.__mro__):
         if not base.__module__.startswith("transformers."):
@@ -79,7 +81,7 @@ def option_texts(options: type) -> dict[str, str]:
 
 
 def _field_texts(docstring: str) -> dict[str, str]:
-    """Return the descriptions in a docstring's section "Args" or "Attributes".
+    """Parse the "Args" or "Attributes" section of a docstring into a dict from name to description.
 
     >>> _field_texts("A thing.\\n\\n    Attributes:\\n        size: Length\\n            in samples.\\n    ")
     {'size': 'Length in samples.'}

@@ -1,4 +1,4 @@
-"""Find recordings in a folder by name, in any supported format, sub-folder and naming."""
+"""Find audio files in a folder by name, in any supported format and sub-folder."""
 
 import hashlib
 import html
@@ -16,9 +16,9 @@ import soundfile
 logger = logging.getLogger(__name__)
 
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff", ".m4a", ".aac")
-"""Supported formats, the preferred first. libsndfile reads all except the last two, which need FFmpeg."""
+"""Supported formats in order of preference. libsndfile reads all formats except the last two, which require FFmpeg."""
 
-_OTHER_SUFFIXES = (".mp4", ".webm", ".mkv", ".wma")  # occur in metadata, from before a conversion
+_OTHER_SUFFIXES = (".mp4", ".webm", ".mkv", ".wma")  # in metadata; the files were converted later
 
 _STARTS = ("{start}", "{start:.1f}", "{start:.3f}", "{start:06d}", "{start_ms}")
 _ENDS = ("{end}", "{end:.1f}", "{end:.3f}", "{end:06d}", "{end_ms}")
@@ -37,29 +37,29 @@ def _list_namings() -> list[str]:
 
 
 YOUTUBE_NAMINGS = tuple(_list_namings())
-"""File names, without suffix, of clips of YouTube videos, from most to least specific.
+"""File name formats for clips from YouTube videos, without suffix, from most to least specific.
 
-The fields are the video id, the clip's start and end in seconds, and both in milliseconds. The last two names do not
-contain the start, so they are used only for videos with a single clip.
+The fields are the video id, and the start and end of the clip in seconds and in milliseconds. The last two formats do
+not contain the start, so they are used only for videos with a single clip.
 """
 
 Segment = tuple[str, int]
-"""Clip of a video: YouTube id and start in seconds."""
+"""Clip from a video: YouTube id and start in seconds."""
 
 
 def walk(folder: str | Path) -> list[str]:
-    """List all files below a folder, as sorted relative paths with slashes.
+    """List all files in a folder and its sub-folders, as sorted relative paths with slashes.
 
-    Follows links to folders, but lists each folder once. Skips hidden files, folders without permission, and pipes and
-    devices, which would block a reader. Warns of names that are not UTF-8, which rows cannot contain, and of other
-    unreadable entries, such as a link to itself.
+    Follows symbolic links to folders, but lists each folder only once. Skips hidden files, folders without read
+    permission, and pipes and devices (reading them could block). Skips file names that are not UTF-8 and other
+    unreadable entries, such as a link to itself, and logs a warning about them.
     """
     found: list[str] = []
     undecodable: list[str] = []
     unreadable: list[str] = []
     seen: set[str] = set()
 
-    # A stack with the first sub-folder by name on top: if several links lead to one folder, the first is followed.
+    # The first sub-folder by name is on top of the stack: if several links lead to one folder, the first one is used.
     stack = [""]
     while stack:
         start = stack.pop()
@@ -89,7 +89,7 @@ def walk(folder: str | Path) -> list[str]:
             if is_folder:
                 folders.append(f"{start}{entry.name}/")
             elif is_file:
-                name = start + entry.name  # with surrogates in place of bytes that are not UTF-8
+                name = start + entry.name  # contains surrogates if the name is not UTF-8
                 (undecodable if re.search("[\ud800-\udfff]", name) else found).append(name)
         stack += sorted(folders, reverse=True)
 
@@ -104,7 +104,7 @@ def walk(folder: str | Path) -> list[str]:
 
 
 def stem_of(name: str) -> str:
-    """Return a file name without folders and without an audio or video suffix; other dots remain.
+    """Return a file name without folders and without its audio or video suffix; other dots are kept.
 
     >>> stem_of("development/FR.CTC.08.wav"), stem_of("FR.CTC.08")
     ('FR.CTC.08', 'FR.CTC.08')
@@ -118,11 +118,11 @@ def _without_suffix(name: str) -> str:
 
 
 class Recordings:
-    """Audio files below a folder, found by their names; no file is opened.
+    """Index of the audio files in a folder and its sub-folders, by name; no file is opened.
 
     Args:
         folder: Folder with the audio.
-        files: Sorted relative paths of all files in it; by default those of `walk`.
+        files: Sorted relative paths of all files in the folder; defaults to `walk(folder)`.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -140,10 +140,10 @@ class Recordings:
         self.files = tuple(audio)
 
     def at(self, name: str) -> Path | None:
-        """Return the recording at a path, relative to the folder or absolute; None if it is missing.
+        """Find a recording by its absolute path or its path relative to the folder; returns None if it is missing.
 
-        A relative path also finds the file in another format, if the named format is missing, and in another Unicode
-        normal form, because names from macOS are decomposed.
+        If a relative path does not exist, a file with another audio suffix or another Unicode normal form also matches,
+        because macOS decomposes file names.
         """
         if os.path.isabs(name):
             return Path(name) if os.path.isfile(name) else None
@@ -151,22 +151,31 @@ class Recordings:
         return None if file is None else self.folder / file
 
     def named(self, stems: Iterable[str]) -> Path | None:
-        """Return the recording with the first existing stem, in any sub-folder and format; None without one."""
+        """Find a recording in any sub-folder and format by its name without suffix.
+
+        Args:
+            stems: File names without suffix, in order of preference.
+
+        Returns:
+            Path of the first match, or None.
+        """
         for stem in stems:
             if stem in self._by_stem:
                 return self.folder / self._by_stem[stem]
         return None
 
     def matching(self, names: Sequence[str]) -> dict[str, Path]:
-        """Find files by names from the metadata that a file system or a tool may have changed.
+        """Find recordings by name, even if a file system or a download tool has changed special characters.
+
+        Three comparisons are tried in this order: the name without suffix, the same with HTML entities resolved, and
+        only its letters and digits. The second and third comparison must be unique: one name and one file among those
+        without a match.
 
         Args:
-            names: Names from the metadata.
+            names: File names from the metadata.
 
         Returns:
-            Path by name, for the names with a file. A file matches by its stem; else by its stem with HTML entities
-            resolved; else by the letters and digits alone. The last two must match a single file and a single name
-            among those without a better match.
+            Dict from name to path, for all names with a match.
         """
         found: dict[str, str] = {}
         for name in names:
@@ -181,13 +190,14 @@ class Recordings:
         return {name: self.folder / file for name, file in found.items()}
 
     def within(self, word: str, others: Sequence[str] = ()) -> "Recordings":
-        """Return the recordings in sub-folders with a lower-case word in their path, such as "development".
+        """Return the recordings of one part of a dataset, such as "development".
 
-        Without such a sub-folder, returns the recordings outside all sub-folders with one of the other words.
+        These are the files with `word` in their folder path, ignoring case. If there are none, all files are returned
+        that have none of `others` in their folder path.
 
         Args:
-            word: Word of one part of the dataset.
-            others: Words of all its parts.
+            word: Lower-case word in the folder names of this part.
+            others: Lower-case words for all parts of the dataset.
         """
         matching, unassigned = [], []
 
@@ -200,7 +210,11 @@ class Recordings:
         return Recordings(self.folder, matching or unassigned)
 
     def fingerprint(self, sizes: bool = False) -> str:
-        """Return a hash of the folder and the file names, with `sizes` also of the file sizes."""
+        """Return a hash of the folder path and the file names for cache keys.
+
+        Args:
+            sizes: Whether to include the file sizes in the hash.
+        """
         contents = hashlib.sha256(str(self.folder).encode())
         for file in self.files:
             size = f":{(self.folder / file).stat().st_size}" if sizes else ""
@@ -221,20 +235,20 @@ class Recordings:
 
     @cached_property
     def _worst_first(self) -> list[str]:
-        """Files from least to most preferred (by format, then path), so that a dictionary keeps the preferred one."""
+        """Files from least to most preferred (by format, then path); a dict keeps the last file per key."""
         order = sorted(self.files, key=lambda file: SUFFIXES.index(os.path.splitext(file)[1].lower()))
         return order[::-1]
 
 
 def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[Segment, Path]:
-    """Find ten-second clips of YouTube videos by `YOUTUBE_NAMINGS`.
+    """Find ten-second clips from YouTube videos with the file name formats in `YOUTUBE_NAMINGS`.
 
     Args:
         recordings: Recordings to search.
         segments: All clips of the dataset, without repeats.
 
     Returns:
-        Path of each existing clip.
+        Dict from segment to path, for all existing clips.
     """
     counts = Counter(youtube_id for youtube_id, _ in segments)
     found = {}
@@ -249,9 +263,9 @@ def find_segments(recordings: Recordings, segments: Sequence[Segment]) -> dict[S
 
 
 def duration_seconds(path: Path) -> float | None:
-    """Return the length of a recording from its header, or None if libsndfile cannot read it.
+    """Return the length of a recording in seconds from its header, or None if libsndfile cannot read the file.
 
-    One unreadable file is not an error here, because `on_bad_audio` sets how to handle it.
+    An unreadable file does not raise here, because the option `on_bad_audio` handles bad recordings later.
     """
     try:
         return soundfile.info(path).duration
@@ -260,7 +274,7 @@ def duration_seconds(path: Path) -> float | None:
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """Join the first few names for a message.
+    """Join the first few names with commas, for messages.
 
     >>> some(["a.wav", "b.wav", "c.wav"], 2)
     'a.wav, b.wav, ...'
@@ -273,17 +287,17 @@ def _format_free(name: str) -> str:
 
 
 def _resolve(name: str) -> str:
-    """Return the stem with HTML entities resolved."""
+    """Return the name without suffix, with HTML entities resolved."""
     return unicodedata.normalize("NFC", html.unescape(stem_of(name))).strip()
 
 
 def _strip(name: str) -> str:
-    """Return only the letters and digits of the stem."""
+    """Return only the letters and digits of the name without suffix, in lower case."""
     return re.sub(r"[\W_]", "", unicodedata.normalize("NFKD", html.unescape(stem_of(name))).casefold())
 
 
 def _index_unique(names: Iterable[str], key: Callable[[str], str]) -> dict[str, str]:
-    """Map keys to names, without the keys that several names share."""
+    """Return a dict from key to name; keys that several names share are dropped."""
     by_key: dict[str, list[str]] = {}
     for name in names:
         by_key.setdefault(key(name), []).append(name)

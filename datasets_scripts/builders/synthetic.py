@@ -1,8 +1,8 @@
-"""Procedurally generated sound events with captions: a dataset without a download.
+"""Synthetic dataset of generated sound events with captions; no download is required.
 
-Each clip contains one event over faint background noise. Its captions name the sound, one of two variants (low or high,
-slow or fast), and the position: the beginning or the end of the clip. Everything else is random and not in the
-captions: the exact pitch or rate within the variant's range, level, length, onset, and the level and colour of the
+Each clip contains one event over faint background noise. The captions contain the sound, one of two variants (low or
+high, slow or fast), and the position (beginning or end of the clip). All other properties are random and not in the
+captions: exact pitch or rate within the range of the variant, level, length, onset, and the level and colour of the
 noise. A model can therefore distinguish all descriptions, but only by the described properties.
 """
 
@@ -24,23 +24,23 @@ from .captions import label_phrases, render_captions
 from .folder import SPLITS, Clip, Collection, RowBuilder, RowConfig
 
 GENERATOR_VERSION = 1
-"""Increase it with any change of the audio; it is part of the cache key of rendered files."""
+"""Increase this number after any change to the audio; the cache key of the rendered files contains it."""
 
 POSITIONS = ("beginning", "end")
 PEAK_DB = (-18.0, -4.0)
 NOISE_PEAK_DB = (-50.0, -30.0)
 
 Waveform = Callable[[float, np.ndarray, np.random.Generator], np.ndarray]
-"""Function of pitch or rate in Hz, sample times in seconds (evenly spaced from 0) and a generator; returns samples."""
+"""Function (pitch or rate in Hz, sample times in seconds, evenly spaced from 0, random generator) -> samples."""
 
 
 class Sound(NamedTuple):
-    """A kind of sound.
+    """Type of sound event.
 
     Attributes:
-        waveform: Function that renders it.
-        variants: Range of its pitch or rate in Hz, by variant.
-        lengths: Minimum and maximum length of the event, as fractions of the clip.
+        waveform: Function that renders the sound.
+        variants: Dict from variant to the range (minimum, maximum) of its pitch or rate in Hz.
+        lengths: Minimum and maximum length of the event, as fractions of the clip length.
     """
 
     waveform: Waveform
@@ -49,7 +49,7 @@ class Sound(NamedTuple):
 
 
 class Description(NamedTuple):
-    """Content of a clip's captions."""
+    """Sound, variant and position of the event in a clip, as described in its captions."""
 
     sound: str
     variant: str
@@ -57,12 +57,12 @@ class Description(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Label of its phrases in `phrases/synthetic.json`, such as "low_siren"."""
+        """Label of the event, the key in `phrases/synthetic.json`, such as "low_siren"."""
         return f"{self.variant}_{self.sound}"
 
 
 class RenderedClip(NamedTuple):
-    """Rendered clip: float32 samples with a peak below 0.99, and the onset and offset of the event."""
+    """Rendered clip: float32 samples with a peak below 0.99, and onset and offset of the event in seconds."""
 
     samples: np.ndarray
     onset_seconds: float
@@ -93,7 +93,7 @@ def _progress(seconds: np.ndarray) -> np.ndarray:
 
 
 def _since_pulse(rate_hz: float, seconds: np.ndarray) -> np.ndarray:
-    """Return the seconds since the last pulse of a pulse train that starts with the event."""
+    """Return the time in seconds since the last pulse, for each sample; the first pulse is at time 0."""
     return np.mod(seconds, 1 / rate_hz)
 
 
@@ -149,7 +149,7 @@ def _beeps(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np
 
 
 def _bell(pitch_hz: float, seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    # Hum, prime, tierce, quint and nominal of a minor-third church bell, and one inharmonic partial above them.
+    # Partials of a minor-third church bell: hum, prime, tierce, quint, nominal, and one inharmonic partial above.
     ratios = (0.5, 1.0, 1.2, 1.5, 2.0, 2.67)
     return np.sum([np.exp(-3 * ratio * seconds) * _sine(ratio * pitch_hz, seconds) for ratio in ratios], axis=0)
 
@@ -202,9 +202,14 @@ DESCRIPTIONS = tuple(
 
 
 def describe(seed: int, split: str, index: int) -> Description:
-    """Return the description of a clip, one of `DESCRIPTIONS`, from the seed, the split and the index in the split.
+    """Return the description of a clip, an element of `DESCRIPTIONS`.
 
-    Each split cycles through a random order of the descriptions, so that their counts differ by at most one.
+    Each split repeats a random permutation of the descriptions, so that their counts differ by at most one.
+
+    Args:
+        seed: Seed of the whole dataset.
+        split: One of `SPLITS`.
+        index: Index of the clip in the split.
 
     >>> len({describe(0, "train", index) for index in range(64)})
     64
@@ -216,17 +221,17 @@ def describe(seed: int, split: str, index: int) -> Description:
 def render_clip(
     seed: int, split: str, index: int, duration_seconds: float = 2.0, sampling_rate_hz: int = 16000
 ) -> RenderedClip:
-    """Render a clip; equal arguments produce equal samples.
+    """Render a clip; the same arguments produce the same samples.
 
     Args:
         seed: Seed of the whole dataset.
-        split: One of `SPLITS`; their random streams are disjoint.
-        index: Index of the clip in its split.
+        split: One of `SPLITS`; each split has its own random numbers.
+        index: Index of the clip in the split.
         duration_seconds: Length of the clip in seconds.
-        sampling_rate_hz: Sampling rate in Hz, at least 16000, because the sounds reach 7.7 kHz.
+        sampling_rate_hz: Sampling rate in Hz, at least 16000, because the sounds contain frequencies up to 7.7 kHz.
 
     Returns:
-        The clip, with the event in the half of the clip that the description names.
+        The rendered clip; the event is near the beginning or the end, as in the description.
 
     >>> clip = render_clip(0, "train", 0)
     >>> clip.samples.shape, clip.samples.dtype
@@ -245,7 +250,7 @@ def render_clip(
 
 
 def locate_event(seed: int, split: str, index: int, duration_seconds: float, sampling_rate_hz: int) -> Event:
-    """Return the event of the clip that `render_clip` renders with the same arguments, without rendering it."""
+    """Return label, onset and offset of the event in a clip without rendering; arguments as in `render_clip`."""
     description, rng = describe(seed, split, index), _generator(seed, split, index)
     start, stop = _draw_interval(description, rng, duration_seconds, sampling_rate_hz)
     onset_seconds, offset_seconds = start / sampling_rate_hz, stop / sampling_rate_hz
@@ -255,7 +260,7 @@ def locate_event(seed: int, split: str, index: int, duration_seconds: float, sam
 def _draw_interval(
     description: Description, rng: np.random.Generator, duration_seconds: float, sampling_rate_hz: int
 ) -> tuple[int, int]:
-    """Draw start and stop sample of a clip's event; this is the first draw from a clip's generator."""
+    """Sample the start and stop index of the event; must be the first use of the random generator of a clip."""
     length_seconds = duration_seconds * rng.uniform(*SOUNDS[description.sound].lengths)
     gap_seconds = duration_seconds * rng.uniform(0.01, 0.08)
 
@@ -270,7 +275,7 @@ def _generator(seed: int, split: str, *index: int) -> np.random.Generator:
 
 
 def _background(seconds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return noise of a random colour between white and pink."""
+    """Return noise with a random spectral slope between white and pink."""
     spectrum = fft.rfft(rng.standard_normal(seconds.size))
     bins = np.maximum(np.arange(spectrum.size), 1)
     return fft.irfft(spectrum * bins ** (-0.5 * rng.uniform(0, 1)), seconds.size)
@@ -292,13 +297,13 @@ class SyntheticEventsConfig(RowConfig):
     """Size and audio format of the synthetic dataset; see also `RowConfig`.
 
     Attributes:
-        num_train: Number of training clips; 0 omits a split. Clip i does not depend on this number.
-        num_validation: Number of validation clips.
-        num_test: Number of test clips.
-        seed: Seed of all random draws.
-        duration_seconds: Length of every clip in seconds, at least 1.
+        num_train: Number of training clips; 0 creates no training split. Clip i does not depend on this number.
+        num_validation: Number of validation clips; 0 creates no validation split.
+        num_test: Number of test clips; 0 creates no test split.
+        seed: Random seed of the dataset.
+        duration_seconds: Length of each clip in seconds, at least 1.
         sampling_rate_hz: Sampling rate of the audio files in Hz, at least 16000.
-        audio_dir: Folder in which the folder of audio files is created; None uses the cache of `datasets`.
+        audio_dir: Parent folder of the new folder with audio files; None uses the `datasets` cache.
     """
 
     DATASET = "the synthetic dataset"
@@ -321,7 +326,7 @@ class SyntheticEventsConfig(RowConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least {least}")
 
     def fingerprints(self) -> dict[str, str]:
-        """Return hashes of all inputs of the rows except the config, as part of the cache key."""
+        """Return named hashes of the code and the audio settings for the cache key."""
         fingerprints = {**super().fingerprints(), "audio": self.audio_name}
         if self.audio_dir is not None:
             fingerprints["audio_dir"] = str(Path(self.audio_dir).expanduser().resolve())
@@ -329,24 +334,24 @@ class SyntheticEventsConfig(RowConfig):
 
     @property
     def audio_name(self) -> str:
-        """Folder name: a hash of all settings that determine the audio."""
+        """Name of the audio folder: a hash of all settings that affect the audio."""
         settings = (GENERATOR_VERSION, self.seed, float(self.duration_seconds), self.sampling_rate_hz)
         return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
 
 
 class SyntheticEvents(RowBuilder):
-    """Generated sound events: train, validation and test."""
+    """Builder of the synthetic dataset with train, validation and test split."""
 
     BUILDER_CONFIG_CLASS = SyntheticEventsConfig
 
     @property
     def audio_folder(self) -> Path:
-        """Folder of the audio files; its name depends on the settings, so that different settings share no files."""
+        """Folder with the audio files; its name contains a hash, so that different settings use different folders."""
         root = self.config.audio_dir or Path(self._cache_dir_root, "synthetic_audio")
         return Path(root).expanduser().resolve() / self.config.audio_name
 
     def collect(self) -> Collection:
-        """Describe the clips to render."""
+        """Return all clips with captions and events; the audio is rendered in `download_and_prepare`."""
         collection, config = Collection(), self.config
         phrases = label_phrases("synthetic")
 
@@ -366,7 +371,7 @@ class SyntheticEvents(RowBuilder):
         return collection
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Prepare the rows as `datasets` does, and render missing audio files."""
+        """Prepare the rows, see `RowBuilder.download_and_prepare`, and render missing audio files."""
         super().download_and_prepare(*args, **kwargs)
         config = self.config
         self.audio_folder.mkdir(parents=True, exist_ok=True)

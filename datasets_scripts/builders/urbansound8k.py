@@ -1,4 +1,4 @@
-"""UrbanSound8K: 8,732 excerpts of Freesound recordings of ten urban classes in ten folds (Salamon et al., 2014).
+"""UrbanSound8K: 8,732 excerpts from Freesound recordings with ten urban classes in ten folds (Salamon et al., 2014).
 
 Reads the published folder with `metadata/UrbanSound8K.csv` and `audio/fold1/` to `audio/fold10/`.
 """
@@ -14,10 +14,10 @@ COLUMNS = ("slice_file_name", "fsID", "start", "end", "salience", "fold", "class
 
 @dataclass
 class UrbanSound8KConfig(FoldConfig):
-    """Configuration of UrbanSound8K; `data_dir` contains `metadata/UrbanSound8K.csv` and `audio/`. See `FoldConfig`.
+    """UrbanSound8K configuration; `data_dir` must contain `metadata/UrbanSound8K.csv` and `audio/`. See `FoldConfig`.
 
     Attributes:
-        foreground_only: Whether to leave out clips with the sound in the background (salience 2).
+        foreground_only: Whether to exclude clips with the sound in the background (salience 2).
     """
 
     DATASET = "UrbanSound8K"
@@ -29,13 +29,13 @@ class UrbanSound8KConfig(FoldConfig):
 
 
 class UrbanSound8K(FoldBuilder):
-    """UrbanSound8K: train, validation and test."""
+    """UrbanSound8K builder with train, validation and test split."""
 
     BUILDER_CONFIG_CLASS = UrbanSound8KConfig
     HOMEPAGE = "https://urbansounddataset.weebly.com/urbansound8k.html"
 
     def read(self) -> list[FoldClip]:
-        """Read `UrbanSound8K.csv`."""
+        """Return the clips in `UrbanSound8K.csv`."""
         return [self._read_slice(line) for line in read_csv(self.config.tables()["clips"], COLUMNS)]
 
     def _read_slice(self, line: Line) -> FoldClip:

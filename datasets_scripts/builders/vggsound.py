@@ -1,6 +1,6 @@
-"""VGGSound: ten-second clips of YouTube videos of 309 classes (Chen et al., 2020).
+"""VGGSound: ten-second clips from YouTube videos with 309 classes (Chen et al., 2020).
 
-Reads the published `vggsound.csv`, without a header: YouTube id, start in seconds, label, split.
+Reads the published `vggsound.csv`, which has no header and four columns: YouTube id, start in seconds, label, split.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ COLUMNS = ("youtube_id", "start_seconds", "label", "split")
 
 @dataclass
 class VGGSoundConfig(FolderConfig):
-    """Configuration of VGGSound; `data_dir` contains `vggsound.csv`. See `FolderConfig`.
+    """VGGSound configuration; `data_dir` must contain `vggsound.csv`. See `FolderConfig`.
 
     Attributes:
-        num_validation: Number of training videos to hold out for validation, drawn by a hash of their ids; 0 by
-            default, because the published dataset has no validation split.
-        seed: Seed of the draw.
+        num_validation: Number of training videos to hold out for validation, sampled at random. Defaults to 0, because
+            the published dataset has no validation split.
+        seed: Random seed for the sampling.
     """
 
     DATASET = "VGGSound"
@@ -35,14 +35,14 @@ class VGGSoundConfig(FolderConfig):
 
 
 class VGGSound(RowBuilder):
-    """VGGSound: train, test and optionally validation, with captions from the labels."""
+    """VGGSound builder with train, test and optional validation split; the captions are generated from the labels."""
 
     BUILDER_CONFIG_CLASS = VGGSoundConfig
     HOMEPAGE = "https://www.robots.ox.ac.uk/~vgg/data/vggsound/"
     NAMINGS = YOUTUBE_NAMINGS
 
     def collect(self) -> Collection:
-        """Collect the clips of the table."""
+        """Return the clips in the table."""
         collection = Collection()
         lines = read_clips(self.config.tables()["clips"])
         segments = [(line.values["youtube_id"], start_seconds(line, "start_seconds")) for line in lines]
@@ -61,7 +61,11 @@ class VGGSound(RowBuilder):
 
 
 def read_clips(path: Path) -> list[Line]:
-    """Return the lines of `vggsound.csv` by `COLUMNS`, without the header that some copies have."""
+    """Read `vggsound.csv` with the columns `COLUMNS`; skips the header line that some copies have.
+
+    Raises:
+        ValueError: A split is neither train nor test.
+    """
     lines = read_csv(path, COLUMNS, header=False)
     if lines and lines[0].values["split"].strip().lower() == "split":
         lines = lines[1:]

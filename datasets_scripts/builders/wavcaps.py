@@ -1,10 +1,10 @@
-"""WavCaps: recordings of four collections with captions that a language model wrote (Mei et al., 2023).
+"""WavCaps: recordings from four collections with captions written by a language model (Mei et al., 2023).
 
-Reads the JSON files of the authors' repository (`json_files/` of cvssp/WavCaps on the Hub), their blacklists, and audio
-files `<id>.flac` in folders named after the collections.
+Reads the authors' JSON files and blacklists (`json_files/` of cvssp/WavCaps on the Hub), and audio files `<id>.flac` in
+folders with the names of the collections.
 
-[S] is "SupCLAP: Controlling Optimization Trajectory Drift in Audio-Text Contrastive Learning with Support Vector
-Regularization".
+"SupCLAP" below is the paper "SupCLAP: Controlling Optimization Trajectory Drift in Audio-Text Contrastive Learning with
+Support Vector Regularization".
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from .recordings import stem_of
 
 
 class Part(NamedTuple):
-    """One of the four collections.
+    """One of the four collections in WavCaps.
 
     Attributes:
         table: Name of the JSON file.
-        word: Lower-case word in the names of the collection's audio folders.
-        source: Prefix of the sources. Clips of other datasets with the same source are the same recording.
-        blacklisted: Key in the blacklists; empty if they do not list this collection.
+        word: Lower-case word in the names of the audio folders of this collection.
+        source: Prefix of the `source` of a clip. A clip with the same source in another dataset is the same recording.
+        blacklisted: Key of this collection in the blacklists; empty if the blacklists do not contain it.
     """
 
     table: str
@@ -46,8 +46,8 @@ BLACKLISTS = (
     "blacklist_exclude_test_ac.json",
     "blacklist_exclude_ub8k_esc50_vggsound.json",
 )
-"""The authors' lists of clips in all of AudioCaps and Clotho, in the test splits of these two, and in UrbanSound8K,
-ESC-50 and VGGSound."""
+"""The authors' lists of WavCaps clips that are also in other datasets: in any split of AudioCaps and Clotho, in the
+test splits of these two, and in UrbanSound8K, ESC-50 and VGGSound."""
 
 
 @dataclass
@@ -55,13 +55,13 @@ class WavCapsConfig(FolderConfig):
     """Collections, blacklists and held-out splits of WavCaps; see also `FolderConfig`.
 
     Attributes:
-        parts: Collections to read; None reads all with a JSON file.
-        blacklists: Files that list the clips of other datasets, which are left out; all files by default. With an empty
-            list nothing is left out, and evaluation on these datasets is not zero-shot.
-        num_test: Number of clips in the test split, drawn by a hash of their ids. The draw uses the clips that no
-            blacklist lists, with and without audio. [S E.2] holds out 5,000.
-        num_validation: Number of clips in the validation split, drawn in the same way; [S] has none.
-        seed: Seed of the draw.
+        parts: Collections to use; None uses all collections with a JSON file.
+        blacklists: Files that list clips of other datasets; these clips are excluded. Defaults to all files. With an
+            empty list no clip is excluded, and evaluation on the other datasets is not zero-shot.
+        num_test: Number of clips in the test split, sampled at random from all clips that are not blacklisted, with or
+            without audio. The SupCLAP paper (section E.2) holds out 5,000.
+        num_validation: Number of clips in the validation split, sampled in the same way; the paper has none.
+        seed: Random seed for the sampling.
     """
 
     DATASET = "WavCaps"
@@ -83,7 +83,11 @@ class WavCapsConfig(FolderConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
 
     def tables(self) -> dict[str, Path]:
-        """Return the JSON file of each part; all of `parts` must exist, or at least one if `parts` is None."""
+        """Return a dict from collection to JSON file.
+
+        Raises:
+            FileNotFoundError: A JSON file of `parts` is missing, or `parts` is None and there is no JSON file.
+        """
         wanted = {part: (PARTS[part].table,) for part in self.parts or PARTS}
         tables = self.find(wanted)
 
@@ -93,7 +97,11 @@ class WavCapsConfig(FolderConfig):
         return tables
 
     def blacklist_files(self) -> list[Path]:
-        """Return the blacklists, which must all exist; empty if they list none of the selected parts."""
+        """Return the paths of the blacklists. Returns an empty list if they affect none of the selected collections.
+
+        Raises:
+            FileNotFoundError: A blacklist is missing.
+        """
         if not any(PARTS[part].blacklisted for part in self.tables()):
             return []
 
@@ -108,14 +116,14 @@ class WavCapsConfig(FolderConfig):
         return list(found.values())
 
     def metadata_files(self) -> list[Path]:
-        """Return the JSON files and the blacklists."""
+        """Return the paths of the JSON files and the blacklists."""
         return [*self.tables().values(), *self.blacklist_files()]
 
 
 class WavCaps(RowBuilder):
-    """WavCaps: train, test and optionally validation.
+    """WavCaps builder with train, test and optional validation split.
 
-    Ids of different parts may be equal, so a clip id contains the part: "FreeSound/180913".
+    Two collections may contain the same id, so a clip id contains the collection: "FreeSound/180913".
     """
 
     BUILDER_CONFIG_CLASS = WavCapsConfig
@@ -123,7 +131,7 @@ class WavCaps(RowBuilder):
     NAMINGS = ("the ids of the JSON files, in folders named after the collections if they exist",)
 
     def collect(self) -> Collection:
-        """Collect the clips of the JSON files, without blacklisted ones, and draw the splits."""
+        """Return the clips in the JSON files without the blacklisted clips, in randomly sampled splits."""
         collection, config = Collection(), self.config
         blacklisted = read_blacklists(config.blacklist_files())
         words = list(map(attrgetter("word"), PARTS.values()))
@@ -158,7 +166,11 @@ class WavCaps(RowBuilder):
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a collection's JSON file: its list "data", each with "id" and "caption"."""
+    """Read a JSON file and return its list "data"; each entry has "id" and "caption".
+
+    Raises:
+        ValueError: The list, an id or a caption is missing.
+    """
     table = read_json(path)
     entries = table.get("data") if isinstance(table, dict) else None
     if not isinstance(entries, list):
@@ -170,7 +182,11 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 
 
 def read_blacklists(paths: Sequence[Path]) -> set[str]:
-    """Return the sources, such as "freesound:1234", in blacklists: JSON files with a list of ids per part."""
+    """Read blacklists and return the set of blacklisted sources, such as "freesound:1234".
+
+    Args:
+        paths: JSON files with a list of ids for each collection.
+    """
     sources: set[str] = set()
     for blacklist in map(read_json, paths):
         for part in PARTS.values():
@@ -180,6 +196,6 @@ def read_blacklists(paths: Sequence[Path]) -> set[str]:
 
 
 def _source(part: Part, name: str) -> str:
-    """Return the source of an id. AudioSet ids are file names: "Y", the YouTube id and a suffix."""
+    """Return the source for an id in a collection. AudioSet ids are file names: "Y", the YouTube id and a suffix."""
     stem = stem_of(name)
     return f"{part.source}:{stem.removeprefix('Y') if part.source == 'youtube' and len(stem) == 12 else stem}"
