@@ -1,1 +1,1 @@
-"""Clips of two sounds, in sequence or overlaid: TeminAL's training items and the questions of ZSTE."""
+"""Combine clips in sequence or overlaid, for TeminAL training and ZSTE, the zero-shot temporal evaluation."""

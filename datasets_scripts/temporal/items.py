@@ -1,11 +1,12 @@
-"""Temporal items for TeminAL and ZSTE, made on the fly from rows with one label each.
+"""Build training items for TeminAL on the fly from rows with one label each.
 
-Nothing is rendered in advance and no file is read here; the caller passes a function that reads waveforms. Every draw
-is a hash of the seed and a key. It therefore does not depend on the machine, the number of workers, the order of the
-rows or the version of numpy.
+An item combines one or two recordings, with captions that describe their order. Audio is rendered on demand, and the
+caller passes a function that reads waveforms. Every random choice is computed from a hash of the seed and a key, so it
+does not depend on the machine, the number of workers, the row order or the numpy version.
 
-[T] is "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised Post-Training with Text-Audio
-Pairs" (TeminAL and ZSTE). The sentences are in `phrases/temporal.json`, where `{first}` sounds first.
+TeminAL and ZSTE are from the paper "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised
+Post-Training with Text-Audio Pairs". The caption templates are in `phrases/temporal.json`, where `{first}` is the first
+sound in the audio.
 """
 
 import hashlib
@@ -38,18 +39,18 @@ def describe(
     languages: Sequence[str] = LANGUAGES,
     exchange: bool = False,
 ) -> dict[str, list[str]]:
-    """Write captions for one or two sounds, in all phrasings and languages.
+    """Write the captions of a clip with one or two sounds, in all phrasings and languages.
 
     Args:
         relation: "before" ("first before second"), "after" ("second after first", the same order in time), "while"
             (both at the same time), "single" (only the first), or "combined" (both, in any order).
-        phrases_first: Noun phrase of the first sound, by language.
-        phrases_second: Noun phrase of the second sound, by language; None for "single".
+        phrases_first: Dict from language to the noun phrase of the first sound.
+        phrases_second: Dict from language to the noun phrase of the second sound; None for "single".
         languages: ISO 639-3 codes of the captions.
-        exchange: Whether to describe the clip with its two sounds exchanged, the operator T of [T eq. 1].
+        exchange: Whether to exchange the two sounds first (operator T in TeminAL eq. 1).
 
     Returns:
-        `captions[language]`; the first English phrasing is the paper's.
+        Dict from language to a list of captions. The first English caption uses the phrasing of the paper.
 
     Raises:
         ValueError: The relation or a language is unknown, the number of sounds is wrong, or a phrase is missing.
@@ -84,10 +85,11 @@ def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = No
     Args:
         label: Class name.
         language: ISO 639-3 code.
-        phrases: `phrases[label][language]`, as from `captions.label_phrases`; None uses the label as English phrase.
+        phrases: Noun phrases as `phrases[label][language]`, see `captions.label_phrases`. With None, the English phrase
+            is the label itself.
 
     Raises:
-        ValueError: There is no phrase in this language.
+        ValueError: The label has no phrase in this language.
 
     >>> label_phrase("crying_baby")
     'crying baby'
@@ -100,7 +102,7 @@ def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = No
 
 
 def write_sentence(sentence: str, language: str, sounds: Sequence[str]) -> list[str]:
-    """Return all phrasings of a sentence of `temporal.json` with one or two phrases inserted, capitalised."""
+    """Insert one or two noun phrases into all phrasings of a sentence in `temporal.json`, and capitalise the texts."""
     texts = []
     for phrasing in read_phrases("temporal")[sentence][language]:
         text = phrasing.format(first=sounds[0], second=sounds[-1])
@@ -110,13 +112,13 @@ def write_sentence(sentence: str, language: str, sounds: Sequence[str]) -> list[
 
 @dataclass(frozen=True)
 class TemporalItem:
-    """One training item: one or two recordings, how to combine them, and the captions.
+    """Training item: one or two recordings, how to combine them, and captions.
 
     Attributes:
-        role: One of `mixing.ROLES`.
-        rows: The one or two clips, in order of sounding.
-        labels: Their classes, in the same order.
-        captions: `captions[language]`, one or more phrasings.
+        role: How the recordings are combined, one of `mixing.ROLES`.
+        rows: Dataset rows of the one or two recordings, in the order of playback.
+        labels: Class of each recording, in the same order.
+        captions: Dict from language to a list of captions with the same meaning.
         clip_id: Role and clip ids; unique within an epoch.
     """
 
@@ -128,7 +130,7 @@ class TemporalItem:
 
     @property
     def meaning(self) -> str:
-        """Key that is equal for items with the same meaning: "a before b" is also the reversed item of pair (b, a)."""
+        """Key for comparing meanings: equal for "a before b" from pair (a, b) and from the reversed pair (b, a)."""
         if self.role in ("forward", "reversed"):
             return f"sequence:{'+'.join(self.labels)}"
         return f"{self.role}:{'+'.join(sorted(self.labels))}"
@@ -148,16 +150,16 @@ def render(
 
     Args:
         item: The item.
-        read_waveform: Function that returns a row's waveform, (samples,) float, at `sampling_rate_hz`.
-        sampling_rate_hz: Sampling rate of the waveforms.
-        options: Options for clips in sequence; None joins them without fade, gap or change of level.
+        read_waveform: Function that returns the waveform of a row, (samples,) float, at `sampling_rate_hz`.
+        sampling_rate_hz: Sampling rate of the waveforms in Hz.
+        options: Options for joining clips in sequence. None joins them without crossfade, gap or level change.
 
     Returns:
-        (samples,) float32, peak at most 0.99. The clips of a combined item are in sequence, as in a forward item
-        [T 3.2].
+        Waveform (samples,) float32, peak at most 0.99. A combined item is rendered in sequence, like a forward item
+        (TeminAL section 3.2).
 
     Raises:
-        ValueError: `concatenate` or `overlay` raises; the message names the clips.
+        ValueError: `concatenate` or `overlay` failed; the message names the clips.
     """
     try:
         return compose(item.role, list(map(read_waveform, item.rows)), sampling_rate_hz, options)
@@ -166,20 +168,21 @@ def render(
 
 
 class TemporalItems:
-    """All temporal items of a set of rows: every ordered pair of different classes, with recordings drawn per epoch.
+    """TeminAL training items for all ordered pairs of different classes, with new random recordings in each epoch.
 
-    For example, 50 classes have 50 * 49 = 2,450 ordered pairs, and 7,350 items in `triple` [T B.2].
+    For example, 50 classes have 50 * 49 = 2,450 ordered pairs and 7,350 items in `triple` (TeminAL B.2).
 
     Args:
-        rows: Rows of the schema with one label each; pass the training split only (see `split_by_source`).
-        seed: Seed of all draws.
-        phrases: `phrases[label][language]`, as from `captions.label_phrases`; None uses labels as English phrases.
-        languages: Caption languages, the anchor first.
-        labels: Classes to use; None uses all classes of the rows.
-        pairs_per_epoch: Number of pairs per epoch; None uses all. The epochs iterate over one random order of all
-            pairs, so a pair repeats only after all others; an epoch may contain several rounds.
+        rows: Dataset rows with one label each. Pass only the training split (see `split_by_source`).
+        seed: Random seed.
+        phrases: Noun phrases as `phrases[label][language]`, see `captions.label_phrases`. With None, English phrases
+            are the labels themselves.
+        languages: Caption languages; the first is the anchor language.
+        labels: Classes to use; None uses all classes in the rows.
+        pairs_per_epoch: Number of pairs per epoch; None uses all pairs. All epochs share one random order of the pairs,
+            so a pair repeats only after all other pairs. One epoch may contain a pair several times.
         use_after: Whether "c_j after c_i" replaces "c_i before c_j" in a random half of the items.
-        num_phrasings: Number of phrasings per sentence; 1 is the paper's "X before Y", as in ZSTE; None uses all.
+        num_phrasings: Number of phrasings per sentence; 1 uses the paper's "X before Y", as in ZSTE. None uses all.
 
     Raises:
         ValueError: A row does not have exactly one label, an id is duplicated, a class has no recordings or is listed
@@ -218,15 +221,15 @@ class TemporalItems:
         return self._length
 
     def triple(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem, TemporalItem]:
-        """Return the items of a pair for TeminAL B.
+        """Build the three items of a pair for TeminAL stage B.
 
         Args:
-            epoch: Epoch, from 0.
+            epoch: Epoch number, from 0.
             index: Index of the pair in the epoch.
 
         Returns:
             The forward item `a_i + a_j`, "c_i before c_j"; the reversed item `a_j + a_i`, "c_j before c_i"; and the
-            overlaid item `a_i ^ a_j`, "c_i while c_j" [T 3.2]. All use the same two recordings.
+            overlaid item `a_i ^ a_j`, "c_i while c_j" (TeminAL section 3.2). All use the same two recordings.
 
         Raises:
             IndexError: `index` is out of range.
@@ -241,15 +244,15 @@ class TemporalItems:
         return items[0], items[1], self._pair_item("overlaid", "while", rows)
 
     def stage_a(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem]:
-        """Return the items of a pair for TeminAL A.
+        """Build the two items of a pair for TeminAL stage A.
 
         Args:
-            epoch: Epoch, from 0.
+            epoch: Epoch number, from 0.
             index: Index of the pair in the epoch.
 
         Returns:
-            A single item with one of the pair's two recordings, and the combined item of both [T B.2].
-            `teminal_a_weights` compares their `labels`; `items.labels.index(label)` converts a label to an integer.
+            An item with one of the two recordings, and the combined item with both (TeminAL B.2).
+            `teminal_a_weights` compares the labels of items. `items.labels.index(label)` converts a label to its index.
 
         Raises:
             IndexError: `index` is out of range.
@@ -292,7 +295,7 @@ class TemporalItems:
 
 
 class Recording(NamedTuple):
-    """Fields of a row for the draws; `row_index` is the index of the row."""
+    """Fields of a dataset row for random sampling; `row_index` is the index of the row."""
 
     clip_id: str
     source: str
@@ -300,7 +303,7 @@ class Recording(NamedTuple):
 
 
 def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
-    """Group rows by class, sorted by clip id, so that draws do not depend on the order of the rows."""
+    """Return a dict from class to its recordings, sorted by clip id, so that sampling ignores the row order."""
     recordings: dict[str, tuple[str, Recording]] = {}
     for index, row in enumerate(without_audio(rows)):
         clip_id, labels = row["clip_id"], list(row["labels"])
@@ -330,17 +333,17 @@ def _check_labels(labels: Sequence[str], recordings: Mapping[str, Sequence[Recor
 
 
 def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Split rows into training and test rows by source recording, separately for each class.
+    """Split rows into a training and a test set, so that clips from one source recording stay in the same set.
 
     Args:
-        rows: Rows of the schema with one label each.
-        train_fraction: Share of each class's sources in the training rows, rounded: at least one source, and not all
-            of two or more sources. TeminAL uses 0.7 [T B.5].
+        rows: Dataset rows with one label each.
+        train_fraction: Fraction of the sources in each class to use for training, rounded. A class has at least one
+            training source, and at least one test source if it has two or more sources. TeminAL uses 0.7 (B.5).
         seed: Random seed.
 
     Returns:
-        Indices of the training rows and of the test rows, ascending. No source is in both. A source with clips of
-        several classes is assigned with the first class in alphabetical order.
+        Sorted row indices of the training set and of the test set. If a source has clips of several classes, it is
+        assigned together with the alphabetically first class.
 
     Raises:
         ValueError: `train_fraction` is not between 0 and 1, or a row does not have exactly one label.
@@ -371,15 +374,15 @@ def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int 
 
 
 def digest(value: Any) -> bytes:
-    """Return the SHA-256 of a value as canonical JSON, which is the same on every machine."""
+    """Return the SHA-256 hash of a value as canonical JSON; it is the same on every machine."""
     return hashlib.sha256(_canonical_json(value).encode()).digest()
 
 
 def drawn(options: Sequence[T], *key: Any) -> T:
-    """Draw one of the options by the hash of a key, which contains the seed and identifies this draw."""
+    """Choose one of the options with a hash of `key`, which contains the seed and identifies this random choice."""
     return options[int.from_bytes(digest(key), "big") % len(options)]
 
 
 def shuffled(options: Iterable[T], *key: Any) -> list[T]:
-    """Sort the options in a random order that depends on the key only; options must be JSON values."""
+    """Shuffle the options into a random order that depends on `key` only; options must be JSON values."""
     return sorted(options, key=lambda option: digest([*key, option]))

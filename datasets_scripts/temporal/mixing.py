@@ -1,9 +1,7 @@
-"""Combine two waveforms, in sequence or overlaid with equal loudness.
+"""Combine two waveforms in sequence, or overlay them with equal loudness (TeminAL section 3.1).
 
-All functions are pure. They take and return mono float arrays with full scale 1; a result has a peak of at most `PEAK`.
-
-[T] is "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised Post-Training with Text-Audio
-Pairs" (TeminAL and ZSTE).
+All functions are pure. Waveforms are mono float arrays with full scale 1. Combined waveforms have a peak of at most
+`PEAK`.
 """
 
 import math
@@ -21,7 +19,7 @@ ROLES = ("single", "combined", "forward", "reversed", "overlaid")
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """Options for joining two clips; the fields are arguments of `concatenate`.
+    """Options for joining two clips in sequence; `concatenate` documents the fields.
 
     Raises:
         ValueError: A time is negative or infinite, or both a crossfade and a gap are set.
@@ -44,19 +42,20 @@ class RenderOptions:
 def compose(
     role: str, waveforms: Sequence[np.ndarray], sampling_rate_hz: int, options: RenderOptions | None = None
 ) -> np.ndarray:
-    """Combine waveforms according to the role of an item, or the family of a ZSTE record.
+    """Combine waveforms according to the role of a training item or the family of a ZSTE record.
 
     Args:
-        role: One of `ROLES`, or "concatenated".
-        waveforms: One for "single", two for all other roles, in order of sounding; each (samples,) float.
-        sampling_rate_hz: Sampling rate of all waveforms.
-        options: Options for clips in sequence; None joins them without fade, gap or change of level.
+        role: One of `ROLES` or "concatenated". "overlaid" overlays the waveforms, "single" has only one waveform, and
+            all other roles join the waveforms in sequence.
+        waveforms: One waveform (samples,) for "single", otherwise two in the order of playback.
+        sampling_rate_hz: Sampling rate of the waveforms in Hz.
+        options: Options for joining clips in sequence. None joins them without crossfade, gap or level change.
 
     Returns:
-        (samples,) float32, peak at most 0.99.
+        Waveform (samples,) float32, peak at most 0.99.
 
     Raises:
-        ValueError: The role or the number of waveforms is wrong, or `concatenate` or `overlay` raises.
+        ValueError: The role or the number of waveforms is wrong, or `concatenate` or `overlay` fails.
 
     >>> compose("reversed", [np.array([0.5]), np.array([0.25])], sampling_rate_hz=1).tolist()
     [0.5, 0.25]
@@ -78,16 +77,16 @@ def compose(
 
 
 def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
-    """Compute the level of the active parts of a clip, without padding and pauses.
+    """Compute the RMS level of the active parts of a clip, without padding and pauses.
 
-    This is the RMS over all 20 ms frames with a power of at least the mean power of the clip minus 10 dB.
+    A 20 ms frame is active if its power is at least the mean power of the clip minus 10 dB.
 
     Args:
         waveform: (samples,) float, full scale 1.
-        sampling_rate_hz: Sampling rate.
+        sampling_rate_hz: Sampling rate in Hz.
 
     Returns:
-        The level, full scale 1; 0 for digital silence.
+        RMS over the active frames, full scale 1. Digital silence has level 0.
 
     Raises:
         ValueError: The waveform is empty, not mono, not float, or has NaN or infinite samples; or the rate is not
@@ -123,27 +122,28 @@ def concatenate(
     gap_seconds: float = 0.0,
     match_loudness: bool = False,
 ) -> np.ndarray:
-    """Join two clips in sequence, `a_i + a_j` [T 3.1].
+    """Join two clips in sequence, `a_i + a_j` (TeminAL section 3.1).
 
     Args:
-        first: (samples,) float, full scale 1.
-        second: The same, at the same rate.
-        sampling_rate_hz: Sampling rate of both.
-        crossfade_seconds: Duration of an equal-power crossfade, with the cosine and the sine as gains.
-        gap_seconds: Duration of digital silence between the clips.
+        first: First waveform, (samples,) float, full scale 1.
+        second: Second waveform, in the same format.
+        sampling_rate_hz: Sampling rate of both clips in Hz.
+        crossfade_seconds: Duration of an equal-power crossfade (cosine and sine gains).
+        gap_seconds: Duration of the silence between the clips.
         match_loudness: Whether to scale both clips to the geometric mean of their `active_rms`.
 
     Returns:
-        (samples,) float32, scaled down as a whole if its peak would exceed 0.99.
+        Waveform (samples,) float32. If its peak exceeds 0.99, the whole waveform is scaled down.
 
     Raises:
-        ValueError: A clip is empty, not mono, not float, or has NaN or infinite samples; a time is negative; both a
-            crossfade and a gap are set; the crossfade is longer than a clip; or `match_loudness` with a silent clip.
+        ValueError: A clip is empty, not mono, not float, or has NaN or infinite samples. A time is negative, both a
+            crossfade and a gap are set, or the crossfade is longer than a clip. `match_loudness` is set and a clip is
+            silent.
 
     >>> concatenate(np.array([0.5, 0.5]), np.array([0.25]), sampling_rate_hz=1, gap_seconds=1).tolist()
     [0.5, 0.5, 0.0, 0.25]
     """
-    RenderOptions(crossfade_seconds, gap_seconds, match_loudness)  # checks them
+    RenderOptions(crossfade_seconds, gap_seconds, match_loudness)  # checks the options
     first, second = _as_float(first), _as_float(second)
     fade, gap = _num_samples(crossfade_seconds, sampling_rate_hz), _num_samples(gap_seconds, sampling_rate_hz)
     if fade > min(first.size, second.size):
@@ -166,17 +166,18 @@ def concatenate(
 
 
 def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
-    """Overlay two clips with equal loudness, `a_i ^ a_j` [T 3.1]; `overlay(a, b)` equals `overlay(b, a)`.
+    """Overlay two clips with equal loudness, `a_i ^ a_j` (TeminAL section 3.1).
 
-    Both clips start together and are scaled to the geometric mean of their `active_rms`.
+    Both clips start together and are scaled to the geometric mean of their `active_rms`. The order of the clips does
+    not matter.
 
     Args:
-        first: (samples,) float, full scale 1.
-        second: The same, at the same rate.
-        sampling_rate_hz: Sampling rate of both.
+        first: First waveform, (samples,) float, full scale 1.
+        second: Second waveform, in the same format.
+        sampling_rate_hz: Sampling rate of both clips in Hz.
 
     Returns:
-        (samples,) float32 with the length of the longer clip, scaled down as a whole if its peak would exceed 0.99.
+        Waveform (samples,) float32, as long as the longer clip. If its peak exceeds 0.99, it is scaled down.
 
     Raises:
         ValueError: A clip is empty, silent, not mono, not float, or has NaN or infinite samples; or the rate is not
@@ -212,7 +213,7 @@ def _num_samples(seconds: float, sampling_rate_hz: int) -> int:
 
 
 def _equal_gains(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> tuple[float, float]:
-    """Return the gains that scale two clips to the geometric mean of their levels."""
+    """Return two gains that scale both clips to the geometric mean of their levels."""
     level, other = active_rms(first, sampling_rate_hz), active_rms(second, sampling_rate_hz)
     if level == 0 or other == 0:
         raise ValueError(f"the clips have levels {level:.3g} and {other:.3g}; a silent clip cannot be matched")

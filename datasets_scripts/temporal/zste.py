@@ -1,10 +1,9 @@
-"""ZSTE, the zero-shot temporal evaluation: draw a fixed set of clips from rows with one label each, and ask questions.
+"""Zero-shot temporal evaluation (ZSTE): sample a fixed set of clips, and build the candidate texts for each clip.
 
-`mixing.compose` renders the clips, and the metric `zste` computes the scores. The draws depend on the seed only, as in
-`items.py`, so the set and the questions are the same on every machine; `set_hash` identifies the set.
+`mixing.compose` renders the clips, and the metric `zste` computes the scores. As in `items.py`, all random choices
+depend on the seed only, so the evaluation set is the same on every machine. `set_hash` identifies the set.
 
-[T] is "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised Post-Training with Text-Audio
-Pairs" (TeminAL and ZSTE). The prompts are in `phrases/temporal.json`.
+ZSTE is described in the TeminAL paper, section 4.2 and appendix B.4. The prompts are in `phrases/temporal.json`.
 """
 
 import itertools
@@ -16,9 +15,9 @@ from ..builders.captions import check_languages
 from .items import Phrases, Row, TemporalItems, digest, label_phrase, recordings_by_label, shuffled, write_sentence
 
 ZSTE_VERSION = 1
-"""Part of `set_hash`; increase it with any change to the results of `zste_set` or `zste_prompts`."""
+"""Part of `set_hash`; increase it if the results of `zste_set` or `zste_prompts` change."""
 
-# Maximum number of draws per requested pair.
+# Maximum number of sampling attempts per requested pair.
 _DRAWS_PER_ITEM = 20
 
 ZSTE_FAMILIES = {
@@ -34,31 +33,32 @@ ZSTE_FAMILIES = {
     "5A": "concatenated",
     "5B": "overlaid",
 }
-"""Family of the clips of each task."""
+"""Dict from task to the family of its clips: a single sound, two concatenated sounds, or two overlaid sounds."""
 
 Candidate = tuple[str, ...]
-"""Key of a sentence in `temporal.json`, then the labels to insert: a language-independent prompt."""
+"""A prompt in no particular language: (key of a sentence in `temporal.json`, labels to insert)."""
 
 
 def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, Any]]:
-    """Draw a fixed evaluation set for ZSTE [T 4.2, B.4].
+    """Sample a fixed evaluation set for ZSTE (TeminAL section 4.2 and B.4).
 
-    A family has fewer than `num_items` clips if the draws yield no more distinct clips or pairs.
+    The set has fewer than `num_items` clips per family if there are not enough distinct clips or pairs.
 
     Args:
-        rows: Rows of the schema with one label each; pass the test split only.
+        rows: Dataset rows with one label each. Pass only the test split.
         seed: Random seed.
         num_items: Number of clips per family.
 
     Returns:
-        Dictionaries with "id", "family", "clip_ids" and "labels" (the last two in order of sounding), by family:
+        List of records, dicts with "id", "family", "clip_ids" and "labels" (clips in the order of playback). The
+        families are:
 
         - "single": distinct clips, alternating between classes; at most one per row.
         - "concatenated": distinct ordered pairs of clips, alternating between ordered pairs of classes.
         - "overlaid": the same pairs of clips as in "concatenated".
 
     Raises:
-        ValueError: `num_items` is not positive, or `TemporalItems` raises.
+        ValueError: `num_items` is not positive, or `TemporalItems` raises ValueError for these rows.
     """
     if num_items < 1:
         raise ValueError(f"num_items is {num_items}; give 1 or more")
@@ -68,7 +68,7 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
     for clip_id, label in itertools.islice(_singles_in_turn(rows, seed), num_items):
         records.append(_record("single", [clip_id], [label]))
 
-    # Later epochs may draw the same recordings again, so keep each pair of recordings once.
+    # Later epochs may sample the same recordings again, so keep each pair of recordings once.
     pairs: dict[tuple[str, ...], list[str]] = {}
     for number in range(_DRAWS_PER_ITEM * num_items):
         forward, _, _ = items.triple(*divmod(number, len(items)))
@@ -82,9 +82,9 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
 
 
 def set_hash(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return the hash of an evaluation set: the SHA-256, in hex, of `ZSTE_VERSION` and the records as canonical JSON.
+    """Return the hash of an evaluation set. Evaluations with equal hashes used the same clips.
 
-    Evaluations with equal hashes used the same clips.
+    The hash is the SHA-256, in hex, of `ZSTE_VERSION` and the records as canonical JSON.
 
     Args:
         records: Records from `zste_set`.
@@ -96,7 +96,7 @@ def set_hash(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Prompts(NamedTuple):
-    """Distinct candidate texts of one clip, and the indices of the correct ones in order of sounding."""
+    """Distinct candidate texts for one clip, and the indices of the correct candidates, in the order of playback."""
 
     texts: list[str]
     right: list[int]
@@ -111,34 +111,34 @@ def zste_prompts(
     num_candidates: int = 50,
     seed: int = 0,
 ) -> Prompts:
-    """Return the candidate texts of a task of ZSTE for one clip [T B.4].
+    """Build the candidate texts of a ZSTE task for one clip (TeminAL B.4).
 
-    - 1A and 2A-2D: "The sound of {label}" for every label, in the given order; the classes in the clip are correct.
-    - 3A, 3B: "X before Y", "Y before X", "X while Y"; the first (3A) or the last (3B) is correct.
-    - 4A, 4B: these three and others with absent classes, `num_candidates` in all.
-    - 5A: "In this concatenated sound, the first sound is X", "the second ...", and both for Y; two are correct.
-    - 5B: "Simultaneous sound of X and Y" in both orders, which are correct, and others as in task 4.
+    - 1A and 2A-2D: "The sound of {label}" for every label, in the given order. The classes in the clip are correct.
+    - 3A, 3B: "X before Y", "Y before X", "X while Y". The first (3A) or the last (3B) is correct.
+    - 4A, 4B: the texts of task 3, and wrong candidates up to `num_candidates`.
+    - 5A: "In this concatenated sound, the first sound is X", "the second ...", and both for Y. Two are correct.
+    - 5B: "Simultaneous sound of X and Y" in both orders (correct), and wrong candidates up to `num_candidates`.
 
-    In tasks 3 to 5, the order of the candidates is random. The other candidates of tasks 4 and 5B name one class of the
-    clip and one absent class; only when these are used up, they name two absent classes. The reason: CLAP recognises at
-    least one of two sounds in 81 % of the clips (2B), yet scores at chance in task 4 [T table 3]. Therefore recognising
-    one sound must not suffice to exclude the other candidates.
+    In tasks 3 to 5, the order of the candidates is random. The added wrong candidates (4A, 4B, 5B) name one class in
+    the clip and one absent class. When all such pairs are used, they name two absent classes. This makes the tasks
+    harder: CLAP recognises at least one of two sounds in 81 % of the clips (2B) but scores at chance in task 4 (TeminAL
+    table 3), so recognising one sound must not exclude all added candidates.
 
     Args:
         task: "1A" to "5B", a key of `ZSTE_FAMILIES`.
-        record: Record from `zste_set`, of the task's family.
-        labels: All classes, including those of the record.
-        phrases: `phrases[label][language]`; None uses the labels as English phrases.
+        record: Record from `zste_set` with the family of the task.
+        labels: All classes, including the classes in the record.
+        phrases: Noun phrases as `phrases[label][language]`. With None, English phrases are the labels themselves.
         language: ISO 639-3 code. The candidates and their order are the same in all languages.
         num_candidates: Number of candidates in tasks 4 and 5B.
-        seed: Seed of the other candidates and of the order.
+        seed: Random seed of the added candidates and the order.
 
     Returns:
-        The texts and the indices of the correct ones: one index for tasks 1, 3 and 4, two for tasks 2 and 5.
+        The texts and the indices of the correct candidates: one index in tasks 1A, 3 and 4, two in tasks 2 and 5.
 
     Raises:
-        ValueError: The task is unknown; the record has another family or a class not in `labels`; labels or texts are
-            duplicated; or `num_candidates` is too small for the task or too large for the number of labels.
+        ValueError: The task is unknown, the record has another family, or a class is not in `labels`. Labels or texts
+            are duplicated. `num_candidates` is too small for the task or too large for the number of labels.
 
     >>> record = {"id": "a", "family": "overlaid", "clip_ids": ["1", "2"], "labels": ["dog", "rain"]}
     >>> prompts = zste_prompts("3B", record, ["dog", "rain", "wind"])
@@ -178,7 +178,7 @@ def _check_question(task: str, record: Mapping[str, Any], labels: Sequence[str],
 def _questions(
     task: str, present: Sequence[str], labels: Sequence[str], num_candidates: int, key: tuple[Any, ...]
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the candidates of a task, and the correct ones in order of sounding."""
+    """Return the candidates of a task, and the correct candidates in the order of playback."""
     if task[0] in "12":
         single: list[Candidate] = [("zste_label", label) for label in labels]
         return single, [("zste_label", label) for label in present]
@@ -205,7 +205,7 @@ def _add_wrong_candidates(
     num_candidates: int,
     key: tuple[Any, ...],
 ) -> list[Candidate]:
-    """Add wrong candidates with the same sentences: first with one class of the clip, then with absent classes only."""
+    """Add wrong candidates with the same sentences, first with one class in the clip, then with absent classes only."""
     sentences = sorted(set(map(itemgetter(0), candidates)))
     most = len(candidates) + len(sentences) * (len(labels) * (len(labels) - 1) - 2)
     if not len(candidates) <= num_candidates <= most:

@@ -1,8 +1,8 @@
 """Convert public checkpoints to our models, and transformers' `ClapModel` to `SupCLAPModel` and back.
 
-Every conversion renames tensors to our names and then calls `fill_exactly`, which raises on missing, unexpected and
-reshaped tensors. A model of several parts is loaded whole and then split, because `ClapAudioModel.from_pretrained` on a
-whole CLAP checkpoint finds none of its weights and only warns.
+Every conversion renames the tensors to our names and then calls `fill_exactly`, which raises if tensors are missing,
+unexpected or differ in shape. A checkpoint with several parts is loaded completely and then split. Loading only a part
+would fail silently: `ClapAudioModel.from_pretrained` on a CLAP checkpoint finds no audio weights and only warns.
 """
 
 from .clap import clap_from_supclap, load_clap, processor_from_clap, supclap_from_clap

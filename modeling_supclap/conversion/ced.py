@@ -1,8 +1,8 @@
-"""Convert CED and Dasheng to `CEDModel`, from the authors' files or the Hub's `mispeech/ced-*`.
+"""Convert CED and Dasheng checkpoints to `CEDModel`, from the authors' files or `mispeech/ced-*` on the Hub.
 
 All layouts use the same tensor names, except for a prefix and the batch norm. Tagging heads (`outputlayer`) are
-dropped. The authors' files also contain the constants of their front end. These must match `CEDFeatureExtractor`;
-otherwise the model would receive other features than in training.
+dropped. The authors' files also contain the front-end constants (window and mel filters). They must match
+`CEDFeatureExtractor`; otherwise the model would receive different features than in training.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from .tensors import Tensors
 FRONT_END = "CED expects 16 kHz, 512 samples and 64 HTK mel bands from 0 to 8,000 Hz"
 ASIDE = {r"outputlayer\.": "tagging head", r"front_end\.": "front end (same as ours)"}
 NAMES = ((r"^(encoder\.)?init_bn\.1\.", "init_bn."), (r"^encoder\.", ""))
-# Frames per chunk, by the number of time positions and the frames per patch.
+# (number of time positions, frames per patch) -> frames per chunk.
 TARGET_LENGTHS = {(63, 16): 1012, (252, 4): 1008}
-# Head width by embedding width, where it is not 64: Dasheng 0.6B has 16 heads at a width of 1,280.
+# Embedding width -> head width, if it is not 64. Dasheng 0.6B has 16 heads at width 1,280.
 HEAD_DIMS = {1280: 80}
 
 
 def ced_from_tensors(
     tensors: Mapping[str, torch.Tensor], origin: str, config: Mapping[str, Any] | None = None
 ) -> tuple[CEDModel, dict[str, int]]:
-    """Build the encoder of a file of the CED or Dasheng authors, of a Hub checkpoint, or of a saved `CEDModel`.
+    """Build a `CEDModel` from the tensors of a CED or Dasheng checkpoint.
+
+    The checkpoint may be an authors' file, a Hub checkpoint or a saved `CEDModel`.
 
     Args:
-        tensors: All tensors of the checkpoint (at 12 blocks, 161 in CED's own files and 159 on the Hub).
-        origin: Name of the checkpoint, for error messages.
-        config: Content of its `config.json`; None or empty derives the configuration from the tensor shapes.
+        tensors: Dict from name to tensor (with 12 blocks, 161 tensors in CED's own files and 159 on the Hub).
+        origin: Checkpoint name to show in error messages.
+        config: Content of `config.json`. If None or empty, the configuration is derived from the tensor shapes.
 
     Returns:
-        The encoder (float32, evaluation mode) and the number of unused tensors, by description.
+        The encoder (float32, evaluation mode), and a dict from description to number of unused tensors.
 
     Raises:
-        ValueError: The checkpoint has another layout or another front end, or the configuration does not match it.
+        ValueError: The checkpoint has a different layout or front end, or the configuration does not match it.
     """
     whole = Tensors(tensors, origin)
     _check_front_end(whole)
@@ -52,7 +54,7 @@ def ced_from_tensors(
 
 
 def _check_front_end(tensors: Tensors) -> None:
-    """Raise if the file contains front-end constants that differ from ours; Hub checkpoints contain none."""
+    """Raise if the file contains front-end constants that differ from ours. Hub checkpoints have no such constants."""
     own = CEDFeatureExtractor()
     top_hz = own.f_max or own.sampling_rate / 2
     filters = melscale_fbanks(own.n_fft // 2 + 1, own.f_min, top_hz, own.feature_size, own.sampling_rate)
@@ -76,7 +78,7 @@ def _config_from_file(config: Mapping[str, Any], origin: str) -> CEDConfig:
     fields = dict(config)
     fields.pop("model_type")
     fields.pop("auto_map", None)
-    fields |= fields.pop("encoder_kwargs", {})  # Dasheng's folders hold the shape here
+    fields |= fields.pop("encoder_kwargs", {})  # Dasheng stores the encoder sizes here
     return CEDConfig(**fields)
 
 

@@ -1,4 +1,4 @@
-"""Convert transformers' `ClapModel` to `SupCLAPModel` and back."""
+"""Convert the transformers `ClapModel` to `SupCLAPModel` and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tensors import fill_exactly, refuse_faults
 def load_clap(name: str | Path) -> ClapModel:
     """Load a `ClapModel` and check that its weights are complete.
 
-    To use its towers in `from_encoders`, save `.audio_model` and `.text_model` to folders of their own.
+    To use the towers in `from_encoders`, save `.audio_model` and `.text_model` to separate folders.
 
     Args:
         name: Hub id (`laion/clap-htsat-unfused`) or folder.
@@ -29,7 +29,7 @@ def load_clap(name: str | Path) -> ClapModel:
 
     Raises:
         OSError: The folder or id does not exist, or a weight file is damaged.
-        ValueError: The checkpoint is of another model type, or has missing, unexpected or reshaped weights.
+        ValueError: The checkpoint has another model type, or its weights are missing, unexpected or differ in shape.
     """
     fields, _ = PreTrainedConfig.get_config_dict(str(name))
     if fields.get("model_type") != ClapConfig.model_type:
@@ -50,10 +50,10 @@ def load_clap(name: str | Path) -> ClapModel:
 
 
 def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
-    """Convert a transformers CLAP to a `SupCLAPModel` with the same embeddings.
+    """Convert a transformers `ClapModel` to a `SupCLAPModel` with the same embeddings.
 
-    CLAP has one logit scale per direction. Ours has a single scale, copied from the audio direction: `logits_per_audio`
-    agrees with CLAP's, and `logits_per_text` is its transpose.
+    CLAP has one logit scale per direction. SupCLAP has a single logit scale, which is copied from CLAP's audio
+    direction. `logits_per_audio` is the same as in CLAP, and `logits_per_text` is its transpose.
 
     Args:
         clap: The model to copy. Its text tower must have a pooler.
@@ -62,7 +62,7 @@ def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
         A model with a copy of the weights (float32, evaluation mode).
 
     Raises:
-        ValueError: The model has other tensors than a plain `ClapModel`, for example adapters.
+        ValueError: The tensors differ from those in a plain `ClapModel`, for example because it has adapters.
 
     Example:
         >>> text = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
@@ -91,17 +91,17 @@ def supclap_from_clap(clap: ClapModel) -> SupCLAPModel:
 
 
 def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
-    """Convert a `SupCLAPModel` to a transformers `ClapModel`; both logit scales are set to the model's.
+    """Convert a `SupCLAPModel` to a transformers `ClapModel`. The logit scale is copied to both directions.
 
     Args:
-        model: A model from `supclap_from_clap`, or one with the same towers, pooler pooling and no logit bias. Adapters
-            must be merged.
+        model: Result of `supclap_from_clap`, or a model with the same tower types, pooler pooling and no logit bias.
+            Adapters must be merged.
 
     Returns:
         A model with a copy of the weights (float32, evaluation mode).
 
     Raises:
-        ValueError: The model has towers, a pooling or a bias that a `ClapModel` does not support.
+        ValueError: `ClapModel` does not support the towers, the pooling or the logit bias of the model.
     """
     config: Any = model.config
     parts = (config.audio_config.model_type, config.text_config.model_type, config.text_pooling, config.logit_bias)
@@ -126,15 +126,15 @@ def clap_from_supclap(model: SupCLAPModel) -> ClapModel:
 
 
 def processor_from_clap(processor: ClapProcessor) -> SupCLAPProcessor:
-    """Build a `SupCLAPProcessor` from CLAP's feature extractor and tokenizer, which makes them deterministic.
+    """Build a deterministic `SupCLAPProcessor` from CLAP's feature extractor and tokenizer.
 
-    CLAP's feature extractor alone crops clips longer than 10 s at random. For fused checkpoints it also marks one
-    random clip of each batch as long. Our processor passes short clips only: the first 10 s, or in training the 10 s
-    that the collator drew. A fused checkpoint works too, but its fusion layers are never used and receive no gradient.
+    CLAP's feature extractor crops clips longer than 10 s at random. For fused checkpoints, it also marks one random
+    clip per batch as long. Our processor only passes clips of at most 10 s: the first 10 s, or in training the random
+    10 s crop of the collator. Fused checkpoints can be used, but their fusion layers are unused and get no gradient.
 
-    The processor raises on other rates than 48 kHz; the collator resamples recordings when it reads them.
+    The processor raises if the sampling rate is not 48 kHz. The collator resamples recordings when it reads them.
 
     Args:
-        processor: CLAP's own processor.
+        processor: The transformers `ClapProcessor`.
     """
     return SupCLAPProcessor(processor.feature_extractor, processor.tokenizer)

@@ -1,4 +1,4 @@
-"""Read the tensors of public checkpoints by name, without running code that a file may contain."""
+"""Read the tensors of public checkpoints safely: code inside a checkpoint file is never executed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 # Files other than weights: configurations, tokenizer files, and the card with the license.
 SMALL_FILES = ["*.json", "*.txt", "sentencepiece*.model", "spm.model", "tokenizer.model", "README.md"]
 # Classes allowed in a pickle in addition to torch's own list. Restoring them only sets attributes and runs no code.
-# Legacy fairseq pickles its embedding as a module, LAION's optimizer has numpy numbers, and GLAP's configuration paths.
+# Legacy fairseq pickles an embedding module, LAION's optimizer contains numpy numbers, and GLAP's configuration paths.
 _NUMPY_SCALAR = np.float64(0).__reduce__()[0]
 ALLOWED: list[Any] = [
     torch.nn.Embedding,
@@ -58,16 +58,16 @@ ALLOWED: list[Any] = [
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint with the tensor names of its authors.
+    """Loaded checkpoint with the original tensor names.
 
     Args:
         origin: Hub id, or name of the file or folder.
         files: The weight files.
-        tensors: All tensors by name, without containers and the prefix `module.`.
-        config: Content of the `config.json` next to the weights; empty if there is none.
-        revision: Commit of the Hub repository.
-        license: License in the card of the folder or repository, as a Hub identifier; None if there is none.
-        not_read: Entries of a pickle that are not tensors and were ignored, such as the optimizer.
+        tensors: Dict from name to tensor, without the prefix `module.`.
+        config: Content of `config.json` in the same folder as the weights; empty if there is no such file.
+        revision: Commit of the Hub repository; None for local files.
+        license: Hub license identifier from the model card; None if unknown.
+        not_read: Names of ignored entries in the file, such as the optimizer.
     """
 
     origin: str
@@ -142,16 +142,16 @@ def read_checkpoint(origin: str | Path, revision: str | None = None) -> Checkpoi
 
 
 def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """Return the tensors of a loaded file, which may be under "state_dict" or "model".
+    """Extract the state dict from a loaded file. It may be stored under "state_dict" or "model".
 
-    Legacy fairseq saves an `embed_tokens` module next to its state dict; its weight is added.
+    Legacy fairseq saves an `embed_tokens` module in addition to the state dict; its weight is added.
 
     Args:
         loaded: Content of the file.
-        name: Name of the file, for error messages.
+        name: File name to show in error messages.
 
     Returns:
-        The tensors by name, and the names of the other entries of the container.
+        Dict from name to tensor, and the names of all other entries in the file.
 
     Raises:
         ValueError: There are no tensors, or some values are not tensors.
@@ -185,7 +185,7 @@ def get_state_dict(loaded: Any, name: str) -> tuple[dict[str, torch.Tensor], lis
 
 
 def _download(origin: str, revision: str | None) -> tuple[Path, str, str]:
-    """Download a Hub repository or one of its files; return the path, the repository's name and the commit."""
+    """Download a Hub repository or one of its files; return the local path, the repository id and the commit."""
     parts = origin.split("/")
     repository, file = "/".join(parts[:2]), "/".join(parts[2:])
     if not is_hub_id(repository):
@@ -228,7 +228,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _read_json(path: Path, key: str | None = None) -> dict[str, Any]:
-    """Read the object of a JSON file, or the one under a key of it."""
+    """Read a JSON object from a file, or the object under `key`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         content = content if key is None else content[key]
@@ -240,7 +240,7 @@ def _read_json(path: Path, key: str | None = None) -> dict[str, Any]:
 
 
 def _load(path: Path) -> Any:
-    """Load a file of tensors; pickles are loaded with `weights_only=True`."""
+    """Load a weight file; pickles are loaded with `weights_only=True`."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -282,7 +282,7 @@ def _memory_in_proportion(path: Path) -> Iterator[None]:
 
 
 def _explain_refusal(path: Path, error: Exception) -> str:
-    """Return an error message with the reason for refusing a pickle, and a command to extract its tensors."""
+    """Return an error message that explains why a pickle was refused and how to extract its tensors."""
     keep = "{k: c[k] for k in ('state_dict', 'model', 'embed_tokens') if k in c} or c"
     return (
         f"{path} is a pickle that {_find_reason(path, error)}. Loading it could run code, so it is refused. "

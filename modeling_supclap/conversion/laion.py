@@ -1,8 +1,8 @@
 """Convert LAION's own CLAP files (`lukewys/laion_clap`) to a transformers `ClapModel`, for `supclap_from_clap`.
 
-Only files with HTSAT and RoBERTa are supported. They contain more than a `ClapModel`: a tagging head, two unused
-transforms, masks of the shifted windows, and the constants of a front end. The front end must match
-`laion_feature_extractor`.
+Only files with HTSAT and RoBERTa are supported. In addition to the `ClapModel` weights, they contain a tagging head,
+two unused transforms, attention masks of the shifted windows, and front-end constants (mel filters). The front end must
+match `laion_feature_extractor`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import ClapConfig, ClapFeatureExtractor, ClapModel
 
 from .tensors import Tensors, under
 
-# HTSAT's names to those of ClapAudioModel; the first rule that matches applies.
+# Rename HTSAT tensors to ClapAudioModel names; the first matching rule applies.
 HTSAT_NAMES = (
     (r"^bn0\.", "batch_norm."),
     (r"(\.blocks\.\d+\.)norm1\.", r"\1layernorm_before."),
@@ -50,17 +50,17 @@ BERT_HEAD_DIM = 64
 
 
 def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[ClapModel, dict[str, int]]:
-    """Build the model of a LAION file.
+    """Build a `ClapModel` from the tensors of a LAION-CLAP file.
 
     Args:
-        tensors: The state dict of the file, without the prefix `module.`.
-        origin: Name of the checkpoint, for error messages.
+        tensors: State dict of the file, without the prefix `module.`.
+        origin: Checkpoint name to show in error messages.
 
     Returns:
-        The model (float32, evaluation mode) and the number of unused tensors, by description.
+        The model (float32, evaluation mode), and a dict from description to number of unused tensors.
 
     Raises:
-        ValueError: The file has another layout (a PANN audio tower, another text tower) or another front end.
+        ValueError: The file has a different layout (a PANN audio tower, another text tower) or front end.
     """
     kept, aside = Tensors(tensors, origin).set_aside(ASIDE)
     expected = torch.from_numpy(laion_feature_extractor().mel_filters_slaney).float()
@@ -83,25 +83,25 @@ def clap_from_laion(tensors: Mapping[str, torch.Tensor], origin: str) -> tuple[C
 
 
 def laion_feature_extractor(fused: bool = False) -> ClapFeatureExtractor:
-    """Return the front end of LAION's checkpoints: 10 s at 48 kHz, 64 mel bands from 50 to 14,000 Hz.
+    """Return the feature extractor of LAION's checkpoints: 10 s at 48 kHz, 64 mel bands from 50 to 14,000 Hz.
 
     Args:
-        fused: Whether the model has the fusion of long clips; its extractor uses other mel filters.
+        fused: Whether the model has fusion layers for long clips. Fused models use different mel filters.
     """
     return ClapFeatureExtractor(frequency_min=50, frequency_max=14_000, truncation="fusion" if fused else "rand_trunc")
 
 
 def htsat_from_tensors(tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, int], dict[str, Any]]:
-    """Rename the tensors of HTSAT to those of a `ClapAudioModel`.
+    """Convert HTSAT tensors to `ClapAudioModel` tensors and configuration fields.
 
     Args:
-        tensors: Tensors of HTSAT only, with its authors' names.
+        tensors: Tensors of the HTSAT audio tower, with the original names.
 
     Returns:
-        The renamed tensors, the number of unused tensors by description, and the fields of the configuration.
+        The renamed tensors, a dict from description to number of unused tensors, and the configuration fields.
 
     Raises:
-        ValueError: The tensors are not of HTSAT.
+        ValueError: The tensors do not belong to an HTSAT model.
     """
     if "conv_block1.conv1.weight" in tensors:
         raise ValueError(

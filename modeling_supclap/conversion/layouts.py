@@ -1,6 +1,6 @@
 """Recognise the layout of a public checkpoint by its tensor names, and convert it to one of our models.
 
-A checkpoint must fit its layout to the last tensor; otherwise the error names the tensors that do not fit.
+Every tensor of a checkpoint must match its layout. Otherwise the error message names the tensors that do not match.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FUSION_REMARK = (
 )
 
 Converted = tuple[PreTrainedModel, SequenceFeatureExtractor | None, Mapping[str, int]]
-"""A model, its feature extractor, and the number of unused tensors, by description."""
+"""A model, its feature extractor, and a dict from description to number of unused tensors."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,17 @@ class Layout:
     Args:
         name: Name of the layout.
         kind: Family of layouts, for the option `--kind`.
-        marks: Regular expressions; a checkpoint has this layout if each matches the beginning of some tensor name.
-        convert: Function from a checkpoint to our model.
-        patch_mels: Mel bands per patch, which distinguishes layouts with equal names; None does not check them.
-        licenses: Hub identifiers of licenses by part of the model. They override the license of the checkpoint's card;
-            the key "" is for all other parts, if the card has no license.
+        marks: Regular expressions. A checkpoint has this layout if each expression matches the start of at least one
+            tensor name.
+        convert: Function that converts a checkpoint to our model.
+        patch_mels: Mel bands per patch, to distinguish layouts with equal tensor names. None skips this check.
+        licenses: Dict from model part to Hub license identifier, which overrides the license in the model card. The
+            key "" applies to all other parts if the card has no license.
         remark: Note for the user.
-        tokenizer: Hub id of the tokenizer of the text tower; empty without a text tower.
+        tokenizer: Hub id of the text tower's tokenizer; empty if there is no text tower.
         max_tokens: Maximum number of tokens; None keeps the tokenizer's own limit.
-        prepare_tokenizer: Function that changes the tokenizer, in place, to the settings of the checkpoint.
-        plain_captions: Whether captions are lower-cased and their punctuation is removed.
+        prepare_tokenizer: Function that applies the checkpoint's tokenizer settings in place.
+        plain_captions: Whether the processor lower-cases captions and removes punctuation.
     """
 
     name: str
@@ -88,14 +89,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A converted checkpoint.
+    """Result of a checkpoint conversion.
 
     Args:
         layout: The recognised layout.
         model: The model (float32, evaluation mode).
         feature_extractor: Feature extractor of the audio tower; None for a text tower.
-        parts: Origins of the parts of the model.
-        set_aside: Number of unused tensors of the checkpoint, by description.
+        parts: Origin (checkpoint and license) of each model part.
+        set_aside: Dict from description to number of unused tensors in the checkpoint.
         remark: Note for the user.
     """
 
@@ -113,15 +114,15 @@ class Conversion:
 
 
 def recognise(tensors: Mapping[str, torch.Tensor], origin: str, kind: str = "auto") -> Layout:
-    """Return the layout of a checkpoint, recognised by its tensor names.
+    """Recognise the layout of a checkpoint by its tensor names.
 
     Args:
-        tensors: All tensors by name.
-        origin: Name of the checkpoint, for error messages.
-        kind: The expected kind of layout, one of `KINDS`; "auto" accepts all.
+        tensors: Dict from name to tensor, with all tensors of the checkpoint.
+        origin: Checkpoint name to show in error messages.
+        kind: Expected kind of layout, one of `KINDS`; "auto" accepts every kind.
 
     Raises:
-        ValueError: `kind` is unknown, the layout is unknown, or the layout is of another kind.
+        ValueError: `kind` is unknown, or the layout is unknown or has a different kind.
     """
     if kind not in ("auto", *KINDS):
         raise ValueError(f"unknown kind {kind!r}; give auto or one of {', '.join(KINDS)}")
@@ -145,15 +146,15 @@ def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "
     """Convert a public checkpoint to one of our models.
 
     Args:
-        checkpoint: The result of `read_checkpoint`.
-        kind: The expected kind of layout, as for `recognise`.
-        part: "whole", or only the "audio" or "text" tower of a model with two towers.
+        checkpoint: Result of `read_checkpoint`.
+        kind: Expected kind of layout, as in `recognise`.
+        part: "whole" for the whole model; "audio" or "text" for a single tower of a two-tower model.
 
     Returns:
-        A conversion with a `CEDModel`, a `SonarTextModel`, a `SupCLAPModel` or one of its towers.
+        Conversion with a `CEDModel`, a `SonarTextModel`, a `SupCLAPModel` or one of its towers.
 
     Raises:
-        ValueError: The layout is unknown, the checkpoint does not fit it, or it has no such part.
+        ValueError: The layout is unknown, the checkpoint does not match it, or the model does not have this part.
     """
     layout = recognise(checkpoint.tensors, checkpoint.origin, kind)
     if part not in PARTS:
@@ -177,7 +178,7 @@ def convert_checkpoint(checkpoint: Checkpoint, kind: str = "auto", part: str = "
 
 
 def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, layout: Layout) -> tuple[Origin, ...]:
-    """Return the origins of the model's parts: the towers, the projections and the logit scale."""
+    """Return the origin of each model part: the towers, the projections and the logit scale."""
     tower = "" if isinstance(model, SupCLAPModel) else "audio_model." if is_audio else "text_model."
     tensors: Counter[str] = Counter()
     for name in model.state_dict():
@@ -209,7 +210,7 @@ def _get_parts(model: PreTrainedModel, is_audio: bool, checkpoint: Checkpoint, l
     return tuple(parts)
 
 
-# ---- one function per family: checkpoint -> (model, feature extractor, numbers of unused tensors) ----
+# ---- one function per family: checkpoint -> (model, feature extractor, number of unused tensors) ----
 
 
 def _convert_ced(checkpoint: Checkpoint) -> Converted:
@@ -218,7 +219,7 @@ def _convert_ced(checkpoint: Checkpoint) -> Converted:
 
 
 def _load_ced_feature_extractor(checkpoint: Checkpoint, model: CEDModel) -> CEDFeatureExtractor:
-    """Load the feature extractor next to the weights, or the default one; raise if it differs from config.json."""
+    """Load the checkpoint's feature extractor, or the default one; raise if it does not match config.json."""
     min_frames = model.config.patch_frames
     if list(checkpoint.folder.glob("*processor_config.json")):
         extractor = CEDFeatureExtractor.from_pretrained(checkpoint.folder, min_frames=min_frames)

@@ -1,6 +1,7 @@
 """Convert ML-CLAP (Yan et al., 2024, arXiv 2406.07012) and GLAP (Dinkel et al., 2025, arXiv 2506.11350).
 
-Both files use the same tensor names: an audio encoder (CED in ML-CLAP, Dasheng in GLAP), SONAR, and two projections.
+Both files contain an audio encoder (CED in ML-CLAP, Dasheng in GLAP), SONAR and two projections, with the same tensor
+names.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ GLAP_TEMPERATURE = 0.01
 def supclap_from_ml_clap(
     tensors: Mapping[str, torch.Tensor], origin: str, temperature: float | None = None
 ) -> tuple[SupCLAPModel, dict[str, int]]:
-    """Build the model of an ML-CLAP file (557 tensors) or a GLAP file; logits are cosine / temperature.
+    """Build a `SupCLAPModel` from the tensors of an ML-CLAP file (557 tensors) or a GLAP file.
 
     Args:
-        tensors: All tensors of the file.
-        origin: Name of the checkpoint, for error messages.
-        temperature: Temperature of the model; None reads it from the file.
+        tensors: Dict from name to tensor, with all tensors of the file.
+        origin: Checkpoint name to show in error messages.
+        temperature: Temperature of the model (logits are cosine / temperature); None reads it from the file.
 
     Returns:
-        The model (float32, evaluation mode) and the number of unused tensors, by description.
+        The model (float32, evaluation mode), and a dict from description to number of unused tensors.
 
     Raises:
-        ValueError: The file has another layout, or its temperature is not positive.
+        ValueError: The file has a different layout, or its temperature is missing or not positive.
     """
     whole = Tensors(tensors, origin)
     audio, aside = ced_from_tensors(whole.below(AUDIO), f"the audio encoder of {origin}")
@@ -59,7 +60,7 @@ def supclap_from_ml_clap(
         temperature=temperature,
     )
 
-    # The towers are filled already; the remaining tensors must be exactly the projections and the scale.
+    # The towers already have their weights; the remaining tensors must be exactly the projections and the scale.
     joint = rest.rename(NAMES)
     joint["logit_scale"] = -torch.tensor([temperature], dtype=torch.float64).log()
     joint |= under("audio_model.", audio.state_dict()) | under("text_model.", text.state_dict())

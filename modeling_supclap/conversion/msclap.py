@@ -1,7 +1,7 @@
 """Convert Microsoft's CLAP (`microsoft/msclap`) to `SupCLAPModel`.
 
-The 2023 version (Elizalde et al., arXiv 2309.05767) is HTSAT with GPT-2 and last-token pooling. The 2022 version (arXiv
-2206.04769) is CNN14 with BERT and first-token pooling. Both have residual projections.
+The 2023 version (Elizalde et al., arXiv 2309.05767) has HTSAT and GPT-2 with last-token pooling. The 2022 version
+(arXiv 2206.04769) has CNN14 and BERT with first-token pooling. Both have residual projections.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .tensors import Tensors, under
 AUDIO = "audio_encoder.base."
 HTSAT = "audio_encoder.base.htsat."
 TEXT = "caption_encoder.base."
-# Unused tensors, which the PANNs and transformers versions of that time saved with the weights.
+# Unused tensors that old versions of PANNs and transformers saved with the weights.
 CNN14_ASIDE = {
     r"fc_audioset\.": "tagging head",
     r"(spectrogram_extractor|logmel_extractor)\.": "front end (same as ours)",
@@ -47,17 +47,18 @@ GPT2_PADDING, GPT2_BLANK, GPT2_END = "!", "Ġ", "<|endoftext|>"
 def supclap_from_msclap(
     tensors: Mapping[str, torch.Tensor], origin: str
 ) -> tuple[SupCLAPModel, MSCLAPFeatureExtractor, dict[str, int]]:
-    """Build the model of an MS-CLAP file, 2022 or 2023.
+    """Build a `SupCLAPModel` and its feature extractor from the tensors of an MS-CLAP file (2022 or 2023).
 
     Args:
-        tensors: All tensors under "model" in the file.
-        origin: Name of the checkpoint, for error messages.
+        tensors: Dict from name to tensor, with all tensors under "model" in the file.
+        origin: Checkpoint name to show in error messages.
 
     Returns:
-        The model (float32, evaluation mode), its feature extractor, and the number of unused tensors, by description.
+        The model (float32, evaluation mode), its feature extractor, and a dict from description to number of unused
+        tensors.
 
     Raises:
-        ValueError: The file has another layout or another front end.
+        ValueError: The file has a different layout or front end.
     """
     given = Tensors(tensors, origin)
     audio, audio_config, extractor, audio_aside = _audio_tower(given)
@@ -90,7 +91,7 @@ def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
         tokenizer: The tokenizer of `openai-community/gpt2`.
 
     Raises:
-        ValueError: It is another tokenizer.
+        ValueError: The tokenizer is not GPT-2's.
     """
     vocabulary = tokenizer.get_vocab()
     if vocabulary.get(GPT2_PADDING) != 0 or not {GPT2_BLANK, GPT2_END} <= vocabulary.keys():
@@ -106,7 +107,7 @@ def prepare_gpt2_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 def _audio_tower(
     tensors: Tensors,
 ) -> tuple[dict[str, torch.Tensor], PreTrainedConfig, MSCLAPFeatureExtractor, dict[str, int]]:
-    """Return the audio tower's tensors, configuration, feature extractor and counts of unused tensors."""
+    """Convert the audio tower; return its tensors, configuration, feature extractor and counts of unused tensors."""
     htsat = tensors.below(HTSAT)
     if htsat:
         # The mel filters are those for 32 kHz: the authors' code takes them from HTSAT's settings.

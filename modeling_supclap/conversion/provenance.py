@@ -1,8 +1,8 @@
 """Record the origin of a model's weights, and derive the license of the whole model.
 
-Conversions and training runs write `provenance.json` into the model folder: a list with one entry per part. Later runs
-and the model card read it. Without this file, the origin is the Hub id or folder in the tower's configuration, and the
-license is the one in its model card.
+Conversions and training runs write `provenance.json` into the model folder: a list with one entry per model part. Later
+training runs and the model card read this file. If it does not exist, the origin is the Hub id or folder in the tower's
+configuration, and the license is read from the tower's model card.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..modeling_supclap import SupCLAPModel
 PROVENANCE_FILE = "provenance.json"
 # The license of SONAR and NLLB, as in their model cards.
 SONAR_LICENSE = "cc-by-nc-4.0"
-# Licenses by Hub repository (regular expression), as in their cards; other repositories are looked up on the Hub.
+# Regular expression of a Hub id -> license in its model card. For other repositories, the card is read from the Hub.
 KNOWN_LICENSES = {
     r"mispeech/(ced|dasheng)-[\w.]+": "apache-2.0",
     r"cointegrated/SONAR.*": SONAR_LICENSE,
@@ -37,20 +37,20 @@ KNOWN_LICENSES = {
     r"microsoft/msclap": "mit",
 }
 
-# Licenses that require attribution at most; a model with such parts can be Apache-2.0, the license of this code.
+# Permissive licenses. A model that only has such parts can be Apache-2.0, the license of this code.
 PERMISSIVE = {"apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "cc-by-4.0", "unlicense"}
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of the weights of one part of a model: an entry of `provenance.json`.
+    """Origin of the weights of one model part: an entry in `provenance.json`.
 
     Args:
-        part: Name of the part: in a converted `SupCLAPModel` a submodule such as `audio_model`; in a training run
-            `audio tower`, `text tower` or `whole model`.
-        kind: Model type, such as `ced` or `m2m_100`; empty if there is none.
+        part: Name of the model part. For a converted `SupCLAPModel`, a submodule such as `audio_model`; for a training
+            run, `audio tower`, `text tower` or `whole model`.
+        kind: Model type, such as `ced` or `m2m_100`; empty if the part has no model type.
         source: Hub id, file name, folder name or URL of the checkpoint; empty for random weights.
-        license: License identifier of the Hub, from the checkpoint or fixed for its layout; empty if unknown.
+        license: Hub license identifier, from the checkpoint or fixed for its layout; empty if unknown.
         sha256: Checksum of the weight files; only for converted checkpoints.
         layout: Name of the recognised layout; only for converted checkpoints.
         tensors: Number of tensors.
@@ -77,7 +77,7 @@ class Origin:
 
 
 def known_license(repository: str) -> str:
-    """Return the license of a repository in `KNOWN_LICENSES`; empty if it is not listed."""
+    """Return the license of a Hub repository from `KNOWN_LICENSES`, or "" if it is not listed."""
     for pattern, license in KNOWN_LICENSES.items():
         if re.fullmatch(pattern, repository):
             return license
@@ -85,7 +85,7 @@ def known_license(repository: str) -> str:
 
 
 def read_provenance(folder: str | Path) -> list[dict[str, Any]]:
-    """Read the entries of a folder's `provenance.json`; an empty list if there is no such file.
+    """Read the entries in a folder's `provenance.json`. Returns an empty list if there is no such file.
 
     Args:
         folder: Model folder; it need not exist.
@@ -110,11 +110,11 @@ def write_provenance(folder: str | Path, parts: Iterable[Origin]) -> None:
 
 
 def origins(model: SupCLAPModel, base_model: str | None = None) -> list[Origin]:
-    """Return the origins of both towers, and of the whole model if training continued from one.
+    """Return the origins of both towers, and of the base model if training continued from a whole model.
 
     Args:
-        model: The model; its configurations name the sources of the towers.
-        base_model: Hub id or folder of the model that training continued from; None reads it from the model.
+        model: The model. The source of each tower is read from its configuration.
+        base_model: Hub id or folder of the base model; None reads it from `model.name_or_path`.
     """
     config: Any = model.config
     whole = base_model or model.name_or_path
@@ -129,10 +129,10 @@ def origins(model: SupCLAPModel, base_model: str | None = None) -> list[Origin]:
 
 
 def license_of(parts: Iterable[Origin]) -> str:
-    """Return the license of a model with these parts, as a Hub identifier.
+    """Derive the license of a model, as a Hub identifier, from the licenses of its parts.
 
-    A non-commercial part makes the whole model non-commercial. Parts that are permissive or trained from scratch result
-    in Apache-2.0. All other combinations, and sources with an unknown license, result in `other`.
+    If one part is non-commercial, the whole model is non-commercial. If all parts are permissive or trained from
+    scratch, the license is `apache-2.0`. For all other combinations, or unknown licenses, it is `other`.
 
     >>> license_of([Origin("audio tower", "ced", "mispeech/ced-base", "apache-2.0"), Origin("text tower", "bert")])
     'apache-2.0'
@@ -154,7 +154,7 @@ def license_of(parts: Iterable[Origin]) -> str:
 
 
 def stated_license(source: str) -> str:
-    """Return the license of a Hub id or folder, from `KNOWN_LICENSES` or its model card; empty if there is none."""
+    """Return the license of a Hub id or folder, from `KNOWN_LICENSES` or its model card; "" if it is unknown."""
     if known := known_license(source):
         return known
     card = Path(source) / "README.md"
@@ -168,7 +168,7 @@ def stated_license(source: str) -> str:
 
 
 def _tower(part: str, kind: str, source: str, recorded: Iterable[Mapping[str, Any]]) -> Origin:
-    """Return a tower's entry in the provenance of the whole model or of its own folder, or one made from its name."""
+    """Return the recorded origin of a tower (of the whole model or its own folder), or one built from its name."""
     word = part.split()[0]
     own = read_provenance(source) if source else []
     entries = [entry for entry in (*recorded, *own) if word in str(entry["part"])] or own[:1]

@@ -18,8 +18,8 @@ from ..processing_supclap import SupCLAPProcessor
 from .layouts import Conversion
 from .provenance import write_provenance
 
-# SONAR uses NLLB's tokenizer, with English at this id. From a folder with only the SentencePiece file, transformers
-# builds a tokenizer without languages, or with all language ids one too high.
+# SONAR uses NLLB's tokenizer, and English has this id. If a folder contains only the SentencePiece file, transformers
+# builds a tokenizer without language tokens, or with language ids that are too high by one.
 NLLB_VOCABULARY = 256_206
 NLLB_ENGLISH = ("eng_Latn", 256_047)
 
@@ -27,19 +27,19 @@ NLLB_ENGLISH = ("eng_Latn", 256_047)
 def save_conversion(
     conversion: Conversion, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None, verify: bool = False
 ) -> None:
-    """Save the model, its processor and its `provenance.json`.
+    """Save a converted model with its processor and `provenance.json`.
 
-    All files are written to a temporary folder, which is then renamed, so that an incomplete folder never appears.
+    All files are written to a temporary folder, which is then renamed. An interrupted run leaves no incomplete folder.
 
     Args:
         conversion: The conversion to save.
-        folder: Output folder; must not exist, or be empty.
-        tokenizer: Tokenizer of the text tower, changed in place as in `prepare_tokenizer`. Without one, a model of two
-            towers is saved with its feature extractor only.
-        verify: Whether to reload and compare the model before the rename; see `verify_saved`.
+        folder: Output folder. It must be empty or not exist.
+        tokenizer: Tokenizer of the text tower; `prepare_tokenizer` changes it in place. If None, a two-tower model is
+            saved with its feature extractor but without a processor.
+        verify: Whether to reload the saved model and compare it with the converted one; see `verify_saved`.
 
     Raises:
-        ValueError: The folder is not empty, the tokenizer does not fit the text tower, or the saved model differs.
+        ValueError: The folder is not empty, the tokenizer does not match the text tower, or the saved model differs.
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -60,14 +60,14 @@ def save_conversion(
 
 
 def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Apply the checkpoint's tokenizer settings in place, and check that the token ids fit the text tower.
+    """Apply the checkpoint's tokenizer settings in place, and check that the token ids match the text tower.
 
     Args:
-        conversion: A model of two towers, or a text tower.
+        conversion: Conversion of a two-tower model or a text tower.
         tokenizer: The tokenizer to save with the model.
 
     Raises:
-        ValueError: The model has no text tower, or the tokenizer's size, padding id or language ids do not fit.
+        ValueError: The model has no text tower, or the tokenizer has a wrong size, padding id or language ids.
     """
     config: Any = getattr(conversion.model.config, "text_config", conversion.model.config)
     if not conversion.reads_text:
@@ -92,7 +92,7 @@ def prepare_tokenizer(conversion: Conversion, tokenizer: PreTrainedTokenizerBase
 
 
 def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Save the processor; for a single tower or without a tokenizer, save the one part that exists."""
+    """Save the processor. For a single tower or without a tokenizer, save only the feature extractor or tokenizer."""
     extractor = conversion.feature_extractor
     if isinstance(conversion.model, SupCLAPModel) and extractor is not None and tokenizer is not None:
         processor = SupCLAPProcessor(extractor, tokenizer, plain_captions=conversion.layout.plain_captions)
@@ -104,11 +104,13 @@ def _save_inputs(conversion: Conversion, folder: Path, tokenizer: PreTrainedToke
 
 
 def verify_saved(conversion: Conversion, folder: str | Path) -> None:
-    """Reload a saved model and compare it with the converted one: weights exactly, embeddings to rtol 1e-4, atol 1e-5.
+    """Reload a saved model and check that it equals the converted one.
+
+    Weights must be equal. Embeddings of a test input must be close (rtol 1e-4, atol 1e-5).
 
     Args:
-        conversion: The conversion that was saved.
-        folder: The folder that it was saved to.
+        conversion: The saved conversion.
+        folder: Folder of the saved model.
 
     Raises:
         ValueError: Weights are missing or differ, or an embedding differs or is not finite.
@@ -139,7 +141,7 @@ def verify_saved(conversion: Conversion, folder: str | Path) -> None:
 
 @torch.no_grad()
 def _embed_probe(model: Any, extractor: Any) -> dict[str, torch.Tensor]:
-    """Embed one second of a 440 Hz tone and a few tokens, each with the tower for it, if the model has one."""
+    """Embed a test input with each tower: one second of a 440 Hz tone (audio), and a few tokens (text)."""
     embeddings: dict[str, torch.Tensor] = {}
     whole = isinstance(model, SupCLAPModel)
     if extractor is not None:

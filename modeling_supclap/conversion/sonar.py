@@ -1,7 +1,7 @@
-"""Convert SONAR to `SonarTextModel`, from fairseq2, legacy fairseq or the Hub's M2M100 encoder.
+"""Convert SONAR to `SonarTextModel`, from a fairseq2 file, a legacy fairseq file or an M2M100 encoder on the Hub.
 
-The order of the control tokens is pad, unk, bos, eos in fairseq2, and bos, pad, eos, unk in fairseq and on the Hub. The
-conversion of a fairseq2 file therefore permutes the first four rows of the embedding.
+The order of the control tokens is pad, unk, bos, eos in fairseq2, and bos, pad, eos, unk in fairseq and on the Hub.
+Therefore the first four embedding rows of a fairseq2 file are permuted.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FAIRSEQ2_NAMES = (
     (r"^encoder\.(layers\.\d+)\.ffn_layer_norm\.", r"\1.final_layer_norm."),
     (r"^encoder\.", ""),
 )
-# Row i of the Hub's embedding is row FROM_FAIRSEQ2_ROWS[i] of fairseq2's.
+# Row i of the Hub embedding is row FROM_FAIRSEQ2_ROWS[i] of the fairseq2 embedding.
 FROM_FAIRSEQ2_ROWS = [2, 0, 3, 1]
-# The format version, and a device marker of the sinusoidal positions, which the model computes.
+# The format version, and a placeholder for the sinusoidal positions. The model computes these positions itself.
 ASIDE = {r"(version|embed_positions\._float_tensor)$": "fairseq constants"}
 # SONAR has 16 heads at a width of 1,024.
 HEAD_DIM = 64
@@ -38,19 +38,19 @@ HEAD_DIM = 64
 def sonar_from_tensors(
     tensors: Mapping[str, torch.Tensor], origin: str, config: Mapping[str, Any] | None = None
 ) -> tuple[SonarTextModel, dict[str, int]]:
-    """Build the encoder of Meta's `sonar_text_encoder.pt` or of a checkpoint of transformers' `M2M100Encoder`.
+    """Build a `SonarTextModel` from Meta's `sonar_text_encoder.pt` or a transformers `M2M100Encoder` checkpoint.
 
     Args:
-        tensors: All tensors of the checkpoint (387 at 24 layers).
-        origin: Name of the checkpoint, for error messages.
-        config: Content of its `config.json`; None or empty derives the configuration from the tensor shapes and
-            assumes heads of width 64.
+        tensors: Dict from name to tensor (387 tensors with 24 layers).
+        origin: Checkpoint name to show in error messages.
+        config: Content of `config.json`. If None or empty, the configuration is derived from the tensor shapes, with a
+            head width of 64.
 
     Returns:
-        The encoder (float32, evaluation mode) and the number of unused tensors, by description.
+        The encoder (float32, evaluation mode), and a dict from description to number of unused tensors.
 
     Raises:
-        ValueError: The checkpoint has another layout, or the configuration does not match it.
+        ValueError: The checkpoint has a different layout, or the configuration does not match it.
     """
     fields = dict(config or {})
     if fields and (kind := fields.pop("model_type", None)) != M2M100Config.model_type:

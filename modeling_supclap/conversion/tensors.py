@@ -1,4 +1,4 @@
-"""Shared by all conversions: rename tensors, read their shapes, and fill a model exactly."""
+"""Helpers for all conversions: rename tensors, read their shapes, and load them into a model with strict checks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from transformers.initialization import no_init_weights
 
 
 class Tensors(dict[str, torch.Tensor]):
-    """Tensors of a checkpoint by name. Errors are ValueErrors that name the checkpoint.
+    """Dict from name to tensor, with methods for conversions. They raise ValueErrors that name the checkpoint.
 
     Args:
-        tensors: The tensors by name.
-        origin: Name of the checkpoint, for error messages.
+        tensors: Dict from name to tensor.
+        origin: Checkpoint name to show in error messages.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
@@ -24,14 +24,14 @@ class Tensors(dict[str, torch.Tensor]):
         self.origin = origin
 
     def build(self, model_class: Callable[..., Any], *args: Any) -> Any:
-        """Build a model and fill it with exactly these tensors (float32, evaluation mode).
+        """Build a model and load exactly these tensors into it (float32, evaluation mode).
 
         Args:
             model_class: Class of the model.
-            *args: Its configuration, and optionally towers that are filled already.
+            *args: Arguments of `model_class`: the configuration, and optionally the towers.
 
         Raises:
-            ValueError: Names or shapes differ from the model's.
+            ValueError: Tensor names or shapes do not match the model.
         """
         with no_init_weights():
             model = model_class(*args)
@@ -42,7 +42,7 @@ class Tensors(dict[str, torch.Tensor]):
         """Return the tensors with new names.
 
         Args:
-            rules: Pairs of regular expression and replacement; for each name, the first rule that matches applies.
+            rules: Pairs (regular expression, replacement). For each name, the first matching rule applies.
 
         Raises:
             ValueError: Two tensors would have the same name.
@@ -61,11 +61,11 @@ class Tensors(dict[str, torch.Tensor]):
         return renamed
 
     def without(self, *prefixes: str) -> Tensors:
-        """Return the tensors with none of these prefixes."""
+        """Return the tensors without any of these name prefixes."""
         return Tensors({name: self[name] for name in self if not name.startswith(prefixes)}, self.origin)
 
     def below(self, prefix: str) -> Tensors:
-        """Return the tensors with this prefix, which is removed from their names."""
+        """Return the tensors with this name prefix, and remove the prefix from their names."""
         matching = {name.removeprefix(prefix): self[name] for name in self if name.startswith(prefix)}
         return Tensors(matching, self.origin)
 
@@ -73,10 +73,10 @@ class Tensors(dict[str, torch.Tensor]):
         """Remove tensors that do not affect the embeddings.
 
         Args:
-            reasons: Regular expression of the beginning of their names, to a short description.
+            reasons: Dict from a regular expression, matched at the start of the tensor name, to a short description.
 
         Returns:
-            The remaining tensors, and the number of removed tensors by description.
+            The remaining tensors, and a dict from description to number of removed tensors.
         """
         kept = Tensors({}, self.origin)
         counts: dict[str, int] = {}
@@ -91,7 +91,7 @@ class Tensors(dict[str, torch.Tensor]):
         return kept, counts
 
     def count_layers(self, prefix: str) -> int:
-        """Return the number of layers after a prefix: the highest index + 1."""
+        """Return the number of layers with names `<prefix><index>.`: the highest index + 1."""
         count = 0
         for name in self:
             if match := re.match(re.escape(prefix) + r"(\d+)\.", name):
@@ -100,7 +100,7 @@ class Tensors(dict[str, torch.Tensor]):
         return count
 
     def count_heads(self, width: int, head_dim: int) -> int:
-        """Return the number of attention heads, from the head width of the published models.
+        """Return the number of attention heads, width / head_dim.
 
         Raises:
             ValueError: `width` is not a multiple of `head_dim`.
@@ -126,15 +126,16 @@ class Tensors(dict[str, torch.Tensor]):
         return shape
 
     def check_constant(self, name: str, expected: torch.Tensor, advice: str) -> None:
-        """Raise if a front-end constant of the checkpoint differs from that of our feature extractor.
+        """Raise if a front-end constant in the checkpoint differs from our feature extractor.
 
         Args:
-            name: Name of the constant, such as the mel filters.
-            expected: The same constant of our feature extractor.
-            advice: The expected front end, for the error message.
+            name: Tensor name of the constant, for example the mel filters.
+            expected: Value in our feature extractor.
+            advice: Description of the expected front end, to show in the error message.
 
         Raises:
-            ValueError: It is missing, has another shape, or differs by more than rounding and library differences.
+            ValueError: The constant is missing, has another shape, or differs by more than 1e-4 of its maximum (plus
+                rounding in half precision).
         """
         constant = self.get(name)
         if constant is None or constant.shape != expected.shape:
@@ -158,15 +159,15 @@ def under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: str) -> None:
-    """Copy tensors into a model that has exactly these names and shapes.
+    """Load tensors into a model; their names and shapes must match exactly.
 
     Args:
-        model: The model to fill, in place.
-        tensors: All of its parameters and persistent buffers, by name.
-        origin: Name of the checkpoint, for error messages.
+        model: The model, changed in place.
+        tensors: Dict from name to tensor, with all parameters and persistent buffers of the model.
+        origin: Checkpoint name to show in error messages.
 
     Raises:
-        ValueError: Names or shapes differ; the model is then unchanged.
+        ValueError: Names or shapes differ. In this case the model is unchanged.
     """
     expected = model.state_dict()
 
@@ -185,7 +186,7 @@ def fill_exactly(model: nn.Module, tensors: Mapping[str, torch.Tensor], origin: 
 
 
 def refuse_faults(origin: str, target: str, faults: Mapping[str, list[str]]) -> None:
-    """Raise a ValueError with the number and the first names of the tensors of each fault, if there are any."""
+    """Raise ValueError if any fault has tensors; the message shows their number and the first names."""
     messages = []
     for fault, names in faults.items():
         if names:
