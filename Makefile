@@ -51,11 +51,11 @@ bench-gpu: setup
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 test: setup
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 # All tests that start no process.
 test-fast: setup
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not process and not slow and not gpu" $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not slow and not gpu" $(ARGS)
 
 test-slow: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow $(ARGS)
@@ -80,7 +80,7 @@ test-oldest: setup
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(OLDEST) --no-deps \
 		transformers==5.17.0 huggingface_hub==1.31.0 httpx==0.28.1 httpcore==1.0.9
 	PYTHONPATH=$(OLDEST) $(BIN)/python tests/fetch_transformers_tests.py
-	HF_HUB_OFFLINE=1 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/python -m pytest -n 2 -m "not slow and not gpu" tests $(ARGS)
+	HF_HUB_OFFLINE=1 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" tests $(ARGS)
 
 # mypy checks tests only where they have annotations; most fixtures have none. A separate cache, because other rules would
 # invalidate the cache of the package.

@@ -227,7 +227,12 @@ def pair(kind: str = "supclap") -> tuple[Any, Any]:
     if kind == "cnn14":
         towers: dict[str, Any] = {"hidden_size": 16, "channels": [4, 8], "dropout": 0.0, "embedding_dropout": 0.0}
         model = SupCLAPModel(supclap_config(audio=CNN14Config(**towers))).eval()
-        front_end = {"filter_rate_hz": None, "sampling_rate": RATE_HZ, "frequency_max": 8000, "hop_length": 160}
+        front_end: dict[str, Any] = {
+            "filter_rate_hz": None,
+            "sampling_rate": RATE_HZ,
+            "frequency_max": 8000,
+            "hop_length": 160,
+        }
         return model, SupCLAPProcessor(MSCLAPFeatureExtractor(**front_end, max_length_s=1), bert_tokenizer())
     return supclap_model(), bert_processor()
 

@@ -384,6 +384,7 @@ def search_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     queries = ["rain", "", " ", "\x00", "\ud800", "a" * 5000, None, 3, ["rain"], float("nan")]
     recordings = [sounds / "0.wav", str(sounds / "1.wav"), folder / "nowhere.wav", folder / "junk.wav", folder, ""]
     vectors = [np.ones(dim), np.zeros(dim), np.full(dim, np.nan), np.ones(dim + 1), np.ones((1, dim)), [], "vector"]
+    given: dict[str, list[Any]] = {"query": queries, "audio": recordings, "vector": vectors}
     options: dict[str, list[Any]] = {
         "k": [1, 3, 0, -1, 10**9],
         "within": ["0.wav", "nowhere.wav", "", "'", "' OR 1=1 --"],

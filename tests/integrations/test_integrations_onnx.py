@@ -54,7 +54,7 @@ def by_recipe(tmp_path_factory):
     return model, processor, place / "deep" / "out"
 
 
-@pytest.fixture(scope="module", params=["by_call", "by_recipe"])
+@pytest.fixture(scope="module", params=[pytest.param("by_call", marks=pytest.mark.slow), "by_recipe"])
 def exported(request):
     model, processor, folder = request.getfixturevalue(request.param)
     sessions = {name: onnxruntime.InferenceSession(folder / f"{name}.onnx") for name in ("audio", "text")}
