@@ -1,7 +1,7 @@
-"""Search page: a search box, the hits with a player each, and a strip of scores along each recording.
+"""Gradio search page with a search box, an audio player for each hit, and a plot of the scores along each recording.
 
-It is a Gradio app, so it can be deployed as a Space: `launch_page(Searcher("index"), "recordings")`. It serves only the
-indexed recordings, and shows only paths below their folder.
+The page can be deployed as a Hugging Face Space: `launch_page(Searcher("index"), "recordings")`. It serves only the
+indexed recordings, and shows only paths relative to their folder.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def serve(
     device: str | None = None,
     host: str = "127.0.0.1",
 ) -> None:
-    """Load an index with its model, and serve the search page until interrupted.
+    """Load an index and its model, and serve the search page until interrupted.
 
     Args:
-        index: Folder of the index.
-        recordings: Folder of the recordings; None uses the folder that was indexed.
+        index: Index folder.
+        recordings: Folder of the recordings; None uses the indexed folder.
         port: Port of the page.
         share: Whether to create a public Gradio link.
         device: Device of the model; None uses a GPU if available.
@@ -65,10 +65,10 @@ def serve(
 
 
 def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> Any:
-    """Launch the page and serve the indexed recordings.
+    """Launch the search page and serve the indexed recordings.
 
     Args:
-        searcher: The index and its model.
+        searcher: Searcher with the index and its model.
         recordings: Folder of the recordings.
         **options: Options of Gradio's `launch`.
 
@@ -83,7 +83,7 @@ def launch_page(searcher: Searcher, recordings: str | Path, **options: Any) -> A
 
 
 def make_route(searcher: Searcher, root: Path) -> Any:
-    """Return the route that serves only the indexed recordings below a folder."""
+    """Create a Starlette route that serves recordings from a folder, and only recordings that are in the index."""
     from starlette.responses import FileResponse, PlainTextResponse
     from starlette.routing import Route
 
@@ -98,7 +98,11 @@ def make_route(searcher: Searcher, root: Path) -> Any:
 
 
 def find_recordings(searcher: Searcher, recordings: str | Path | None = None) -> Path:
-    """Return the absolute path of the folder of recordings; by default the folder that was indexed.
+    """Return the absolute path of the recordings folder.
+
+    Args:
+        searcher: Searcher with the index.
+        recordings: Folder of the recordings; None uses the indexed folder.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -110,18 +114,21 @@ def find_recordings(searcher: Searcher, recordings: str | Path | None = None) ->
 
 
 def make_page(searcher: Searcher, recordings: str | Path) -> Any:
-    """Build the page as a `gradio.Blocks`, without launching it.
+    """Build the search page without launching it.
 
     Args:
-        searcher: The index and its model.
+        searcher: Searcher with the index and its model.
         recordings: Folder of the recordings.
+
+    Returns:
+        The page as `gradio.Blocks`.
     """
     gradio = _import_gradio()
     root = Path(recordings).resolve()
     languages = [(language.name, code) for code, language in LANGUAGE_TABLE.items()]
 
     def answer(text: str, language: str, sound: str | None, number: float) -> str:
-        """Return the hits or the error message as HTML."""
+        """Run a search and return the hits, or the error message, as HTML."""
         try:
             if sound:
                 vector = searcher.embed_audio(Path(sound).read_bytes())
@@ -156,17 +163,17 @@ def make_page(searcher: Searcher, recordings: str | Path) -> Any:
 
 
 def render_hits(searcher: Searcher, hits: Sequence[Hit], vector: np.ndarray) -> str:
-    """Return the hits as HTML, with one strip of scores per file.
+    """Render the hits as HTML, with a plot of the scores along each recording.
 
     Args:
-        searcher: Computes the scores along each recording.
-        hits: The hits, best first.
-        vector: Embedding of the query, (d,).
+        searcher: Searcher that computes the scores along each recording.
+        hits: Hits, best first.
+        vector: Query embedding, (d,).
     """
     if not hits:
         return "<p>No indexed recording to search.</p>"
 
-    # All strips share one scale, because the scores within a short recording hardly differ.
+    # All plots share one color scale, because the scores within a short recording are almost equal.
     scored = {hit.file: searcher.strip(vector, hit.file) for hit in hits}
     all_scores = np.concatenate([scores for _, scores in scored.values()])
     lowest, span = all_scores.min(), np.ptp(all_scores)

@@ -1,9 +1,9 @@
-"""Index of the recordings in a folder: embeddings of overlapping windows with their times.
+"""Search index for a folder of recordings: embeddings of overlapping windows, with start and end times.
 
-The index is a LanceDB store (the extra `search`): a folder of Arrow files, local or in object storage. A small store is
-searched exactly in memory; a large one has an approximate index. A second table stores size, times, digest and error of
-each file. It makes building resumable and incremental: a file is added there after its windows, so unfinished files are
-processed again after a crash, and unchanged files are skipped.
+The index is a LanceDB store (requires the extra `search`): a folder of Arrow files, local or in object storage. A small
+store is searched exactly in memory; a large store has an approximate index. A second table, the file table, contains
+the size, times, digest and error of each file. With this table, indexing is resumable and incremental: unchanged files
+are skipped. A file is added to the table after its windows, so unfinished files are processed again after a crash.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from modeling_supclap.datasets_scripts.progress import progress
 from ..audio_input import Recording
 from ..evaluation import EmbeddingModel
 
-# Below this number of windows search is exact and in memory; from it on there is an approximate index.
+# Minimum number of windows for an approximate index; smaller stores are searched exactly in memory.
 APPROXIMATE_FROM_ROWS = 100_000
-# Share of new windows above which the approximate index is rebuilt, because its partitions no longer fit.
+# Rebuild the approximate index if the share of new windows exceeds this, because its partitions no longer fit the data.
 _NEW_SHARE = 0.1
-# Memory for the approximate index between queries.
+# Size of the memory cache for the approximate index.
 _CACHE_BYTES = 2**29
-# Recordings per write.
+# Number of recordings per write.
 _FILES_AT_ONCE = 64
 
-# Required metadata of an index.
+# Required metadata keys of an index.
 _ABOUT = ("model", "fingerprint", "window_seconds", "hop_seconds", "folder")
 
 FILES_SCHEMA = pa.schema(
@@ -58,17 +58,18 @@ FILES_SCHEMA = pa.schema(
 
 @dataclass
 class IndexReport:
-    """Summary of a call of `build_index`.
+    """Summary of a `build_index` call.
 
     Attributes:
         added: Number of new files.
-        changed: Number of files with new content, or read again after an error.
+        changed: Number of files whose content changed, or that were read again after an error.
         removed: Number of files that no longer exist.
         unchanged: Number of unchanged files.
         windows: Number of windows in the index.
-        unreadable: Error message of each unreadable file, by path.
+        unreadable: Dict from the path of an unreadable file to its error message.
         seconds: Duration of the call.
-        recall: Recall@10 of the approximate index against exact search; None if search is exact or no window is new.
+        recall: Recall@10 of the approximate index compared with exact search. None if search is exact or no windows
+            were added.
     """
 
     added: int = 0
@@ -93,12 +94,12 @@ class IndexReport:
 
 
 class Stamp(NamedTuple):
-    """Size and times of a file; if they differ, its content may have changed.
+    """Size and times of a file, used to detect files that may have changed.
 
     Attributes:
         size: Size in bytes.
         modified_ns: Modification time (mtime) in ns.
-        changed_ns: Change time (ctime) in ns. Unlike the mtime it cannot be set by a program.
+        changed_ns: Change time (ctime) in ns. Unlike the mtime, programs cannot set the ctime.
     """
 
     size: int
@@ -106,12 +107,12 @@ class Stamp(NamedTuple):
     changed_ns: int
 
 
-# Stamp of a file that vanished, changed while it was read, or was unreadable. The next run reads it again.
+# Stamp for a file that was deleted or changed during reading, or was unreadable. The next run reads the file again.
 _UNKNOWN = Stamp(0, 0, 0)
 
 
 class _Loaded(NamedTuple):
-    """All windows of one version of the store, in memory."""
+    """In-memory copy of all windows in one version of the store."""
 
     version: int
     files: np.ndarray
@@ -121,12 +122,12 @@ class _Loaded(NamedTuple):
 
 
 class SoundIndex:
-    """Index of audio windows in LanceDB. Reads always see the latest writes of other processes.
+    """LanceDB index of audio windows. Reads always include the latest writes of other processes.
 
     Args:
         folder: Local folder, or a URL of object storage that LanceDB supports (`s3://...`).
-        dim: Dimension of the embeddings, to create a missing store; None only opens an existing store.
-        about: Metadata of a new store, such as the model's name.
+        dim: Embedding dimension, to create the store if it does not exist; None only opens an existing store.
+        about: Metadata for a new store, such as the model name.
 
     Raises:
         FileNotFoundError: The store does not exist, and `dim` is None.
@@ -169,10 +170,10 @@ class SoundIndex:
 
     @property
     def about(self) -> dict[str, str]:
-        """Metadata of the store: model, fingerprint, window and hop in seconds, folder of the recordings.
+        """Metadata of the store: model, model fingerprint, window and hop in seconds, and folder of the recordings.
 
         Raises:
-            ValueError: An entry is missing, because another program created the store.
+            ValueError: A key is missing, because another program created the store.
         """
         metadata = self.windows.schema.metadata or {}
         about = {key.decode(): value.decode() for key, value in metadata.items()}
@@ -183,16 +184,20 @@ class SoundIndex:
         return about
 
     def known_files(self) -> dict[str, dict[str, Any]]:
-        """Return the rows of the file table, by path."""
+        """Return the file table as a dict from file path to row."""
         return {row["file"]: row for row in self._read(lambda: self.files.to_arrow()).to_pylist()}
 
     def holds(self, file: str) -> bool:
-        """Return whether a recording is in the index, by its path relative to the indexed folder."""
+        """Return whether the index contains a recording.
+
+        Args:
+            file: Path relative to the indexed folder.
+        """
         query = self.files.search().where(f"file = {quoted(file)}").limit(1)
         return bool(self._read(query.to_list))
 
     def replace(self, entries: Sequence[IndexedFile]) -> None:
-        """Replace the windows of some files, then add the files to the file table."""
+        """Replace files in the index; rows are added to the file table after the windows."""
         self.remove([entry.file for entry in entries])
 
         tables = [entry.as_windows(self.windows.schema) for entry in entries if len(entry.embeds)]
@@ -201,26 +206,34 @@ class SoundIndex:
         self.files.add(pa.Table.from_pylist([entry.as_row() for entry in entries], schema=FILES_SCHEMA))
 
     def remove(self, files: Sequence[str]) -> None:
-        """Remove files, first from the file table, so that an interrupted removal leads to reading them again."""
+        """Remove files from the index.
+
+        They are removed from the file table first, so that after an interruption the next run reads them again.
+        """
         for start in range(0, len(files), 500):
             listed = ", ".join(quoted(name) for name in files[start : start + 500])
             self.files.delete(f"file IN ({listed})")
             self.windows.delete(f"file IN ({listed})")
 
     def update_stamps(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Update the stamps of files with unchanged content."""
+        """Update size and times in the file table, for files with unchanged content.
+
+        Args:
+            rows: Rows of the file table with the new values.
+        """
         if rows:
             table = pa.Table.from_pylist(list(rows), schema=FILES_SCHEMA)
             self.files.merge_insert("file").when_matched_update_all().execute(table)
 
     def optimize(self) -> float | None:
-        """Merge small fragments, and from `APPROXIMATE_FROM_ROWS` windows on update the approximate index.
+        """Merge small fragments, and update the approximate index if there are `APPROXIMATE_FROM_ROWS` or more windows.
 
-        New windows are added to the existing partitions; the index is rebuilt if they are more than a tenth of all.
+        New windows are added to the existing partitions. If more than a tenth of all windows are new, the index is
+        rebuilt.
 
         Returns:
-            Recall@10 of the approximate index against exact search, with 20 windows of the store as queries; None if
-            search is exact or no window is new.
+            Recall@10 of the approximate index compared with exact search, with 20 random windows as queries. None if
+            search is exact or no windows were added.
         """
         rows = self.windows.count_rows()
         new_rows = self.windows.index_stats("vector_idx").num_unindexed_rows if self.is_approximate else rows
@@ -231,14 +244,14 @@ class SoundIndex:
         if new_rows and rows >= APPROXIMATE_FROM_ROWS:
             if new_rows > _NEW_SHARE * rows:
                 partitions = 2 ** round(math.log2(math.sqrt(rows)))
-                # Without quantisation search is several times faster than with 8 bits; it doubles the disk space.
+                # No quantisation: search is several times faster than with 8 bits, but needs twice the disk space.
                 config = _import_lancedb().index.IvfFlat(
                     distance_type="dot", num_partitions=partitions, sample_rate=64, max_iterations=20
                 )
                 self.windows.create_index("vector", config=config, replace=True)
             recall = self.measure_recall(self.draw_vectors(20))
 
-        # Delete old versions now, because they double the size of the store. Their readers retry in `_read`.
+        # Delete old versions now, because they double the store size. Processes that read them retry in `_read`.
         for table in (self.files, self.windows, self.windows):  # twice, because the first call may write a new index
             table.optimize(cleanup_older_than=timedelta(milliseconds=1))
         return recall
@@ -249,12 +262,17 @@ class SoundIndex:
         return bool(self.windows.list_indices())
 
     def draw_vectors(self, count: int, seed: int = 0) -> list[list[float]]:
-        """Draw the embeddings of random windows, as queries for `measure_recall`."""
+        """Sample the embeddings of random windows, as queries for `measure_recall`.
+
+        Args:
+            count: Number of windows.
+            seed: Random seed.
+        """
         indices = np.random.default_rng(seed).choice(self.windows.count_rows(), size=count, replace=False)
         return self.windows.take_offsets(sorted(indices.tolist())).select(["vector"]).to_arrow()["vector"].to_pylist()
 
     def measure_recall(self, vectors: Sequence[Any]) -> float:
-        """Compute the recall@10 of the approximate index against exact search, for the given query embeddings."""
+        """Compute the recall@10 of the approximate index compared with exact search, for the given query embeddings."""
         num_matches = 0
         for vector in vectors:
             exact = {(row["file"], row["start_seconds"]) for row in self.nearest(vector, 10, exact=True)}
@@ -265,14 +283,14 @@ class SoundIndex:
         """Return the windows with the highest cosine to an embedding.
 
         Args:
-            vector: Embedding of unit norm, (d,).
-            limit: Maximum number of windows.
-            within: Search only this file.
-            exact: Whether to score every window even if there is an approximate index.
+            vector: Embedding with unit norm, (d,).
+            limit: Maximum number of windows to return.
+            within: File to search; None searches all files.
+            exact: Whether to score all windows even if there is an approximate index.
 
         Returns:
-            Rows with `file`, `start_seconds`, `end_seconds` and `score`, best first; equal scores are sorted by file
-            and time.
+            List of dicts with `file`, `start_seconds`, `end_seconds` and `score`, best first. Equal scores are sorted
+            by file and time.
         """
         rows = self._read(self.windows.count_rows)
         limit = min(limit, rows)
@@ -288,7 +306,7 @@ class SoundIndex:
         loaded = self._load()
         indices = np.arange(len(loaded.files)) if within is None else np.flatnonzero(loaded.files == within)
         scores = (loaded.vectors if within is None else loaded.vectors[indices]) @ vector
-        if limit < len(indices):  # keep all windows tied with the last one
+        if limit < len(indices):  # keep all windows whose score equals the last score
             best = np.flatnonzero(scores >= np.partition(scores, -limit)[-limit])
             indices, scores = indices[best], scores[best]
 
@@ -316,7 +334,7 @@ class SoundIndex:
         return rows
 
     def _load(self) -> _Loaded:
-        """Return all windows; reload them if the store has a new version."""
+        """Return all windows from memory; reload them if the store has a new version."""
         version = self.windows.version
         if self._loaded is None or self._loaded.version != version:
             table = self._read(lambda: self.windows.to_arrow()).combine_chunks()
@@ -326,7 +344,7 @@ class SoundIndex:
         return self._loaded
 
     def _read(self, read: Callable[[], Any]) -> Any:
-        """Call `read`; retry once, because another process may just have deleted the open version.
+        """Call `read` and retry once if it fails, because another process may have deleted the open version.
 
         Raises:
             ValueError: The store is damaged.
@@ -343,16 +361,16 @@ class SoundIndex:
 
 
 class IndexedFile(NamedTuple):
-    """An embedded file, or the error of an unreadable file.
+    """Window embeddings of one file, or the error if the file is unreadable.
 
     Attributes:
-        file: Path relative to the indexed folder, with slashes.
-        stamp: Size and times when the file was read.
-        digest: SHA-256 of the content; empty if unknown.
+        file: Path relative to the indexed folder, with forward slashes.
+        stamp: Size and times of the file before it was read.
+        digest: SHA-256 of the content as a hex string; empty if unknown.
         duration_seconds: Duration of the recording.
-        starts_seconds: Start of each window, (windows,).
-        ends_seconds: End of each window, (windows,).
-        embeds: Embeddings of unit norm, (windows, d).
+        starts_seconds: Start time of each window, (windows,).
+        ends_seconds: End time of each window, (windows,).
+        embeds: Embeddings with unit norm, (windows, d).
         problem: Error message; empty if the file is readable.
     """
 
@@ -366,12 +384,12 @@ class IndexedFile(NamedTuple):
     problem: str = ""
 
     def as_row(self) -> dict[str, Any]:
-        """Return the file's row of the file table."""
+        """Convert to a row of the file table."""
         fields = {"file": self.file, "digest": self.digest, "duration_seconds": self.duration_seconds}
         return {**fields, **self.stamp._asdict(), "problem": self.problem}
 
     def as_windows(self, schema: pa.Schema) -> pa.Table:
-        """Return the file's rows of the window table."""
+        """Convert to rows of the window table, one per window."""
         dim = schema.field("vector").type.list_size
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(self.embeds.astype(np.float32).ravel()), dim)
         names = pa.array([self.file] * len(self.embeds))
@@ -390,29 +408,29 @@ def build_index(
     process: tuple[int, int] = (0, 1),
     barrier: Callable[[], None] = lambda: None,
 ) -> IndexReport:
-    """Build or update the index of a folder: embed new and changed files, and remove deleted files.
+    """Build or update a search index: embed new and changed files, and remove deleted files.
 
     Args:
         model: Model from `evaluation.load_embedding_model`.
-        folder: Folder of the recordings, including its sub-folders.
+        folder: Folder with recordings; its subfolders are included.
         index: Folder or URL of the index; created if missing.
-        window_seconds: Length of a window, at most the model's maximum.
+        window_seconds: Window length, at most the model's maximum.
         hop_seconds: Time between the starts of consecutive windows, at most `window_seconds`.
         batch_size: Windows per batch.
-        num_workers: Threads that read files ahead of the model; None uses one per core, at most 8.
+        num_workers: Number of threads that prefetch files; None uses one per core, at most 8.
         show_progress_bar: Whether to show a progress bar over files.
-        process: Rank and number of processes; each process embeds its share of the files.
-        barrier: Waits for the other processes.
+        process: Tuple of rank and number of processes; each process embeds a part of the files.
+        barrier: Function that waits for all processes.
 
     Returns:
-        Summary of the changes. Each process reports its share; only rank 0 reports `removed`, `windows`, `unreadable`
+        Summary of the changes. Each process counts its own files; only rank 0 sets `removed`, `windows`, `unreadable`
         and `recall`.
 
     Raises:
-        InUseError: Another run is writing to the index.
+        InUseError: Another process is writing to the index.
         FileNotFoundError: The folder does not exist or contains no recordings.
         ValueError: The window or hop is invalid, or the index was built with another model, window or hop, or from
-            another folder that shares no file with this one.
+            another folder that has no file in common with this folder.
     """
     model.chunk_samples(window_seconds)  # raises if the model does not support this length
     if not 0 < hop_seconds <= window_seconds:
@@ -484,7 +502,7 @@ def build_index(
 
 
 def list_recordings(folder: str | Path) -> dict[str, Path]:
-    """Return the recordings of a folder and its sub-folders: full path by relative path.
+    """List the recordings in a folder and its subfolders, as a dict from relative path to full path.
 
     Raises:
         FileNotFoundError: The folder does not exist or contains no recordings.
@@ -496,7 +514,7 @@ def list_recordings(folder: str | Path) -> dict[str, Path]:
 
 
 def quoted(text: str) -> str:
-    """Quote a string for a filter expression."""
+    """Quote a string for an SQL filter expression."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -509,7 +527,7 @@ def _embed_files(
     batch_size: int,
     num_workers: int,
 ) -> Iterator[IndexedFile]:
-    """Embed files and yield them in order."""
+    """Embed files and yield one `IndexedFile` per name, in order."""
     before: deque[tuple[Stamp, str]] = deque()
 
     def recordings() -> Iterator[Recording]:
@@ -520,7 +538,7 @@ def _embed_files(
     embedded = model.chunk_embeddings(recordings(), window_seconds, hop_seconds, batch_size, num_workers, "skip")
     for name, chunks in zip(names, embedded, strict=True):
         stamp, digest = before.popleft()
-        # Store stamp and digest only if the file did not change during reading; otherwise the next run reads it again.
+        # If the file changed during reading, do not store its stamp and digest, so that the next run reads it again.
         if _stamp(files[name]) != stamp or isinstance(chunks.error, OSError):
             stamp, digest = _UNKNOWN, ""
         starts, ends = chunks.onset_seconds, chunks.offset_seconds

@@ -1,4 +1,4 @@
-"""Search in an index by text, by audio or by embedding."""
+"""Search an index by text, audio or embedding."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .index import SoundIndex
 
 
 class Hit(NamedTuple):
-    """One search result: a window of a recording.
+    """Search result: a window in a recording.
 
     Attributes:
         file: Path of the recording, relative to the indexed folder.
-        start_seconds: Start of the window.
-        end_seconds: End of the window.
-        score: Cosine of the embeddings of the window and the query.
+        start_seconds: Start time of the window.
+        end_seconds: End time of the window.
+        score: Cosine similarity of the window and the query.
     """
 
     file: str
@@ -31,12 +31,12 @@ class Hit(NamedTuple):
 
 
 class Searcher:
-    """An index and the model that built it.
+    """Searches an index with the model that was used to build it.
 
     Args:
-        index: Folder of the index.
-        model: The model; None loads the model recorded in the index.
-        device: Device of the loaded model; None uses a GPU if available.
+        index: Index folder.
+        model: The model; None loads the model named in the index metadata.
+        device: Device to load the model on; None uses a GPU if available.
 
     Raises:
         FileNotFoundError: The index does not exist.
@@ -65,24 +65,24 @@ class Searcher:
         exact: bool = False,
         merge_overlaps: bool = True,
     ) -> list[Hit]:
-        """Return the k best hits for a query. Pass exactly one of `query`, `audio` and `vector`.
+        """Search the index and return the k best hits. Pass exactly one of `query`, `audio` and `vector`.
 
         Args:
             query: Text query.
             language: Language of the text query, ISO 639-3 code.
             audio: Audio query: a path, an open file, or a pair of waveform and sampling rate.
-            vector: Embedding of a query, (d,), from `embed` or `embed_audio`.
+            vector: Query embedding from `embed` or `embed_audio`, (d,).
             k: Maximum number of hits.
-            within: Search only this file.
-            exact: Whether to score every window even if there is an approximate index.
+            within: File to search, relative to the indexed folder; None searches all files.
+            exact: Whether to score all windows even if there is an approximate index.
             merge_overlaps: Whether to drop hits that overlap a better hit in the same file.
 
         Returns:
             At most k hits, best first; equal scores are sorted by file and time. The result is deterministic.
 
         Raises:
-            ValueError: Not exactly one query is given, k is less than 1, or the index does not contain the file
-                `within`.
+            ValueError: Not exactly one of `query`, `audio` and `vector` is set, `k` is less than 1, or `within` is not
+                in the index.
         """
         if (query is None) + (audio is None) + (vector is None) != 2:
             raise ValueError(f"got query={query!r} and audio={audio!r}; pass either query, audio or vector")
@@ -109,11 +109,14 @@ class Searcher:
             limit *= 4
 
     def embed(self, query: str, language: str = "eng") -> np.ndarray:
-        """Embed a text query, (d,)."""
+        """Embed a text query. Returns an array (d,) with unit norm."""
         return self.model.encode_text([query], language, 1)[0]
 
     def embed_audio(self, audio: Any) -> np.ndarray:
-        """Embed an audio query, (d,): the normalised mean over its chunks of at most one window length."""
+        """Embed an audio query. Returns an array (d,) with unit norm.
+
+        Audio longer than the window length is split into chunks, and the chunk embeddings are averaged.
+        """
         (recording, *_), _ = as_recordings(audio)
         (chunks,) = self.model.chunk_embeddings([recording], float(self.index.about["window_seconds"]))
         return mean_embedding(chunks.embeds).numpy()
@@ -122,11 +125,11 @@ class Searcher:
         """Score all windows of one recording.
 
         Args:
-            vector: Embedding of the query, (d,).
+            vector: Query embedding, (d,).
             file: Path of the recording, relative to the indexed folder.
 
         Returns:
-            Start times of the windows in seconds, ascending, and their scores; both (windows,).
+            Tuple of the window start times in seconds, ascending, and the scores; both (windows,).
         """
         rows = self.index.nearest(vector, self.index.windows.count_rows(), within=file, exact=True)
         rows.sort(key=lambda row: row["start_seconds"])
@@ -134,7 +137,7 @@ class Searcher:
 
 
 def without_overlaps(hits: Sequence[Hit]) -> list[Hit]:
-    """Drop hits that overlap an earlier hit in the same file; `hits` are sorted by score.
+    """Drop hits that overlap an earlier hit in the same file; `hits` must be sorted by score, best first.
 
     >>> hits = [Hit("a.wav", 5.0, 10.0, 0.9), Hit("a.wav", 7.5, 12.5, 0.8), Hit("a.wav", 10.0, 15.0, 0.7)]
     >>> [hit.start_seconds for hit in without_overlaps(hits)]
