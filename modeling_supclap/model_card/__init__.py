@@ -1,4 +1,4 @@
-"""Model cards: the parts, training data, license and scores of a model, and how to reproduce it."""
+"""Model cards: describe a model's components, training data, license and scores, and how to reproduce it."""
 
 from ..conversion.provenance import Origin, license_of, origins
 from .card import citations, is_untouched, model_card, push_to_hub, write_card, write_card_of_run

@@ -1,4 +1,4 @@
-"""Collect the facts of a model card: the model, its training run and its training data."""
+"""Collect the information for a model card: model, training run and training data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..modeling_supclap import SupCLAPModel
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ALWAYS = {"loss", "svr", "stage", "learning_rate", "per_device_train_batch_size", "num_train_epochs", "seed"}
-# Arguments about paths, logging and uploads, and those that the card states elsewhere.
+# Arguments to exclude: paths, logging and uploads, and arguments that are elsewhere in the card.
 _LOCAL_ARGUMENTS = {
     "output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "data_dir", "report_to", "project", "model",
     "clap", "hub_token", "hub_model_id", "hub_private_repo", "push_to_hub", "disable_tqdm", "accelerator_config",
@@ -31,23 +31,23 @@ _LOCAL_ARGUMENTS = {
 
 @dataclass
 class CardFacts:
-    """Facts about a model for its card; only the model and its name are required.
+    """Information for a model card; only `model` and `name` are required.
 
     Args:
         model: The model.
         name: Name of the model.
         repository: Hub id of the model.
-        sampling_rate_hz: Sampling rate of the model's input.
+        sampling_rate_hz: Sampling rate of the audio input.
         languages: ISO 639-3 codes of the training captions.
         arguments: Training arguments that affect the result.
-        dataset: Names of the training sets: Hub ids or builders of `datasets_scripts`.
+        dataset: Names of the training datasets: Hub ids or names of builders in `datasets_scripts`.
         clips: Number of training clips.
-        licenses: Number of training clips by license.
+        licenses: Dict from license to number of training clips.
         results: Contents of `results.json` files, from training or evaluation.
-        base_model: Hub id or folder of the model that training continued from; None reads it from the model.
-        license: License of the model; None derives it from the parts.
+        base_model: Hub id or folder of the model that training started from; None reads it from the model.
+        license: License of the model; None derives it from the licenses of its components.
         tags: Additional Hub tags.
-        command: Command line of the run.
+        command: Command line of the training run.
         processes: Number of training processes.
         device: Device type of the run, such as "cuda".
     """
@@ -71,7 +71,10 @@ class CardFacts:
 
 
 def facts_of_run(trainer: Any) -> CardFacts:
-    """Collect the facts of a `SupCLAPTrainer`: non-default arguments, training data, and results on disk."""
+    """Collect the model card information from a `SupCLAPTrainer`.
+
+    This includes non-default training arguments, the training data, and results in the output folder.
+    """
     args, folder = trainer.args, Path(trainer.args.output_dir or ".")
     results = read_results(folder)
     of_run = results[0] if results and "training" in results[0] else {"training": {}, "protocol": {}, "scores": {}}
@@ -102,7 +105,7 @@ def facts_of_run(trainer: Any) -> CardFacts:
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Read `results.json` of a folder, then those of its direct subfolders; files of other schemas are skipped."""
+    """Read `results.json` from a folder, then from its direct subfolders; files with another schema are skipped."""
     paths = [folder / "results.json"] if (folder / "results.json").is_file() else []
     results = []
     for path in (*paths, *sorted(folder.glob("*/results.json"))):
@@ -114,9 +117,9 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 def count_licenses(rows: Any) -> dict[str, int]:
-    """Count clips by license, most frequent first; a clip without one counts as `not stated`.
+    """Count the clips per license, most frequent first; a clip without a license is counted as `not stated`.
 
-    Rows with an attribute `licenses`, such as streams, return these counts of the whole set.
+    If `rows` has an attribute `licenses`, such as a stream, these precomputed counts are used.
     """
     if rows is None or not len(rows):
         return {}
@@ -134,7 +137,7 @@ def count_licenses(rows: Any) -> dict[str, int]:
 
 
 def _relevant_arguments(args: Any, recorded: Mapping[str, Any], objective: str = "") -> dict[str, Any]:
-    """Return the arguments that differ from their defaults, those of the recipe, and those in `_ALWAYS`."""
+    """Select the training arguments for the card: non-default arguments, recipe arguments, and those in `_ALWAYS`."""
     plain = args.to_dict()
     relevant = {}
     for name, value in recorded.items():
@@ -158,13 +161,13 @@ def _relevant_arguments(args: Any, recorded: Mapping[str, Any], objective: str =
 
 
 def public_command(arguments: Sequence[str]) -> str:
-    """Return the command line of a recipe for publication: without secrets, local folders and `resume_from_checkpoint`.
+    """Format the command line of a recipe without secrets, local folders and `resume_from_checkpoint`.
 
     Args:
         arguments: `sys.argv`.
 
     Returns:
-        The launcher and the command; empty if no script was run, for example in a notebook.
+        Launcher and command as one string; empty if no script was run, for example in a notebook.
 
     >>> public_command(["recipes/train_supclap.py", "--data_dir", "/home/me/ESC-10", "--hub_token", "hf_x"])
     'python recipes/train_supclap.py --data_dir ESC-10'
@@ -195,7 +198,7 @@ def public_command(arguments: Sequence[str]) -> str:
 
 
 def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the package versions recorded in the results, else the installed versions."""
+    """Return the package versions from the first results that contain them, else the installed versions."""
     for each in results:
         if "versions" in each:
             return dict(each["versions"])
@@ -203,7 +206,10 @@ def versions_of(results: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def code_commit() -> str:
-    """Return the git commit of this package, with a note on local changes; empty if it is not in a git checkout."""
+    """Return the git commit of this package, with a note if there are local changes.
+
+    Returns an empty string if the package is not in a git checkout.
+    """
     if not (_ROOT / ".git").exists():
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Scores of a model card: the contents of `results.json` as tables and as the Hub's model index."""
+"""Convert the scores in `results.json` to model card tables and to the Hub's model index."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SHOWN = {"zero_shot": ("top1",), "temporal": ("temporal_accuracy", "order_accur
 
 @dataclass(frozen=True)
 class CardScore:
-    """One score of a card.
+    """Score in a model card.
 
     Args:
-        task: Name of the task, such as "text to audio".
-        metric: Name of the metric, such as "R@1".
-        score: Value with its interval and reference levels.
-        dataset: Name of the dataset.
-        split: Split of the dataset.
+        task: Task name, such as "text to audio".
+        metric: Metric name, such as "R@1".
+        score: Score with its confidence interval, chance level and order-blind score.
+        dataset: Dataset name.
+        split: Dataset split.
         language: ISO 639-3 code of the texts.
         confidence: Confidence level of the interval.
     """
@@ -39,14 +39,14 @@ class CardScore:
     confidence: float | None = None
 
     def as_eval_result(self) -> EvalResult:
-        """Convert the score to an entry of the Hub's model index."""
+        """Convert the score to an `EvalResult` for the Hub's model index."""
         is_zero_shot = self.task.startswith("zero-shot")
         arguments: dict[str, Any] | None = None
         if self.score.low is not None and self.score.high is not None:
             ends = [round(self.score.low, 4), round(self.score.high, 4)]
             arguments = {"interval": ends, "confidence": self.confidence}
 
-        # The model index distinguishes results of one task by metric type, so this type includes the direction.
+        # The model index identifies results by task and metric type, so include the retrieval direction in the type.
         kind = f"{self.task} {self.metric}".lower().replace("@", " at ")
         return EvalResult(
             task_type="zero-shot-audio-classification" if is_zero_shot else "audio-text-retrieval",
@@ -63,14 +63,14 @@ class CardScore:
 
 
 def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
-    """Select the scores of a `results.json` for a card.
+    """Select the scores from `results.json` to show in a model card.
 
     Args:
-        content: Content of the file; see `evaluation.Results`.
+        content: Content of `results.json`, see `evaluation.Results`.
 
     Returns:
-        Scores of retrieval (by direction and language), zero-shot classification, ZSTE and the stages of
-        post-training. The list is empty if `content` has another schema.
+        Scores for retrieval (per direction and language), zero-shot classification, ZSTE (zero-shot temporal
+        evaluation) and the post-training stages. Returns an empty list if `content` has another schema.
     """
     if content.get("schema") != SCHEMA:
         return []
@@ -96,9 +96,9 @@ def get_card_scores(content: Mapping[str, Any]) -> list[CardScore]:
 
 
 def format_card_scores(scores: Sequence[CardScore]) -> str:
-    """Format scores as tables in percent.
+    """Format scores as Markdown tables, in percent.
 
-    Intervals are in square brackets, chance levels in parentheses, and the scores of an order-blind model in braces.
+    Intervals are in square brackets, chance levels in parentheses, and scores of an order-blind model in braces.
 
     >>> from modeling_supclap.evaluation.results import Score
     >>> score = Score(("retrieval", "eng", "t2a", "R@1"), 0.5, 0.4, 0.6, 0.1)
