@@ -1,1 +1,1 @@
-"""Integrations with other libraries: sentence-transformers, mteb and ONNX, each behind an extra."""
+"""Integrations with sentence-transformers, mteb and ONNX; each requires an optional extra."""

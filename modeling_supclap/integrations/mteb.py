@@ -1,4 +1,4 @@
-"""SupCLAP models in mteb, the embedding benchmark: text tasks, audio tasks and audio-text tasks.
+"""Evaluate SupCLAP models with mteb, the embedding benchmark, on text, audio and audio-text tasks.
 
     encoder = SupCLAPEncoder.from_model(model, processor)        # or SupCLAPEncoder("outputs/esc10")
     result = mteb.evaluate(encoder, mteb.get_tasks(["ESC50_Zeroshot"]), cache=None)
@@ -29,16 +29,16 @@ except ImportError as error:
 
 
 class SupCLAPEncoder(AbsEncoder):
-    """mteb encoder for a SupCLAP model; clips are embedded in full length, resampled to the model's rate.
+    """mteb encoder for a SupCLAP model. Clips are resampled to the model's sampling rate and embedded in full length.
 
     Args:
         model_name: Folder or Hub id of a SupCLAP model.
         revision: Revision of the Hub repository.
         device: Torch device; None uses a GPU if available.
-        language: ISO 639-3 code for tasks with no or several languages; None uses the tokenizer's setting.
-        model: A loaded model to use instead.
-        processor: Processor of this model.
-        **kwargs: Arguments of `SupCLAPModel.from_pretrained`.
+        language: ISO 639-3 code for tasks without exactly one supported language; None uses the tokenizer's setting.
+        model: Loaded model to use; None loads the model from `model_name`.
+        processor: Processor of the model; None loads it from `model_name`.
+        **kwargs: Arguments for `SupCLAPModel.from_pretrained`.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class SupCLAPEncoder(AbsEncoder):
 
         Args:
             model: The model.
-            processor: Its processor.
-            name: Name in mteb, `organisation/name`; None uses the name that the model was loaded from.
+            processor: The processor of the model.
+            name: Model name in mteb, `organisation/name`; None uses the folder or Hub id of the model.
             device: Torch device; None keeps the model's device.
-            language: As for the class.
+            language: ISO 639-3 code for tasks without exactly one supported language; None uses the tokenizer's code.
         """
         model_name, device = str(name or model.name_or_path), device or str(model.device)
         return cls(model_name, device=device, language=language, model=model, processor=processor)
@@ -93,20 +93,21 @@ class SupCLAPEncoder(AbsEncoder):
         show_progress_bar: bool = False,
         **kwargs: Any,
     ) -> np.ndarray:
-        """Embed the texts and recordings of a data loader of mteb.
+        """Embed the texts and recordings from an mteb data loader.
 
         Args:
-            inputs: Data loader with batches that have a column `text`, a column `audio`, or both.
-            task_metadata: mteb's metadata of the task, including its languages.
+            inputs: Data loader with the columns `text`, `audio`, or both.
+            task_metadata: mteb task metadata, including the languages.
             hf_split: Not used.
             hf_subset: Subset of the task, usually one language.
-            prompt_type: Not used, because the model supports no instructions.
-            batch_size: Batch size of the model.
+            prompt_type: Not used, because the model does not support instructions.
+            batch_size: Batch size for the model.
             show_progress_bar: Whether to show a progress bar for texts.
             **kwargs: Not used.
 
         Returns:
-            (N, projection_dim) float32, unit norm. Rows with text and audio are the normalised sum of both embeddings.
+            Embeddings with unit norm, float32 (N, projection_dim). If the data has text and audio, the normalised sum
+            of both embeddings.
 
         Raises:
             ValueError: The columns contain neither text nor audio.
@@ -126,7 +127,7 @@ class SupCLAPEncoder(AbsEncoder):
         audio: list[np.ndarray] = []
         for batch in inputs:
             texts += batch["text"] if "text" in columns else []
-            if "audio" in columns:  # encode each batch at once, because the audio of a task does not fit in memory
+            if "audio" in columns:  # encode each batch immediately, because the audio of a task may not fit in memory
                 audio.append(self.model.encode_audio(batch["audio"], self.processor, batch_size=batch_size))
 
         parts = [np.concatenate(audio)] if audio else []
@@ -139,7 +140,7 @@ class SupCLAPEncoder(AbsEncoder):
         return total if len(parts) == 1 else total / np.linalg.norm(total, axis=-1, keepdims=True).clip(1e-12)
 
     def _language(self, task_metadata: Any, hf_subset: str) -> str | None:
-        """Return the tokenizer's code of a task's single language; the default language if there is no such code."""
+        """Return the tokenizer's language code for a task with one language that it supports, else `self.language`."""
         languages = set(task_metadata.hf_subsets_to_langscripts.get(hf_subset) or [])
         languages -= {"zxx-Zxxx"}  # mteb's code for "no linguistic content"
         if len(languages) != 1:
@@ -151,7 +152,7 @@ class SupCLAPEncoder(AbsEncoder):
 
 
 def _describe(model: SupCLAPModel, processor: SupCLAPProcessor, name: str, revision: str | None) -> ModelMeta:
-    """Return mteb's metadata of the model; a name that is not a Hub id becomes `local/name`."""
+    """Create the mteb model metadata; a name that is not a Hub id is changed to `local/name`."""
     if not is_hub_id(name) or "/" not in name:
         name = f"local/{Path(name).name or 'supclap'}"
     languages = None

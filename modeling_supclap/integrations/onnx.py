@@ -1,12 +1,13 @@
-"""Export both towers as ONNX graphs, `audio.onnx` and `text.onnx`, for runtimes without Python or torch.
+"""Export the audio and the text tower to ONNX, as `audio.onnx` and `text.onnx`, for use without Python or torch.
 
     export_onnx(model, processor, "outputs/esc10-onnx")
 
-A graph maps model inputs to unit vectors: a tower, its pooling, its projection and the normalisation. The batch size
-and the numbers of frames and tokens are dynamic. The graph includes CED's chunks of 10.12 s, so recordings can have any
-length. If one recording of a batch is longer than a chunk, all others are computed at the length of the longest.
+Each graph contains a tower (encoder), its pooling, its projection and the normalisation, and returns unit vectors. The
+batch size and the number of frames or tokens are dynamic. The audio graph includes CED's splitting into chunks of
+10.12 s, so recordings can have any length. If one recording in a batch is longer than a chunk, all recordings in the
+batch are processed at the length of the longest.
 
-The front end and the tokenizer are not part of the graph; compute the inputs with `processor(...)` or an equivalent.
+The feature extractor and the tokenizer are not part of the graphs; compute the inputs with `processor(...)`.
 Requires the extra: pip install "supclap[onnx]".
 """
 
@@ -34,9 +35,9 @@ from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
 
 TOLERANCE = 1e-4
-# protobuf files are limited to 2 GB; larger weights are saved in a separate file such as audio.onnx.data.
+# Save larger weights in a separate file such as audio.onnx.data, because protobuf files are limited to 2 GB.
 _LARGEST_FILE_BYTES = 1_500_000_000
-# Inputs and model method of each graph.
+# Input names and model method of each graph.
 _GRAPHS = {
     "audio": (("input_features", "audio_attention_mask"), "get_audio_features"),
     "text": (("input_ids", "attention_mask"), "get_text_features"),
@@ -44,11 +45,11 @@ _GRAPHS = {
 
 
 class Graph(nn.Module):
-    """One tower with its pooling, its projection and the normalisation.
+    """Module to export: a tower with its pooling, its projection and the normalisation.
 
     Args:
         model: The model, in float32 and evaluation mode, with eager attention.
-        name: "audio" or "text".
+        name: Tower to export, "audio" or "text".
     """
 
     def __init__(self, model: SupCLAPModel, name: str) -> None:
@@ -57,16 +58,24 @@ class Graph(nn.Module):
         self.embed = getattr(model, _GRAPHS[name][1])
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Embed features (B, mels, T) or token ids (B, N), with their mask, as unit vectors (B, projection_dim)."""
+        """Compute embeddings with unit norm.
+
+        Args:
+            values: Audio features (B, mels, T) or token ids (B, N).
+            mask: Attention mask of the values.
+
+        Returns:
+            Embeddings, (B, projection_dim).
+        """
         return self.embed(values, mask, return_dict=True).pooler_output
 
 
 @dataclass
 class Parity:
-    """Largest difference between a graph and the model on one batch.
+    """Largest difference between the embeddings of an ONNX graph and of the model, on one batch.
 
     Args:
-        graph: "audio" or "text".
+        graph: Name of the graph, "audio" or "text".
         batch: Number of rows.
         length: Number of frames or tokens.
         difference: Maximum absolute difference of the embeddings.
@@ -79,17 +88,17 @@ class Parity:
 
 
 def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> list[Parity]:
-    """Export both graphs and compare them with the model. If a check fails, nothing is written.
+    """Export both towers to ONNX and compare the graphs with the model. If a check fails, nothing is written.
 
     Args:
-        model: Model with CED as its audio tower, of any dtype; it is exported in float32.
-        processor: Its processor.
-        folder: Output folder for `audio.onnx`, `text.onnx` (each with a `.onnx.data` file above 1.5 GB), the
+        model: Model with CED as audio tower, in any dtype; it is exported in float32.
+        processor: The processor of the model.
+        folder: Output folder for `audio.onnx` and `text.onnx` (each with a `.onnx.data` file above 1.5 GB), the
             processor's files, and `onnx.json` with the input and output names, the logit scale and bias, and the
-            parity.
+            result of `check_parity`.
 
     Returns:
-        The result of `check_parity`.
+        Result of `check_parity`.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing.
@@ -104,9 +113,9 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
 
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A temporary folder next to the target, so that finished files only need to be renamed.
+    # Use a temporary folder in the same parent folder, so that finished files can be moved by renaming.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-        # Trace with two rows of different lengths; one recording is longer than a chunk.
+        # Trace with a batch of two inputs of different length; one recording is longer than a chunk.
         _export(Graph(exact, "audio"), _audio_inputs(processor, [1.0, 12.0]), Path(scratch) / "audio.onnx")
         texts = ["a dog barks while the rain falls", "rain"]
         _export(Graph(exact, "text"), _text_inputs(processor, texts), Path(scratch) / "text.onnx")
@@ -122,18 +131,21 @@ def export_onnx(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | 
 
 
 def check_parity(model: SupCLAPModel, processor: SupCLAPProcessor, folder: str | Path) -> list[Parity]:
-    """Compare the graphs of a folder with a model on batches of several sizes and lengths.
+    """Compare exported graphs with the model, on batches of several sizes and lengths.
 
-    The recordings are noise of 0.15 s to three chunks (CED: 30.4 s), alone and in batches. The texts have one word up
-    to more than the tokenizer's limit.
+    The recordings are noise, from the minimum length (0.15 s) to three chunks (CED: 30.4 s), alone and in batches. The
+    texts have from one word to more words than the tokenizer's limit.
 
     Args:
         model: The exported model, in float32.
-        processor: Its processor.
-        folder: Folder of `audio.onnx` and `text.onnx`.
+        processor: The processor of the model.
+        folder: Folder with `audio.onnx` and `text.onnx`.
+
+    Returns:
+        One `Parity` per batch.
 
     Raises:
-        ValueError: An embedding differs by more than `TOLERANCE`; the message names the worst batch.
+        ValueError: An embedding differs by more than `TOLERANCE`; the message contains the worst batch.
     """
     import onnxruntime
 
@@ -188,7 +200,7 @@ def _text_inputs(processor: SupCLAPProcessor, texts: list[str]) -> dict[str, Ten
 
 
 def _export(graph: Graph, inputs: Mapping[str, Tensor], path: Path) -> None:
-    """Export one graph with dynamic numbers of rows and of frames or tokens."""
+    """Export one graph; the batch size and the number of frames or tokens are dynamic."""
     free = torch.export.Dim.DYNAMIC
     shapes = tuple({0: free, tensor.ndim - 1: free} for tensor in inputs.values())
     tower = graph.model.audio_model if path.stem == "audio" else graph.model.text_model

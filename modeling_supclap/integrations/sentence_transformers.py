@@ -1,4 +1,4 @@
-"""SupCLAP models in sentence-transformers: embed texts and recordings with `SentenceTransformer.encode`.
+"""Use SupCLAP models in sentence-transformers: embed texts and recordings with `SentenceTransformer.encode`.
 
     module = SupCLAPModule.load("outputs/esc10")                 # any folder or Hub id of a SupCLAP model
     encoder = SentenceTransformer(modules=[module])
@@ -7,8 +7,8 @@
     encoder.save_pretrained("folder")                            # also a SupCLAP folder
     encoder = SentenceTransformer("folder", trust_remote_code=True)
 
-sentence-transformers 6 requires `trust_remote_code=True` to import module classes of other packages. This module
-requires the extra: pip install "supclap[sentence-transformers]".
+sentence-transformers 6 requires `trust_remote_code=True` to import module classes from other packages.
+Requires the extra: pip install "supclap[sentence-transformers]".
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ _MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "input_feature
 
 
 class SupCLAPModule(InputModule):
-    """The only module of a `SentenceTransformer`, with both towers; embeddings are those of the model, unit norm.
+    """`SentenceTransformer` module that contains a complete SupCLAP model, with both towers.
 
-    A text is a string, or `{"text": "un chien aboie", "language": "fra"}` to mix languages. A recording is an input of
-    `model.encode_audio`; a waveform without a rate must have the model's rate. One call of `encode` takes either texts
-    or recordings. Of a recording, CLAP's audio tower embeds the first 10 s; to embed all of it, use
+    The embeddings have unit norm, as in the model. A text is a string, or a dict `{"text": "un chien aboie",
+    "language": "fra"}` to mix languages. A recording is any input that `model.encode_audio` accepts. A waveform without
+    a sampling rate must have the model's sampling rate. A call to `encode` accepts either texts or recordings, not
+    both. With CLAP's audio tower only the first 10 s of a recording are embedded; to embed all of a recording, use
     `model.encode_audio`.
 
     Args:
         model: The model.
-        processor: Its processor.
-        language: Default ISO 639-3 code of texts; None uses the tokenizer's setting.
+        processor: The processor of the model.
+        language: Default language of the texts, ISO 639-3 code; None uses the tokenizer's setting.
 
     Example:
         >>> from transformers import BertTokenizer
@@ -74,12 +75,12 @@ class SupCLAPModule(InputModule):
 
     @property
     def modalities(self) -> list[Any]:
-        """Supported inputs: texts and recordings."""
+        """Supported input types."""
         return ["text", "audio"]
 
     @property
     def tokenizer(self) -> Any:  # type: ignore[override]  # an attribute there
-        """The tokenizer, under the name that sentence-transformers uses."""
+        """Tokenizer of the processor; sentence-transformers uses this attribute."""
         return self.processor.tokenizer
 
     @property
@@ -107,16 +108,16 @@ class SupCLAPModule(InputModule):
 
         Args:
             inputs: Texts or recordings, see the class.
-            prompt: Prefix of each text; not used for recordings.
-            language: ISO 639-3 code of texts without a language; None uses the module's.
-            sampling_rate: Rate in hertz of waveforms without a rate; None uses the model's.
+            prompt: Prefix for each text; not used for recordings.
+            language: ISO 639-3 code for texts without a language; None uses the default language of this module.
+            sampling_rate: Sampling rate in hertz of waveforms without one; None uses the model's sampling rate.
             **kwargs: Not used.
 
         Returns:
-            Tensors of the processor: `input_features` or `input_ids`, with their attention mask.
+            Processor outputs: `input_features` or `input_ids`, with their attention mask.
 
         Raises:
-            ValueError: The batch has both texts and recordings, or an input is invalid.
+            ValueError: The batch contains both texts and recordings, or an input is invalid.
         """
         texts = list(map(_as_text, inputs))
         if None not in texts:
@@ -143,34 +144,38 @@ class SupCLAPModule(InputModule):
         return dict(self.processor(text=texts, language=languages if has_language else None, return_tensors="pt"))
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Embed the result of `preprocess`.
+        """Compute embeddings from the result of `preprocess`.
 
         Args:
             features: Result of `preprocess`, on the model's device.
             **kwargs: Not used.
 
         Returns:
-            The features with `sentence_embedding` (B, projection_dim), unit norm, at least float32.
+            `features` with the additional key `sentence_embedding`, (B, projection_dim), with unit norm, in float32 or
+            higher precision.
         """
         embed = self.model.get_text_features if "input_ids" in features else self.model.get_audio_features
         inputs = {name: features[name] for name in _MODEL_INPUTS if name in features}
         return {**features, "sentence_embedding": embed(**inputs).pooler_output}
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """Save the model, its processor and the settings of this module: a SupCLAP folder with one more file."""
+        """Save the model, its processor and the settings of this module.
+
+        The folder can also be loaded as a SupCLAP model.
+        """
         self.model.save_pretrained(output_path)
         self.processor.save_pretrained(output_path)
         self.save_config(output_path)
 
     @classmethod
     def load(cls, model_name_or_path: str, *args: Any, **kwargs: Any) -> SupCLAPModule:
-        """Load any SupCLAP model, saved by sentence-transformers or not.
+        """Load a SupCLAP model; it does not need to be saved by sentence-transformers.
 
         Args:
             model_name_or_path: Folder or Hub id.
             *args: Not used.
             **kwargs: `revision`, `token`, `cache_folder`, `local_files_only`, `model_kwargs` and
-                `processor_kwargs`, as in sentence-transformers; `language` for the texts.
+                `processor_kwargs`, as in sentence-transformers; `language` is the default language of the texts.
         """
         hub = {name: kwargs[name] for name in ("revision", "token", "local_files_only") if kwargs.get(name)}
         cache = kwargs.get("cache_folder")
@@ -187,7 +192,7 @@ class SupCLAPModule(InputModule):
 
 
 def _as_text(one: Any) -> str | None:
-    """Return the text of an input, or None for a recording, which includes the path of an audio file."""
+    """Return the text of an input, or None if the input is a recording or the path of an audio file."""
     if isinstance(one, Mapping):
         return one.get("text")
     if not isinstance(one, str):
