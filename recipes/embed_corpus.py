@@ -1,13 +1,13 @@
-"""Embed a folder of recordings or a dataset, and write Parquet files with one embedding per chunk.
+"""Embed a folder of recordings or a dataset, and write the embeddings to Parquet files, one row per chunk.
 
     supclap embed --model outputs/synthetic --folder my_sounds --output embeddings/my_sounds
     supclap embed --model outputs/esc10 --dataset prepared --data_dir prepared/esc50 --output embeddings/esc50
 
-Threads read ahead of the model, and the processes of `accelerate launch` share the output files. An interrupted run
-continues with the missing files, with any number of processes. The result has the same bytes on the same kind of
-machine. Unusable recordings are skipped and listed in `manifest.json`.
+Threads prefetch audio, and with `accelerate launch` each process writes a part of the output files. An interrupted run
+continues with the missing files, with any number of processes. Repeated runs on the same kind of machine write
+identical files. Unusable recordings are skipped and listed in `manifest.json`.
 
-Load the rows by `datasets.load_dataset("parquet", data_files="embeddings/my_sounds/data/*")`. Their columns are
+Load the result with `datasets.load_dataset("parquet", data_files="embeddings/my_sounds/data/*")`. The columns are
 `clip_id`, `split`, `start_seconds`, `end_seconds` and `embedding` (float32, unit norm).
 """
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 
 class Corpus:
-    """The rows to embed, over all splits.
+    """Recordings to embed, from all splits.
 
     Args:
-        splits: Rows of the schema by split.
-        root: Folder to which paths in messages are relative; None writes them unchanged.
+        splits: Dict from split name to dataset rows, see `datasets_scripts.schema`.
+        root: Folder to remove from paths in the manifest; None does not change the paths.
 
     Attributes:
-        clips: Clip id and split of each row.
-        digest: SHA-256 of `clips`.
+        clips: List of (clip id, split), one per row.
+        digest: SHA-256 of `clips` as a hex string.
     """
 
     def __init__(self, splits: Mapping[str, Any], root: str | None = None) -> None:
@@ -64,7 +64,12 @@ class Corpus:
         self.digest = digest.hexdigest()
 
     def recording(self, number: int, min_seconds: float) -> Recording:
-        """Return the recording of a row, which is read on demand."""
+        """Return the recording of a row; its audio is read on demand.
+
+        Args:
+            number: Index in `clips`.
+            min_seconds: Minimum length; a shorter recording raises when it is read.
+        """
         from modeling_supclap.audio_input import Recording
         from modeling_supclap.datasets_scripts.audio import read_row
 
@@ -76,7 +81,7 @@ class Corpus:
         return Recording(read, None, f"clip {clip_id}")
 
     def describe_error(self, number: int, error: Exception) -> dict[str, str]:
-        """Return the manifest entry of an unusable recording."""
+        """Create the manifest entry for an unusable recording."""
         clip_id, split = self.clips[number]
         entry = {
             "clip_id": clip_id,
@@ -89,10 +94,10 @@ class Corpus:
 
 
 def load_corpus(args: CorpusArguments) -> Corpus:
-    """Load the rows of the dataset or the folder.
+    """Load the rows of the dataset, or list the recordings in the folder.
 
     Raises:
-        ValueError: Not exactly one of dataset and folder is set.
+        ValueError: `dataset` and `folder` are both set, or neither is set.
         FileNotFoundError: The folder contains no recordings.
     """
     from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
@@ -117,14 +122,23 @@ def write_files(
     args: CorpusArguments,
     width: int,
 ) -> None:
-    """Embed the rows of each output file, and write the files."""
+    """Embed the recordings and write the Parquet files.
+
+    Args:
+        model: Model that computes the embeddings.
+        corpus: Recordings to embed.
+        files: Dict from the path of an output file to its range of row indices.
+        chunk_seconds: Chunk length in seconds; None uses the model's maximum, limited to five minutes.
+        args: Batch size and number of threads.
+        width: Embedding dimension.
+    """
     from accelerate import PartialState
 
     from modeling_supclap.datasets_scripts.progress import progress
 
     def embed_rows() -> Iterator[tuple[Path, int, AudioChunks]]:
         for path, numbers in files.items():
-            # Embed file by file, so that batches, and with them rounding, do not depend on which files already exist.
+            # Do not mix files in a batch, because rounding depends on the batch and some files may already exist.
             embedded = model.chunk_embeddings(
                 [corpus.recording(number, model.min_seconds) for number in numbers],
                 chunk_seconds,
@@ -141,7 +155,7 @@ def write_files(
 
 
 def write_file(path: Path, corpus: Corpus, rows: Sequence[tuple[int, AudioChunks]], width: int) -> None:
-    """Write a Parquet file atomically; its metadata lists the unusable recordings."""
+    """Write one Parquet file atomically; unusable recordings are listed in its metadata."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -171,7 +185,7 @@ def write_file(path: Path, corpus: Corpus, rows: Sequence[tuple[int, AudioChunks
 
 
 def write_manifest(output: Path, plan: Mapping[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
-    """Write the manifest: files, unusable recordings and versions. It is written last and marks a complete output."""
+    """Write `manifest.json` with files, unusable recordings and versions. Its presence means the output is complete."""
     import pyarrow.parquet as pq
 
     from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_versions
@@ -190,7 +204,7 @@ def write_manifest(output: Path, plan: Mapping[str, Any], paths: Sequence[Path])
 
 
 def main() -> None:
-    """Run the command: embed the recordings of the missing files, and write the manifest."""
+    """Run the command: write the missing Parquet files and the manifest."""
     (args,) = parse_arguments((CorpusArguments,), about=__doc__)
 
     import torch
@@ -206,7 +220,7 @@ def main() -> None:
     if args.device is not None:
         check_device(args.device)
 
-    # Processes wait long for the slowest one; if one fails, the launcher stops all.
+    # Use a long timeout, because processes wait for the slowest one. If one fails, the launcher stops all processes.
     on_cpus = args.device == "cpu" or not torch.accelerator.is_available()  # CPU processes join only with cpu=True
     state = PartialState(cpu=on_cpus, timeout=timedelta(days=30))
     with state.main_process_first():
@@ -215,7 +229,7 @@ def main() -> None:
     # The requested length, limited by the model's maximum.
     chunk_seconds = min(filter(None, (args.chunk_seconds, model.chunk_seconds)), default=None)
 
-    # Everything that determines the embeddings; an output folder with another plan is rejected.
+    # The plan contains all settings that determine the embeddings; an output folder with another plan is rejected.
     options = {"model": args.model, "dataset": args.dataset, "folder": args.folder}
     plan = {
         **redact(options, from_anywhere=True),
@@ -237,7 +251,7 @@ def embed_missing(
     args: CorpusArguments,
     state: PartialState,
 ) -> None:
-    """Share the missing files among the processes, write them, and then write the manifest."""
+    """Write the missing Parquet files, distributed over the processes, and then the manifest."""
     output = Path(args.output)
     if state.is_main_process:
         start_output(output, plan)
@@ -263,10 +277,14 @@ def embed_missing(
 
 
 def start_output(output: Path, plan: Mapping[str, Any]) -> None:
-    """Create the output folder or continue in it, and remove unfinished files of an interrupted run.
+    """Create the output folder or continue in it, and remove unfinished files from an interrupted run.
+
+    Args:
+        output: Output folder.
+        plan: Settings that determine the embeddings, stored in `plan.json`.
 
     Raises:
-        FileExistsError: The folder has another plan, or contains other files.
+        FileExistsError: The folder was started with another plan, or contains other files.
     """
     plan_path = output / "plan.json"
     if plan_path.is_file():

@@ -1,4 +1,4 @@
-"""Evaluate a model on a dataset: retrieval, zero-shot classification and ZSTE.
+"""Evaluate a model on a dataset: retrieval, zero-shot classification and ZSTE (zero-shot temporal evaluation).
 
     supclap evaluate --model outputs/synthetic
     supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir DIR \\
@@ -10,10 +10,10 @@
 The first argument may be a YAML file; `--key value` pairs override it. Without a file and without `--dataset`,
 `configs/evaluate.yaml` is used, with the synthetic test split of `configs/synthetic.yaml`.
 
-The command writes `results.json` (scores with intervals and chance levels, protocol, versions), `outcomes.npz` (the
-outcome of each query) and the report `report.html` to the output folder. `--compare` tests the difference of two
-results, also of training runs. Embeddings are cached in the Hugging Face cache folder, so a second run embeds nothing.
-Only the first process of a launch evaluates.
+The command writes `results.json` (scores with intervals and chance levels, settings, versions), `outcomes.npz` (the
+outcome of each query) and the report `report.html` to the output folder. `--compare` tests whether two results differ;
+results of training runs can also be compared. Embeddings are cached in the Hugging Face cache folder, so a second run
+does not compute them again. If started with several processes, only the first one evaluates.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "evaluate.yaml"
 
 
 def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, dict[str, Any]]:
-    """Load the rows to evaluate, the fold of each clip by id (None without folds), and data entries of the protocol."""
+    """Load the dataset rows to evaluate.
+
+    Returns:
+        Tuple of the rows; a dict from clip id to fold, or None without folds; and the description of the data to store
+        in the results.
+    """
     from datasets import concatenate_datasets
 
     from modeling_supclap.datasets_scripts.schema import without_audio
@@ -72,7 +77,7 @@ def load_rows(args: EvaluationArguments) -> tuple[Any, dict[str, int] | None, di
 
 
 def describe_builder(builder: Any, args: EvaluationArguments) -> dict[str, Any]:
-    """Return the original dataset of a prepared set, and the recordings without rows, over all splits."""
+    """Describe a dataset for the results: the original dataset of a prepared set, and recordings that have no rows."""
     report = builder.report()
     missing = sorted(map(str, report["missing"]))
     left_out = {}
@@ -84,7 +89,7 @@ def describe_builder(builder: Any, args: EvaluationArguments) -> dict[str, Any]:
 
 
 def join(splits: Mapping[str, Any], names: str) -> Any:
-    """Return a split, or the concatenation of several split names joined by +.
+    """Return a split, or concatenate several splits if their names are joined by "+".
 
     Raises:
         ValueError: A split does not exist.
@@ -100,7 +105,12 @@ def join(splits: Mapping[str, Any], names: str) -> Any:
 
 
 def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict[str, Any] | None:
-    """Count the source recordings that occur in both the evaluated and the training split, with a warning if any."""
+    """Count the source recordings that are in both the evaluated and the training split, and warn if there are any.
+
+    Returns:
+        Dict with the training split ("with"), the number of shared recordings ("count") and examples; None if
+        `train_split` is not set.
+    """
     from modeling_supclap.datasets_scripts.schema import without_audio
 
     if args.train_split is None:
@@ -120,7 +130,7 @@ def shared_sources(splits: Mapping[str, Any], args: EvaluationArguments) -> dict
 
 
 def load_phrases(args: EvaluationArguments, origin: str) -> dict[str, dict[str, str]] | None:
-    """Load the label phrases of the dataset; None if it has none and `phrases` is not set."""
+    """Load the class phrases of a dataset. Returns None if it has no phrases and `phrases` is not set."""
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 
     try:
@@ -132,7 +142,7 @@ def load_phrases(args: EvaluationArguments, origin: str) -> dict[str, dict[str, 
 
 
 def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
-    """Convert the command's arguments to `EvaluationOptions`."""
+    """Convert the command-line arguments to `EvaluationOptions`."""
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.temporal.zste import ZSTE_FAMILIES
 
@@ -164,7 +174,7 @@ def options_of(args: EvaluationArguments) -> evaluation.EvaluationOptions:
 
 
 def compare(args: EvaluationArguments) -> None:
-    """Print the comparison of two results."""
+    """Compare two results and print the table."""
     from modeling_supclap import evaluation
 
     if len(args.compare) != 2:

@@ -1,13 +1,13 @@
-"""Index your own recordings, and search them by text or by example, with file and second of each hit.
+"""Index your own recordings, and search them by text or by an example recording. Each hit has a file and its times.
 
     supclap search index field_recordings --model outputs/synthetic --index field_recordings.index
     supclap search query field_recordings.index "pluja sobre una teulada" --language cat -k 5
     supclap search query field_recordings.index --audio example.wav --json
     supclap search serve field_recordings.index
 
-`index` can be run again at any time, also after an interruption: it reads only new and changed files. `serve` serves a
-page with a search box and a player for each hit. The extra `search` is required. The processes of
-`accelerate launch --multi_gpu recipes/search_audio.py index ...` share the files.
+`index` can be run again at any time, also after an interruption: it reads only new and changed files. `serve` starts a
+page with a search box and an audio player for each hit. Requires the extra `search`. For several GPUs, use
+`accelerate launch --multi_gpu recipes/search_audio.py index ...`; each process then embeds a part of the files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Create the command-line parser."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -64,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run_index(arguments: argparse.Namespace) -> None:
-    """Build or update the index; each process embeds its share of the files."""
+    """Build or update the index; with several processes, each one embeds a part of the files."""
     import torch
     from accelerate import PartialState
 
@@ -112,7 +112,7 @@ def run_query(arguments: argparse.Namespace) -> None:
 
 
 def format_hits(hits: Sequence[Hit]) -> str:
-    """Format hits, one per line: score, start and end in minutes and seconds, and file.
+    """Format hits as text, one line each: score, start and end as MM:SS, and file.
 
     >>> from modeling_supclap.search import Hit
     >>> print(format_hits([Hit("dawn/birds.flac", 62.5, 67.5, 0.41)]))
@@ -127,7 +127,7 @@ def format_hits(hits: Sequence[Hit]) -> str:
 
 
 def main() -> None:
-    """Run the chosen command: index, query or serve."""
+    """Run one of the commands `index`, `query` and `serve`."""
     arguments = make_parser().parse_args()
     require_torchaudio()
     if arguments.command == "index":
