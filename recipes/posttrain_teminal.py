@@ -1,4 +1,4 @@
-"""Post-train a model on the order of sounds with TeminAL's stages A and B, one after the other [T 3.2].
+"""Post-train a model on the order of sounds with TeminAL's stages A and B, one after the other (TeminAL section 3.2).
 
     supclap posttrain --model outputs/esc10 --data_dir DIR
     supclap posttrain teminal.yaml --model laion/clap-htsat-unfused --data_dir DIR
@@ -36,10 +36,10 @@ DEFAULT_CONFIG = Path(__file__).parent / "configs" / "teminal_esc10.yaml"
 
 
 def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, str]] | None:
-    """Return the phrases of the labels in eight languages; None to use the labels, in English only.
+    """Load phrases for the labels in eight languages. Returns None if there are none and only English is used.
 
     Raises:
-        ValueError: The dataset has no phrases, and another language than English is used.
+        ValueError: The dataset has no phrases, and a language other than English is used.
     """
     from modeling_supclap.datasets_scripts.builders.captions import label_phrases
 
@@ -52,10 +52,10 @@ def load_phrases(origin: str, languages: Sequence[str]) -> dict[str, dict[str, s
 
 
 def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str:
-    """Return the names of sounds to use: "labels" or "phrases".
+    """Return whether prompts name sounds by "labels" or "phrases". The default is "labels" for English only.
 
     Raises:
-        ValueError: Another value, or labels with another language than English.
+        ValueError: `args.prompts` has another value, or is "labels" with a language other than English.
     """
     prompts = args.prompts or ("labels" if list(languages) == ["eng"] else "phrases")
     if prompts not in ("labels", "phrases") or (prompts == "labels" and list(languages) != ["eng"]):
@@ -68,12 +68,13 @@ def choose_prompts(args: PostTrainingArguments, languages: Sequence[str]) -> str
 def load_items(
     args: PostTrainingArguments, training: TemporalTrainingArguments
 ) -> tuple[TemporalItems, TemporalItems, TemporalItems]:
-    """Return items to train on, to select the best epoch, and to score, from the training split or all splits.
+    """Build three sets of items: for training, for selecting the best epoch, and for the final scores.
 
-    The three share no source recording. If the last epoch is kept, the second and third are the same recordings.
+    The recordings come from the training split, or from all splits with `pool_splits`. No source recording is in two
+    sets, except that selection and scoring use the same recordings if `load_best_model_at_end` is False.
 
     Raises:
-        ValueError: There is no training split, or a class has too few held-out recordings.
+        ValueError: The dataset has no training split, or a class has too few held-out recordings.
     """
     from datasets import concatenate_datasets
 
@@ -132,7 +133,7 @@ def run_stage(
     args: TemporalTrainingArguments,
     items: tuple[TemporalItems, TemporalItems, TemporalItems],
 ) -> Any:
-    """Train one stage in its own folder, from its last checkpoint if resumed; predict the held-out pairs to score."""
+    """Train one TeminAL stage in its own folder and predict the held-out pairs; resume if a checkpoint is given."""
     from modeling_supclap.training.checkpoints import last_checkpoint
     from modeling_supclap.training.trainer import TemporalTrainer
     from modeling_supclap.training.training_args import TemporalTrainingArguments
@@ -153,13 +154,13 @@ def run_stage(
 def score_stages(
     predictions: Mapping[str, Any], trainer: TemporalTrainer, rows: Any, data: Mapping[str, Any]
 ) -> evaluation.Results:
-    """Score how often an item's own caption ranks first among those of its pair, before and after each stage.
+    """Compute the temporal accuracy before and after each stage: how often an item's own caption ranks first.
 
     Args:
-        predictions: Output of the Trainer's `predict` for the pairs of `rows`, by stage.
-        trainer: Trainer with the model and the items of these rows.
+        predictions: Dict from stage to the output of `Trainer.predict` on the held-out pairs.
+        trainer: Trainer with the model and the held-out pairs.
         rows: Held-out recordings.
-        data: Dataset and origin, for the protocol of the results.
+        data: Dataset and origin, to record in the results.
     """
     from modeling_supclap import evaluation
     from modeling_supclap.datasets_scripts.schema import without_audio
@@ -197,7 +198,7 @@ def main() -> None:
 
 
 def count_trained(model: SupCLAPModel) -> dict[str, float]:
-    """Count the trained parameters of each tower with its projection, and their share of all [T table 5]."""
+    """Count the trainable parameters of each tower and its projection, and their fraction (TeminAL table 5)."""
     counts: dict[str, float] = {}
     for tower in ("text", "audio"):
         trains, total = 0, 0
@@ -213,7 +214,7 @@ def count_trained(model: SupCLAPModel) -> dict[str, float]:
 def train_and_save(
     post_args: PostTrainingArguments, part_args: LastPartArguments, args: TemporalTrainingArguments
 ) -> None:
-    """Load the model, freeze the rest of it, train the stages, score the held-out pairs, and save."""
+    """Load the model, freeze the parameters not to train, train the stages, score the held-out pairs, and save."""
     from transformers import ClapProcessor, set_seed
 
     from modeling_supclap.conversion import clap_from_supclap

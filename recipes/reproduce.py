@@ -55,17 +55,17 @@ RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "posttrain": (posttrain_teminal.main, posttrain_teminal.OPTIONS),
     "evaluate": (evaluate_supclap.main, (options.EvaluationArguments,)),
 }
-"""Main function and option dataclasses of each recipe that a step can run."""
+"""Dict from recipe name to its main function and option dataclasses, for the recipes that `Step` can run."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a recipe.
+    """One call of a recipe, such as a training or an evaluation.
 
     Attributes:
-        recipe: A key of `RECIPES`.
-        settings: Content of its configuration file.
-        folder: Output folder.
+        recipe: "train", "posttrain" or "evaluate".
+        settings: Configuration of the recipe, as in its YAML file.
+        folder: Output folder of the recipe.
     """
 
     recipe: str
@@ -74,7 +74,7 @@ class Step:
 
     @property
     def is_done(self) -> bool:
-        """Whether the folder contains complete results."""
+        """Whether the folder contains results that can be loaded."""
         from modeling_supclap.evaluation.results import Results
 
         try:
@@ -86,14 +86,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs of one row on one dataset, one for each seed.
+    """One row of a table on one dataset, with one run per seed.
 
     Attributes:
-        row: Name of the row's configuration file, or of the control.
+        row: Name of the row: its configuration file without ".yaml", or the name of an added row (`--controls`).
         model: Name of the row in the paper.
-        baseline: The row that it is compared with; None for the baseline itself.
+        baseline: Name of the baseline row to compare with; None if this row is the baseline.
         dataset: Name of the dataset in `tables.yaml`.
-        runs: The steps for each seed; the last step writes the results.
+        runs: List of steps for each seed. The last step of a run writes the results.
     """
 
     row: str
@@ -104,7 +104,7 @@ class Cell:
 
 
 def list_tables() -> dict[str, dict[str, Any]]:
-    """Return all tables by name, such as "supclap/table1"."""
+    """Load all table definitions as a dict from name, such as "supclap/table1", to the definition."""
     tables = {}
     for path in sorted(CONFIGS.glob("*/tables.yaml")):
         for name, table in yaml.safe_load(path.read_text(encoding="utf-8")).items():
@@ -113,10 +113,10 @@ def list_tables() -> dict[str, dict[str, Any]]:
 
 
 def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the named tables; the name of a paper selects all of its tables, and `all` selects every table.
+    """Select table definitions by name. The name of a paper selects all of its tables; "all" selects every table.
 
     Raises:
-        ValueError: No name is given, a name is unknown, or a table cannot be reproduced.
+        ValueError: `names` is empty, a name is unknown, or a table cannot be reproduced.
     """
     tables = list_tables()
     if not names:
@@ -138,9 +138,9 @@ def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArguments) -> list[Cell]:
-    """Return the cells of a table: all rows, or `args.rows`, on each dataset of the scale.
+    """List the runs of a table: one `Cell` for each row (all rows, or `args.rows`) and dataset at this scale.
 
-    Without `--data_dir`, datasets that need it are left out, except in a dry run.
+    Datasets that need `--data_dir` are skipped if it is not set, except in a dry run.
 
     Raises:
         ValueError: The table has no dataset at this scale, or all of its datasets need `--data_dir`.
@@ -177,10 +177,10 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
 
 
 def read_controls(args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
-    """Read the rows of `--controls`, by name.
+    """Read the additional rows from the `--controls` file, as a dict from name to row.
 
     Raises:
-        ValueError: A control lacks `row` or `model`, or has a key other than `row`, `model` and `settings`.
+        ValueError: An additional row lacks `row` or `model`, or has a key other than `row`, `model` and `settings`.
     """
     if args.controls is None:
         return {}
@@ -193,7 +193,7 @@ def read_controls(args: options.ReproductionArguments) -> dict[str, dict[str, An
 
 
 def _controls(row: str, entry: Mapping[str, Any], args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
-    """Return the controls of a row as entries of its group, by name."""
+    """Return the additional rows that copy `row`, as a dict from name to table entry."""
     entries = {}
     for name, control in read_controls(args).items():
         if control["row"] == row:
@@ -211,7 +211,7 @@ def _steps(
     args: options.ReproductionArguments,
     label: str | None = None,
 ) -> list[Step]:
-    """Return the steps for one row and seed: its starting model, the row itself, and its evaluation on other data."""
+    """List the steps for one row and seed: train its starting model, run the row, and evaluate it on other data."""
     settings = read_settings(CONFIGS / paper / f"{row}.yaml", CONFIGS / paper / scale["base"])
     settings |= {**scale.get("settings", {}), **entry.get("settings", {}), **options.as_mapping(args.settings)}
     recipe = entry.get("recipe", "train")
@@ -232,14 +232,14 @@ def _steps(
 
 
 def _step(row: str, recipe: str, settings: dict[str, Any], args: options.ReproductionArguments) -> Step:
-    """Return a call of a recipe; the name of its folder contains a hash of its settings."""
+    """Build a `Step`, with an output folder named after the row, the dataset, a hash of the settings and the seed."""
     dataset = settings.get("dataset", "synthetic")
     if dataset != "synthetic" and args.data_dir is not None:
         folder = Path(args.data_dir, dataset)
         settings["data_dir"] = str(folder if folder.is_dir() else Path(args.data_dir))
     settings.pop("output_dir", None)
 
-    # The hash leaves out the paths of the data and of the starting model, so that both can be moved.
+    # The hash excludes the data path and the parent folder of the starting model, so that both can be moved.
     hashed = {**settings, "model": Path(settings.get("model") or "").name}
     for key in ("data_dir", "seed"):
         hashed.pop(key, None)
@@ -250,9 +250,9 @@ def _step(row: str, recipe: str, settings: dict[str, Any], args: options.Reprodu
 
 
 def run_step(step: Step) -> None:
-    """Run the recipe as its command does, from the last checkpoint if there is one; skip a finished step.
+    """Run a recipe, unless the step is already finished. An interrupted training resumes from its last checkpoint.
 
-    The settings are written to `settings.yaml` in the step's folder, a configuration file of the recipe.
+    The settings are saved as `settings.yaml` in the output folder, so that the recipe can be run again with this file.
     """
     if step.is_done:
         return
@@ -277,7 +277,7 @@ def run_step(step: Step) -> None:
 
 
 def write_settings(step: Step, folder: str | Path) -> str:
-    """Write the settings of a step to a folder, which is created if missing; return the path of the file."""
+    """Write the settings of a step to `settings.yaml` in a folder, and return the path. Creates the folder."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder, "settings.yaml")
     write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
@@ -285,11 +285,15 @@ def write_settings(step: Step, folder: str | Path) -> str:
 
 
 def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
-    """Check the settings and inputs of a step as its recipe would read them, without training.
+    """Check the settings and inputs of a step without training.
 
     Returns:
-        The estimated cost (None unless the step trains SupCLAP), and the missing inputs: models, encoders,
-        translations, and data that cannot be read or has fewer than nine tenths of the published recordings.
+        Tuple of the estimated cost (None unless the recipe is "train") and a list of missing inputs. Inputs are models,
+        encoders, translations and data. Data is missing if it cannot be read or has less than 90 % of the published
+        recordings.
+
+    Raises:
+        ValueError: A setting is unknown or has a wrong type.
     """
     from modeling_supclap.recipes.estimates import estimate
 
@@ -320,7 +324,7 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
 
 @cache
 def has_model(name: str) -> bool:
-    """Return whether a model exists as a folder, in the Hub's cache, or on the Hub."""
+    """Return whether a model exists as a local folder, in the Hub cache, or on the Hub."""
     from transformers import PreTrainedConfig
 
     if Path(name).exists():
@@ -334,12 +338,12 @@ def has_model(name: str) -> bool:
 
 @cache
 def find_lack(dataset: str, split: str, config: str) -> list[str]:
-    """Return one line if a split cannot be read or has too few recordings, else an empty list.
+    """Check that a split can be read and has enough recordings. Returns a list with one message if it fails.
 
     Args:
-        dataset: Name of the builder.
-        split: "train", which must have nine tenths of the published recordings, or "test".
-        config: Options of the builder as JSON.
+        dataset: Name of the dataset builder.
+        split: "train" (needs 90 % of the published recordings) or "test" (needs one recording).
+        config: Builder options as JSON.
     """
     from modeling_supclap.datasets_scripts import load_splits
     from modeling_supclap.recipes.estimates import TRAIN_CLIPS
@@ -353,10 +357,10 @@ def find_lack(dataset: str, split: str, config: str) -> list[str]:
 
 
 def require_inputs(name: str, cells: Sequence[Cell], args: options.ReproductionArguments) -> list[Cell]:
-    """Return the cells that can run: all of them, or with `skip_missing` those without missing inputs.
+    """Check the inputs of all cells. Returns the cells without missing inputs.
 
     Raises:
-        FileNotFoundError: Data, an encoder or a model is missing, and `skip_missing` is false.
+        FileNotFoundError: Data, an encoder or a model is missing, and `args.skip_missing` is False.
     """
     runnable, missing = [], set()
     for cell in cells:
@@ -377,7 +381,7 @@ def require_inputs(name: str, cells: Sequence[Cell], args: options.ReproductionA
 
 
 def dry_run(name: str, cells: Sequence[Cell]) -> str:
-    """Return the runs, costs and missing inputs of a table as text."""
+    """Describe a table without training: its runs, their estimated costs and the missing inputs, as text."""
     lines, missing, hours = [f"{name}:"], set(), 0.0
     for cell in cells:
         done = sum(run[-1].is_done for run in cell.runs)
@@ -398,19 +402,19 @@ def dry_run(name: str, cells: Sequence[Cell]) -> str:
 
 
 def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequence[str]) -> float | None:
-    """Return one number of a run, or None if the run does not have it.
+    """Look up the value of one table column in the results and training log of a run. Returns None if it is missing.
 
     Args:
         results: Results of the run.
-        log: Entries that the run logged during training.
-        place: A column of a table as words, one of:
+        log: Training log, a list of dicts.
+        place: The column name, split into words. It is one of:
 
-            - the place of a score in the results; a missing "mean" is computed over the languages;
-            - "training" and a key of the results' training part;
-            - "similarity" and "positive" or "negative", the mean cosine of these pairs of the test set, or
-              "separation", the difference of both means in standard deviations of the negative pairs;
-            - "captions" and "relative_distance";
-            - "log", a logged name, and "mean", "first" or "last".
+            - a score in the results, such as `retrieval eng t2a R@1`. The language "mean" averages over languages;
+            - `training KEY`: an entry of the "training" section of the results;
+            - `similarity positive` or `similarity negative`: mean cosine of matching or non-matching test pairs;
+            - `similarity separation`: their difference, divided by the standard deviation of non-matching pairs;
+            - `captions relative_distance`: see `get_relative_distance`;
+            - `log NAME mean`, `log NAME first` or `log NAME last`: a value from the training log.
     """
     from modeling_supclap.evaluation.results import flat_scores
 
@@ -437,10 +441,11 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
 
 
 def get_relative_distance(results: Results) -> float:
-    """Return the mean distance of translations to their English caption over that of English captions of two clips.
+    """Compute how far translations are from their English captions, relative to the distance between captions.
 
-    It is 0 if the languages agree, and about 1 if a translation is as far away as any other caption. Unlike the
-    distance alone [A eq. 15], it is not small for a collapsed model, which maps all captions to almost one point.
+    It is the mean distance of a translation to its English caption, divided by the mean distance of two different
+    English captions. 0 means that the languages agree; 1 means that a translation is as far away as an unrelated
+    caption. Unlike the distance in ATRI eq. 15, it is not small for a collapsed model with almost equal embeddings.
     """
     english = results.arrays["embeddings/text/eng"]  # (N, d)
     to_english = np.mean(
@@ -451,7 +456,7 @@ def get_relative_distance(results: Results) -> float:
 
 
 def get_logged(log: Sequence[Mapping[str, Any]], name: str, part: str) -> float | None:
-    """Return the "mean", "first" or "last" value logged under a name; None if there is none."""
+    """Return the mean, first or last logged value of a name (`part`); None if it was never logged."""
     values = [entry[name] for entry in log if name in entry]
     if not values:
         return None
@@ -459,10 +464,10 @@ def get_logged(log: Sequence[Mapping[str, Any]], name: str, part: str) -> float 
 
 
 def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the contribution of each query to a score, (Q,), and the recording of each query, (Q,).
+    """Load the value of a score for each query (Q,), and the recording that each query belongs to (Q,).
 
-    The language "mean" averages each query over the languages. Returns None if the results lack the outcomes, or if
-    languages have different numbers of queries.
+    For the language "mean", the values of a query are averaged over languages. Returns None if the results contain no
+    values per query, or if the number of queries differs between languages.
     """
     arrays = results.arrays
     if place[-1] in ("MRV", "MSR"):
@@ -492,16 +497,18 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
 def compare_seeds(
     runs: Sequence[tuple[Results, Any]], baseline: Sequence[tuple[Results, Any]], place: Sequence[str]
 ) -> tuple[float, float] | None:
-    """Bootstrap the difference of a row to its baseline over recordings, with each query averaged over the seeds.
+    """Compute a 95 % bootstrap interval for the difference between a row and its baseline.
+
+    The bootstrap resamples recordings. The values of each query are first averaged over seeds.
 
     Args:
-        runs: The runs of a row, one for each seed, from `load_run`.
-        baseline: The runs of the row that it is compared with.
-        place: The place of the score, as in `get_value`.
+        runs: Runs of the row from `load_run`, one per seed.
+        baseline: Runs of the baseline row from `load_run`, one per seed.
+        place: Words of the column name; see `get_value`.
 
     Returns:
-        Lower and upper end of the 95 % interval. None if the score has no outcomes of queries, if both rows have
-        different recordings, or if there is only one recording.
+        Lower and upper bound. Returns None if there are no values per query, if the recordings of both rows differ,
+        or if there is only one recording.
     """
     from modeling_supclap.metrics.bootstrap import bootstrap_intervals
 
@@ -525,19 +532,20 @@ def compare_seeds(
 def gather(
     name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: options.ReproductionArguments
 ) -> dict[str, Any]:
-    """Collect all numbers of a table, measured and printed.
+    """Collect the measured numbers of a table and the numbers in the paper.
 
     Returns:
-        A dictionary with the keys "table", "title", "claim", "scale", "settings", "versions" and "rows". A row has
-        "row", "model", "dataset", "baseline", "seeds", "cost" (from `get_cost`) and "scores", which maps a column to:
+        Dict with the keys "table", "title", "claim", "scale", "settings", "versions" and "rows". A row is a dict with
+        "row", "model", "dataset", "baseline", "seeds", "cost" (see `get_cost`) and "scores". "scores" is a dict from
+        column to a dict with:
 
-        - "values" (one per seed), "mean" and "std" (of a sample; None for one seed);
-        - "chance" and "order_blind", if the score has these levels;
-        - "paper", the printed number or None;
-        - for rows with a baseline, "differences" (one per seed), "recordings" (interval over recordings), "low" and
+        - "values" (one per seed), "mean" and "std" (sample standard deviation; None for one seed);
+        - "chance" and "order_blind", if known: the score at chance and of a model that ignores order;
+        - "paper": the number in the paper, or None;
+        - for rows with a baseline: "differences" (one per seed), "recordings" (interval over recordings), "low" and
           "high" (interval over seeds and recordings; for one seed, over recordings).
 
-        A table of cases also has "cases", of the first seed, from `tabulate_cases`.
+        A table with example captions also has the key "cases"; see `tabulate_cases`.
     """
     from modeling_supclap import evaluation
 
@@ -575,7 +583,7 @@ def gather(
 def compare_rows(
     runs: Mapping[int, tuple[Results, Any]], baseline: Mapping[int, tuple[Results, Any]], place: Sequence[str]
 ) -> dict[str, Any]:
-    """Compare a row with its baseline over their common seeds; see `gather` for the keys."""
+    """Compare a row with its baseline on their common seeds. Returns the comparison keys described in `gather`."""
     from modeling_supclap.metrics.bootstrap import seed_interval
 
     seeds, differences = [], []
@@ -600,7 +608,7 @@ def compare_rows(
 
 
 def get_levels(results: Results, place: Sequence[str]) -> dict[str, float]:
-    """Return the levels of a score: "chance", and "order_blind" for a model that ignores order, if they exist."""
+    """Return reference values of a score, if known: "chance", and "order_blind" (a model that ignores order)."""
     from modeling_supclap.evaluation.results import flat_scores
 
     levels = {"chance": 0.5} if "eval_order_accuracy" in place else {}
@@ -613,9 +621,10 @@ def get_levels(results: Results, place: Sequence[str]) -> dict[str, float]:
 
 
 def get_cost(runs: Sequence[Sequence[Step]]) -> dict[str, float]:
-    """Return the mean "steps", "captions" and process "seconds" of the last training of each run, if recorded.
+    """Compute the mean training cost over runs: a dict with "steps", "captions" and "seconds", if they were recorded.
 
-    "captions" counts the captions that the text encoder embeds: steps * clips per step * texts per clip.
+    Only the last training of a run counts. "captions" is the number of captions that the text encoder embeds (steps *
+    clips per step * texts per clip); "seconds" is processor time.
     """
     from modeling_supclap.evaluation.results import Results
 
@@ -637,12 +646,15 @@ def get_cost(runs: Sequence[Sequence[Step]]) -> dict[str, float]:
 
 
 def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
-    """Return the retrieval of four captions in each language, as heading and lines of a table [A tables 9 and 10].
+    """Show the retrieval results of four captions in each language, as in ATRI tables 9 and 10.
 
-    The captions have the two best and the two worst mean ranks over models and languages.
+    The four captions are the two with the best and the two with the worst mean rank over models and languages.
 
     Args:
-        by_model: Results by the name of the model.
+        by_model: Dict from model name to results.
+
+    Returns:
+        Heading and rows of the table.
     """
     first = next(iter(by_model.values()))
     ranks = np.mean([results.arrays["multilingual/ranks"] for results in by_model.values()], axis=(0, 2))
@@ -662,7 +674,7 @@ def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
 
 
 def _top_clip(results: Results, language: str, query: int) -> str:
-    """Return the label of the highest-scoring clip for a caption of `multilingual/`, or its id if it has no label."""
+    """Return the label of the top-ranked clip for a caption; the clip id if the clip has no label."""
     arrays = results.arrays
     is_query = arrays[f"retrieval/{language}/t2a/query_id"] == arrays["multilingual/query_id"][query]
     clip = arrays[f"retrieval/{language}/t2a/top"][is_query.argmax(), 0]
@@ -670,7 +682,7 @@ def _top_clip(results: Results, language: str, query: int) -> str:
 
 
 def summarise(values: Sequence[float]) -> dict[str, Any]:
-    """Compute mean and sample standard deviation over the seeds; the deviation of one seed is None.
+    """Compute the mean and sample standard deviation over seeds; the deviation is None for one seed.
 
     >>> summarise([0.25, 0.75])
     {'values': [0.25, 0.75], 'mean': 0.5, 'std': 0.3535533905932738}
@@ -680,7 +692,7 @@ def summarise(values: Sequence[float]) -> dict[str, Any]:
 
 
 def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str], scale: str) -> float | None:
-    """Return the number that the paper prints, or None; scale mini is compared with the table's first dataset."""
+    """Look up the number in the paper; None if there is none. At scale mini, use the first dataset of the table."""
     from modeling_supclap import evaluation
 
     first, full = next(iter(table["full"].items())) if table.get("full") else (cell.dataset, {})
@@ -700,9 +712,9 @@ def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence
 
 
 def load_run(run: Sequence[Step]) -> tuple[Results, list[dict[str, Any]]]:
-    """Load the results of a run and the log of its last training (for a post-training, of stage B).
+    """Load the results and the training log of a run. The log is from the last training (in post-training, stage B).
 
-    If the results have cosines of the test set's positive pairs, their histogram is appended to the log.
+    If the results contain the cosines of matching test pairs, their histogram is appended to the log.
     """
     import torch
 
@@ -725,7 +737,7 @@ def load_run(run: Sequence[Step]) -> tuple[Results, list[dict[str, Any]]]:
 
 
 def table_stem(name: str, args: options.ReproductionArguments) -> str:
-    """Return the file name of a table, with `args.settings` and the name of the controls file.
+    """Return the file name of a table without suffix; it includes `args.settings` and the name of the controls file.
 
     >>> table_stem("supclap/table3", options.ReproductionArguments(settings={"num_train_epochs": 40}))
     'supclap_table3_num_train_epochs-40'
@@ -742,7 +754,7 @@ def table_stem(name: str, args: options.ReproductionArguments) -> str:
 def write_table(
     name: str, table: Mapping[str, Any], cells: Sequence[Cell], args: options.ReproductionArguments
 ) -> Path:
-    """Write a table as JSON, HTML and Markdown, and its curves or embedding spaces as PNG; return the Markdown file."""
+    """Write a table as JSON, HTML and Markdown, and its figure (if any) as PNG. Returns the path of the Markdown."""
     from modeling_supclap.evaluation.report_figures import save_projections
     from modeling_supclap.evaluation.results import Results
     from modeling_supclap.recipes.result_tables import html_table, markdown_table
@@ -765,11 +777,14 @@ def write_table(
 
 
 def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str, dict[str, Curve]]:
-    """Return the panels of a figure: one for each dataset and title, with one curve for each row and logged name.
+    """Arrange logged values as panels of a figure, one per dataset and title, with one curve per row and logged name.
 
     Args:
-        curves: Title of the panel for each logged name; names with the same title share a panel.
-        cells: Rows to draw.
+        curves: Dict from logged name to panel title; names with the same title share a panel.
+        cells: Rows to plot.
+
+    Returns:
+        Dict from panel title to a dict from curve label to curve.
     """
     one_dataset = all(cell.dataset == cells[0].dataset for cell in cells)
     titles = Counter(curves.values())
@@ -784,7 +799,7 @@ def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str
 
 
 def main() -> None:
-    """Parse the arguments, train the rows, and write the tables."""
+    """Parse the command line, run the rows of the tables, and write the tables."""
     words = sys.argv[1:]
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
     (args,) = parse_arguments((options.ReproductionArguments,), words[len(names) :], about=__doc__)
@@ -821,7 +836,7 @@ def main() -> None:
 
 
 def keep_finished(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells with only their finished runs, without cells that have none."""
+    """Remove unfinished runs from the cells, and cells without a finished run."""
     finished = []
     for cell in cells:
         runs = [run for run in cell.runs if run[-1].is_done]

@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 SAMPLE_ROWS = 1000
-"""Number of rows of a streamed training split that are checked before the run."""
+"""Number of rows to check before training, for a streamed split."""
 
 OPTIONS = (DataArguments, ModelArguments, TrainedPartArguments, ContrastiveOptions)
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "synthetic.yaml"
 
 
 def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupCLAPTrainingArguments) -> None:
-    """Check the splits before the run.
+    """Check before training that the required splits, captions and labels exist.
 
     Raises:
-        ValueError: The training or validation split is missing, captions are missing, or clips have no single label
-            for zero-shot classification.
+        ValueError: The training or validation split is missing, captions are missing, or a test clip does not have
+            exactly one label for zero-shot classification.
     """
     from modeling_supclap.datasets_scripts.schema import require_captions, without_audio
 
@@ -75,7 +75,7 @@ def check_splits(splits: Mapping[str, Any], data_args: DataArguments, args: SupC
 
 
 def rows_to_check(rows: Any, seed: int) -> Any:
-    """Return the rows of a split to check before the run: all, or of a stream a random sample without audio."""
+    """Return the rows to check before training: all rows, or 1000 random rows (without audio) of a streamed split."""
     from modeling_supclap.datasets_scripts.schema import without_audio
     from modeling_supclap.datasets_scripts.stream import RowStream
 
@@ -85,7 +85,7 @@ def rows_to_check(rows: Any, seed: int) -> Any:
 
 
 def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
-    """Return the model's arguments in use; a loaded model or encoder ignores the arguments for its shape."""
+    """Return the model arguments that have an effect, as a dict. A pretrained model ignores arguments for its shape."""
     if args.model is not None:
         return {"model": args.model}
     used = dict(vars(args))
@@ -97,7 +97,7 @@ def arguments_in_use(args: ModelArguments) -> dict[str, Any]:
 
 
 def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> SupCLAPProcessor:
-    """Return the processor of the two encoders; from scratch, train a tokenizer on the captions."""
+    """Load the processor for pretrained encoders. For encoders from scratch, train a tokenizer on the captions."""
     from transformers import RobertaTokenizer
 
     from modeling_supclap import CEDFeatureExtractor, SupCLAPProcessor
@@ -116,7 +116,11 @@ def build_processor(args: ModelArguments, rows: Any, languages: list[str]) -> Su
 
 
 def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPModel:
-    """Build a model from two encoders, both loaded or both from scratch."""
+    """Build a model from two encoders, either both pretrained or both from scratch.
+
+    Raises:
+        ValueError: Only one of the encoders is from scratch.
+    """
     from transformers import BertConfig
 
     from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
@@ -152,7 +156,7 @@ def build_model(args: ModelArguments, processor: SupCLAPProcessor) -> SupCLAPMod
 
 
 def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_audio_seconds: float) -> None:
-    """Set the spectral mean and variance of an audio encoder from scratch, from a sample of the training clips."""
+    """Compute the mel normalisation of a new audio encoder from about 256 training clips."""
     from modeling_supclap.datasets_scripts.audio import read_row
     from modeling_supclap.datasets_scripts.stream import RowStream
 
@@ -166,11 +170,11 @@ def fit_normalisation(encoder: Any, processor: SupCLAPProcessor, rows: Any, max_
 
 
 def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
-    """Return the checkpoint to resume from, if any.
+    """Return the path of the checkpoint to resume from; None for a new run.
 
     Raises:
-        FileNotFoundError: The named checkpoint does not exist.
-        ValueError: "last" is given, and the output folder contains no checkpoint.
+        FileNotFoundError: The checkpoint in `resume_from_checkpoint` does not exist.
+        ValueError: `resume_from_checkpoint` is "last", but the output folder contains no checkpoint.
     """
     from modeling_supclap.training.checkpoints import last_checkpoint
 
@@ -187,7 +191,7 @@ def find_checkpoint(args: SupCLAPTrainingArguments) -> str | None:
 
 
 def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]) -> evaluation.Results:
-    """Evaluate retrieval in every language and, with templates, zero-shot classification."""
+    """Evaluate retrieval in each language, and zero-shot classification if there are prompt templates."""
     from modeling_supclap import evaluation
 
     args, languages = trainer.args, trainer.args.eval_languages
@@ -195,7 +199,7 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
     policy = evaluation.AudioPolicy(trainer.evaluation_collator.max_audio_seconds)
     split = evaluation.split_from_predictions(trainer.predict(rows), rows, languages, model, policy)
 
-    # Languages are compared on the same captions if every clip has as many captions in each language.
+    # If every clip has the same number of captions in each language, compare languages on the same captions.
     parallel = True
     for row in split.rows:
         counts = [len(row["captions"].get(language) or ()) for language in languages]
@@ -215,7 +219,7 @@ def evaluate_test_split(trainer: SupCLAPTrainer, rows: Any, templates: list[str]
 def make_model(
     model_args: ModelArguments, args: SupCLAPTrainingArguments, rows: Any
 ) -> tuple[SupCLAPModel, SupCLAPProcessor]:
-    """Build the model and its processor; from scratch, train the tokenizer on the rows."""
+    """Build or load the model and its processor. From scratch, the tokenizer is trained on the captions of `rows`."""
     from modeling_supclap import SupCLAPProcessor
     from modeling_supclap.recipes.models import load_start
 
@@ -229,7 +233,7 @@ def make_model(
 
 
 def draw(log_history: list[dict[str, Any]], output: Path, language: str) -> str:
-    """Draw the logged values; return the names of the files for the last line of the run."""
+    """Plot the training log, and return the names of the written files as text for the final message."""
     from modeling_supclap.training.plots import plot_drift, plot_training_curves
 
     logged = set().union(*log_history)
