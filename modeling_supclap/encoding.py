@@ -194,7 +194,7 @@ def encode_audio(
     """Compute audio embeddings for recordings of any length and sampling rate.
 
     Args:
-        model: A model with `get_audio_features`.
+        model: Model with a `get_audio_features` method.
         audio: One recording or a list of recordings. A recording is one of: a path, a URL, an open file or the bytes
             of a file; a waveform (samples,), (channels, samples) or (samples, channels), alone or as a pair with its
             sampling rate, as in torchaudio, librosa, scipy and Gradio; a mapping with "array" and "sampling_rate"; a
@@ -276,7 +276,7 @@ def encode_text(
     """Compute text embeddings; equal texts in the same language have bitwise equal embeddings.
 
     Args:
-        model: A model with `get_text_features`.
+        model: Model with a `get_text_features` method.
         texts: One text or a list of texts.
         processor: Processor of the model; None uses `model.processor`.
         language: ISO 639-3 code: one for all texts, or a list with one per text. None uses the tokenizer's setting.
@@ -570,7 +570,7 @@ def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
 
     Args:
         model: The model.
-        processor: Its processor.
+        processor: The processor of the model.
         waveforms: Mono waveforms (samples,) at the model's sampling rate.
     """
     inputs = processor(audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
@@ -588,7 +588,7 @@ def encode_batch(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
 
     Args:
         model: The model.
-        processor: Its processor.
+        processor: The processor of the model.
         waveforms: Mono waveforms (samples,) at the model's sampling rate.
 
     Returns:

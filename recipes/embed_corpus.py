@@ -221,7 +221,7 @@ def main() -> None:
         check_device(args.device)
 
     # Use a long timeout, because processes wait for the slowest one. If one fails, the launcher stops all processes.
-    on_cpus = args.device == "cpu" or not torch.accelerator.is_available()  # CPU processes join only with cpu=True
+    on_cpus = args.device == "cpu" or not torch.accelerator.is_available()  # required to join CPU processes
     state = PartialState(cpu=on_cpus, timeout=timedelta(days=30))
     with state.main_process_first():
         corpus = load_corpus(args)

@@ -71,7 +71,7 @@ def run_index(arguments: argparse.Namespace) -> None:
     from modeling_supclap.evaluation import load_embedding_model
     from modeling_supclap.search import build_index
 
-    on_cpus = arguments.device == "cpu" or not torch.accelerator.is_available()  # CPU processes join only with cpu=True
+    on_cpus = arguments.device == "cpu" or not torch.accelerator.is_available()  # required to join CPU processes
     state = PartialState(cpu=on_cpus, timeout=timedelta(days=30))  # processes wait long for the slowest one
     device = arguments.device or (str(state.device) if state.num_processes > 1 else None)
     report = build_index(

@@ -341,7 +341,7 @@ def split_from_predictions(
     listed = list(without_audio(rows))
     held: dict[tuple[str, str], np.ndarray] = {}
     for row, embeds in zip(listed, text_embeds, strict=True):
-        for caption, embed in zip(all_captions(row, languages), embeds, strict=False):  # the rest is padding
+        for caption, embed in zip(all_captions(row, languages), embeds, strict=False):  # ignore padding
             held.setdefault(caption, embed)
     clips = ClipEmbeddings(audio_embeds, np.ones(len(listed), np.int64), np.zeros(len(listed)))
     return EmbeddedSplit(listed, clips, model, rows, policy=policy or AudioPolicy(), held=held)

@@ -82,7 +82,7 @@ def projection_figure(results: Results, languages: Sequence[str], classes: Seque
 
 
 def save_projections(several: Mapping[str, Results], path: str | Path) -> None:
-    """Draw `projection_figure` for several models side by side (ATRI figures 3 and 4) and save it as PNG.
+    """Draw t-SNE projections of several models side by side (ATRI figures 3 and 4) and save them as PNG.
 
     Args:
         several: Dict from model name to results.

@@ -85,7 +85,7 @@ def score(
     chance: float | None = None,
     order_blind: float | None = None,
 ) -> dict[str, float | None]:
-    """Create the dict that `results.json` stores for a score: the fields of `Score` except `place`.
+    """Create a score dict as stored in `results.json`, with the fields of `Score` except `place`.
 
     >>> score(0.5, (0.4, 0.6), 0.1)
     {'value': 0.5, 'low': 0.4, 'high': 0.6, 'chance': 0.1}
@@ -376,7 +376,7 @@ def paper_results(**filters: str | None) -> list[dict[str, Any]]:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python and the packages that affect the results, by name."""
+    """Return the versions of Python and the main packages as a dict from name to version."""
     packages = dict(zip(_PACKAGES, map(version, _PACKAGES), strict=True))
     return {"python": platform.python_version(), **packages, "supclap": __version__}
 

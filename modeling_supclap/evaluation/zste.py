@@ -42,7 +42,7 @@ class ZSTEOptions:
         tasks: Tasks to run, "1A" to "5B".
         join: Options for joining consecutive clips.
         prompts: Sound names in the prompts, "labels" or "phrases". None uses the same names as the model's temporal
-            post-training. Without post-training, None uses labels for English only, as in the paper, else phrases.
+            post-training. Without post-training: labels if English is the only language, as in the paper, else phrases.
     """
 
     num_items: int = 200

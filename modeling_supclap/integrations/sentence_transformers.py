@@ -40,8 +40,8 @@ class SupCLAPModule(InputModule):
     The embeddings have unit norm, as in the model. A text is a string, or a dict `{"text": "un chien aboie",
     "language": "fra"}` to mix languages. A recording is any input that `model.encode_audio` accepts. A waveform without
     a sampling rate must have the model's sampling rate. A call to `encode` accepts either texts or recordings, not
-    both. With CLAP's audio tower only the first 10 s of a recording are embedded; to embed all of a recording, use
-    `model.encode_audio`.
+    both. With CLAP's audio tower, only the first 10 s of a recording are embedded; `model.encode_audio` embeds the
+    whole recording.
 
     Args:
         model: The model.

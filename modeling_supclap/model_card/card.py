@@ -113,7 +113,7 @@ def write_card(folder: str | Path, card: ModelCard, overwrite: bool = False) -> 
 
 
 def is_untouched(text: str) -> bool:
-    """Return whether the checksum of a card matches its text, so that the card was not edited."""
+    """Return whether a card was not edited since it was generated, according to its checksum."""
     body, _, last = text.rstrip().rpartition("\n")
     return last == _MARK.format(_digest(body.rstrip()))
 
