@@ -1,1 +1,1 @@
-"""Find recordings that two sets share: equal sources by name, and copies by audio fingerprint."""
+"""Find recordings that two sets share: clips with the same source id, and copies found by audio fingerprint."""

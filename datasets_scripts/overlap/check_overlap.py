@@ -47,7 +47,7 @@ _MOST_SHOWN = 20
 
 
 class Clip(NamedTuple):
-    """A clip of a set: its split, its id and its source recording."""
+    """Clip of a prepared set, with its split, id and source recording."""
 
     split: str
     clip_id: str
@@ -57,19 +57,19 @@ class Clip(NamedTuple):
 def compare(
     first: str, second: str, workers: int = 1, cache_dir: str | None = None, quiet: bool = True
 ) -> dict[str, Any]:
-    """Compare two prepared sets.
+    """Find clips that two prepared sets share, by source and by audio fingerprint.
 
     Args:
-        first: Folder or Hub id of a set; `:split` at its end selects a split.
+        first: Folder or Hub id of a set. Append `:split` to select one split.
         second: Another set, or another split of the same set.
         workers: Number of processes that compute fingerprints.
         cache_dir: Cache folder of `datasets`; None uses its default.
         quiet: Whether to hide progress bars.
 
     Returns:
-        A dictionary of JSON values. "shared_sources": the clips of both sets by source. "copies": pairs of clips with
-        score, bit error rate, offset, overlap, and whether the sources are equal. "not_compared": clips without
-        fingerprint, because they are too short or unreadable.
+        Report as a JSON-compatible dict. "shared_sources": dict from source to the clips in both sets. "copies": pairs
+        of clips with score, bit error rate, offset, overlap, and whether their sources are equal. "not_compared": clips
+        without a fingerprint, because they are too short or unreadable. It also contains "sets" and "threshold".
 
     Raises:
         FileNotFoundError: A set does not exist.
@@ -107,7 +107,7 @@ def compare(
 
 
 def overlap_table(report: Mapping[str, Any]) -> str:
-    """Format a report for a terminal: the counts, and the first shared sources and copies."""
+    """Format a report of `compare` as text: the counts, and the first shared sources and copies."""
     first, second = report["sets"]
     sources, copies = report["shared_sources"], report["copies"]
     lines = [
@@ -135,7 +135,7 @@ def overlap_table(report: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command: compare two sets, print the table and optionally write the report."""
+    """Run the command: compare two sets, print the table and optionally write the report. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", metavar="A[:split]", help="Folder or Hub id of a prepared set; default: all splits.")
     parser.add_argument("second", metavar="B[:split]", help="Another prepared set, or another split of the same.")
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _load(name: str, cache_dir: str | None) -> dict[str, datasets.Dataset]:
-    """Load all splits of a set, or only the split given after a colon."""
+    """Load all splits of a set, or only the split named after a colon."""
     folder, colon, split = name.rpartition(":")
     if not colon or Path(name).is_dir() or "/" in split or "\\" in split:
         return load_splits("prepared", cache_dir, data_dir=name)
@@ -180,7 +180,7 @@ def _fingerprint(row: Mapping[str, Any]) -> Fingerprint | None:
 
 
 def _shared_sources(first: Sequence[Clip], second: Sequence[Clip]) -> dict[str, list[list[dict[str, str]]]]:
-    """Group the clips of both sets by shared source."""
+    """Return a dict from each shared source to the clips in the first and in the second set."""
     by_source: dict[str, list[list[dict[str, str]]]] = defaultdict(lambda: [[], []])
     for side, clips in enumerate((first, second)):
         for clip in clips:

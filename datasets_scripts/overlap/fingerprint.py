@@ -1,12 +1,12 @@
-"""Audio fingerprints that find copies of clips, also re-encoded, resampled, cut or amplified ones.
+"""Audio fingerprints to find copies of clips, even if they are re-encoded, resampled, cut or amplified.
 
-The method is that of Haitsma and Kalker, "A Highly Robust Audio Fingerprinting System" (ISMIR 2002). Every 12 ms, a
-frame yields a word of 32 bits: the signs of the differences of band energies along frequency and time. Equal words
-propose alignments of two clips, and the share of equal bits over the whole overlap decides.
+The method is from Haitsma and Kalker, "A Highly Robust Audio Fingerprinting System" (ISMIR 2002). A 32-bit word is
+computed every 12 ms: the signs of energy differences between neighbouring bands and frames. If two clips have equal
+words, they are aligned at these words. The share of equal bits over the whole overlap is the score.
 
 Three changes adapt the method from songs to other recordings. Bands range from 200 Hz to 3.6 kHz. Only frames within 30
-dB of a clip's loudest frame count, because quieter ones contain mostly coding noise. Faint noise, different for each
-clip, is added first, so that digital silence has random bits instead of equal ones.
+dB of the loudest frame are used, because quieter frames contain mostly coding noise. Faint noise, different for each
+clip, is added first; without it, all clips with digital silence would have equal words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 RATE_HZ = 8000
 WINDOW_SAMPLES = 3000
-HOP_SAMPLES = 96  # windows overlap by 31/32, so that the frames of a copy need not be aligned with the original's
+HOP_SAMPLES = 96  # windows overlap by 31/32, so that a copy matches even if its frames are shifted
 LOWEST_HZ, HIGHEST_HZ = 200.0, 3600.0
 LOUD_DB = 30.0
 NOISE_DB = -50.0  # relative to the clip's root mean square
@@ -27,34 +27,34 @@ NOISE_DB = -50.0  # relative to the clip's root mean square
 THRESHOLD = 6.0
 """Minimum score of a copy.
 
-The score of an alignment is (1 - 2 BER) sqrt(32 frames) / 3, in standard deviations: the deviation of 32 independent
-bits per frame from a bit error rate (BER) of 1/2, divided by 3. The divisor is needed because frames overlap: the bits
-of unrelated clips have up to three times the standard deviation of independent bits (Haitsma and Kalker, section 4.2).
-By chance, one in 10^9 alignments exceeds 6.
+With bit error rate BER, the score of an alignment is (1 - 2 BER) sqrt(32 frames) / 3. It counts the standard deviations
+from BER = 1/2 for 32 independent bits per frame, divided by 3. The divisor is needed because frames overlap: the BER of
+unrelated clips has up to three times the standard deviation of independent bits (Haitsma and Kalker, section 4.2). By
+chance, one in 10^9 alignments exceeds 6.
 """
 
 MIN_FRAMES = 10  # with fewer frames, even equal clips do not reach the threshold
-_MOST_ALIGNMENTS = 256  # maximum number of alignments per query, those with the most equal words
+_MOST_ALIGNMENTS = 256  # maximum number of alignments per query; alignments with the most equal words are kept
 
 _BITS = 32
 _NOTHING = np.zeros(0, dtype=np.int64)
 
 
 class Fingerprint(NamedTuple):
-    """32-bit words of a clip, `(frames,)` uint32, and levels relative to its loudest frame in dB (<= 0), float32."""
+    """Fingerprint of a clip: words `(frames,)` uint32, and levels in dB relative to the loudest frame, float32."""
 
     words: np.ndarray
     levels_db: np.ndarray
 
 
 class Match(NamedTuple):
-    """Best alignment of a query with a clip of the index.
+    """Best alignment between a query and a clip in the index.
 
     Attributes:
         clip: Position of the clip in the index.
         score: Score, see `THRESHOLD`.
-        bit_error_rate: Share of differing bits: 0 for equal samples, about 0.5 for unrelated ones.
-        offset_seconds: Start of the query in the clip; negative if the query starts before the clip.
+        bit_error_rate: Fraction of differing bits: 0 for equal audio, about 0.5 for unrelated audio.
+        offset_seconds: Start of the query relative to the start of the clip; may be negative.
         overlap_seconds: Duration of the overlap.
     """
 
@@ -72,7 +72,7 @@ def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
         waveform: `(samples,)` float32 at `RATE_HZ`.
 
     Returns:
-        The fingerprint; None for a clip below 0.5 s, which is too short.
+        The fingerprint, or None if the clip is shorter than 0.5 s.
     """
     if len(waveform) < WINDOW_SAMPLES + MIN_FRAMES * HOP_SAMPLES:
         return None
@@ -96,10 +96,11 @@ def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
 
 
 def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -> tuple[float, float]:
-    """Compare the bits of two clips, with frame `offset_frames` of the clip aligned with frame 0 of the query.
+    """Compare two fingerprints, with frame `offset_frames` of the clip aligned to frame 0 of the query.
 
     Returns:
-        The score, see `THRESHOLD`, and the share of differing bits; 0 and 0.5 for fewer than `MIN_FRAMES` loud frames.
+        The score (see `THRESHOLD`) and the bit error rate. With fewer than `MIN_FRAMES` loud frames, these are 0 and
+        0.5.
     """
     start, stop = max(0, offset_frames), min(len(clip.words), len(query.words) + offset_frames)
     if stop - start < MIN_FRAMES:
@@ -116,13 +117,13 @@ def alignment_score(clip: Fingerprint, query: Fingerprint, offset_frames: int) -
 
 
 class FingerprintIndex:
-    """Index of fingerprints that finds the clips which share sound with a query.
+    """Index of fingerprints to search for clips that share audio with a query.
 
     The index is a sorted array of words: 50,000 clips of 10 s have 40 million words and need 0.5 GB. A search looks up
-    the words of the query's loud frames, and all words that differ from them in one bit.
+    the words in loud frames of the query, and all words that differ from these words in one bit.
 
     Args:
-        fingerprints: Fingerprints of the clips; None for a clip without one.
+        fingerprints: Fingerprint of each clip, or None if the clip has no fingerprint.
     """
 
     def __init__(self, fingerprints: Sequence[Fingerprint | None]) -> None:
@@ -137,7 +138,7 @@ class FingerprintIndex:
         self._positions = order.astype(np.int32 if len(order) < 2**31 else np.int64)
 
     def search(self, query: Fingerprint) -> list[Match]:
-        """Return the best alignment with each clip that shares sound with the query, highest score first."""
+        """Return one match per clip that shares audio with the query, sorted by score, highest first."""
         best: dict[int, Match] = {}
         for clip, offset in self._alignments(query):
             other = self._fingerprints[clip]
@@ -149,7 +150,7 @@ class FingerprintIndex:
         return sorted(best.values(), key=lambda match: (-match.score, match.clip))
 
     def _alignments(self, query: Fingerprint) -> Iterator[tuple[int, int]]:
-        """Yield (clip, offset in frames) of the alignments with the most equal words."""
+        """Yield (clip, offset in frames) for the alignments with the most equal words."""
         # (loud frames,) -> (loud frames, 33): each word, and all words that differ from it in one bit
         frames = np.flatnonzero(query.levels_db > -LOUD_DB)
         flips = np.concatenate([[0], 1 << np.arange(_BITS)]).astype(np.uint32)
@@ -169,7 +170,7 @@ class FingerprintIndex:
 
 
 def _noise(waveform: np.ndarray) -> np.ndarray:
-    """Return faint white noise, seeded with a hash of the samples: reproducible, and different for each clip."""
+    """Return faint white noise. Its seed is a hash of the samples, so it is reproducible and differs between clips."""
     seed = int.from_bytes(hashlib.blake2b(waveform.tobytes(), digest_size=8).digest(), "big")
     rms = float(np.sqrt(np.mean(np.square(waveform, dtype=np.float64))))
     noise = np.random.default_rng(seed).standard_normal(len(waveform), dtype=np.float32)

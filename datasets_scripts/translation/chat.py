@@ -1,4 +1,4 @@
-"""Machine translation by any OpenAI-compatible endpoint, with several texts per request and a rate limit."""
+"""Machine translation with an OpenAI-compatible endpoint, several texts per request and a rate limit."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _SCRIPTS = {"zho": "simplified Chinese characters"}
 
 
 class ChatTranslator:
-    """Translation with a language model behind an OpenAI-compatible endpoint.
+    """Translator that uses a language model on an OpenAI-compatible endpoint.
 
-    A batch is one request, with its texts numbered in a JSON object. If the numbers of the answer differ, or it is not
-    such an object, the request is repeated once. Then the batch is split into halves. A single text that fails is
-    skipped.
+    Each batch is sent as one request: a JSON object with numbered texts. The answer must be a JSON object with the same
+    numbers. If it is not, the request is repeated once. If this also fails, the batch is split into halves. A single
+    text that fails is skipped.
 
     Requests to a busy or failing server are retried with increasing delays, or after the delay that the server requests
-    (up to two minutes). Redirects are not followed, so that the key is sent to the host of the endpoint only.
+    (up to two minutes). Redirects are not followed, so that the API key is only sent to the endpoint's host.
 
     Args:
         name: Model name at the endpoint.
         endpoint: URL, such as `https://api.deepseek.com/v1` or `http://localhost:8000`.
-        api_key: Bearer token; None sends none and ignores the environment.
-        options: Further fields of the request; the default is a temperature of 0.
-        requests_per_minute: Maximum rate of requests, evenly spaced; None is unlimited.
+        api_key: Bearer token. With None, no token is sent, even if the environment contains one.
+        options: Additional request fields; the default is `{"temperature": 0}`.
+        requests_per_minute: Maximum number of requests per minute, evenly spaced; None is unlimited.
         workers: Number of parallel requests.
         retries: Maximum number of retries per request.
         timeout_seconds: Time limit of one request.
@@ -78,7 +78,7 @@ class ChatTranslator:
         withheld = () if api_key or parts.username else ("Authorization",)
 
         def before_sending(request: Any) -> None:
-            """Remove headers taken from the environment, and apply the rate limit, also to retries."""
+            """Remove headers that were read from the environment, and apply the rate limit, also to retries."""
             for header in ("OpenAI-Organization", "OpenAI-Project", *withheld):
                 request.headers.pop(header, None)
             self.limiter.wait()
@@ -98,11 +98,11 @@ class ChatTranslator:
         """Accept all languages."""
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translate texts as `Translator.translate`; "" for a text without a usable answer.
+        """Translate texts; see `Translator.translate`. Returns "" for a text without a valid answer.
 
         Raises:
-            ConnectionError: The endpoint could not be reached, or was busy or failing for all retries.
-            PermissionError: The endpoint rejected the key.
+            ConnectionError: The endpoint could not be reached, or all retries failed.
+            PermissionError: The endpoint rejected the API key.
             ValueError: The endpoint rejected or redirected the request.
         """
         for _ in range(2):
@@ -150,7 +150,7 @@ class ChatTranslator:
 
 
 class RateLimiter:
-    """Thread-safe limit on requests per minute, evenly spaced; None is unlimited."""
+    """Thread-safe rate limiter with evenly spaced requests. `per_minute=None` means no limit."""
 
     def __init__(
         self,
@@ -176,14 +176,15 @@ class RateLimiter:
 
 
 class UnusableAnswer(Exception):
-    """An answer that does not have the requested form; a second request may succeed."""
+    """Raised if an answer does not have the requested format; a second request may succeed."""
 
 
 def read_answer(body: bytes, count: int) -> list[str]:
-    """Parse the translations in an answer of `/chat/completions`, in the order of their numbers.
+    """Parse an answer of `/chat/completions`. Returns the translations in the order of their numbers.
 
     Raises:
-        UnusableAnswer: The answer is truncated or not JSON, or its keys are not exactly 1 to `count` with text values.
+        UnusableAnswer: The answer is truncated or not JSON, its keys are not exactly 1 to `count`, or a value is not a
+            non-blank text.
     """
     try:
         choice = json.loads(body)["choices"][0]

@@ -1,4 +1,4 @@
-"""Translate many texts: each distinct text once, in batches, resumable after an interruption."""
+"""Translate many texts in batches. Each distinct text is translated once, and interrupted jobs can be resumed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Key = tuple[str, int, str]  # clip, caption, language
 
 
 class Item(NamedTuple):
-    """A text to translate from the language `source` to `target` (ISO 639-3 codes).
+    """Text to translate from language `source` to language `target` (ISO 639-3 codes).
 
     Attributes:
-        caption_index: Index of the caption within its clip.
-        language: Language in the key of the row: the target, or for a back-translation the source.
+        caption_index: Index of the caption in its clip.
+        language: Language in `key`: for a translation the target language, for a back-translation the source language.
     """
 
     clip_id: str
@@ -39,12 +39,14 @@ class Item(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Key of the row in a translations file."""
+        """Key of the row in a translations file: clip id, caption index and language."""
         return self.clip_id, self.caption_index, self.language
 
 
 def clean(text: str) -> str:
-    """Normalise a text to one line in Unicode normal form C; "" if it is damaged or has no letters or digits.
+    """Normalise a text to one line in Unicode normal form C.
+
+    Returns "" if the text is damaged (replacement or surrogate characters) or has no letters or digits.
 
     >>> clean("  Un chien aboie "), clean("..."), clean("\N{REPLACEMENT CHARACTER} barks")
     ('Un chien aboie', '', '')
@@ -55,11 +57,11 @@ def clean(text: str) -> str:
 
 
 class FinishedBatches:
-    """Finished batches in a JSON Lines file, so that an interruption loses only the batches in progress.
+    """JSON Lines file of finished batches. After an interruption, only the batches in progress are lost.
 
     Args:
-        path: The file; an incomplete last line is removed.
-        settings: Settings that affect the translations.
+        path: Path of the file. An incomplete last line is removed.
+        settings: Settings that affect the translations. They must equal the settings in an existing file.
 
     Raises:
         ValueError: The file is damaged, or was made with other settings.
@@ -90,7 +92,7 @@ class FinishedBatches:
             self._remember(batch)
 
     def append(self, pair: Pair, texts: Sequence[str], translations: Sequence[str]) -> None:
-        """Add a batch; it is on disk when this returns."""
+        """Write a batch to the file and flush it to disk."""
         batch = {"pair": pair, "translations": dict(zip(texts, map(clean, translations), strict=True))}
         self._write(batch)
         self._remember(batch)
@@ -110,19 +112,20 @@ class FinishedBatches:
 def translate_texts(
     items: Sequence[Item], translator: Translator, finished: FinishedBatches, batch_size: int
 ) -> Answers:
-    """Translate every distinct text once.
+    """Translate every distinct text once, in batches.
 
-    The longest texts come first, so that a lack of memory shows at once. The batches do not depend on interruptions, so
-    the translations do not either. After an error, the batches in progress are finished and saved before it is raised.
+    The longest texts come first, so that an out-of-memory error occurs at the start. A resumed job uses the same
+    batches, so its translations do not depend on interruptions. If a batch fails, the batches in progress are finished
+    and saved before the error is raised.
 
     Args:
         items: Texts to translate.
-        translator: Translator; `translator.workers` batches run in parallel.
-        finished: Batches that are done; new ones are appended.
-        batch_size: Texts per batch.
+        translator: Translator; `translator.workers` batches are translated in parallel.
+        finished: Finished batches; new batches are appended.
+        batch_size: Number of texts per batch.
 
     Returns:
-        Translations by pair of languages and text; "" if there is none.
+        Dict from (language pair, text) to translation; "" if the translation failed.
     """
     pool = ThreadPoolExecutor(translator.workers)
     futures = {}
@@ -141,7 +144,7 @@ def translate_texts(
 
 
 def make_batches(items: Sequence[Item], done: Answers, batch_size: int) -> list[tuple[Pair, list[str]]]:
-    """Split the distinct texts of each pair of languages into batches, longest first, without finished texts."""
+    """Split the distinct texts of each language pair into batches, longest first, and remove finished texts."""
     texts_of: dict[Pair, set[str]] = {}
     for item in items:
         texts_of.setdefault((item.source, item.target), set()).add(item.text)
@@ -164,25 +167,25 @@ def complete_translations(
     settings: Mapping[str, Any] | None = None,
     fill_gaps: bool = False,
 ) -> dict[Key, str]:
-    """Translate the items that are missing in a file or stale, because their captions have changed; keep other rows.
+    """Translate the items that are missing or stale in a translations file, and update the file.
 
-    Blank translations are not saved, so the next run tries them again. Finished batches are saved in
-    `<path>.part.jsonl` until the file is complete.
+    A translation is stale if its caption has changed since. All other rows are kept. Blank translations are not saved,
+    so the next run tries them again. Finished batches are saved in `<path>.part.jsonl` until the file is complete.
 
     Args:
-        path: Parquet file; it need not exist.
+        path: Path of the Parquet file; the file may not exist yet.
         items: Items that the file must contain.
-        translator: Translator of the missing items.
-        batch_size: Texts per batch.
-        settings: Settings that affect the translations, besides the translator's name.
-        fill_gaps: Whether to keep translations by other models; if False, they raise an error.
+        translator: Translator for the missing items.
+        batch_size: Number of texts per batch.
+        settings: Settings that affect the translations, except the translator's name.
+        fill_gaps: Whether to keep translations by other models. If False, such translations raise ValueError.
 
     Returns:
-        Translations of the items by key, without blank ones.
+        Dict from item key to translation, without items that have no translation.
 
     Raises:
         RuntimeError: Another run is writing the file.
-        ValueError: The file is invalid, has translations by other models, or was made with other settings.
+        ValueError: The file is invalid or has translations by other models, or a partial file has other settings.
     """
     with folder_lock(path):
         lines: dict[Key, dict[str, Any]] = {}
@@ -228,7 +231,7 @@ def complete_translations(
 
 
 def sample(items: Sequence[Item], count: int | None) -> list[Item]:
-    """Select up to `count` items of each language, always the same ones; None selects all."""
+    """Sample up to `count` items per language. The result is deterministic; None selects all items."""
     by_language: dict[str, list[Item]] = {}
     for item in sorted(items, key=lambda item: source_hash(str(item.key))):
         by_language.setdefault(item.language, []).append(item)

@@ -1,4 +1,4 @@
-"""Join captions in further languages, from a Parquet file of translations, to a dataset.
+"""Add translated captions from a Parquet file to a dataset.
 
 `table.py` documents the file; `recipes/translate_captions.py` creates it.
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Caption(NamedTuple):
-    """A caption: its clip, its index among the clip's captions in one language, its text."""
+    """Caption text with its clip id and its index among the captions of the clip in one language."""
 
     clip_id: str
     caption_index: int
@@ -37,29 +37,31 @@ class Caption(NamedTuple):
 def join_translations(
     rows: Rows, path: Paths, languages: Sequence[str] | None = None, strict: bool = True, source_language: str = "eng"
 ) -> Rows:
-    """Add the captions of a translations file to the rows of a dataset.
+    """Add the captions in a translations file to a dataset.
 
-    Embedded audio is neither decoded nor copied. KCL and CACL treat captions with the same index in two languages as
-    translations of each other. Therefore a clip gets a language only if all of its captions are translated.
+    Embedded audio is neither decoded nor copied. The KCL and CACL losses treat captions with the same index in two
+    languages as translations of each other. Therefore a language is added to a clip only if all captions of the clip
+    are translated.
 
     Args:
-        rows: A dataset, a `RowStream`, or splits of either, with rows as in `schema.py` and unique clip ids.
+        rows: A `Dataset`, a `DatasetDict`, a `RowStream`, or a dict of `RowStream` splits, with rows as in `schema.py`
+            and unique clip ids.
         path: One or several Parquet files, see `table.SCHEMA`.
-        languages: ISO 639-3 codes to join; None joins all languages of the file.
-        strict: Whether to raise if translations are missing or stale (made from other captions), or if the file has
-            clips that are not in the dataset. If False, a warning counts them; clips with missing or stale translations
-            do not get that language, and unknown clips are ignored.
-        source_language: Language that the translations were made from.
+        languages: ISO 639-3 codes of the languages to add; None adds all languages in the file.
+        strict: Whether to raise if translations are missing, stale (the caption has changed) or for clips that are not
+            in the dataset. If False, the function logs a warning, skips the language for clips with missing or stale
+            translations, and ignores unknown clips.
+        source_language: Language of the original captions.
 
     Returns:
-        The same kind of dataset. A stream is joined row by row: an error is raised when its row is read, there are no
-        warnings, and unknown clips in the file are not detected.
+        The same type as `rows`. Streams are joined lazily: a row raises when it is read, there are no warnings, and
+        unknown clips in the file are not detected.
 
     Raises:
         FileNotFoundError: A translations file does not exist.
-        ValueError: The file is invalid (see `read_translations`) or lacks a language; a clip lacks a caption index of
-            the file, or already has captions in a language; and with `strict`, translations are missing, stale or of
-            unknown clips. The message counts them and names the first few.
+        ValueError: The file is invalid (see `read_translations`) or lacks a language. The file has a caption index that
+            a clip does not have, or a clip already has captions in a language. With `strict`, also if translations are
+            missing, stale or for unknown clips. The message counts the faults and names the first few.
     """
     table = read_translations(path, languages)
     join = _Join(table, list(languages or languages_of(table)), strict, source_language)
@@ -73,10 +75,10 @@ def join_translations(
 
 
 def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Caption]:
-    """Return the captions of a dataset in one language, in the order of its rows, without reading audio.
+    """Return all captions in one language, in row order, without reading audio.
 
     Args:
-        rows: A dataset or its splits.
+        rows: A `Dataset` or a `DatasetDict`.
         language: ISO 639-3 code.
 
     Raises:
@@ -108,14 +110,14 @@ def _require_language(captions: Mapping[str, Any], language: str) -> None:
 
 
 class _Problems:
-    """Mismatches between a translations file and a dataset, collected for one message."""
+    """Collects mismatches between a translations file and a dataset, to report them in one message."""
 
     def __init__(self) -> None:
         self.errors: dict[str, list[str]] = {}
         self.gaps: dict[str, list[str]] = {}
 
     def report(self, strict: bool) -> None:
-        """Raise or warn, if there are problems."""
+        """Raise ValueError or log a warning if there are problems."""
         if self.errors:
             raise ValueError(self._format(self.errors))
         if self.gaps and strict:
@@ -131,21 +133,21 @@ class _Problems:
 
 
 class _Join:
-    """Joins the translations of a table to captions; the arguments are those of `join_translations`."""
+    """Adds the translations in a table to captions; `join_translations` documents the arguments."""
 
     def __init__(self, table: pa.Table, languages: list[str], strict: bool, source_language: str) -> None:
         if source_language in languages:
             raise ValueError(f"the file has translations into {source_language!r}, its source language")
         self.languages, self.strict, self.source_language = languages, strict, source_language
 
-        # Text and source hash by clip id, language and caption index.
+        # Clip id -> language -> caption index -> (text, source hash).
         self.lines: dict[str, dict[str, dict[int, tuple[str, str | None]]]] = {}
         names = ("clip_id", "language", "caption_index", "text", "source_hash")
         for clip_id, language, index, text, digest in zip(*(table[name].to_pylist() for name in names), strict=True):
             self.lines.setdefault(clip_id, {}).setdefault(language, {})[index] = text, digest
 
     def captions(self, clip_id: str, captions: Captions, problems: _Problems) -> dict[str, list[str]]:
-        """Return the captions of a clip with those of the file added, for each language in which it has all of them."""
+        """Add the translations of a clip to its captions; an incomplete language becomes an empty list."""
         joined = {language: texts or [] for language, texts in captions.items()}
         sources = joined[self.source_language]
         for language in self.languages:
@@ -221,7 +223,7 @@ class _Join:
         return joined.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
 
     def stream(self, rows: RowStream) -> RowStream:
-        """Join a stream, row by row as it is read."""
+        """Join a stream lazily, row by row."""
         return rows.map(partial(_join_row, join=self), self._features(rows.features))
 
     def _features(self, features: Features) -> Features:
@@ -239,7 +241,7 @@ def _join_row(row: dict[str, Any], join: _Join) -> dict[str, Any]:
 
 
 def _unknown(clip_ids: list[str], known: Iterable[str]) -> list[str]:
-    """Format unknown clip ids, with a note on those that differ only in their Unicode normal form."""
+    """Format unknown clip ids; add a note if the id exists in another Unicode normal form."""
     names = []
     normal = set(map(_nfc, known)) if clip_ids else set()
     for clip_id in clip_ids:

@@ -1,4 +1,4 @@
-"""Report the quality of translations: counts, and similarity after translating back."""
+"""Report translation quality: counts, and the similarity between captions and their back-translations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ Encoder = Callable[[Sequence[str]], np.ndarray]
 
 
 def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
-    """Load a function that maps N texts to embeddings `(N, d)`, float32, unit norm.
+    """Load a sentence encoder, as a function from N texts to embeddings `(N, d)` (float32, unit norm).
 
     Args:
         name: Hub id or folder of a sentence-transformers model, such as `sentence-transformers/all-roberta-large-v1`.
-            An encoder without such training, for example `roberta-large`, loads too, but its cosines are always high.
-        device: Torch device; the default is a GPU if available.
+            Do not use an encoder that was not trained on sentences, such as `roberta-large`: it loads, but all its
+            cosines are high.
+        device: Torch device; defaults to the GPU if there is one.
 
     Raises:
         ImportError: sentence-transformers is not installed.
@@ -45,28 +46,28 @@ def report_translations(
     threshold: float = 0.7,
     num_worst: int = 10,
 ) -> dict[str, Any]:
-    """Report on the translations into one language.
+    """Compute quality statistics for the translations into one language.
 
-    The back-translation check [S E.9] uses the cosine between the embeddings of a caption and of its back-translation.
-    It is 1 for identical texts and around 0.1 for unrelated captions.
+    The back-translation check (SupCLAP E.9) uses the cosine similarity between the embeddings of a caption and its
+    back-translation. It is 1 for identical texts and around 0.1 for unrelated captions.
 
     Args:
-        sources: Captions by clip id and caption index.
-        translations: Translations of some or all captions.
-        back_translations: Back-translations of some or all translations.
-        encoder: Function from N texts to embeddings, as from `load_sentence_encoder`; None without back-translations.
-        threshold: Threshold of `below_threshold`.
+        sources: Dict from (clip id, caption index) to caption.
+        translations: Translations of some or all captions, with the same keys.
+        back_translations: Back-translations of some or all translations, with the same keys.
+        encoder: Sentence encoder, see `load_sentence_encoder`. With None, back-translations are not compared.
+        threshold: Cosine threshold for `below_threshold`.
         num_worst: Maximum number of entries in `worst`.
 
     Returns:
-        A dictionary. Means and shares of no items are None.
+        Dict with the following entries. A mean or share is None if there are no items.
 
-        - `captions`: number of captions; `missing`: number without a translation.
+        - `captions`: number of captions; `missing`: number of captions without a translation.
         - `identical`: number of translations that equal their caption.
         - `length_ratio`: mean ratio of characters, translation to caption (well below 1 in Chinese and Japanese).
         - `back_translated`: number of back-translations; `cosine`: their mean cosine.
         - `below_threshold`: share of cosines below the threshold.
-        - `worst`: the texts with the lowest cosines.
+        - `worst`: captions, translations and back-translations with the lowest cosines.
     """
     keys = sorted(back_translations)
     cosines = np.zeros(0)
@@ -107,7 +108,10 @@ def report_translations(
 
 
 def format_translation_report(languages: Mapping[str, Mapping[str, Any]], threshold: float) -> str:
-    """Format the results of `report_translations` as a table with a line per language, in percent as [S table 10]."""
+    """Format the results of `report_translations` as a text table with one line per language.
+
+    Cosines are multiplied by 100, as in SupCLAP table 10.
+    """
     below = f"below {100 * threshold:g}"
     lines = [f"language  captions  missing  identical  length  translated back  cosine  {below}"]
     for language, scores in languages.items():

@@ -1,6 +1,6 @@
-"""The interface of translators, and machine translation by any seq2seq model of transformers.
+"""Translator interface, and machine translation with any transformers seq2seq model.
 
-A translator takes a batch of texts and two ISO 639-3 codes and returns one translation per text; "" marks a failure.
+A translator accepts a batch of texts and two ISO 639-3 codes. It returns one translation per text, or "" if it failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Translator(Protocol):
     """Interface of translators.
 
     Attributes:
-        name: Name of the model, saved with its translations.
+        name: Model name, which is saved with the translations.
         workers: Number of batches to translate in parallel.
     """
 
@@ -34,23 +34,24 @@ class Translator(Protocol):
         """Raise a ValueError if these languages are known to be unsupported."""
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translate texts between two languages (ISO 639-3 codes); "" for texts that could not be translated."""
+        """Translate texts between two languages (ISO 639-3 codes). Returns "" for a text that cannot be translated."""
 
 
 class Seq2SeqTranslator:
-    """Translation with a seq2seq model of transformers.
+    """Translator that uses a transformers seq2seq model.
 
-    The tokenizer determines how languages are set: by the first token of the decoder (NLLB, M2M100, mBART-50), by a
-    token before the text (MADLAD-400 `<2fr>`, multilingual OPUS-MT `>>fra<<`), or not at all for a model of one pair
-    (OPUS-MT). Other models, such as T5, need a prompt.
+    The tokenizer determines how the target language is set: with the first decoder token (NLLB, M2M100, mBART-50), or
+    with a token before the text (MADLAD-400 `<2fr>`, multilingual OPUS-MT `>>fra<<`). Models for a single language pair
+    (OPUS-MT) need no token. Other models, such as T5, need a prompt.
 
     Args:
-        name: Hub id or folder. For models of one pair, `{source}` and `{target}` are replaced by ISO 639-1 codes:
-            `Helsinki-NLP/opus-mt-{source}-{target}`.
-        prompt: Template such as `translate {source} to {target}: {text}`, filled with English language names.
-        num_beams: Beams of the beam search; 1 is greedy.
-        device: Torch device; the default is a GPU if available.
-        dtype: Data type of the weights, such as `bfloat16`; `auto` keeps the stored type.
+        name: Hub id or folder. In names of single-pair models, such as `Helsinki-NLP/opus-mt-{source}-{target}`, the
+            fields `{source}` and `{target}` are replaced with ISO 639-1 codes.
+        prompt: Template such as `translate {source} to {target}: {text}`. `{source}` and `{target}` are replaced with
+            English language names.
+        num_beams: Number of beams in beam search; 1 is greedy search.
+        device: Torch device; defaults to the GPU if there is one.
+        dtype: Data type of the weights, such as `bfloat16`; `auto` uses the dtype of the checkpoint.
 
     Raises:
         ValueError: `prompt` does not contain `{text}`.
@@ -72,14 +73,14 @@ class Seq2SeqTranslator:
         self._pair: tuple[tuple[str, str], str, dict[str, int]] | None = None
 
     def check(self, source: str, target: str) -> None:
-        """Raise if the model does not support a language; does not load the models of `{source}-{target}` names."""
+        """Raise if the model does not support a language. Single-pair models are not loaded for this check."""
         if "{" in self.name:
             self._model_name(source, target)
         else:
             self._languages(source, target)
 
     def translate(self, texts: Sequence[str], source: str, target: str) -> list[str]:
-        """Translate texts as `Translator.translate`, without sampling; "" for a text that is too long for the model.
+        """Translate texts without sampling; see `Translator.translate`. Returns "" for a text that is too long.
 
         Raises:
             ValueError: The model does not support a language, or it needs a prompt.
@@ -130,7 +131,7 @@ class Seq2SeqTranslator:
         return self._loaded
 
     def _languages(self, source: str, target: str) -> tuple[str, dict[str, int]]:
-        """Set the tokenizer's source language; return the template of the texts and the options of `generate`."""
+        """Set the source language of the tokenizer; return the text template and the options for `generate`."""
         if self._pair is None or self._pair[0] != (source, target):
             _, tokenizer, model = self._load(source, target)
             self._pair = (source, target), *self._set_languages(tokenizer, model, source, target)
@@ -162,7 +163,7 @@ class Seq2SeqTranslator:
         )
 
     def _code(self, codes: Mapping[str, int], language: str) -> str:
-        """Return the tokenizer's code of a language: `fra_Latn` in NLLB, `fr` in M2M100, `fr_XX` in mBART-50."""
+        """Return the language code of the tokenizer, such as `fra_Latn` (NLLB), `fr` (M2M100) or `fr_XX` (mBART-50)."""
         short = get_iso_639_1(language) if language in LANGUAGE_TABLE else language
         pattern = re.compile(rf"{language}_[A-Z][a-z]{{3}}|{short}(_[A-Z]{{2}})?")
         if get_flores_code(language) in codes:

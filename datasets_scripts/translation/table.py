@@ -1,6 +1,6 @@
 """Read, write and check Parquet files of translated captions.
 
-A row is one translation of one caption. Its columns are `clip_id`, `caption_index` (index of the caption within its
+Each row is one translation of one caption. The columns are `clip_id`, `caption_index` (index of the caption in its
 clip), `language`, `text`, `model` (the translator) and `source_hash` (hash of the caption, to detect later changes).
 """
 
@@ -27,10 +27,10 @@ SCHEMA = pa.schema(
         "source_hash": pa.string(),
     }
 )
-"""The columns of a translations file. `model` and `source_hash` may be absent or null, e.g. for human translations."""
+"""Columns of a translations file. `model` and `source_hash` may be absent or null, e.g. for human translations."""
 
 KEY = ("clip_id", "language", "caption_index")
-"""The key of a translation, and the sort order of a file."""
+"""Columns that identify a translation. The rows of a file are sorted by these columns."""
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -51,15 +51,15 @@ def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa
 
     Args:
         path: One or several Parquet files with the columns of `SCHEMA`.
-        languages: ISO 639-3 codes to keep; None keeps all.
+        languages: ISO 639-3 codes of the languages to keep; None keeps all.
 
     Returns:
-        A table with `SCHEMA`; texts are in Unicode normal form C.
+        Table with the columns of `SCHEMA`. Texts are in Unicode normal form C.
 
     Raises:
         FileNotFoundError: A file does not exist.
-        ValueError: A column is missing or has another type; a value is missing; a text is blank or damaged; a language
-            is not an ISO 639-3 code; a key is duplicated; or one of `languages` is absent. The message counts the
+        ValueError: A column is missing or has another type, a value is missing, a text is blank or damaged, a language
+            is not an ISO 639-3 code, a key is duplicated, or one of `languages` is absent. The message counts the
             faulty rows and names the first few.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
@@ -80,10 +80,10 @@ def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa
 
 
 def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write a Parquet file with `SCHEMA` atomically. Rows are sorted, so their order does not change the bytes.
+    """Write translations to a Parquet file, atomically. Rows are sorted, so the input order does not matter.
 
     Raises:
-        ValueError: As for `read_translations`.
+        ValueError: As in `read_translations`.
     """
     target = Path(path)
     table = pa.Table.from_pylist(list(lines), schema=SCHEMA)
@@ -119,7 +119,7 @@ def _read_file(path: Path) -> pa.Table:
 
 
 def _check(table: pa.Table, named: str) -> None:
-    """Raise if rows are invalid for every dataset."""
+    """Raise if the table has rows that are invalid for any dataset, for example blank texts."""
     text, language = table["text"], table["language"]
     is_null = map(pc.is_null, table.select([*KEY, "text"]).columns)
     matches, no_code = pc.match_substring_regex, f"is not an ISO 639-3 code such as {', '.join(LANGUAGES[:3])}"
@@ -148,7 +148,7 @@ def _check(table: pa.Table, named: str) -> None:
 
 
 def listing(names: Iterable[str], count: int | None = None) -> str:
-    """Format the first few names for a message, and the number of the others.
+    """Format the first five names for a message, followed by the number of remaining names.
 
     >>> listing("abcdefg")
     'a, b, c, d, e and 2 more'
@@ -159,6 +159,6 @@ def listing(names: Iterable[str], count: int | None = None) -> str:
 
 
 def languages_of(table: pa.Table) -> list[str]:
-    """Return the languages of a table: those of `LANGUAGES` in that order, then the others sorted."""
+    """Return the languages in a table: first the languages in `LANGUAGES`, in that order, then all others, sorted."""
     present = set(pc.unique(table["language"]).to_pylist())
     return [language for language in LANGUAGES if language in present] + sorted(present - set(LANGUAGES))
