@@ -1,13 +1,13 @@
-"""Cost of reading recordings: training and embedding fed by workers, relative to batches in memory.
+"""Measure the cost of reading recordings: training and embedding with data workers, relative to batches in memory.
 
     python benchmarks/bench_input_pipeline.py [--data_dir folder] [--rounds 4] [--clips 192] [--batch 16] [--workers 2]
 
-1. CED-tiny and a small BERT train on recordings of 5 s: original files (Vorbis at 44.1 kHz, decoded and resampled for
-   each batch), prepared as FLAC at 16 kHz, and prepared as int16 samples.
-2. One process reads only, or reads and creates batches.
-3. `recipes/embed_corpus.py` relative to its encoder, CED-base, on features in memory.
+1. Training CED-tiny and a small BERT on 5 s recordings, in three storage formats: original files (Vorbis at 44.1 kHz,
+   decoded and resampled for each batch), FLAC at 16 kHz, and int16 samples.
+2. Reading in one process, without and with spectrograms and batches.
+3. `recipes/embed_corpus.py`, relative to its encoder CED-base on features in memory.
 
-`--data_dir` is a folder for the builder `audio_folder`; by default recordings are generated. The variants alternate.
+`--data_dir` is a folder for the `audio_folder` builder; by default, recordings are generated. The variants alternate.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Batch = Mapping[str, torch.Tensor]
 
 
 def generate_recordings(folder: Path, clips: int) -> Path:
-    """Generate sounds with captions: 5 s of Vorbis at 44.1 kHz."""
+    """Generate recordings with captions (5 s, Vorbis, 44.1 kHz); return their folder."""
     counts: dict[str, Any] = {"num_train": clips, "num_validation": 0, "num_test": 0, "duration_seconds": 5.0}
     cache = str(folder / "cache")
     rows = load_splits("synthetic", cache, sampling_rate_hz=44100, languages=["eng"], **counts)["train"]
@@ -60,7 +60,7 @@ def generate_recordings(folder: Path, clips: int) -> Path:
 
 
 def load_stored(data_dir: Path, folder: Path, clips: int) -> dict[str, datasets.Dataset]:
-    """Return the same rows with their audio in each of `STORAGES`."""
+    """Prepare the same rows in each storage format; return a dict from format to dataset."""
     cache = str(folder / "cache")
     rows = {}
     for storage in STORAGES:
@@ -73,7 +73,7 @@ def load_stored(data_dir: Path, folder: Path, clips: int) -> dict[str, datasets.
 
 
 def build_model(tokenizer: Any, audio_width: int) -> SupCLAPModel:
-    """Build a CED of this width (192 tiny, 768 base) with a BERT of two layers."""
+    """Build a model from CED with the given width (192: tiny, 768: base) and a two-layer BERT."""
     audio = CEDConfig(embed_dim=audio_width, depth=12, num_heads=audio_width // 64)
     text = BertConfig(
         vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, hidden_size=128, num_hidden_layers=2,
@@ -85,7 +85,7 @@ def build_model(tokenizer: Any, audio_width: int) -> SupCLAPModel:
 def compare_training(
     rows: Mapping[str, datasets.Dataset], model: SupCLAPModel, collator: TrainingCollator, options: argparse.Namespace
 ) -> list[Row]:
-    """Time a step of InfoNCE and Adam on batches from workers and from memory."""
+    """Time a training step (InfoNCE, Adam) with batches from workers and with batches in memory."""
     arguments = SupCLAPTrainingArguments(output_dir="outputs/bench", report_to="none")
     module = ContrastiveModule(model, build_objective(arguments)).to(arguments.device).train()
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-6)
@@ -120,7 +120,7 @@ def compare_training(
 def compare_reading(
     rows: Mapping[str, datasets.Dataset], collator: TrainingCollator, options: argparse.Namespace
 ) -> list[Row]:
-    """Time reading and batching in one process on one thread."""
+    """Time reading and batching in a single process and thread."""
 
     def read(storage: str) -> None:
         for row in rows[storage]:
@@ -144,7 +144,7 @@ def compare_reading(
 def compare_embedding(
     rows: datasets.Dataset, model: SupCLAPModel, processor: SupCLAPProcessor, folder: Path, options: argparse.Namespace
 ) -> list[Row]:
-    """Time embedding a corpus to a file, and the encoder alone, on a third of the clips."""
+    """Time `embed_corpus` and the encoder alone, on a third of the clips."""
     model.eval()
     rows = rows.select(range(max(1, len(rows) // 3)))
     arguments = CorpusArguments(batch_size=options.batch, num_workers=options.workers)
@@ -176,7 +176,7 @@ def compare_embedding(
 def measure(
     data_dir: Path | None = None, rounds: int = 3, clips: int = 96, batch: int = 16, workers: int = 2
 ) -> list[Row]:
-    """Return the rows of training, reading and embedding."""
+    """Run the training, reading and embedding benchmarks; return their table rows."""
     options = argparse.Namespace(rounds=rounds, batch=batch, workers=workers)
     datasets.disable_progress_bars()
     torch.manual_seed(0)

@@ -1,13 +1,13 @@
-"""Time of ranking by counting, relative to sorting, loops, other packages and the bare matrix product.
+"""Measure the time of ranking by counting, relative to sorting, loops, other packages and a matrix product.
 
     python benchmarks/bench_retrieval.py [--clips 957] [--languages 2] [--gallery 100000] [--rounds 5]
 
-1. An evaluation as in the papers: clips with five captions per language, both directions, ranks of every relevant item,
-   R@1, 5, 10 and mAP@10, in units of one bare product of audio and text per language.
-2. Other packages, and the rest of an evaluation.
-3. Texts against a large gallery, in units of the product of the two embedding matrices.
+1. An evaluation as in the papers: five captions per clip and language, both retrieval directions, R@1, 5, 10 and
+   mAP@10. The time is relative to one audio-text matrix product per language.
+2. Other packages, and the other parts of an evaluation.
+3. Texts against a large gallery of clips, relative to the product of the two embedding matrices.
 
-All variants must find the same ranks.
+All ranking methods must compute the same ranks.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ Ranks = NDArray[np.int64]
 
 
 def directions(rng: np.random.Generator, rows: int, dim: int) -> NDArray[np.float32]:
-    """Draw random embeddings of unit norm."""
+    """Sample random unit-norm embeddings, (rows, dim)."""
     embeds = rng.standard_normal((rows, dim), dtype=np.float32)
     return embeds / np.linalg.norm(embeds, axis=1, keepdims=True)
 
 
 def counted(queries: Any, candidates: Any, relevant: Ranks) -> Ranks:
-    """Rank by counting, as the package does; the scores are computed as well."""
+    """Rank by counting, as in the package, including the similarity matrix and the metrics."""
     return retrieval_outcomes(LazySimilarity(queries, candidates), relevant, K)["rank"]
 
 
 def sorted_at_once(queries: Any, candidates: Any, relevant: Ranks) -> Ranks:
-    """Rank by one argsort of the whole matrix."""
+    """Rank with one argsort of the whole similarity matrix."""
     order = np.argsort(-(queries @ candidates.T), axis=1)
     places = np.empty_like(order)
     np.put_along_axis(places, order, np.arange(order.shape[1])[None], axis=1)
@@ -58,7 +58,7 @@ def sorted_at_once(queries: Any, candidates: Any, relevant: Ranks) -> Ranks:
 
 
 def sorted_in_a_loop(queries: Any, candidates: Any, relevant: Ranks) -> Ranks:
-    """Rank by an argsort per query."""
+    """Rank with one argsort per query."""
     ranks = np.empty(relevant.shape, np.int64)
     for query, columns in enumerate(relevant):
         order = np.argsort(candidates @ queries[query])[::-1]
@@ -68,13 +68,13 @@ def sorted_in_a_loop(queries: Any, candidates: Any, relevant: Ranks) -> Ranks:
 
 
 def averages(ranks: Ranks) -> dict[str, float]:
-    """Return R@k and mAP@10 from the 0-based ranks of all relevant items, ascending."""
+    """Compute R@k and mAP@10 from the sorted 0-based ranks of all relevant candidates."""
     precisions = np.arange(1, ranks.shape[1] + 1) / (ranks + 1) * (ranks < 10)
     return {**{f"R@{k}": float((ranks[:, 0] < k).mean()) for k in K}, "mAP@10": float(precisions.mean())}
 
 
 def counted_from_one_matrix(audio: Any, texts: list[Any]) -> list[Ranks]:
-    """Rank both directions in one matrix in memory; rounding decides ties of equal embeddings."""
+    """Rank both directions with one similarity matrix in memory. Ties of equal embeddings depend on rounding."""
     captions = np.arange(len(audio) * CAPTIONS)
     ranks = []
     for text in texts:
@@ -85,7 +85,7 @@ def counted_from_one_matrix(audio: Any, texts: list[Any]) -> list[Ranks]:
 
 
 def both_ways(ranker: Callable[..., Ranks], audio: Any, texts: list[Any]) -> list[Ranks]:
-    """Return the ranks of each language, text to audio and audio to text."""
+    """Return the ranks of text-to-audio and audio-to-text retrieval for each language."""
     captions = np.arange(len(audio) * CAPTIONS)
     ranks = []
     for text in texts:
@@ -95,7 +95,7 @@ def both_ways(ranker: Callable[..., Ranks], audio: Any, texts: list[Any]) -> lis
 
 
 def trec_eval(similarity: NDArray[np.float32], relevant: Ranks) -> float:
-    """Score with pytrec_eval, including the conversion of the matrix to its dictionaries."""
+    """Compute the metrics with pytrec_eval, including the conversion of the matrix to dictionaries."""
     names = [f"d{column}" for column in range(similarity.shape[1])]
     judged = {f"q{query}": {names[column]: 1 for column in columns} for query, columns in enumerate(relevant)}
     run = {f"q{query}": dict(zip(names, row, strict=True)) for query, row in enumerate(similarity.tolist())}
@@ -104,7 +104,7 @@ def trec_eval(similarity: NDArray[np.float32], relevant: Ranks) -> float:
 
 
 def torchmetrics_loop(similarity: NDArray[np.float32], relevant: Ranks) -> float:
-    """Score with torchmetrics, one query at a time."""
+    """Compute the metrics with torchmetrics, one query at a time."""
     target = torch.zeros(similarity.shape, dtype=torch.bool)
     target.scatter_(1, torch.from_numpy(relevant), True)
     hits = []
@@ -115,7 +115,7 @@ def torchmetrics_loop(similarity: NDArray[np.float32], relevant: Ranks) -> float
 
 
 def product_only(queries: Any, gallery: Any, tile: int = 8192) -> None:
-    """Compute every score and use none: the lower bound."""
+    """Compute all scores without using them, as a lower bound of the time."""
     for start in range(0, len(queries), 1024):
         block = queries[start : start + 1024]
         out = np.empty((len(block), tile), np.float32)
@@ -127,7 +127,7 @@ def product_only(queries: Any, gallery: Any, tile: int = 8192) -> None:
 def measure(
     clips: int = 957, languages: int = 2, gallery: int = 100_000, queries: int = 1024, dim: int = 512, rounds: int = 5
 ) -> list[Row]:
-    """Return all rows."""
+    """Run all retrieval benchmarks; return their table rows."""
     return [
         *rank_both_ways(clips, languages, dim, rounds),
         *use_packages(clips, dim, rounds),
@@ -137,7 +137,7 @@ def measure(
 
 
 def rank_both_ways(clips: int, languages: int, dim: int, rounds: int) -> list[Row]:
-    """Compare ranks and scores of an evaluation with sorting, a loop, and one bare product."""
+    """Compare counting with sorting, a loop, and a matrix product, for a whole evaluation."""
     rng = np.random.default_rng(0)
     audio = directions(rng, clips, dim)
     texts = [directions(rng, clips * CAPTIONS, dim) for _ in range(languages)]
@@ -147,7 +147,7 @@ def rank_both_ways(clips: int, languages: int, dim: int, rounds: int) -> list[Ro
         ways[name] = partial(both_ways, ranker, audio, texts)
     ways["counting in one matrix"] = partial(counted_from_one_matrix, audio, texts)
 
-    # Matrix products of another shape round differently, so a few ranks of near ties in tens of thousands may differ.
+    # Matrix products of another shape round differently, so a few ranks in tens of thousands may differ (near ties).
     expected = ways["counting"]()
     for name, way in ways.items():
         moved = sum(int((a != b).sum()) for a, b in zip(expected, way(), strict=True))
@@ -166,7 +166,7 @@ def rank_both_ways(clips: int, languages: int, dim: int, rounds: int) -> list[Ro
 
 
 def use_packages(clips: int, dim: int, rounds: int) -> list[Row]:
-    """Compare with other packages, on 300 queries because they take one query at a time."""
+    """Compare with other packages, on only 300 queries because they process one query at a time."""
     rng = np.random.default_rng(0)
     relevant = np.arange(300)[:, None] // CAPTIONS
     similarity = directions(rng, 300, dim) @ directions(rng, clips, dim).T
@@ -189,7 +189,7 @@ def use_packages(clips: int, dim: int, rounds: int) -> list[Row]:
 
 
 def evaluate_beside(clips: int, dim: int, rounds: int) -> list[Row]:
-    """Time the rest of an evaluation, in units of one bare product."""
+    """Time the other parts of an evaluation, relative to one matrix product."""
     rng = np.random.default_rng(0)
     audio, text = directions(rng, clips, dim), directions(rng, clips * CAPTIONS, dim)
     similarity = LazySimilarity(text, audio)
@@ -210,11 +210,11 @@ def evaluate_beside(clips: int, dim: int, rounds: int) -> list[Row]:
 
 
 def search_gallery(gallery: int, queries: int, dim: int, rounds: int) -> list[Row]:
-    """Measure time, in units of the bare products, and memory of ranks in a large gallery."""
+    """Measure time (relative to the matrix products) and memory for ranking in a large gallery."""
     rng = np.random.default_rng(0)
     texts, audios = directions(rng, queries, dim), directions(rng, gallery, dim)
     right = rng.integers(0, gallery, (queries, 1))
-    few = slice(0, queries // 16)  # sorting all of them takes 2 GB and a long time
+    few = slice(0, queries // 16)  # sorting all queries needs 2 GB and a long time
     tracemalloc.start()
     ranks = best_ranks(LazySimilarity(texts, audios), right)
     megabytes = tracemalloc.get_traced_memory()[1] / 1e6

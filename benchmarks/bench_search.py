@@ -1,14 +1,14 @@
-"""Time and memory of building and querying an index of many windows.
+"""Measure the time and memory of building and querying a search index of many audio windows.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_search.py --rows 100000 1000000 --dim 512 --folder /tmp/indexes
 
     # With embeddings of real recordings:
     python benchmarks/bench_search.py --model outputs/esc10 --recordings path/to/ESC-10/audio --folder /tmp/indexes
 
-Each recording lasts an hour. Without a model, the window embeddings are drawn around 1,000 centres. With a model, the
-embeddings of real recordings in windows of 1 s are rotated into `--dim` dimensions, which keeps every cosine, and
-copied with a little noise; half of the queries are then class names in words. Each size runs in its own processes, so
-that the peak memory is of this size alone.
+Each recording lasts an hour. Without `--model`, the window embeddings are random points around 1,000 centres. With
+`--model`, the centres are embeddings of real 1 s windows, rotated into `--dim` dimensions (cosines do not change), with
+noise added. Some queries are then text embeddings of class names. Each index size runs in separate processes, so that
+the peak memory of one size does not include another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TEXTS = ("a dog barks", "the sound of rain", "sea waves", "a crying baby", "a ti
 
 
 def draw_centres(dim: int, model: str | None, recordings: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the centres of the windows, (n, dim), and the text queries, (texts, dim), of unit norm."""
+    """Return the centres of the window embeddings (n, dim) and the text queries (texts, dim), unit norm."""
     generator = np.random.default_rng(0)
     if model is None or recordings is None:
         return _unit(generator.normal(size=(1000, dim))), np.empty((0, dim), np.float32)
@@ -57,7 +57,7 @@ def draw_centres(dim: int, model: str | None, recordings: str | None) -> tuple[n
 
 
 def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
-    """Yield recordings of an hour with windows around the centres, `number` windows in all."""
+    """Yield hour-long recordings with window embeddings around the centres, `number` windows in total."""
     generator = np.random.default_rng(1)
     for file in range(math.ceil(number / WINDOWS_PER_FILE)):
         count = min(WINDOWS_PER_FILE, number - file * WINDOWS_PER_FILE)
@@ -70,7 +70,7 @@ def draw_files(number: int, centres: np.ndarray) -> Iterator[IndexedFile]:
 
 
 def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
-    """Fill a store and optimize it."""
+    """Build an index; return its times, memory, disk size and recall."""
     shutil.rmtree(folder, ignore_errors=True)
     store = SoundIndex(folder, centres.shape[1])
 
@@ -97,7 +97,7 @@ def build(folder: str, number: int, centres: np.ndarray) -> dict[str, float]:
 
 
 def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
-    """Query a store exactly, with its approximate index, and within one recording."""
+    """Time exact search, approximate search, and search in one recording; return the figures."""
     import lancedb  # noqa: F401, imported before the timing starts
 
     started = time.perf_counter()
@@ -118,7 +118,7 @@ def ask(folder: str, texts: np.ndarray, number: int) -> dict[str, float]:
 
 
 def _timed(name: str, vectors: list[Any], work: Callable[[Any], Any]) -> dict[str, float]:
-    """Return the time of the first query, and minimum, median and CPU time of the others."""
+    """Time one search per vector; return the first, minimum and median time, and the CPU time of the last search."""
     seconds, worked = [], 0.0
     for vector in vectors:
         started, before = time.perf_counter(), time.process_time()
@@ -149,15 +149,15 @@ def measure(
     model: str | None = None,
     recordings: str | None = None,
 ) -> list[Row]:
-    """Return rows for each size; query times are in units of a bare product with all windows.
+    """Run the search benchmark for each index size. Query times are relative to a product with all window embeddings.
 
     Args:
-        rows: Number of windows of each index.
-        dim: Dimension of the embeddings.
-        queries: Number of queries of each kind of search.
-        folder: Folder where the indexes are kept; None for a temporary folder.
-        model: SupCLAP model that embeds `recordings`.
-        recordings: Folder of recordings.
+        rows: Number of windows in each index.
+        dim: Embedding dimension.
+        queries: Number of queries per kind of search.
+        folder: Folder in which to keep the indexes; None uses a temporary folder.
+        model: SupCLAP model to embed `recordings`; None uses random embeddings.
+        recordings: Folder of recordings; used with `model`.
     """
     centres, texts = draw_centres(dim, model, recordings)
     results = []

@@ -1,13 +1,13 @@
-"""Time and memory of a training step, relative to a plain step and to a step with one text per clip.
+"""Measure the time and memory of a training step, relative to a plain step and a step with one text per clip.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_step.py [--only KCL] [--rounds 3] [--clips 24] [--width 96]
 
-The plain step calls each tower once, on the whole batch padded to its longest row. Both steps alternate in one process,
-from the same weights; first their gradients are compared (float64, to 1e-12). Time is the minimum over the rounds.
-Memory is the peak of the tensors that a step creates; on a GPU, of the allocator.
+The plain step calls each tower once, on the whole batch padded to its longest row. Both steps alternate in one process
+with the same weights. Before timing, their gradients are compared (float64, to 1e-12). Time is the minimum over the
+rounds. Memory is the peak size of the tensors created in a step; on a GPU, the peak of the CUDA allocator.
 
-The towers have the shapes of CED-mini and SONAR at a fraction of their width. Captions have the lengths of AudioCaps in
-tokens (mean 17, longest of 192 about 50), times a factor per language. Weights, features and tokens are random.
+The towers are like CED-mini and SONAR, but narrower. Caption lengths in tokens are like in AudioCaps (mean 17, longest
+of 192 about 50), times a factor per language. Weights, features and tokens are random.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from modeling_supclap.training.objectives import ContrastiveObjective, TemporalO
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 LANGUAGE_LENGTHS = (1.0, 1.23, 1.18, 1.15, 1.14, 1.24, 1.08, 0.90)
-"""Tokens of a caption in each of the eight languages, relative to English."""
+"""Relative caption length in tokens for each of the eight languages; English is 1."""
 
 Batch = dict[str, Tensor]
 
 
 class PlainModule(ContrastiveModule):
-    """The plain step: each tower once, on the whole batch, padded to its longest row."""
+    """Plain training step: each tower is called once, on the whole batch padded to its longest row."""
 
     def _embed(
         self, tower: Any, inputs: Mapping[str, Tensor | None], mask: str, count: int, lengths: Any = None
@@ -50,7 +50,7 @@ class PlainModule(ContrastiveModule):
 
 
 class PeakBytes(TorchDispatchMode):
-    """Measures the peak bytes of the tensors created inside the context."""
+    """Context manager that measures the peak bytes of all tensors created inside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def _is_dense(leaf: Any) -> bool:
 
 
 def build_model(width: int, vocabulary: int) -> SupCLAPModel:
-    """Build a model of six and twelve layers with the proportions of CED-base and SONAR."""
+    """Build a model with six audio and twelve text layers, in the proportions of CED-base and SONAR."""
     audio = CEDConfig(embed_dim=width, depth=6, num_heads=width // 64)
     text = M2M100Config(
         vocab_size=vocabulary, d_model=width // 3 * 4, encoder_layers=12, encoder_ffn_dim=width // 3 * 32,
@@ -89,7 +89,7 @@ def build_model(width: int, vocabulary: int) -> SupCLAPModel:
 
 
 def make_batch(model: SupCLAPModel, clips: int, texts: int = 1, roles: int = 1) -> Batch:
-    """Create features of 10 s (TeminAL: 10, 10 and 5 s) and captions in `texts` languages."""
+    """Create random 10 s features (for three TeminAL roles: 10, 10 and 5 s) and captions in `texts` languages."""
     draw = torch.Generator().manual_seed(0)
     frames = torch.tensor([1001] if roles == 1 else [1001, 1001, 501]).repeat(clips)
     audio_mask = torch.arange(1001) < frames.unsqueeze(1)  # (N R, T)
@@ -115,13 +115,13 @@ def make_batch(model: SupCLAPModel, clips: int, texts: int = 1, roles: int = 1) 
 
 
 def run_step(module: nn.Module, batch: Batch) -> None:
-    """Run one forward and one backward pass; gradients are zeroed in place."""
+    """Zero the gradients in place, then run one forward and one backward pass."""
     module.zero_grad(set_to_none=False)
     module(**batch).loss.backward()
 
 
 def measure_bytes(module: nn.Module, batch: Batch) -> int:
-    """Return the peak bytes of a step beyond weights, gradients and inputs."""
+    """Return the peak bytes of a step, excluding weights, gradients and inputs."""
     if batch["input_ids"].is_cuda:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -133,7 +133,7 @@ def measure_bytes(module: nn.Module, batch: Batch) -> int:
 
 
 def require_equal_gradients(plain: nn.Module, ours: nn.Module, batch: Batch) -> float:
-    """Return the largest relative difference of any gradient in float64; assert that it is below 1e-12."""
+    """Compare the gradients of both modules in float64; return the largest relative difference, below 1e-12."""
     plain, ours = copy.deepcopy(plain).double(), copy.deepcopy(ours).double()
     exact = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in batch.items()}
     run_step(plain, exact)
@@ -148,7 +148,7 @@ def require_equal_gradients(plain: nn.Module, ours: nn.Module, batch: Batch) -> 
 
 
 def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int = 8000, only: str = "") -> list[Row]:
-    """Return the rows of the objectives, of the text tower alone and of the token embedding table."""
+    """Run all step benchmarks: objectives, text tower alone, and token embedding table; return their table rows."""
     torch.manual_seed(0)
     device = get_device()
     model: Any = build_model(width, vocabulary)
@@ -188,10 +188,10 @@ def measure(rounds: int = 3, clips: int = 24, width: int = 96, vocabulary: int =
 
 
 def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> list[Row]:
-    """Measure the cost of support vectors [S table 14] and of drift tracking, in shares of a step with InfoNCE.
+    """Measure the cost of support vectors (SupCLAP table 14) and of drift tracking, relative to an InfoNCE step.
 
-    CED-tiny and a BERT of base size, 10 s clips. The differences are below the noise of whole steps, so objectives and
-    the log are timed alone, on fixed embeddings.
+    The model is CED-tiny with BERT-base, on 10 s clips. The cost is below the noise of whole steps, so the objectives
+    and the logging are timed alone, on fixed embeddings.
     """
     audio = CEDConfig(embed_dim=192, depth=12, num_heads=3)
     text = BertConfig(vocab_size=8000, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
@@ -241,9 +241,9 @@ def compare_support_vectors(rounds: int, clips: int, device: torch.device) -> li
 
 
 def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) -> list[Row]:
-    """Time KCL of eight languages with a frozen text tower, in units of the audio tower's forward and backward pass.
+    """Time KCL with eight languages and a frozen text tower, relative to an audio tower pass (forward and backward).
 
-    Cached texts are the case of every epoch after the first.
+    With caching, this is the time of a step in every epoch after the first.
     """
     model.text_model.requires_grad_(False)
     batch = {key: tensor.to(device) for key, tensor in make_batch(model, clips, texts=8).items()}
@@ -266,7 +266,7 @@ def compare_frozen(model: Any, rounds: int, clips: int, device: torch.device) ->
 
 
 def compare_texts(module: ContrastiveModule, batch: Batch, rounds: int) -> Row:
-    """Time the text tower alone, forward and backward: one padded batch, and chunks sorted by length."""
+    """Time the text tower alone (forward and backward), with one padded batch and with chunks sorted by length."""
     tower = module.model.get_text_features
     texts: dict[str, Tensor | None] = {}
     for name in ("input_ids", "attention_mask"):
@@ -283,10 +283,10 @@ def compare_texts(module: ContrastiveModule, batch: Batch, rounds: int) -> Row:
 
 
 def compare_tables(rounds: int, device: torch.device, tokens: int = 256_206, width: int = 1024) -> list[Row]:
-    """Time the gradient of SONAR's token embedding table: the whole batch at once, and used rows only in 16 chunks.
+    """Time the gradient of SONAR's token embedding table, for the whole batch at once and in 16 chunks.
 
-    The first pass of a step allocates a gradient as large as the table. Later passes (accumulation, or gradients zeroed
-    in place) add to it.
+    In chunks, only the used table rows are processed. The first pass of a step allocates a gradient as large as the
+    table. Later passes (accumulation, or gradients zeroed in place) add to it.
     """
     table = nn.Embedding(tokens, width, padding_idx=1, device=device)
     ids = torch.randint(5, tokens, (192, 24), device=device)

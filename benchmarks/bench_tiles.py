@@ -1,11 +1,11 @@
-"""Memory of the tiled losses as the batch grows, in one process and in several that share the tiles.
+"""Measure how the memory of the tiled losses grows with the batch, in one process and with tiles shared by several.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_tiles.py [--only kcl] [--clips 4096 32768] [--processes 1 2 4]
 
-Each measurement starts its own processes for one forward and backward pass; each process holds a part of the
-embeddings. Memory is the peak resident set minus the resident set before the step. Loss and gradients are first
-compared with those of the plain loss (float64), and those of several processes with those of one (float32). The plain
-loss keeps several matrices of 4 N^2 bytes: 4 GiB each for 32,768 clips.
+Each measurement starts new processes for one forward and backward pass, and each process has a part of the embeddings.
+Memory is the peak resident set minus the resident set before the step. The tiled loss and its gradients are compared
+with the plain loss (float64), and the results of several processes with a single process (float32). The plain loss
+stores several matrices of 4 N^2 bytes: 4 GiB each for 32,768 clips.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "kcl": {"loss": "kcl", "languages": ["eng", "fra"]},
     "kcl, svr dynamic": {"loss": "kcl", "languages": ["eng", "fra"], "svr": "uni-dynamic", "radius_init": 0.1},
 }
-"""Training arguments of each objective by name; KCL has two languages."""
+"""Dict from objective name to training arguments; KCL has two languages."""
 
 
 def run_step(
@@ -49,7 +49,7 @@ def run_step(
     folder: str,
     dtype: torch.dtype,
 ) -> None:
-    """Run a step in one process; write its loss, the gradients of its rows and its peak bytes to a file."""
+    """Run a step in one process; write its loss, the gradients of its embeddings and its peak bytes to a file."""
     torch.set_num_threads(1)
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=process, world_size=world)
@@ -90,7 +90,7 @@ def run_step(
 
 
 def read_memory(field: str) -> int:
-    """Return a field of this process's status in bytes."""
+    """Read a memory field from /proc/self/status, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return 1024 * int(line.split()[1])
@@ -100,14 +100,14 @@ def read_memory(field: str) -> int:
 def run_processes(
     name: str, clips: int, dim: int, chunk_size: int | None, world: int = 1, dtype: torch.dtype = torch.float32
 ) -> list[dict[str, Any]]:
-    """Run a step in `world` new processes; return the file contents of each."""
+    """Run a step in `world` new processes; return the results of each process."""
     with tempfile.TemporaryDirectory() as folder:
         start_processes(run_step, (name, clips, dim, chunk_size, world, folder, dtype), world, start_method="fork")
         return [torch.load(f"{folder}/{process}.pt") for process in range(world)]
 
 
 def require_equal(parts: list[dict[str, Any]], expected: dict[str, Any]) -> None:
-    """Assert that losses and gradients differ by rounding only, relative to the largest entry."""
+    """Assert that losses and gradients are equal up to rounding, relative to the largest entry."""
     loss_error = (parts[0]["loss"] / expected["loss"] - 1).abs().item()
     limit = 1e-9 if expected["loss"].dtype == torch.float64 else 1e-6
     assert loss_error < limit, f"losses differ by {loss_error:.1e}"
@@ -126,7 +126,7 @@ def measure(
     dim: int = 32,
     chunk: int = 512,
 ) -> list[Row]:
-    """Return two rows per loss and number of processes: memory at the largest size, and its growth."""
+    """Run the memory benchmark; return two table rows per loss and number of processes: memory and its growth."""
     rows = []
     for name in only:
         plain, tiled = (run_processes(name, 1024, dim, size, dtype=torch.float64) for size in (None, 128))

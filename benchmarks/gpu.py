@@ -1,11 +1,11 @@
-"""Training of the papers' full-size models on a GPU: clips per second, FLOP/s and memory.
+"""Measure training of the papers' full-size models on a GPU: clips per second, FLOP/s and memory.
 
     python benchmarks/gpu.py [--batch 24 128 512] [--steps 20]
 
-CED-base with the text encoder of SONAR and of LaBSE, random weights, bfloat16 autocast, fused Adam, clips of 10 s. The
-clips are int16 samples in pinned memory; spectrograms are computed on the device, as with `features_on_device`. The
-ceiling is the fastest square matrix product in bfloat16. The goals are 45 % of it, and an epoch of AudioCaps (49,274
-clips) in 25 s, a tenth of the SupCLAP paper's 248 s. Writes `benchmarks/results-gpu.md`.
+The models are CED-base with the SONAR or LaBSE text encoder, random weights, bfloat16 autocast and fused Adam. The 10 s
+clips are int16 samples in pinned memory. Spectrograms are computed on the GPU, as with `features_on_device`. The goals
+are 45 % of the FLOP/s of the fastest bfloat16 square matrix product, and one epoch of AudioCaps (49,274 clips) in 25 s,
+a tenth of the 248 s in the SupCLAP paper. Writes `benchmarks/results-gpu.md`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OUTPUT = Path(__file__).parent / "results-gpu.md"
 
 
 def build_module(text: str) -> ContrastiveModule:
-    """Build CED-base with a text encoder, both with random weights."""
+    """Build a training module from CED-base and a text encoder ("SONAR" or "LaBSE"), with random weights."""
     audio = CEDConfig(embed_dim=768, depth=12, num_heads=12)
     config: Any = BertConfig(vocab_size=501_153)
     if text == "SONAR":
@@ -43,7 +43,7 @@ def build_module(text: str) -> ContrastiveModule:
 
 
 def measure_ceiling(side: int = 8192) -> float:
-    """Return the FLOP/s of the fastest of ten square matrix products."""
+    """Return the FLOP/s of a bfloat16 square matrix product, the fastest of ten runs."""
     left, right = torch.randn(2, side, side, device="cuda", dtype=torch.bfloat16)
     least = float("inf")
     for _ in range(10):
@@ -57,7 +57,7 @@ def measure_ceiling(side: int = 8192) -> float:
 
 
 def measure_training(text: str, batch: int, steps: int, ceiling: float) -> list[Row]:
-    """Measure one model at one batch size, and return its rows."""
+    """Measure one model at one batch size; return its table rows."""
     module = build_module(text)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-6, fused=True)
     extractor, counts = CEDFeatureExtractor(), torch.full((batch,), SECONDS * RATE_HZ, device="cuda")
@@ -100,7 +100,7 @@ def measure_training(text: str, batch: int, steps: int, ceiling: float) -> list[
 
 
 def main() -> None:
-    """Measure all models, and print and write the rows; exit without a GPU."""
+    """Measure all models; print and write the table. Exits with an error if there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[24, 128, 512])
     parser.add_argument("--steps", type=int, default=20)

@@ -1,4 +1,4 @@
-"""Timing of alternating variants, and the rows of the table that `run.py` writes."""
+"""Time alternating variants, and format the rows of the results table in `run.py`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ HEADER = ("benchmark", "what", "bound", "minimum", "median", "met")
 
 @dataclass
 class Row:
-    """One line of the table.
+    """One row of the results table.
 
     Args:
         benchmark: Name of the benchmark.
-        what: The measured quantity and its unit of comparison.
+        what: The measured quantity and its reference, such as "a step / a plain step".
         least: Minimum over the rounds.
-        median: Median over the rounds; None for a single round.
-        bound: Bound, such as "<= 1.3" or ">= 8"; "" for none.
-        unit: Unit printed after the numbers.
+        median: Median over the rounds; None for a single measurement.
+        bound: Required bound of `least`, such as "<= 1.3" or ">= 8"; "" means no bound.
+        unit: Unit to print after the numbers.
     """
 
     benchmark: str
@@ -37,7 +37,7 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the minimum meets the bound; None without a bound."""
+        """Whether `least` meets the bound; None if there is no bound."""
         if not self.bound:
             return None
         sign, limit = self.bound.split()
@@ -45,26 +45,26 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The cells as text, in the order of `HEADER`."""
+        """The table cells as strings, in the order of `HEADER`."""
         met = {None: "", True: "yes", False: "no"}[self.is_met]
         least, median = (f"{number:.3g} {self.unit}" for number in (self.least, self.median or self.least))
         return self.benchmark, self.what, self.bound, least, median, met
 
 
 def get_device() -> torch.device:
-    """Return the GPU if there is one."""
+    """Return the GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def read_clock() -> float:
-    """Return CPU seconds for a single thread on a CPU, because other programs disturb them less; else wall seconds."""
+    """Return CPU time in seconds for single-threaded CPU runs (less noise from other programs), else wall time."""
     if torch.cuda.is_available() or torch.get_num_threads() > 1:
         return read_wall_clock()
     return time.process_time()
 
 
 def read_wall_clock() -> float:
-    """Return wall seconds, for code that starts its own processes."""
+    """Return wall time in seconds, after the GPU has finished; for code that starts its own processes."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -76,12 +76,12 @@ def take_turns(
     """Time each variant once per round, after one warm-up round.
 
     Args:
-        ways: Functions to time, by name.
+        ways: Dict from variant name to the function to time.
         rounds: Number of timed rounds.
-        clock: Function that returns seconds.
+        clock: Function that returns the current time in seconds.
 
     Returns:
-        Seconds of each round, by name.
+        Dict from variant name to the seconds of each round.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
@@ -94,13 +94,13 @@ def take_turns(
 
 
 def compare(seconds: Mapping[str, Sequence[float]], name: str, unit: str) -> tuple[float, float]:
-    """Return the time of one variant in units of another: ratio of the minima, and median ratio over the rounds."""
+    """Return the time of variant `name` relative to variant `unit`: ratio of the minima, and median of the ratios."""
     mine, theirs = seconds[name], seconds[unit]
     return min(mine) / min(theirs), statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
 
 
 def run_script(measure: Callable[..., Iterable[Row]], description: str | None) -> None:
-    """Run a benchmark as a script: one option per argument of `measure`, rows to stdout."""
+    """Run a benchmark as a script, with one command-line option per argument of `measure`; print its rows."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, parameter in inspect.signature(measure).parameters.items():
         default = parameter.default

@@ -1,10 +1,10 @@
-"""Run all benchmarks and write one table, with the machine, to `benchmarks/results.md`.
+"""Run all benchmarks, and write a results table with a machine description to `benchmarks/results.md`.
 
     OMP_NUM_THREADS=1 python benchmarks/run.py [--only step search] [--output benchmarks/results.md]
 
-The benchmarks run one after the other, each in its own process, on a GPU if there is one. Times are ratios within one
-process, of the minimum and of the median over the rounds; a bound is met by the minimum. An error is written below the
-table and does not stop the other benchmarks.
+The benchmarks run one after the other, each in its own process, on a GPU if there is one. Most times are ratios of two
+variants in the same process, as minimum and median over the rounds. Bounds apply to the minimum. If a benchmark fails,
+the error is written below the table, and the other benchmarks still run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BENCHMARKS = ("step", "input_pipeline", "retrieval", "search", "tiles")
 
 
 def measure(name: str) -> list:
-    """Return the rows of one benchmark."""
+    """Run one benchmark; return its table rows."""
     return importlib.import_module(f"bench_{name}").measure()
 
 
 def describe_machine() -> str:
-    """Return processor, GPU and versions as text."""
+    """Return a text with the processor, the GPU and the package versions."""
     import torch
 
     processor = platform.processor() or platform.machine()
@@ -48,7 +48,7 @@ def describe_machine() -> str:
 
 
 def main() -> None:
-    """Run the benchmarks, and print and write their rows."""
+    """Run the selected benchmarks; print and write the results table."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from rows import HEADER, print_rows

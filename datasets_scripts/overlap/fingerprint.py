@@ -2,7 +2,7 @@
 
 The method is from Haitsma and Kalker, "A Highly Robust Audio Fingerprinting System" (ISMIR 2002). A 32-bit word is
 computed every 12 ms: the signs of energy differences between neighbouring bands and frames. If two clips have equal
-words, they are aligned at these words. The share of equal bits over the whole overlap is the score.
+words, they are aligned at these words. The share of equal bits over the whole overlap then determines the score.
 
 Three changes adapt the method from songs to other recordings. Bands range from 200 Hz to 3.6 kHz. Only frames within 30
 dB of the loudest frame are used, because quieter frames contain mostly coding noise. Faint noise, different for each
