@@ -1,6 +1,6 @@
-"""Read the configuration of a recipe: a flat YAML file, `--key value` pairs that override it, and builder options.
+"""Parse the configuration of a recipe: a flat YAML file, and `--key value` arguments that override the file.
 
-A file with the key `base` inherits the values of that file.
+A YAML file inherits the values of another file with the key `base`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def asks_for_help() -> bool:
 
 
 def print_help(text: str) -> None:
-    """Print a help text; ignore a pipe that is closed early, as by `head`."""
+    """Print a help text. Ignore a closed pipe, for example in `supclap train --help | head`."""
     try:
         print(text, flush=True)
     except BrokenPipeError:  # prevents a second error when the interpreter flushes at exit
@@ -48,7 +48,7 @@ def print_help(text: str) -> None:
 
 
 def format_help(groups: Sequence[Any], about: str) -> str:
-    """Return the help of a recipe: its docstring, and its keys and defaults without those of `TrainingArguments`."""
+    """Format the help text of a recipe: `about` and the options of `groups`, without those of `TrainingArguments`."""
     first = "TABLE [TABLE ...]" if ReproductionArguments in groups else "[CONFIG.yaml]"
     lines = [f"usage: {Path(sys.argv[0]).name} {first} [--KEY VALUE ...]", ""]
     lines.append(about.strip())
@@ -78,7 +78,7 @@ def format_help(groups: Sequence[Any], about: str) -> str:
 
 
 def _describe(option: dataclasses.Field, text: str) -> str:
-    """Format an option with its description and its default, unless the default is empty."""
+    """Format the help of one option: its name, its description, and its default unless that is empty."""
     value = get_default(option)
     if value is dataclasses.MISSING:
         text += " Required."
@@ -96,27 +96,27 @@ def parse_arguments(
     default_config: str | Path | None = None,
     about: str | None = None,
 ) -> tuple[Any, ...]:
-    """Read `[config.yaml] [--key value ...]` into dataclasses; the command line overrides the file.
+    """Parse `[config.yaml] [--key value ...]` into dataclasses. The command line overrides the YAML file.
 
-    If one of the dataclasses is a `DatasetArguments`, the fields of the dataset's builder are also keys, such as
-    `--test_fold 4` with `--dataset esc50`. If the recipe has an option of the same name, such as `languages`, the key
-    sets the recipe's option; set the builder's field in `dataset_config`.
+    If one of the dataclasses is a `DatasetArguments`, options of the dataset builder are also accepted, such as
+    `--test_fold 4` with `--dataset esc50`. If the recipe and the builder have an option of the same name, such as
+    `languages`, the key sets the option of the recipe; set the builder option in `dataset_config` instead.
 
     Args:
-        groups: Dataclasses to fill; all of their keys are in one flat file. `ContrastiveOptions` and `AllStagesOptions`
-            are extended by transformers' `TrainingArguments`, to `SupCLAPTrainingArguments` and `AllStagesArguments`.
-        argv: Command-line arguments; by default, those of the process.
-        default_config: File to read if the first argument is not a YAML file. It is ignored if `--dataset` differs from
-            the dataset of the file.
-        about: Docstring of the recipe. If given, `--help` prints the recipe's own keys and ends the process, before
+        groups: Dataclasses to fill from one flat file. `ContrastiveOptions` and `AllStagesOptions` are replaced by
+            `SupCLAPTrainingArguments` and `AllStagesArguments`, which also have transformers' `TrainingArguments`.
+        argv: Command-line arguments; defaults to `sys.argv[1:]`.
+        default_config: YAML file to read if the first argument is not one. It is ignored if `--dataset` differs from
+            the dataset in the file.
+        about: Docstring of the recipe. If set, `--help` prints it with the options of the recipe and exits, before
             torch and transformers are imported.
 
     Returns:
-        One instance for each of `groups`.
+        Tuple with one instance of each dataclass.
 
     Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: A key is in no group (the message lists similar keys), or a value has the wrong type.
+        FileNotFoundError: The YAML file does not exist.
+        ValueError: A key is unknown (the message lists similar keys), or a value has the wrong type.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if about is not None and asks_for_help():
@@ -155,7 +155,7 @@ def parse_arguments(
 
 
 def _with_trainer_arguments(group: Any) -> Any:
-    """Return the Trainer's arguments that extend a group of training options; return other groups unchanged."""
+    """Replace a dataclass of training options by its subclass with `TrainingArguments`; return others unchanged."""
     if group not in (ContrastiveOptions, AllStagesOptions):
         return group
 
@@ -165,7 +165,7 @@ def _with_trainer_arguments(group: Any) -> Any:
 
 
 def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
-    """Build a parser of dataclasses that raises ValueError instead of printing a usage of two hundred keys."""
+    """Build a parser for dataclasses. On errors it raises ValueError instead of printing two hundred options."""
     from transformers import HfArgumentParser
 
     class Parser(HfArgumentParser):
@@ -180,7 +180,7 @@ def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
 
 
 def _take_builder_options(group: DatasetArguments, words: list[str], keys: Collection[str]) -> None:
-    """Move the options of the dataset's builder to the group; raise ValueError for other options."""
+    """Parse the options of the dataset builder and add them to `dataset_config`; raise ValueError for unknown ones."""
     parser = _make_parser([])
     names = add_builder_options(parser, find_config(group.dataset))
     parser.add_argument("--translations", nargs="+", default=argparse.SUPPRESS)
@@ -191,18 +191,24 @@ def _take_builder_options(group: DatasetArguments, words: list[str], keys: Colle
 
 
 def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str, Any]:
-    """Read a YAML file and its base file, named by the key `base`, in the same folder or in the package.
+    """Read a YAML configuration file and merge it with the file in its key `base`.
+
+    The base file is in the same folder or in the package. Values in `path` override values in `scale`, which override
+    values in the base file.
 
     Args:
-        path: File to read, or the name of a configuration in the package.
-        scale: Further file; its values override those of the base and are overridden by those of `path`.
+        path: Path of the file, or name of a configuration in the package.
+        scale: Path of a second file, with the settings of a scale.
+
+    Returns:
+        Dict from key to value.
 
     Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: It is not YAML in UTF-8, or contains something other than `key: value` lines.
+        FileNotFoundError: A file does not exist.
+        ValueError: A file is not YAML in UTF-8, or contains something other than `key: value` lines.
     """
     path = Path(path)
-    if not path.is_file():  # a configuration of the package, by its name or its path in a checkout
+    if not path.is_file():  # name of a configuration in the package, or its path in a checkout
         shipped = CONFIGS / path.as_posix().removeprefix("recipes/configs/")
         if not shipped.is_file():
             names = sorted(shipped.relative_to(CONFIGS).as_posix() for shipped in CONFIGS.rglob("*.yaml"))
@@ -230,7 +236,7 @@ def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str
 
 
 def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) -> dict[str, Any]:
-    """Read a YAML file and its base, and convert each value to the type of its key on the command line."""
+    """Read a YAML file and its base file, and convert each value to the type of its option."""
     values = read_settings(path)
     for key, value in values.items():
         if key not in hints:
@@ -244,7 +250,7 @@ def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) ->
 
 
 def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
-    """Convert a value of the file as on the command line: `languages: eng` becomes a list of one language.
+    """Convert a YAML value to the type of its option; for example, `languages: eng` becomes the list `["eng"]`.
 
     Raises:
         TypeError: The value has the wrong type.
@@ -270,7 +276,7 @@ def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
 
 
 def _reject_unknown(words: Sequence[str], valid: Collection[str]) -> None:
-    """Raise ValueError for the first key in words that no option consumed; words may also contain values."""
+    """Raise ValueError for the first unknown key; `words` are unparsed arguments and may also contain values."""
     if not words:
         return
     keys = [word for word in words if word.startswith("-")] or words

@@ -39,14 +39,14 @@ COMMANDS = {
     "overlap": "datasets_scripts.overlap.check_overlap",
     "translate": "recipes.translate_captions",
 }
-"""Module of each command; those of `LAUNCHED` run under `accelerate launch`."""
+"""Dict from command name to module. Commands in `LAUNCHED` run under `accelerate launch`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command named by the first word.
+    """Run the `supclap` command line, such as `supclap train esc10.yaml`.
 
     Args:
-        arguments: Words of the command line; by default, those of the process.
+        arguments: Name of the command and its arguments; defaults to `sys.argv[1:]`.
 
     Returns:
         Exit status: 0 on success, 2 for an unknown command, 130 after Ctrl-C, or the status of the launched processes.
@@ -82,14 +82,14 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _source(module: str) -> Path:
-    """Return the file of a module without importing it."""
+    """Return the path of a module's source file, without importing the module."""
     spec = importlib.util.find_spec(f"modeling_supclap.{module}")
     assert spec is not None
     return Path(str(spec.origin))
 
 
 def _launch(module: str, words: Sequence[str]) -> int:
-    """Run a recipe under `accelerate launch`, without the traceback that launchers add to an error."""
+    """Run a recipe under `accelerate launch`, without the traceback of the launcher. Returns the exit status."""
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # silences torch's launcher; the processes print their own errors
     from accelerate.commands import launch
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -116,7 +116,7 @@ def _launch(module: str, words: Sequence[str]) -> int:
 
 
 def _run_here(arguments: argparse.Namespace) -> None:
-    """Run a single-process recipe in this process; accelerate would start another one, which imports torch again."""
+    """Run a recipe in this process, because accelerate would start a second one that imports torch again."""
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
     command, environment = prepare_simple_launcher_cmd_env(arguments)

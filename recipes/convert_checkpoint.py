@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from modeling_supclap.conversion import Conversion
 
 KINDS = ("ced", "dasheng", "glap", "laion", "ml-clap", "msclap", "sonar")
-"""Kinds of layouts, listed here because importing the layouts would slow `--help` by seconds."""
+"""Supported kinds of checkpoints; listed here because importing the layouts would delay `--help` by seconds."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -41,7 +41,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def format_parts(conversion: Conversion) -> str:
-    """Return a table of the converted parts, followed by the tensors that were set aside."""
+    """Format a table of the converted parts, and the numbers of tensors that were not converted, as text."""
     width = max(len(part.part) for part in conversion.parts)
     lines = [f"{'part':{width}}  tensors   parameters  license"]
     for part in conversion.parts:
@@ -53,7 +53,7 @@ def format_parts(conversion: Conversion) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parse the arguments, and convert and save the checkpoint."""
+    """Parse the command line, convert the checkpoint, and save the model."""
     args = parse_arguments(arguments)
     require_torchaudio()
     from modeling_supclap.conversion import convert_checkpoint, read_checkpoint, save_conversion

@@ -1,4 +1,4 @@
-"""Estimate steps, hours and memory of a training run from shapes alone, without downloads."""
+"""Estimate steps, hours and memory of a training run from model and data sizes, without downloads."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.recipes.options import as_mapping
 
 TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050, "esc50": 320}
-"""Clips in the training splits: AudioCaps as counted in [S 4.1.1], Clotho's development split, WavCaps without
-the 5,000 clips held out in [S E.2], ESC-10 without one fold."""
+"""Number of clips in the training splits: AudioCaps as in SupCLAP section 4.1.1, Clotho's development split, WavCaps
+without the 5,000 clips held out in SupCLAP section E.2, ESC-10 without one fold."""
 
 CAPTIONS_PER_CLIP = {"clotho": 5}
-"""Training captions per clip, for datasets with more than one."""
+"""Number of training captions per clip, for datasets with more than one."""
 
 TOKENS_PER_CAPTION = 20
 FLOPS_PER_SECOND = {"cuda": 1e14, "cpu": 2e10}
-"""Sustained floating-point rate of training: about a third of an H100's TF32 peak, and one core of a server."""
+"""Sustained training speed in FLOP/s: about a third of the TF32 peak of an H100 GPU, or one server CPU core."""
 
 
 class Estimate(NamedTuple):
-    """The cost of a run.
+    """Estimated cost of a training run.
 
     Attributes:
         steps: Optimiser steps.
-        hours: Time at `FLOPS_PER_SECOND`, without the input pipeline.
-        memory_gib: Memory of weights, gradients, Adam's two moments, and the activations of a batch.
+        hours: Computing time at `FLOPS_PER_SECOND`, without data loading.
+        memory_gib: Memory in GiB for weights, gradients, Adam's two moments, and the activations of a batch.
     """
 
     steps: int
@@ -45,12 +45,12 @@ class Estimate(NamedTuple):
 def estimate(parsed: Sequence[Any]) -> Estimate:
     """Estimate the cost of a run of `train_supclap` from its parsed arguments.
 
-    A training step of a transformer takes 6 floating-point operations for each parameter and token. It keeps about 34
-    bytes of activations for each token, layer and unit of width in float16 (Korthikanti et al., 2022), and 68 in
-    float32. All published encoders are estimated with the shapes of CED-Base and SONAR.
+    A training step of a transformer needs 6 floating-point operations per parameter and token. The activations need
+    about 34 bytes per token, layer and hidden unit in float16 (Korthikanti et al., 2022), and 68 in float32. Every
+    pretrained encoder is estimated with the size of CED-Base or SONAR.
 
     Args:
-        parsed: The parsed dataclasses of the recipe, in this order: data, model, trained part, training.
+        parsed: Parsed dataclasses `DataArguments`, `ModelArguments`, `TrainedPartArguments` and training arguments.
     """
     data, model_args, _, args = parsed
     options = data.builder_options
@@ -84,7 +84,7 @@ def estimate(parsed: Sequence[Any]) -> Estimate:
 
 @cache
 def _shape(configs: str, vocab_size: int, is_published: bool) -> SupCLAPModel:
-    """Build a model on the meta device: CED and BERT with these fields, or CED-Base and SONAR changed by them."""
+    """Build a model without weights (on the meta device): CED and BERT, or CED-Base and SONAR if `is_published`."""
     audio_config, text_config = json.loads(configs)
     text: Any = BertConfig(vocab_size=vocab_size, **text_config)
     if is_published:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def write_usage(folder: Path, model: SupCLAPModel, processor: SupCLAPProcessor, checks: Sequence[Parity]) -> None:
-    """Write the README of the folder."""
+    """Write a README with example code to the export folder."""
     import jinja2
 
     template = jinja2.Template(Path(__file__).with_name("onnx_readme.j2").read_text(encoding="utf-8"))
@@ -37,7 +37,7 @@ def write_usage(folder: Path, model: SupCLAPModel, processor: SupCLAPProcessor, 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Export a model to a folder."""
+    """Parse the command line, and export the model to ONNX."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="Hub id or folder of a SupCLAP model with a CED audio tower.")
     parser.add_argument("--out", type=Path, required=True, help="Output folder, other than the model's.")

@@ -1,4 +1,4 @@
-"""Load the model that a recipe starts from."""
+"""Load the pretrained model and processor at the start of a recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modeling_supclap.recipes.running import say
 
 
 def is_clap(name: str) -> bool:
-    """Return whether a Hub id or folder contains a `ClapModel` of transformers."""
+    """Return whether a Hub id or folder contains a transformers `ClapModel`."""
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
     except OSError:
@@ -20,7 +20,7 @@ def is_clap(name: str) -> bool:
 
 
 def load_start(name: str) -> tuple[SupCLAPModel, SupCLAPProcessor]:
-    """Load a SupCLAP model and its processor from a Hub id or folder; a `ClapModel` is converted."""
+    """Load a SupCLAP model and its processor from a Hub id or folder. A transformers `ClapModel` is converted."""
     if is_clap(name):
         clap = load_clap(name)
         if getattr(clap.config.audio_config, "enable_fusion", False):

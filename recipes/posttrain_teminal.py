@@ -133,7 +133,10 @@ def run_stage(
     args: TemporalTrainingArguments,
     items: tuple[TemporalItems, TemporalItems, TemporalItems],
 ) -> Any:
-    """Train one TeminAL stage in its own folder and predict the held-out pairs; resume if a checkpoint is given."""
+    """Train one TeminAL stage and predict the held-out pairs.
+
+    The stage has its own output folder. With `resume_from_checkpoint`, it continues from the last checkpoint in it.
+    """
     from modeling_supclap.training.checkpoints import last_checkpoint
     from modeling_supclap.training.trainer import TemporalTrainer
     from modeling_supclap.training.training_args import TemporalTrainingArguments

@@ -13,7 +13,12 @@ CASES = "For each language: the rank of the caption's own clip, counted from 1, 
 
 
 def format_value(column: str, value: float, signed: bool = False) -> str:
-    """Format a number as usual for its metric, such as recall in percent.
+    """Format a value in the usual unit of its metric; for example, recall in percent.
+
+    Args:
+        column: Name of the table column, such as "retrieval eng t2a R@1".
+        value: Value to format.
+        signed: Whether to show a plus sign for positive values.
 
     >>> format_value("retrieval eng t2a R@1", 0.4187), format_value("log eval_eng_t2a_R@1 last", 0.021, signed=True)
     ('41.9', '+2.1')
@@ -29,7 +34,7 @@ def format_value(column: str, value: float, signed: bool = False) -> str:
 
 
 def format_cell(column: str, score: Mapping[str, Any]) -> str:
-    """Format a measured number with its spread, and its difference to the baseline, if any.
+    """Format a score as mean ± standard deviation; then, in brackets, the difference to the baseline if there is one.
 
     >>> score = {"mean": 0.5, "std": 0.01, "difference": 0.1, "low": 0.05, "high": 0.15, "differences": [0.1, 0.1]}
     >>> format_cell("retrieval eng t2a R@1", score)
@@ -52,7 +57,7 @@ def format_cell(column: str, score: Mapping[str, Any]) -> str:
 
 
 def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
-    """Return heading and lines of a table from `reproduce.gather`, with the printed number beside the measured one."""
+    """Format a table from `reproduce.gather` as rows of text, heading first. Cells also contain the paper's numbers."""
     columns: dict[str, None] = {}
     datasets = set()
     for row in content["rows"]:
@@ -80,7 +85,7 @@ def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _format_levels(column: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the levels of chance and of an order-blind model; rows with equal levels share one number."""
+    """Format the scores at chance and of an order-blind model for a heading; each distinct value is shown once."""
     parts = []
     for level, name in (("chance", "chance"), ("order_blind", "order-blind")):
         values = [row["scores"][column].get(level) for row in rows if column in row["scores"]]
@@ -91,7 +96,7 @@ def _format_levels(column: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_heading(column: str) -> str:
-    """Return the heading of a column in words.
+    """Format a column name as a heading.
 
     >>> format_heading("retrieval eng t2a R@1"), format_heading("multilingual fra Gap")
     ('text to audio R@1', 'gap to English, fra')
@@ -119,7 +124,7 @@ def _spell(name: str) -> str:
 
 
 def caption(content: Mapping[str, Any]) -> str:
-    """Return a caption that explains the numbers of a table."""
+    """Return a text that explains the numbers in a table, to show below it."""
     seeds = ", ".join(map(str, sorted({seed for row in content["rows"] for seed in row["seeds"]})))
     fewest = min((len(row["seeds"]) for row in content["rows"]), default=0)
     sentences = [f"Scale {content['scale']}, seeds {seeds}: mean ± standard deviation over the seeds."]
@@ -143,7 +148,7 @@ def caption(content: Mapping[str, Any]) -> str:
 
 
 def full_title(content: Mapping[str, Any]) -> str:
-    """Return the name and title of a table, with its changed settings, if any."""
+    """Return the name, changed settings (if any) and title of a table."""
     settings = f" with {_list_settings(content)}" if content.get("settings") else ""
     return f"{content['table']}{settings}: {content['title']}"
 
@@ -153,7 +158,7 @@ def _list_settings(content: Mapping[str, Any]) -> str:
 
 
 def markdown_table(content: Mapping[str, Any]) -> str:
-    """Return a table in Markdown, with its title and claim."""
+    """Format a table from `reproduce.gather` as Markdown, with its title and claim."""
     written = [f"### {full_title(content)}", "", f"Claim: {content['claim']}", ""]
     written += [*_markdown_lines(table_lines(content)), "", caption(content), ""]
     if "cases" in content:
@@ -167,7 +172,7 @@ def _markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
-    """Return a table from `reproduce.gather` as an HTML page, with the figure of this file name, if any."""
+    """Format a table from `reproduce.gather` as an HTML page; `figure` is the file name of an image to include."""
     title = escape(full_title(content))
     picture = "" if figure is None else f'<img src="{escape(figure)}" alt="{title}">'
     cases = f"{_html_lines(content['cases'])}<p>{CASES}</p>" if "cases" in content else ""

@@ -1,7 +1,8 @@
-"""Write the committed result files into docs/results.md and the headlines into the README: `make results-page`.
+"""Generate the tables in docs/results.md and the headline table in the README from result files.
 
-Each file of `recipes/results/<scale>/` is a table written by `reproduce.py`. Its figure, if any, is the file of the
-same name in docs/images. The text before the mark in the page, and outside the two marks in the README, is kept.
+Run it with `make results-page`. Each file in `recipes/results/<scale>/` is a table written by `reproduce.py`. A figure
+with the same file name in docs/images is included. Only the text after the mark in docs/results.md and between the two
+marks in the README is replaced.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ HEADLINES = (
     ("atri_table1", "retrieval mean t2a R@1", "KCL", "at equal steps, with 8 x the captions"),
     ("teminal_table3", "zste eng 3A", "T-CLAP, TeminAL A and B", "an order-blind model has 50"),
 )
-"""Lines of the README: result file, column, row, and a description of the comparison."""
+"""Rows of the README table, as (result file, column, row, description of the comparison)."""
 
 
 def render_page(page: str) -> str:
-    """Return the text of the page with the tables of the result files after its mark."""
+    """Replace the text after the mark in docs/results.md with the tables of all result files."""
     parts = [page.partition(MARK)[0].rstrip(), "", MARK]
     for path in sorted(RESULTS.glob("*/*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -51,7 +52,7 @@ def render_page(page: str) -> str:
 
 
 def render_readme(page: str) -> str:
-    """Return the text of the README with a line for each headline between its two marks."""
+    """Replace the text between the two marks in the README with a table of the headline results."""
     lines = ["| table | measure | comparison | baseline | with the method | seeds | paper |", f"|{'---|' * 7}"]
     for stem, column, model, comparison in HEADLINES:
         content = json.loads((RESULTS / "mini" / f"{stem}.json").read_text(encoding="utf-8"))
@@ -70,7 +71,7 @@ def render_readme(page: str) -> str:
 
 
 def main() -> None:
-    """Write the pages."""
+    """Update docs/results.md and the README."""
     for path, render in ((PAGE, render_page), (README, render_readme)):
         write_text(path, render(path.read_text(encoding="utf-8")))
 

@@ -1,6 +1,6 @@
-"""Run a recipe as a command: only the first process prints, and an error or Ctrl-C ends it with one line.
+"""Helpers to run a recipe as a command. Only the first process prints; an error or Ctrl-C prints a one-line message.
 
-Functions import torch and transformers only when they need them, so that `--help` is fast.
+torch and transformers are imported inside functions, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ if TYPE_CHECKING:
     from modeling_supclap.training.training_args import SupCLAPTrainingArguments
 
 STOPPED_BY_SIGTERM = 128 + signal.SIGTERM
-"""Exit status after SIGTERM and a saved checkpoint: 143, so that scripts can requeue the run."""
+"""Exit status (143) if SIGTERM stopped a run after it saved a checkpoint; scripts can then requeue the run."""
 
 USERS_ERRORS = (ValueError, OSError, FloatingPointError, ImportError, InUseError)
-"""Errors of data and arguments, printed without a traceback; other errors are printed with it."""
+"""Exceptions caused by data or arguments, printed without a traceback. Other exceptions print a traceback."""
 
 
 class StoppedError(Exception):
-    """Error of a run that SIGTERM stopped after it saved a checkpoint."""
+    """Raised when SIGTERM stopped a run after it saved a checkpoint."""
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a recipe as a script; exit with status 1 after an error, 130 after Ctrl-C and 143 after SIGTERM.
+    """Run the main function of a recipe, and exit with its status.
+
+    The exit status is 1 after an error, 130 after Ctrl-C, and 143 after SIGTERM with a saved checkpoint.
 
     Args:
-        main: The main function of the recipe. It reads `sys.argv` and may return an exit status.
+        main: Main function of the recipe. It reads `sys.argv` and may return an exit status.
     """
     if not sys.stderr.isatty():  # no progress bars in log files; read when datasets and transformers are imported
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -67,42 +69,44 @@ def run_command(main: Callable[[], int | None]) -> None:
 
 
 def command_name() -> str:
-    """Return the command that the user typed: `supclap train`, or the name of the script."""
+    """Return the name of the running command: `supclap train`, for example, or the file name of the script."""
     return os.environ.get("SUPCLAP_COMMAND") or Path(sys.argv[0]).name
 
 
 def is_first_process() -> bool:
-    """Return whether this is the first of the launched processes, or the only one.
+    """Return whether this process has rank 0, or is the only process.
 
-    It reads the launcher's environment variables, because the process group is created later.
+    The rank is read from the environment variables of the launcher, because the process group does not exist yet.
     """
     ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
     return next((os.environ[name] for name in ranks if name in os.environ), "0") == "0"
 
 
 def report_stop(advice: str = "") -> None:
-    """Print one line after a stop, in the first process only, and ignore further Ctrl-C."""
+    """Print in the first process that the run was stopped, with optional advice, and ignore further Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a launcher of several processes sends the signal twice
     if is_first_process():
         print(f"\n{command_name()}: stopped{advice and f'; {advice}'}", file=sys.stderr)
 
 
 def say(text: str) -> None:
-    """Print a line, in the first process only."""
+    """Print text in the first process only."""
     if is_first_process():
         print(text, flush=True)
 
 
 def only_run(args: SupCLAPTrainingArguments) -> AbstractContextManager[None]:
-    """Lock the output folder for this run."""
+    """Return a context manager that locks the output folder, so that no other run writes to it."""
     return folder_lock(args.output_dir or ".") if is_first_process() else nullcontext()
 
 
 def train(trainer: Trainer, checkpoint: str | None = None) -> None:
-    """Train, from a checkpoint if given; after Ctrl-C or an unusable recording, the message contains the next step.
+    """Train a model, optionally from a checkpoint. If training stops, the error message explains how to continue.
 
     Raises:
-        StoppedError: `enable_jit_checkpoint` is set and SIGTERM stopped the run before its last step.
+        BadAudioError: A recording cannot be used.
+        KeyboardInterrupt: Ctrl-C was pressed.
+        StoppedError: `enable_jit_checkpoint` is set, and SIGTERM stopped the run before its last step.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
     from modeling_supclap.training.checkpoints import last_checkpoint
@@ -117,7 +121,7 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
             raise KeyboardInterrupt("no checkpoint was saved yet; run the same command to start again") from None
         raise KeyboardInterrupt("continue with the same command and --resume_from_checkpoint last") from None
     except MissingDecoderError:
-        raise  # leaving out recordings would not help
+        raise  # skipping recordings would not help
     except BadAudioError as error:
         raise BadAudioError(f"{_plain(error)}; use --on_bad_audio skip to leave such recordings out") from error
     finally:
@@ -131,10 +135,12 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
 
 
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments) -> None:
-    """Read the validation and test recordings before training, to find unusable ones early.
+    """Read all validation and test recordings before training, to find damaged ones early.
+
+    Nothing is checked if `args.on_bad_audio` is not "error".
 
     Raises:
-        BadAudioError: Recordings of the validation or test split cannot be used; the message names the first.
+        BadAudioError: Validation or test recordings cannot be used; the message contains the first one.
     """
     from modeling_supclap.datasets_scripts.audio import BadAudioError
     from modeling_supclap.datasets_scripts.bad_audio import find_bad_audio
@@ -155,7 +161,7 @@ def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArgumen
 
 
 def _plain(error: Exception) -> str:
-    """Return the message of an error, without the worker's traceback that the DataLoader adds."""
+    """Return the message of an error, without the worker traceback that the DataLoader adds."""
     if isinstance(error, FileExistsError) and error.filename:  # from `mkdir`
         return f"{error.filename} is a file; expected a folder, name another path"
     message = str(error).rstrip()
@@ -163,7 +169,7 @@ def _plain(error: Exception) -> str:
 
 
 def builder_error(error: Exception) -> Exception:
-    """Return the error of a builder or a configuration that `datasets` or `huggingface_hub` wrapped in its own."""
+    """Return the original error, if `datasets` or `huggingface_hub` wrapped it in its own exception."""
     from datasets.exceptions import DatasetsError
     from huggingface_hub.errors import StrictDataclassError
 

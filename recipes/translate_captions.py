@@ -9,7 +9,7 @@ stopped run continues when it is started again, and changed captions are transla
 
 Two more files are written. `audiocaps.back.parquet` contains the translations translated back into English.
 `audiocaps.report.json` contains for each language the number of missing translations, the lengths, and the mean cosine
-between the sentence embeddings of each caption and its back-translation [S E.9].
+between the sentence embeddings of each caption and its back-translation (SupCLAP section E.9).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 def load_captions(args: CaptionArguments) -> list[Caption]:
-    """Load the captions to translate, from a builder or a file.
+    """Load the captions to translate from a dataset or a file.
 
     Raises:
-        ValueError: Both or neither of dataset and captions are given, or captions are blank, damaged or repeated.
+        ValueError: Not exactly one of `dataset` and `captions` is set, or captions are blank, damaged or repeated.
     """
     from modeling_supclap.datasets_scripts.translation.jobs import clean
     from modeling_supclap.datasets_scripts.translation.table import listing
@@ -62,7 +62,7 @@ def load_captions(args: CaptionArguments) -> list[Caption]:
 
 
 def from_builder(args: CaptionArguments) -> list[Caption]:
-    """Load the captions of a dataset.
+    """Load the captions of all splits of a dataset, in the source language.
 
     Raises:
         ValueError: The dataset already has captions in one of the target languages.
@@ -82,7 +82,13 @@ def from_builder(args: CaptionArguments) -> list[Caption]:
 
 
 def read_caption_file(path: Path) -> list[Caption]:
-    """Read captions from a table with the columns clip_id, caption_index (from 0 within the clip) and text."""
+    """Read captions from a table with the columns clip_id, caption_index and text.
+
+    `caption_index` counts the captions of a clip from 0.
+
+    Raises:
+        ValueError: A column is missing, or a value is invalid.
+    """
     from modeling_supclap.datasets_scripts.builders.metadata import read_table
     from modeling_supclap.datasets_scripts.translation.join import Caption
 
@@ -101,7 +107,7 @@ def read_caption_file(path: Path) -> list[Caption]:
 
 
 def build_translator(args: TranslatorArguments) -> Translator:
-    """Build a translator for a chat endpoint if one is given, else for a local sequence-to-sequence model."""
+    """Build a translator that calls a chat API if `endpoint` is set, else runs a local sequence-to-sequence model."""
     from modeling_supclap.datasets_scripts.translation import ChatTranslator, Seq2SeqTranslator
 
     if args.endpoint is None:
@@ -116,14 +122,14 @@ def build_translator(args: TranslatorArguments) -> Translator:
 
 
 def back_arguments(args: TranslatorArguments, check: QualityArguments) -> TranslatorArguments:
-    """Return the arguments for the translation back: those of `args`, or of `check.back_model` if given."""
+    """Return the arguments for the back-translation; `check.back_model` replaces the model of `args` if it is set."""
     if check.back_model is None:
         return args
     return replace(args, model=check.back_model, endpoint=None, prompt=None, request_options=None)
 
 
 def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, check: QualityArguments) -> None:
-    """Raise ValueError for invalid arguments, before hours of translation."""
+    """Raise ValueError for invalid arguments, before a translation that may run for hours."""
     from modeling_supclap.languages import LANGUAGES
 
     languages = caption_args.languages
@@ -142,7 +148,7 @@ def check_arguments(args: TranslatorArguments, caption_args: CaptionArguments, c
 
 
 def by_language(texts: Mapping[Key, str], language: str) -> dict[tuple[str, int], str]:
-    """Return the texts of one language, by clip id and caption index."""
+    """Select the texts of one language, as a dict from (clip id, caption index) to text."""
     return {key[:2]: text for key, text in texts.items() if key[2] == language}
 
 
