@@ -1,14 +1,14 @@
-"""Registration of our classes with the auto classes of transformers."""
+"""Register the classes of this package with the transformers auto classes."""
 
 from typing import Any
 
 
 def register(auto_class: Any, config: type, our_class: type) -> None:
-    """Register a class with an auto class, so that `from_pretrained` finds it by the type of the model.
+    """Register a class, so that `AutoModel.from_pretrained` (for example) loads it by `model_type`.
 
-    A saved folder then contains the code of the class and loads without this package, with `trust_remote_code=True`.
-    Code loaded from such a folder is not registered: the class would serve all folders of this type, and another folder
-    may contain another version.
+    A saved model then contains the code of the class, and loads without this package with `trust_remote_code=True`.
+    Code loaded in this way is not registered: it would be used for all models of this type, although the folder of
+    another model may contain another version.
 
     Args:
         auto_class: `AutoModel`, `AutoFeatureExtractor` or `AutoProcessor`.

@@ -1,4 +1,4 @@
-"""Feature extractor of Microsoft's CLAP: log-mel spectrograms from waveforms."""
+"""Feature extractor for Microsoft's CLAP: computes log-mel spectrograms from waveforms."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from .configuration_supclap import CNN14Config
 
 
 class MSCLAPFeatureExtractor(ClapFeatureExtractor):
-    """Log-mel spectrograms of 44.1 kHz audio at a fixed length; short clips are repeated, long clips are cropped.
+    """Feature extractor for MS-CLAP: log-mel spectrograms of 44.1 kHz audio with a fixed length.
 
-    The 2023 model applies mel filters computed for 32 kHz to audio of 44.1 kHz, so that each band lies 1.38 times
-    higher than its nominal edges. Its weights were trained with these filters.
+    Short clips are repeated, and long clips are cropped. The 2023 model applies mel filters for 32 kHz to 44.1 kHz
+    audio, so that the mel bands are 1.38 times higher than nominal. It was trained with these filters.
 
     Args:
-        filter_rate_hz: Sampling rate in hertz for which the mel filters are computed; None is the sampling rate of the
-            audio (the 2022 model).
-        **kwargs: Fields of `ClapFeatureExtractor`. Defaults are those of the 2023 model: 7 s (2022: 5 s) at 44.1 kHz,
-            64 mel bands from 50 to 14,000 Hz, one frame every 320 samples, short clips repeated. `truncation` applies
-            only to direct calls: `SupCLAPProcessor` passes the start of a long clip, so that no crop is random.
+        filter_rate_hz: Sampling rate in hertz that the mel filters are computed for. None means the sampling rate of
+            the audio, as in the 2022 model.
+        **kwargs: Fields of `ClapFeatureExtractor`. The defaults are the settings of the 2023 model: 7 s (2022: 5 s) at
+            44.1 kHz, 64 mel bands from 50 to 14,000 Hz, one frame every 320 samples, short clips repeated.
+            `truncation` applies only to direct calls: `SupCLAPProcessor` always uses the start of a long clip.
 
     Example:
         >>> import numpy as np

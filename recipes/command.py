@@ -5,8 +5,8 @@
     supclap evaluate --model outputs/esc10 --dataset esc50 --data_dir ESC-10
 
 `supclap NAME --help` lists the keys of a recipe. train, posttrain and embed run under `accelerate launch`, with the
-processes and GPUs set by `accelerate config` or its environment variables. A configuration file of the package is given
-by its name.
+processes and GPUs set by `accelerate config` or its environment variables. A configuration file of the package, such as
+`esc10.yaml`, needs no path.
 """
 
 from __future__ import annotations

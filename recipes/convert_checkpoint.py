@@ -4,8 +4,9 @@
     supclap convert pretrain.pt --out models/ml-clap --tokenizer cointegrated/SONAR_200_text_encoder
     supclap convert microsoft/msclap/CLAP_weights_2023.pth --out models/msclap --tokenizer openai-community/gpt2
 
-The layout is recognised by the names of the tensors. Each tensor of the checkpoint is converted or listed as set aside;
-otherwise nothing is written. The folder also contains `provenance.json`: source, sha256 and license of each part.
+The kind of checkpoint is recognised by its tensor names. Every tensor must be converted or listed as set aside;
+otherwise nothing is written. The output folder also contains `provenance.json`, with the source, sha256 and license of
+each part.
 """
 
 from __future__ import annotations

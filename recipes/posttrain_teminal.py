@@ -4,12 +4,12 @@
     supclap posttrain teminal.yaml --model laion/clap-htsat-unfused --data_dir DIR
 
 The default file is `configs/teminal_esc10.yaml`. The output folder then contains the model for `from_pretrained`,
-`results.json` and `report.html`. They report how often an item's own caption scores highest among those of its pair,
-before the first and after each stage, with the levels of chance and of an order-blind model.
+`results.json` and `report.html`. They report how often the correct caption scores highest among the captions of a
+pair, before and after each stage. Reference values are chance and a model that ignores the order of sounds.
 
-Recordings of each class are held out from the dataset's training split, or with --pool_splits from all splits, as in
-the paper; the model then also trains on clips of the test split. Half of the held-out recordings select the best epoch
-of a stage, and the other half are scored. With --load_best_model_at_end false, all of them are scored.
+Recordings of each class are held out from the training split. With --pool_splits they are held out from all splits, as
+in the paper; the model is then also trained on clips of the test split. Half of the held-out recordings select the best
+epoch of a stage, and the other half are scored. With --load_best_model_at_end false, all of them are scored.
 """
 
 from __future__ import annotations

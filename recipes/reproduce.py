@@ -7,13 +7,13 @@
 `mini` takes minutes on two cores. It trains tiny encoders from random weights on generated sounds and, with
 `--data_dir`, on the recordings of ESC-10. It shows the direction of a claim, not its size. `full` uses the papers' data
 and encoders; `--data_dir` then contains one folder per dataset. `--dry_run true` trains nothing: it checks all
-settings, estimates steps, time and memory, and lists missing data and encoders. Without it, missing inputs are an error
-before the first run; `--skip_missing true` runs the other rows.
+settings, estimates steps, time and memory, and lists missing data and encoders. Otherwise, missing inputs raise an
+error before the first run; `--skip_missing true` skips the rows that need them.
 
-`configs/<paper>/tables.yaml` defines the tables, `configs/<paper>/<table>_<row>.yaml` the training of each row. Tables
-share runs with the same settings: a run's folder is named after its settings, and finished runs are not repeated. Each
-table is written as `.md`, `.html`, `.json` and, if it has a figure, `.png`. If a run fails, the table contains the
-finished runs. `--settings` and `--controls` become part of the table's file name.
+`configs/<paper>/tables.yaml` defines the tables, and `configs/<paper>/<table>_<row>.yaml` the training of each row.
+Tables share runs with the same settings: the folder name of a run depends on its settings, and finished runs are not
+repeated. Each table is written as `.md`, `.html`, `.json` and, if it has a figure, `.png`. If a run fails, the table
+contains the finished runs. The file name of the table includes `--settings` and the name of the `--controls` file.
 
 `--controls FILE` adds rows. The YAML file maps a name to `row` (the row to copy), `model` (the name in the table) and
 `settings` (the changed settings), for example

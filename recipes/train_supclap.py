@@ -8,9 +8,9 @@ In a checkout, `accelerate launch recipes/train_supclap.py` runs the same traini
 
 The first argument may be a YAML file. `--key value` pairs override it, and options of the dataset's builder are also
 keys (`--test_fold 4`). The default file is `configs/synthetic.yaml`. If `--dataset` names another dataset, no file is
-read, and the defaults of the keys are those of the SupCLAP paper. `--model` continues training a SupCLAP model or a
-`ClapModel`. `--streaming true` streams a prepared set, other Parquet files (`--dataset hf`) or WebDataset tar files,
-local or remote.
+read, and the default settings are from the SupCLAP paper. `--model` continues the training of a SupCLAP model or a
+`ClapModel`. `--streaming true` streams local or remote data: a prepared dataset, other Parquet files (`--dataset hf`),
+or WebDataset tar files.
 
 The output folder then contains the model for `from_pretrained`, its model card, the files of an evaluation
 (`results.json`, `outcomes.npz` and `report.html`), `training_curves.png` and `drift.png`.
