@@ -1,7 +1,7 @@
-"""Options of contrastive training, in addition to those of the Trainer.
+"""Options for contrastive training, in addition to the Trainer arguments.
 
-This file does not import torch, so that `--help` takes a tenth of a second. The docstring of a class is the only
-description of its options, and `--help` prints it.
+This file does not import torch, so that `--help` takes only a tenth of a second. The class docstrings are printed by
+`--help`; they are the only description of the options.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CACHE_FROZEN = ("auto", "always", "never")
 
 
 def get_default(option: Field) -> Any:
-    """Return the default of a dataclass field, `dataclasses.MISSING` if it has none."""
+    """Return the default of a dataclass field, or `dataclasses.MISSING` if the field has no default."""
     return option.default if option.default_factory is MISSING else option.default_factory()
 
 
@@ -26,58 +26,61 @@ class ContrastiveOptions:
     """Training options.
 
     Args:
-        loss: Base loss. `infonce`, `siglip` and `reweighted` (SimpleReweight [S E.4]) use one caption per clip, in a
-            random language; `kcl` uses captions in all languages; `cacl` uses the anchor language, the first of
-            `languages`, and one other.
-        svr: Support Vector Regularization: `none`, or a direction and a radius: `uni-static`, `bi-static`,
-            `uni-dynamic`, `bi-dynamic`.
-        svr_alpha: Weight of the SVR term, relative to the sum of both directions of the base loss [S eq. 6].
-        svr_beta: Weight of the constraint on a dynamic radius [S eq. 9].
-        svr_similarity: Similarity of the support vectors: `cosine` or `dot`. `dot` needs a dynamic radius, because only
-            its constraint keeps the radius from growing.
-        svr_decoupled: Leave the positive out of the denominator of SVR, as eq. 6 is printed.
-        radius_init: Initial radius. By default the mean distance of the pairs of the first batch; a radius that starts
-            near 0 is still growing at the end of a short run and has little effect.
-        radius_num_similarities: Number of similarities that a dynamic radius is predicted from: the positive and the
-            largest negatives.
+        loss: Base loss. `infonce`, `siglip` and `reweighted` (SimpleReweight, SupCLAP E.4) use one caption per clip,
+            in a random language. `kcl` uses captions in all languages. `cacl` uses captions in the anchor language (the
+            first of `languages`) and one other.
+        svr: Support Vector Regularization (SVR): `none`, or one or both directions with a static or dynamic radius:
+            `uni-static`, `bi-static`, `uni-dynamic`, `bi-dynamic`.
+        svr_alpha: Weight of the SVR term, relative to the sum of both directions of the base loss (SupCLAP eq. 6).
+        svr_beta: Weight of the constraint on dynamic radii (SupCLAP eq. 9).
+        svr_similarity: Similarity between support vectors and targets: `cosine` or `dot`. Use `dot` only with a dynamic
+            radius, because a static radius is not constrained and would keep growing.
+        svr_decoupled: Exclude the positive from the denominator of the SVR term, as printed in SupCLAP eq. 6.
+        radius_init: Initial radius. Defaults to the mean distance of the positive pairs in the first batch. A radius
+            that starts near 0 has little effect in a short run, because it grows slowly.
+        radius_num_similarities: Number of similarities used to predict a dynamic radius: the positive and the hardest
+            negatives.
         languages: ISO 639-3 codes of the captions to train on.
-        eval_languages: Languages to evaluate; by default `languages`.
-        positives: Correct answers: `clip`, the captions of the clip (the protocol of the papers), or `captions`, also
-            those of clips with exactly the same captions, as in sets with captions made from class names.
-        every_caption: Repeat a clip once per epoch for each of its captions in the first language. By default an epoch
-            contains each clip once, with a random caption.
-        max_audio_seconds: Maximum duration of a recording. Longer ones are cropped: at random in training, to their
-            beginning in evaluation.
-        on_bad_audio: Action for unusable recordings: `error`, stop at the first; `skip`, read all recordings before the
-            run and leave out the bad ones; `report`, also list them in the log.
-        features_on_device: Compute spectrograms on the training device, a batch at a time, instead of in the workers;
-            for GPUs that wait for their workers.
-        track_drift: Log drift, radius and positive similarity of the batch at each log, see `callbacks.DriftCallback`.
-        track_language_errors: Log the errors of training on some of `languages` at a time, see
-            `callbacks.LanguageErrorsCallback`. A log then costs as much as a step of KCL.
-        loss_chunk_size: Rows of the similarity matrix computed at a time, and again in the backward pass; memory is
-            then linear in the global batch size. By default all rows.
-        cached_chunk_size: Number of clips (and texts) with activations in memory at a time, by gradient caching. A
-            batch of any size then trains with exact gradients in the memory of this many clips, for a third more time.
-            By default one text and one clip per row; on a GPU at least 16,384 tokens and 65,536 frames.
-        cache_frozen: Cache the outputs of frozen towers by their input, up to 2 GiB: `auto`, for towers without
-            dropout; `always`, with frozen towers in evaluation mode; `never`. Sharded weights are never cached.
-        per_device_train_batch_size: Clips per device in a training step.
-        per_device_eval_batch_size: Clips per device in evaluation.
-        num_train_epochs: Passes over the training split.
+        eval_languages: Languages to evaluate. Defaults to `languages`.
+        positives: Which captions count as correct for a clip: `clip`, its own captions (as in the papers), or
+            `captions`, also the captions of clips with exactly the same captions. Use `captions` if captions are
+            generated from class names.
+        every_caption: Repeat each clip once per epoch for each of its captions in the first language. By default an
+            epoch contains each clip once, with a random caption.
+        max_audio_seconds: Maximum duration of a recording. Longer recordings are cropped: at a random position in
+            training, to their beginning in evaluation.
+        on_bad_audio: Action for unusable recordings: `error`, stop at the first one; `skip`, check all recordings
+            before training and skip the bad ones; `report`, also list them in the log.
+        features_on_device: Compute spectrograms on the training device, one batch at a time, instead of in the data
+            loader workers. Use this if the GPU waits for the workers.
+        track_drift: Log the drift, radius and positive similarity of the last batch, see `callbacks.DriftCallback`.
+        track_language_errors: Log the errors from training on only some of `languages` per step, see
+            `callbacks.LanguageErrorsCallback`. Each log then costs as much as a KCL training step.
+        loss_chunk_size: Number of similarity matrix rows to compute at a time, and again in the backward pass. Memory
+            is then linear in the global batch size. By default all rows at once.
+        cached_chunk_size: Number of clips, and number of texts, with activations in memory at a time (gradient
+            caching). Batches of any size then train with exact gradients in the memory needed for one chunk, but take
+            a third more time. By default one text and one clip per row; on a GPU at least 16,384 tokens and 65,536
+            frames.
+        cache_frozen: When to cache the outputs of frozen towers, up to 2 GiB per tower: `auto`, if the tower has no
+            dropout; `always`, with frozen towers in evaluation mode; `never`. Towers with sharded weights are never
+            cached.
+        per_device_train_batch_size: Number of clips per device in a training step.
+        per_device_eval_batch_size: Number of clips per device in an evaluation step.
+        num_train_epochs: Number of epochs.
         eval_strategy: When to evaluate: `no`, `steps` or `epoch`.
         save_strategy: When to save: `no`, `steps`, `epoch` or `best`.
-        save_total_limit: Number of checkpoints to keep, including the best.
+        save_total_limit: Maximum number of checkpoints to keep, including the best one.
         load_best_model_at_end: Load the best checkpoint at the end of the run.
-        metric_for_best_model: Metric that selects the best checkpoint, any value that an evaluation logs.
-        greater_is_better: Whether a higher value of that metric is better; by default inferred from the metric.
-        logging_steps: Steps between two logs.
-        logging_nan_inf_filter: Filter NaN from the log. Off, because NaN stops the run with an error.
-        remove_unused_columns: Drop columns that the model does not use. Must stay off, because the collator needs them.
+        metric_for_best_model: Metric used to select the best checkpoint; any metric logged by an evaluation.
+        greater_is_better: Whether higher values of this metric are better. By default inferred from the metric.
+        logging_steps: Number of steps between two logs.
+        logging_nan_inf_filter: Remove NaN losses from the log. Off by default, because a NaN loss stops the run.
+        remove_unused_columns: Drop columns that the model does not use. Must be off, because the collator needs them.
         dataloader_drop_last: Drop the last incomplete training batch, because the loss depends on the number of
             negatives.
-        ddp_find_unused_parameters: Look for parameters without gradients; none are expected.
-        label_names: Key of the clip indices in a batch.
+        ddp_find_unused_parameters: Search for parameters without gradients. Off by default, because there are none.
+        label_names: Batch key of the clip indices.
     """
 
     loss: str = "infonce"
@@ -123,21 +126,22 @@ class TemporalOptions(ContrastiveOptions):
     """Post-training options.
 
     Args:
-        stage: `a`, single sounds against pairs, or `b`, pairs forward, reversed and overlaid.
-        temporal_beta: Weight of the text-to-audio direction, relative to audio-to-text [T eq. 3].
-        alpha_same: Stage a, weight of candidates across the blocks that share a class [T eq. 22-26].
-        alpha_diff: Stage a, weight of candidates across the blocks without a common class.
-        alpha_same_time: Stage b, weight of the reversal of the same pair [T eq. 3-7].
-        alpha_cross_time: Stage b, weight of the reversals of other pairs.
-        alpha_same_overlay: Stage b, weight of the overlay of the same pair.
-        alpha_cross_overlay: Stage b, weight of the overlays of other pairs.
-        text_scheme: Captions of an item: `random`, in one random language, or `kcl`, in all of them at once.
-        crossfade_seconds: Overlap of two consecutive clips.
-        gap_seconds: Silence between two consecutive clips.
-        match_loudness: Bring two consecutive clips to the same level; overlaid ones always are.
-        per_device_train_batch_size: Pairs per device in a training step.
+        stage: TeminAL stage: `a`, single sounds against pairs of sounds, or `b`, pairs in forward order, reversed and
+            overlaid.
+        temporal_beta: Weight of the text-to-audio direction, relative to audio-to-text (TeminAL eq. 3).
+        alpha_same: Stage a: weight between a single sound and a pair that contains its class (TeminAL eq. 22-26).
+        alpha_diff: Stage a: weight between a single sound and a pair that does not contain its class.
+        alpha_same_time: Stage b: weight of the same pair in reversed order (TeminAL eq. 3-7).
+        alpha_cross_time: Stage b: weight of other pairs in reversed order.
+        alpha_same_overlay: Stage b: weight of the same pair overlaid.
+        alpha_cross_overlay: Stage b: weight of other pairs overlaid.
+        text_scheme: Caption languages: `random`, one random language per pair, or `kcl`, all languages at once.
+        crossfade_seconds: Overlap of two consecutive clips, in seconds.
+        gap_seconds: Silence between two consecutive clips, in seconds.
+        match_loudness: Match the loudness of two consecutive clips. Overlaid clips are always matched.
+        per_device_train_batch_size: Number of pairs per device in a training step.
         learning_rate: Peak learning rate.
-        metric_for_best_model: Metric that selects the best checkpoint.
+        metric_for_best_model: Metric used to select the best checkpoint.
     """
 
     stage: str = "b"
@@ -159,6 +163,6 @@ class TemporalOptions(ContrastiveOptions):
 
 @dataclass
 class AllStagesOptions(TemporalOptions):
-    """Options shared by all stages of a post-training; `stage` is set for each of them."""
+    """Options shared by all stages of post-training; `stage` is set for each stage."""
 
     stage: str = field(default="b", init=False)
