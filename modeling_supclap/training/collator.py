@@ -349,7 +349,7 @@ class TemporalCollator(TrainingCollator):
             # One language for all items of a pair: otherwise the language alone would separate their captions.
             number = row["clip_index"]
             language = drawn(self.languages, self.seed, "language", int(self._epoch), number)
-            for item in draw(int(self._epoch), number):  # in R roles
+            for item in draw(int(self._epoch), number):  # R items
                 clips.append(render(item, self._read, self.rate_hz, self.options))
                 available = {language: item.captions[language]} if self.scheme == "random" else item.captions
                 captions[-1] += self._draw({"clip_id": item.clip_id, "captions": available})[1]

@@ -29,7 +29,7 @@ Rows = Mapping[str, Tensor]
 Embed = Callable[[Rows], Tensor]
 
 _MUCH_SHORTER = 0.75
-"""A row whose length is at most this fraction of the longest row in a chunk can start a new chunk."""
+"""A row with at most this fraction of the length of the longest row in a chunk can start a new chunk."""
 
 
 def real_lengths(mask: Tensor) -> list[int]:

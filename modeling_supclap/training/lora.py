@@ -118,7 +118,7 @@ def add_lora(
     The model is still a `SupCLAPModel`, and `SupCLAPTrainer` trains and checkpoints it as usual. Before resuming a run,
     call `add_lora` with the same arguments. The trainer's `save_model` saves a plain model with merged adapters, as
     with `merge_lora`. `model.save_pretrained` writes a PEFT adapter folder without the temperature. Use checkpoints
-    only to resume: their weights have PEFT names, most of which `from_pretrained` does not recognize.
+    only to resume: their weights have PEFT names, and `from_pretrained` does not recognize most of them.
 
     Args:
         model: Model, changed in place.
