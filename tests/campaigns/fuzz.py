@@ -391,8 +391,8 @@ def search_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         "language": ["eng", "xxx", "", None],
     }
     while True:
-        given: Any = draw.choice([("query", queries), ("query", queries), ("audio", recordings), ("vector", vectors)])
-        asked: dict[str, Any] = {given[0]: draw.choice(given[1])}
+        kind = draw.choice(["query", "query", "audio", "vector"])
+        asked: dict[str, Any] = {kind: draw.choice(given[kind])}
         asked |= {name: draw.choice(values) for name, values in options.items() if draw.random() < 0.3}
         told = f"search({ {name: str(value)[:60] for name, value in asked.items()} })"
         yield Case(lambda asked=asked: [hit.score for hit in searcher.search(**asked)], "", told)
