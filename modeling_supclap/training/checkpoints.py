@@ -35,6 +35,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
 """Required parts of a checkpoint and their files: one process or many, FSDP (folders), DeepSpeed (`global_step`)."""
 
 _MAY_CHANGE = {
+    "attn_implementation",
     "eval_languages",
     "on_bad_audio",
     "track_drift",

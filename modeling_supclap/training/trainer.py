@@ -110,6 +110,9 @@ class SupCLAPTrainer(Trainer):
                 "--logit_bias -10 --temperature 0.1"
             )
 
+        if args.attn_implementation is not None:
+            model.set_attn_implementation(args.attn_implementation)
+
         extractor = processing_class.feature_extractor
         self._min_seconds = getattr(extractor, "min_samples", 0) / extractor.sampling_rate
         train_dataset = self._usable(train_dataset, args)

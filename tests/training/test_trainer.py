@@ -65,6 +65,17 @@ def test_every_parameter_moves(tmp_path, rows):
     assert still == []
 
 
+@pytest.mark.parametrize(("option", "attention"), [(None, "sdpa"), ("eager", "eager")])
+def test_attn_implementation_applies_to_both_towers(tmp_path, rows, option, attention):
+    clap = build(tmp_path, rows, attn_implementation=option).clap
+    assert {tower.config._attn_implementation for tower in (clap.audio_model, clap.text_model)} == {attention}
+
+
+def test_an_unknown_attn_implementation_is_refused(tmp_path, rows):
+    with pytest.raises(ValueError, match="flush"):
+        build(tmp_path, rows, attn_implementation="flush")
+
+
 def test_any_set_with_a_column_of_audio_and_one_of_captions_trains(tmp_path):
     rows = tone_rows(tmp_path, captions_per_clip=1)
     columns = {"audio": [row["audio_path"] for row in rows], "text": [row["captions"]["eng"][0] for row in rows]}
