@@ -239,6 +239,10 @@ class CNN14Config(OwnTypeMixin, PreTrainedConfig):
             raise ValueError(f"sizes must be at least 1, got {self.hidden_size}, {self.n_mels} and {self.channels}")
 
 
+# Configurations of the audio towers that transformers lacks. The text tower of SONAR uses that of M2M100.
+OWN_CONFIGS = (CEDConfig, CNN14Config)
+
+
 @strict
 class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     """Configuration of `SupCLAPModel`. The default is the ML-CLAP model, with CED-base and SONAR as encoders.
@@ -357,14 +361,14 @@ def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedCon
     if model_type is None:
         raise ValueError(f"the configuration of a tower must have a 'model_type', got only the fields {sorted(fields)}")
 
-    for config_class in (CEDConfig, CNN14Config):
+    for config_class in OWN_CONFIGS:
         if model_type == config_class.model_type:
             return config_class(**fields)
 
     return AutoConfig.for_model(model_type, **fields)
 
 
-for _config in (CEDConfig, CNN14Config, SupCLAPConfig):
+for _config in (*OWN_CONFIGS, SupCLAPConfig):
     _config.register_for_auto_class()
 
 if __name__.startswith("transformers_modules."):
@@ -373,7 +377,8 @@ if __name__.startswith("transformers_modules."):
         "zero-shot-audio-classification": {"impl": "pipeline_supclap.ClipPipeline", "pt": ["AutoModel"]}
     }
 else:
-    # "ced" is not registered: `AutoConfig` would use this class instead of the code in the published CED folders, even
-    # with trust_remote_code=True, and their tagger could not be loaded.
-    AutoConfig.register(CNN14Config.model_type, CNN14Config)
-    AutoConfig.register(SupCLAPConfig.model_type, SupCLAPConfig)
+    for _config in (*OWN_CONFIGS, SupCLAPConfig):
+        # "ced" is not registered: `AutoConfig` would use this class instead of the code in the published CED folders,
+        # even with trust_remote_code=True, and their tagger could not be loaded.
+        if _config is not CEDConfig:
+            AutoConfig.register(_config.model_type, _config)
