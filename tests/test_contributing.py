@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from torch.nn import functional
 
 import modeling_supclap
-from modeling_supclap.configuration_supclap import OWN_TOWERS
+from modeling_supclap.configuration_supclap import OWN_TOWERS, SupCLAPConfig
 from modeling_supclap.datasets_scripts import builder_names, find_builder
 from modeling_supclap.languages import LANGUAGE_TABLE
 from modeling_supclap.losses import info_nce
@@ -96,6 +96,13 @@ def test_shared_keys_stand_in_one_dataclass():
     for key in ("dataset_config", "lora_rank"):
         assert sum(f"\n    {key}: " in source for source in sources) == 1, key
     assert ModelArguments().model is None
+
+
+def test_the_options_of_a_new_model_have_its_defaults():
+    options, config = ModelArguments(), SupCLAPConfig()
+    shared = vars(options).keys() & config.to_dict().keys() - {"audio_config", "text_config"}
+    assert shared >= {"projection_dim", "temperature", "logit_bias", "audio_pooling", "text_pooling"}
+    assert {name: getattr(options, name) for name in shared} == {name: getattr(config, name) for name in shared}
 
 
 def test_there_is_one_version():
