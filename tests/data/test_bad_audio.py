@@ -158,7 +158,7 @@ def of_rate(rate_hz):
 
 @pytest.mark.parametrize("rate_hz", [1, 199, 2**31 - 1])
 def test_a_rate_that_no_recording_has_is_refused(rate_hz):
-    with pytest.raises(BadAudioError, match=rf"a\.wav has a sampling rate of {rate_hz} Hz"):
+    with pytest.raises(BadAudioError, match=rf"a\.wav.*{rate_hz} Hz"):
         read_recording(of_rate(rate_hz), "a.wav", 16_000)
     with pytest.raises(BadAudioError, match=f"{rate_hz} Hz"):
         audio.resample(np.ones(100, dtype=np.float32), rate_hz, 16_000)

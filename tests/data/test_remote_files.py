@@ -19,7 +19,7 @@ def test_it_gives_up_after_four_attempts_and_tells_no_secret(tmp_path):
         address = f"{address.replace('//', '//ann:secret@')}/a.bin?key=verysecret"
         assert read_file(address, lambda file: file.read()) == b"content"
         faults += ["busy"] * 100
-        with pytest.raises(OSError, match=r"/a\.bin cannot be read after 4 attempts") as caught:
+        with pytest.raises(OSError, match=r"/a\.bin.*\b4\b") as caught:
             read_file(address, lambda file: file.read())
     assert "secret" not in str(caught.value)
 
@@ -39,6 +39,6 @@ def test_a_file_on_this_machine_is_read_once(tmp_path):
         attempts.append(file)
         raise KeyError("damaged")
 
-    with pytest.raises(OSError, match=r"a\.bin cannot be read after 1 attempts: KeyError: 'damaged'"):
+    with pytest.raises(OSError, match=r"a\.bin.*KeyError: 'damaged'"):
         read_file(str(tmp_path / "a.bin"), fail)
     assert len(attempts) == 1

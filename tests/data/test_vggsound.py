@@ -51,5 +51,5 @@ def test_validation_is_drawn_from_training_videos(tmp_path):
     assert not sources["validation"] & sources["train"]
     assert len(splits["train"]) + len(splits["validation"]) == made.counts["train"]
     assert len(splits["test"]) == made.counts["test"]
-    with pytest.raises(ValueError, match="hold out fewer"):
+    with pytest.raises(ValueError, match="validation"):
         load(tmp_path / "data", num_validation=99)

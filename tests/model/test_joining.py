@@ -22,7 +22,7 @@ def test_a_tokenizer_whose_class_is_not_named_is_named(tmp_path):
     builders.nllb_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "config.json").write_text('{"model_type": "m2m_100"}')
-    with pytest.raises(OSError, match="no tokenizer can be loaded from"):
+    with pytest.raises(OSError, match="tokenizer"):
         load_tokenizer(tmp_path)
 
 

@@ -383,7 +383,7 @@ def test_a_norm_over_the_batch_is_refused(model):
     tower = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     refuse_batch_statistics(tower)
     assert tower.eval()(torch.ones(2, 3)).shape == (2, 2)
-    with pytest.raises(ValueError, match=r"^1 normalises by the statistics of its batch"):
+    with pytest.raises(ValueError, match=r"^1\b"):
         tower.train()(torch.ones(2, 3))
 
 
