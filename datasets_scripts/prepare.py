@@ -407,7 +407,7 @@ def _claim(folder: Path, plan: str, overwrite: bool) -> bool:
         overwrite: Whether to replace another prepared dataset.
 
     Raises:
-        FileExistsError: The folder contains other files, or another prepared dataset without `overwrite`.
+        FileExistsError: The folder contains other files, or another prepared dataset and `overwrite` is False.
     """
     note, manifest = folder / _WORK / "plan", folder / MANIFEST
     last_plan = note.read_text(encoding="utf-8") if note.is_file() else None

@@ -50,7 +50,7 @@ class Storage(NamedTuple):
     meaning: str
 
     def features(self) -> dict[str, Any]:
-        """Return the audio columns of this storage as a dict from column name to `datasets` feature.
+        """Return the `datasets` features of the audio columns for this storage format, as a dict keyed by column name.
 
         The `audio` column is a struct of bytes and path, because `datasets.Audio` requires torchcodec;
         `cast_column("audio", Audio())` converts the column.

@@ -161,7 +161,7 @@ class RowStream(IterableDataset):
         return changed
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, from 0. A new epoch starts at its beginning; the current epoch keeps its position."""
+        """Set the current epoch, from 0. A new epoch starts at its beginning; the current epoch keeps its position."""
         if epoch != int(self._state[0]):
             self._state.copy_(torch.tensor([epoch, 0, 1]))
 

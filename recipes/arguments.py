@@ -155,7 +155,7 @@ def parse_arguments(
 
 
 def _with_trainer_arguments(group: Any) -> Any:
-    """Replace a dataclass of training options by its subclass with `TrainingArguments`; return others unchanged."""
+    """Return the subclass with `TrainingArguments` of a dataclass with training options; return others unchanged."""
     if group not in (ContrastiveOptions, AllStagesOptions):
         return group
 

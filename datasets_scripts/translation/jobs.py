@@ -144,7 +144,7 @@ def translate_texts(
 
 
 def make_batches(items: Sequence[Item], done: Answers, batch_size: int) -> list[tuple[Pair, list[str]]]:
-    """Split the distinct texts of each language pair into batches, longest first, and remove finished texts."""
+    """Split the distinct texts that are not yet translated into batches per language pair, longest texts first."""
     texts_of: dict[Pair, set[str]] = {}
     for item in items:
         texts_of.setdefault((item.source, item.target), set()).add(item.text)

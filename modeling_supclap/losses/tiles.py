@@ -179,7 +179,7 @@ def checkpoint_tiles(tile: Callable[[slice], T], size: int, chunk_size: int) -> 
 
 
 def refuse_second_derivatives(recomputed: Tensor) -> Tensor:
-    """Add a hook that makes the backward pass of a recomputed tensor raise with `create_graph=True`; return the tensor.
+    """Register a hook that raises if a recomputed tensor is differentiated with `create_graph=True`; return the tensor.
 
     Checkpointing saves detached activations, so second derivatives would be silently wrong.
 

@@ -119,7 +119,7 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 def count_licenses(rows: Any) -> dict[str, int]:
     """Count the clips per license, most frequent first; a clip without a license is counted as `not stated`.
 
-    If `rows` has an attribute `licenses`, such as a stream, these precomputed counts are used.
+    If `rows` has an attribute `licenses` with precomputed counts, as streams do, these counts are used.
     """
     if rows is None or not len(rows):
         return {}

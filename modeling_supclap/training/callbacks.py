@@ -118,7 +118,7 @@ class BestCheckpointCallback(TrainerCallback):
     """Callback that finds the best checkpoint of a resumed run, even if the output folder was moved."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the best checkpoint path from its step and the current output folder."""
+        """Rebuild the path of the best checkpoint from its step, because the output folder may have moved."""
         best = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         if best.is_dir():
             state.best_model_checkpoint = str(best)
