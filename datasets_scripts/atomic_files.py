@@ -1,5 +1,6 @@
-"""Atomic file writes, and an exclusive lock per file or folder."""
+"""Atomic file writes, an exclusive lock per file or folder, and file hashes."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -101,3 +102,9 @@ def folder_lock(path: str | Path) -> Iterator[None]:
             with suppress(OSError):
                 Path(lock.lock_file).unlink()
         lock.release()
+
+
+def file_sha256(path: str | Path) -> str:
+    """Return the SHA-256 of a file as a hex string."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

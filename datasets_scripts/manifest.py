@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import soundfile
 
-from .atomic_files import write_text
+from .atomic_files import file_sha256, write_text
 from .prepared import FORMAT, STORAGES
 from .public_names import inline_markdown
 
@@ -102,12 +102,6 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Return a dict from name to version for all packages that affect the bytes of a prepared dataset."""
     return {"libsndfile": soundfile.__libsndfile_version__, **installed_versions(_PACKAGES)}
-
-
-def file_sha256(path: str | Path) -> str:
-    """Return the SHA-256 of a file as a hex string."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def summary_table(manifest: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ from datasets.utils.py_utils import convert_file_size_to_int
 from tqdm import tqdm
 
 from modeling_supclap.datasets_scripts import builder_names, find_builder, load_builder
-from modeling_supclap.datasets_scripts.atomic_files import folder_lock, write_json, write_text
+from modeling_supclap.datasets_scripts.atomic_files import file_sha256, folder_lock, write_json, write_text
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
 from modeling_supclap.datasets_scripts.bad_audio import (
     ON_BAD_AUDIO,
@@ -49,7 +49,6 @@ from modeling_supclap.datasets_scripts.bad_audio import (
 )
 from modeling_supclap.datasets_scripts.builders.options import add_builder_options
 from modeling_supclap.datasets_scripts.manifest import (
-    file_sha256,
     make_manifest,
     summary_table,
     versions,

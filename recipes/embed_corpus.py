@@ -188,7 +188,8 @@ def write_manifest(output: Path, plan: Mapping[str, Any], paths: Sequence[Path])
     """Write `manifest.json` with files, unusable recordings and versions. Its presence means the output is complete."""
     import pyarrow.parquet as pq
 
-    from modeling_supclap.datasets_scripts.manifest import file_sha256, installed_versions
+    from modeling_supclap.datasets_scripts.atomic_files import file_sha256
+    from modeling_supclap.datasets_scripts.manifest import installed_versions
 
     files, bad, chunks = [], [], 0
     for path in paths:

@@ -216,7 +216,7 @@ class FolderConfig(RowConfig):
             raise ValueError(f"{self.DATASET} requires data_dir: {self.LAYOUT}, or a Hub dataset with these files")
 
     def check_languages(self) -> None:
-        """Check `languages`; raises ValueError if English is missing but the dataset has only English captions."""
+        """Check `languages`. English must be among them if the dataset has English captions only."""
         super().check_languages()
         if self.ENGLISH_ONLY and ENGLISH not in self.languages:
             raise ValueError(

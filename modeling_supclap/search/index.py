@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from modeling_supclap.datasets_scripts.atomic_files import folder_lock
+from modeling_supclap.datasets_scripts.atomic_files import file_sha256, folder_lock
 from modeling_supclap.datasets_scripts.builders.recordings import SUFFIXES, Recordings
-from modeling_supclap.datasets_scripts.manifest import file_sha256
 from modeling_supclap.datasets_scripts.progress import progress
 
 from ..audio_input import Recording

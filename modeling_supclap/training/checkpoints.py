@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import zipfile
@@ -16,7 +15,7 @@ from torch import nn
 from transformers import TrainingArguments
 from transformers.trainer_utils import sort_checkpoints
 
-from modeling_supclap.datasets_scripts.atomic_files import write_json
+from modeling_supclap.datasets_scripts.atomic_files import file_sha256, write_json
 from modeling_supclap.datasets_scripts.stream import EpochBatches
 
 from .options import get_default
@@ -109,14 +108,9 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
         run = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))
         for name, digest in run.get("sha256", {}).items():
             path = Path(checkpoint, name)
-            if path.is_file() and _sha256(path) != digest:
+            if path.is_file() and file_sha256(path) != digest:
                 flaws.append(f"{path.name} damaged")
     return list(dict.fromkeys(flaws))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_damaged(file: Path) -> bool:
@@ -144,7 +138,7 @@ def write_run_file(
     files = {}
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file():
-            files[path.relative_to(folder).as_posix()] = _sha256(path)
+            files[path.relative_to(folder).as_posix()] = file_sha256(path)
     content = {"settings": _settings(args, batches), "trainable": _trainable(module), "sha256": files}
     write_json(Path(folder) / RUN_FILE, content)
 

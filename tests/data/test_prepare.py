@@ -18,8 +18,8 @@ from prepared_sets import make_folder, sound
 from processes import Moment, run_killed, run_processes, run_python
 
 from modeling_supclap.datasets_scripts import load_splits, prepare
+from modeling_supclap.datasets_scripts.atomic_files import file_sha256
 from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError, read_row
-from modeling_supclap.datasets_scripts.manifest import file_sha256
 from modeling_supclap.datasets_scripts.prepare import Entry, Request, ShardWriter, main, pack
 from modeling_supclap.datasets_scripts.prepare import prepare as run
 from modeling_supclap.datasets_scripts.prepared import STORAGES
