@@ -473,6 +473,13 @@ class SupCLAPTrainer(Trainer):
         super().save_state()
         self.state.best_model_checkpoint = best
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in the Trainer. With FSDP's SHARDED_STATE_DICT, also save the whole model, except in checkpoints."""
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if not self._saving and plugin is not None and "SHARDED_STATE_DICT" in str(plugin.state_dict_type):
+            self._save(output_dir, state_dict=self.accelerator.get_state_dict(self.model))
+        super().save_model(output_dir, _internal_call)
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """Save the model for `from_pretrained`. A checkpoint also contains the objective's parameters."""
         folder = Path(output_dir or self.args.output_dir or ".")

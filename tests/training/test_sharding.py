@@ -1,4 +1,4 @@
-"""FSDP: sharded over two real processes, a step has the gradients of one process; Accelerate shards on GPUs only."""
+"""FSDP over two real processes: a step has the gradients of one process, and the last save holds the whole model."""
 
 import json
 import sys
@@ -9,10 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from processes import ROOT, assert_same_training, run_processes
 from recordings import tone_rows
 from torch.distributed.fsdp import fully_shard
 
+from modeling_supclap import SupCLAPModel, SupCLAPTrainer
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.distributed import leave_process_group
@@ -71,7 +74,53 @@ def test_two_shards_have_the_gradients_of_one_process(tmp_path):
     assert_same_training(tmp_path / "one.json", tmp_path / "two.json", 2)
 
 
+def train_sharded(folder, kind):
+    """Train with checkpoints of this kind, resume, save, and report the gathered weights."""
+    for resumes in (False, True):
+        args = SupCLAPTrainingArguments(
+            output_dir=f"{folder}/out",
+            per_device_train_batch_size=2,
+            max_steps=2,
+            save_strategy="steps",
+            save_steps=1,
+            eval_strategy="no",
+            load_best_model_at_end=False,
+            report_to=[],
+            svr="bi-dynamic",
+            use_cpu=True,
+            fsdp=True,
+            fsdp_config={"state_dict_type": kind, "transformer_layer_cls_to_wrap": ["CEDBlock", "BertLayer"]},
+        )
+        rank = args.process_index
+        # Accelerate shards on GPUs only, so these two processes on CPUs are declared to be GPUs.
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        Path(folder, f"tones{rank}").mkdir(exist_ok=True)
+        rows = tone_rows(Path(folder, f"tones{rank}"), count=8)
+        trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, processing_class=builders.bert_processor())
+        trainer.train(f"{folder}/out/checkpoint-1" if resumes else None)
+        trainer.save_model()
+        weights = {name: weight.full_tensor() for name, weight in trainer.module.model.named_parameters()}
+        if rank == 0:
+            torch.save(weights, f"{folder}/weights{int(resumes)}.pt")
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not dist.is_available(), reason="torch is built without torch.distributed")
+@pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+def test_a_sharded_run_saves_the_whole_model_and_resumes(tmp_path, kind):
+    run_processes(__file__, str(tmp_path), kind)
+    first, resumed = (torch.load(tmp_path / f"weights{number}.pt") for number in (0, 1))
+    torch.testing.assert_close(resumed, first, rtol=0, atol=1e-6)
+    saved = dict(SupCLAPModel.from_pretrained(tmp_path / "out").named_parameters())
+    torch.testing.assert_close({name: weight.data for name, weight in saved.items()}, resumed, rtol=0, atol=0)
+    untrained = dict(builders.supclap_model().named_parameters())
+    assert not any(torch.equal(weight, untrained[name]) for name, weight in saved.items() if "weight" in name)
+
+
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    report_gradients(sys.argv[1], sys.argv[2], rank=dist.get_rank(), count=dist.get_world_size())
+    if sys.argv[2].endswith("STATE_DICT"):
+        train_sharded(*sys.argv[1:])
+    else:
+        dist.init_process_group("gloo")
+        report_gradients(sys.argv[1], sys.argv[2], rank=dist.get_rank(), count=dist.get_world_size())
     leave_process_group()
