@@ -93,19 +93,17 @@ def sigmoid_loss(
     return math.fsum(terms) / n
 
 
-def reweighted_info_nce(audio: Tensor, text: Tensor, logit_scale: float, weight: float, reading: str) -> float:
-    """[SupCLAP E.4]: exponential of the positive times w, in both places; or its pull, 1 - P+, times w."""
+def reweighted_info_nce(audio: Tensor, text: Tensor, logit_scale: float, weight: float) -> float:
+    """[SupCLAP E.4]: the pull of the positive, 1 - P+, times w."""
     a, t = audio.tolist(), text.tolist()
     losses = []
     for queries, keys in ((a, t), (t, a)):
         for i, query in enumerate(queries):
             own = logit_scale * dot(query, keys[i])
-            positive = math.exp(own) * (weight if reading == "softmax" else 1)
+            positive = math.exp(own)
             negatives = math.fsum(math.exp(logit_scale * dot(query, key)) for j, key in enumerate(keys) if j != i)
             probability = positive / (positive + negatives)
-            losses.append(-math.log(probability))
-            if reading == "pull":
-                losses.append(-(weight - 1) * (1 - probability) * own)
+            losses += [-math.log(probability), -(weight - 1) * (1 - probability) * own]
     return math.fsum(losses) / len(a)
 
 

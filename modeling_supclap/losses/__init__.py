@@ -7,7 +7,6 @@ from .multilingual import (
     cacl_loss,
     data_distribution_error,
     kcl_loss,
-    language_distribution_error,
     weight_error_term,
 )
 from .similarity import similarity_matrix
@@ -15,7 +14,6 @@ from .support_vector import (
     DynamicRadius,
     StaticRadius,
     radius_constraint,
-    support_similarity,
     support_vector_loss,
     support_vector_sigmoid_loss,
 )
@@ -30,12 +28,10 @@ __all__ = [
     "data_distribution_error",
     "info_nce",
     "kcl_loss",
-    "language_distribution_error",
     "radius_constraint",
     "reweighted_info_nce",
     "sigmoid_loss",
     "similarity_matrix",
-    "support_similarity",
     "support_vector_loss",
     "support_vector_sigmoid_loss",
     "teminal_a_weights",

@@ -7,8 +7,6 @@ batches, for example one per language. They broadcast, and the loss is averaged 
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,9 +22,6 @@ def softmax_contrast(logits: Tensor, group_ids: Tensor | None = None, decoupled:
         logits: (..., N, N) scaled similarities, with positives on the diagonal.
         group_ids: (N,) integers; clips with the same id are positives of each other.
         decoupled: Whether to exclude the positives from the denominator.
-
-    Raises:
-        ValueError: `decoupled` is set and all clips have the same group id, so there are no negatives.
 
     >>> round(softmax_contrast(torch.eye(2)).item(), 4)  # log(1 + exp(-1))
     0.3133
@@ -136,23 +131,18 @@ def reweighted_info_nce(
     logit_scale: float | Tensor,
     positive_weight: float | Tensor,
     group_ids: Tensor | None = None,
-    reading: Literal["pull", "softmax"] = "pull",
 ) -> Tensor:
     """Compute InfoNCE with a re-weighted positive, the "Simple Reweight" baseline (SupCLAP E.4).
 
     The paper describes this baseline without an equation: a learnable scalar w amplifies the gradient of the positive,
     so the gradient changes direction and becomes larger. The paper reports lower retrieval scores than for plain
     InfoNCE. Let s+ and P+ be the logit and the probability of the positive. InfoNCE moves an anchor by
-    logit_scale ((1 - P+) a+ - sum_- P a-). Two interpretations fit the description, and `reading` selects one:
+    logit_scale ((1 - P+) a+ - sum_- P a-). Here w multiplies the first term, the pull of the positive:
 
-    - "pull": w multiplies the first term, the pull of the positive. The loss is InfoNCE - (w - 1) (1 - P+) s+, with
-      1 - P+ detached. Its derivative with respect to w is -(1 - P+) s+, so w and the pull grow while the positives are
-      similar. This is closer to the description, and only this version lowers retrieval here (`recipes/LOG.md`).
-    - "softmax": w multiplies exp(s+) in the softmax, L = -log(w exp(s+) / (w exp(s+) + sum_- exp(s-))). As w grows,
-      both terms of the gradient shrink by the same factor, and the gradient keeps its direction. dL/dlog w = -(1 - P+)
-      is always negative, so w grows until the gradient vanishes.
+    L = InfoNCE - (w - 1) (1 - P+) s+, with 1 - P+ detached; with w = 1 it equals `info_nce`.
 
-    With w = 1 both versions equal `info_nce`.
+    The derivative with respect to w is -(1 - P+) s+, so w and the pull grow while the positives are similar. A weight
+    of the positive in the softmax would also fit the description, but it does not lower retrieval (`recipes/LOG.md`).
 
     Args:
         audio_embeds: (N, d), unit norm.
@@ -160,14 +150,13 @@ def reweighted_info_nce(
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         positive_weight: w > 0; a number or a 0-d tensor. If it is learned, store its logarithm as the parameter.
         group_ids: (N,) integers; clips with the same id are positives of each other. None: each clip is its own group.
-        reading: Quantity to multiply by w, "pull" or "softmax".
 
     Returns:
         0-d tensor.
 
     Raises:
-        ValueError: `positive_weight` is a number that is not positive, `reading` is unknown, the shapes do not match,
-            or there are fewer than two clips.
+        ValueError: `positive_weight` is a number that is not positive, the shapes do not match, or there are fewer than
+            two clips.
 
     >>> pairs = torch.eye(2)
     >>> round(reweighted_info_nce(pairs, pairs, logit_scale=1.0, positive_weight=1.0).item(), 4)
@@ -175,16 +164,9 @@ def reweighted_info_nce(
     """
     if not isinstance(positive_weight, Tensor) and positive_weight <= 0:
         raise ValueError(f"got positive_weight={positive_weight}; it must be positive (1 gives plain InfoNCE)")
-    if reading not in ("pull", "softmax"):
-        raise ValueError(f"got reading={reading!r}; it must be 'pull' or 'softmax'")
 
     logits = logit_scale * similarity_matrix(audio_embeds, text_embeds)
     positives = positive_mask(logits.shape[-1], group_ids, logits.device)
-    if reading == "softmax":
-        log_weight = torch.as_tensor(positive_weight, dtype=logits.dtype, device=logits.device).log()
-        weighted = logits + log_weight * positives
-        return softmax_contrast(weighted, group_ids) + softmax_contrast(weighted.mT, group_ids)
-
     total = logits.new_zeros(())
     target = positives / positives.sum(dim=-1, keepdim=True)
     for direction in (logits, logits.mT):

@@ -20,9 +20,6 @@ DIRECTION_SCALE = {"kcl": 1 / 2, "cacl": 1 / 3}
 def by_language(text_embeds: Tensor) -> Tensor:
     """Move the language dimension first, (N, K, d) to (K, N, d), because the losses average over leading dimensions.
 
-    Raises:
-        ValueError: The tensor does not have three dimensions.
-
     >>> by_language(torch.zeros(4, 8, 16)).shape
     torch.Size([8, 4, 16])
     """
@@ -111,25 +108,6 @@ def cacl_loss(
     return (audio_anchor + audio_other + anchor_other) / 6
 
 
-def language_distribution_error(trained: Tensor) -> Tensor:
-    """Compute how far the languages of a training step are from uniform, without a model (ATRI eq. 6).
-
-    The distance is mean_i sum_k |1/K - q_ik|, where q_i is uniform over the trained languages of clip i. It is 0 for
-    KCL, 2(1 - 2/K) for CACL, and 2(1 - 1/K), the maximum, for one random language.
-
-    Args:
-        trained: (N, K) bool; [i, k] is True if this step trains clip i in language k; True at least once per clip.
-
-    Returns:
-        0-d tensor, 0 to 2.
-
-    >>> language_distribution_error(torch.eye(4, dtype=torch.bool))
-    tensor(1.5000)
-    """
-    distribution = trained.float() / trained.sum(dim=1, keepdim=True)
-    return (distribution - 1 / trained.shape[1]).abs().sum(dim=1).mean()
-
-
 @torch.no_grad()
 def data_distribution_error(
     audio_embeds: Tensor, text_embeds: Tensor, logit_scale: float | Tensor, trained: Tensor
@@ -139,7 +117,7 @@ def data_distribution_error(
     p is the softmax of the scaled similarities over all positive pairs of the batch, in all languages. p'_e is the
     softmax over the trained pairs only. The error equals 2 (1 - sum of p over the trained pairs). It is 0 for KCL, and
     larger for training on one language than for CACL, which trains on two. If all similarities are equal, the error is
-    `language_distribution_error`.
+    2 (1 - k/K) for k of K languages.
 
     Args:
         audio_embeds: (N, d), unit norm.
@@ -149,9 +127,6 @@ def data_distribution_error(
 
     Returns:
         0-d tensor, 0 to 2, without gradient.
-
-    Raises:
-        ValueError: The shapes do not match.
 
     >>> captions = torch.eye(2).unsqueeze(1).expand(2, 4, 2)
     >>> data_distribution_error(torch.eye(2), captions, 1.0, torch.eye(4, dtype=torch.bool)[:2])
@@ -182,9 +157,6 @@ def weight_error_term(
 
     Returns:
         0-d tensor.
-
-    Raises:
-        ValueError: The shapes do not match.
     """
     logits, trained = _positive_logits(audio_embeds, text_embeds, logit_scale, trained)
     ideal = logits.detach().softmax(0)

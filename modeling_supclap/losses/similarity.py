@@ -6,9 +6,6 @@ rounding cosines near 1 to bfloat16 would change the logits by 0.06.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -21,19 +18,8 @@ def at_least_float32(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return first.to(dtype), second.to(dtype)
 
 
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager that disables autocast, so that matrix products keep their dtype."""
-    if not torch.is_autocast_enabled(device.type):
-        return nullcontext()  # ten times faster than a disabled autocast, which costs as much as a small product
-    return torch.autocast(device.type, enabled=False)
-
-
 def check_pairs(first: Tensor, second: Tensor) -> None:
-    """Raise if the embeddings do not form a batch of pairs.
-
-    Raises:
-        ValueError: The shapes differ, or there are fewer than two rows.
-    """
+    """Raise ValueError if the shapes of the embeddings differ, or if there are fewer than two rows."""
     if first.ndim < 2 or second.ndim < 2 or first.shape[-2:] != second.shape[-2:]:
         raise ValueError(
             f"got embeddings of shapes {tuple(first.shape)} and {tuple(second.shape)}; "
@@ -47,11 +33,7 @@ def check_pairs(first: Tensor, second: Tensor) -> None:
 
 
 def check_negatives(group_ids: Tensor | None) -> None:
-    """Raise if the whole batch is one group, because the denominator of a decoupled loss is then empty.
-
-    Raises:
-        ValueError: No row has a negative.
-    """
+    """Raise ValueError if the whole batch is one group, because the denominator of a decoupled loss is then empty."""
     if group_ids is not None and bool((group_ids == group_ids[0]).all()):
         raise ValueError("got one group for the whole batch; a decoupled loss needs a negative in every row")
 
@@ -75,20 +57,21 @@ def similarity_matrix(first: Tensor, second: Tensor) -> Tensor:
     """
     check_pairs(first, second)
     first, second = at_least_float32(first, second)
-    with without_autocast(first.device):
+    with torch.autocast(first.device.type, enabled=False):
         return first @ second.mT  # (..., N, d), (..., N, d) -> (..., N, N)
 
 
-def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> Tensor:
+def positive_mask(size: int, group_ids: Tensor | None, device: torch.device, rows: slice = slice(None)) -> Tensor:
     """Build a boolean mask of positive pairs: the diagonal, or all pairs of clips with the same group id.
 
     Args:
         size: Number of clips, N.
         group_ids: (N,) integers; None: the diagonal only.
         device: Device of the mask.
+        rows: Rows to return; all by default.
 
     Returns:
-        (N, N) bool, symmetric, True on the diagonal.
+        (n, N) bool for n rows.
 
     Raises:
         ValueError: `group_ids` does not have shape (N,).
@@ -98,19 +81,14 @@ def positive_mask(size: int, group_ids: Tensor | None, device: torch.device) -> 
             [1, 1, 0],
             [0, 0, 1]], dtype=torch.int32)
     """
-    if group_ids is None:
-        return torch.eye(size, dtype=torch.bool, device=device)
-    if group_ids.shape != (size,):
-        raise ValueError(f"got group_ids of shape {tuple(group_ids.shape)} for {size} clips; expected one id per clip")
-    group_ids = group_ids.to(device)
-    return group_ids.unsqueeze(1) == group_ids
+    ids = torch.arange(size, device=device) if group_ids is None else group_ids.to(device)
+    if ids.shape != (size,):
+        raise ValueError(f"got group_ids of shape {tuple(ids.shape)} for {size} clips; expected one id per clip")
+    return ids[rows].unsqueeze(1) == ids
 
 
 def positive_mean(values: Tensor, group_ids: Tensor | None = None) -> Tensor:
-    """Average the values at the positives of each row, (..., N, N) -> (..., N).
-
-    Without groups, the diagonal is returned.
-    """
+    """Average the values at the positives of each row, (..., N, N) -> (..., N)."""
     if group_ids is None:
         return values.diagonal(dim1=-2, dim2=-1)
     positives = positive_mask(values.shape[-1], group_ids, values.device)

@@ -7,9 +7,6 @@ A support vector is a text embedding t (the anchor), moved by a semantic radius 
 
 This is the text-to-audio direction. For audio-to-text, pass audio as anchors and texts as targets, with a second
 radius. Support vectors are used only in training.
-
-If a pair is closer than the square root of the machine epsilon (3e-4 in float32), it counts as coincident, with u = 0
-and t_sup = t.
 """
 
 from __future__ import annotations
@@ -31,10 +28,9 @@ Similarity = Literal["cosine", "dot"]
 
 
 def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
-    """Compute the distance ||a - t|| of each pair.
+    """Compute the distance ||a - t|| of each pair, (..., N, d) -> (..., N), in float32 or wider.
 
-    Returns a (..., N) tensor, float32 or wider. For unit vectors the distances are 0 to 2. The norm of the difference
-    is exact for close pairs; sqrt(2 - 2 cos) has an error of 3e-4 in float32, and 0.02 to 0.05 in bfloat16.
+    The norm of the difference is exact for close pairs; sqrt(2 - 2 cos) has an error of 3e-4 in float32.
 
     >>> positive_distance(torch.eye(2), torch.eye(2).flip(0))
     tensor([1.4142, 1.4142])
@@ -46,15 +42,12 @@ def positive_distance(anchors: Tensor, targets: Tensor) -> Tensor:
 def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
     """Compute R / ||a - t||, the displacement of each anchor as a fraction of the distance to its target.
 
-    The ratio is 0 for coincident pairs. SVR scales the perpendicular component of the pushing force by 1 minus this
-    ratio (SupCLAP eq. 8).
+    SVR scales the perpendicular component of the pushing force by 1 minus this ratio (SupCLAP eq. 8). The ratio is 0
+    for coincident pairs, which are closer than the square root of the machine epsilon (3e-4 in float32).
 
     Args:
         distance: (..., N), from `positive_distance`.
         radius: R, a number, a 0-d tensor or (..., N).
-
-    Returns:
-        (..., N).
 
     Raises:
         ValueError: The shape of the radius does not match the shape of `distance`.
@@ -74,19 +67,10 @@ def displacement_ratio(distance: Tensor, radius: float | Tensor) -> Tensor:
 def support_vectors(
     anchors: Tensor, targets: Tensor, radius: float | Tensor, similarity: Similarity = "cosine"
 ) -> Tensor:
-    """Compute the support vectors t_sup = t + R (a - t) / ||a - t||.
-
-    Args:
-        anchors: (N, d), unit norm; the embeddings to move.
-        targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, a distance on the scale of ||a - t||: a number, a 0-d tensor or (N,).
-        similarity: "cosine" normalizes the support vectors to unit norm; "dot" does not.
+    """Compute the support vectors t_sup = t + R (a - t) / ||a - t||; for the arguments see `support_vector_loss`.
 
     Returns:
-        (N, d), float32 or wider.
-
-    Raises:
-        ValueError: The shapes do not match, there are fewer than two pairs, or the similarity is unknown.
+        (N, d), float32 or wider; unit norm if `similarity` is "cosine".
 
     >>> support_vectors(torch.eye(3)[:2], torch.eye(3)[1:], radius=0.5**0.5, similarity="dot")  # half the distance
     tensor([[0.5000, 0.5000, 0.0000],
@@ -103,32 +87,6 @@ def support_vectors(
         return supports
     # The support vector is zero at half the distance between opposite embeddings; eps then avoids a division by zero.
     return F.normalize(supports, dim=-1, eps=torch.finfo(supports.dtype).eps ** 0.5)
-
-
-def support_similarity(
-    anchors: Tensor, targets: Tensor, radius: float | Tensor, similarity: Similarity = "cosine"
-) -> Tensor:
-    """Compute the similarity matrix between the support vectors and the targets.
-
-    Args:
-        anchors: (N, d), unit norm; the embeddings to move.
-        targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, a distance on the scale of ||a - t||: a number, a 0-d tensor or (N,).
-        similarity: "cosine" is the similarity s of the paper, with an optimal radius near ||a - t||. With "dot", the
-            identities of appendix D are exact, but the similarity grows with R without bound.
-
-    Returns:
-        (N, N), float32 or wider; entry [i, j] is the similarity of support vector i to target j.
-
-    Raises:
-        ValueError: The shapes do not match, there are fewer than two pairs, or the similarity is unknown.
-
-    >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
-    >>> support_similarity(texts, audios, radius=2**0.5)  # R = ||a - t||, so t_sup = a
-    tensor([[1., 0.],
-            [0., 1.]])
-    """
-    return similarity_matrix(support_vectors(anchors, targets, radius, similarity), targets)
 
 
 def support_vector_loss(
@@ -152,9 +110,10 @@ def support_vector_loss(
     Args:
         anchors: (N, d), unit norm; texts for the text-to-audio direction.
         targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, the distance to move each anchor: a number, a 0-d tensor (StaticSVR) or (N,) (DynamicSVR).
+        radius: R, a distance on the scale of ||a - t||: a number, a 0-d tensor (StaticSVR) or (N,) (DynamicSVR).
         logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-        similarity: Similarity of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
+        similarity: Similarity of a support vector to a target. "cosine" is the similarity s of the paper, with an
+            optimal radius near ||a - t||. "dot" grows with R without bound.
         decoupled: Whether to exclude the positives from the denominator, as printed in eq. 6 of the paper. The paper's
             eq. 3 includes them, and eq. 16 is derived from eq. 3.
         group_ids: (N,) integers; all pairs with the same id are positives of each other, and the softmax target is
@@ -192,24 +151,11 @@ def support_vector_sigmoid_loss(
 
     L = 1/N sum_ij -log sigmoid(z_ij (logit_scale cos(t_sup_i, a_j) + logit_bias)), z_ij = +1 on positives, else -1.
 
-    At R = 0 this equals `sigmoid_loss`. The SigLIP loss has only one direction, so bi-SVR adds two terms to it.
+    At R = 0 this equals `sigmoid_loss`. The SigLIP loss has only one direction, so bi-SVR adds two terms to it. For
+    the other arguments, the result and the errors see `support_vector_loss`.
 
     Args:
-        anchors: (N, d), unit norm; texts for the text-to-audio direction.
-        targets: (N, d), unit norm; target i is the positive of anchor i.
-        radius: R, the distance to move each anchor: a number, a 0-d tensor or (N,).
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
         logit_bias: Added to every logit; a number or a 0-d tensor.
-        similarity: Similarity of a support vector to a target, "cosine" or "dot"; see `support_similarity`.
-        group_ids: (N,) integers; all pairs with the same id are positives of each other. None: each pair is its own
-            group.
-        chunk_size: Number of similarity matrix rows to compute at a time, as in `info_nce`. None: all rows at once.
-
-    Returns:
-        0-d tensor.
-
-    Raises:
-        ValueError: The shapes do not match, there are fewer than two pairs, or the similarity is unknown.
 
     >>> texts, audios = torch.eye(3)[:2], torch.eye(3)[1:]
     >>> round(support_vector_sigmoid_loss(texts, audios, 2**0.5, logit_scale=2.0, logit_bias=-1.0).item(), 4)
@@ -259,47 +205,31 @@ class DynamicRadius(nn.Module):
     """DynamicSVR: an MLP that predicts the radius of each pair from its similarities (SupCLAP 3.2).
 
     R_i = f([s(t_i, a_i), s(t_i, a_j), ...]): the input is the similarity of the positive, followed by those of the
-    `num_similarities - 1` hardest negatives. In the paper the input of f: R^N -> R is the whole batch of N clips, which
-    is the same as `num_similarities` = N. Smaller batches are padded with similarities of 0 before the hardest
-    negatives are selected, as if the missing clips were orthogonal. In larger batches only the hardest negatives are
-    used.
+    `num_similarities - 1` hardest negatives in descending order. No gradient flows to the encoders. In the paper, the
+    input of f: R^N -> R is the whole batch of N clips (`num_similarities` = N). A smaller batch is padded with
+    similarities of 0, as if the missing clips were orthogonal.
 
     The last layer is initialized with zero weights and bias `init`, so that training starts from `StaticRadius(init)`.
 
     Args:
         num_similarities: Number of MLP inputs, including the positive; usually the training batch size.
         hidden_size: Width of the two hidden layers.
-        order: Order of the negatives. "sorted": descending similarity, so that the radius does not depend on the batch
-            order. "batch": batch order.
         init: Initial radius.
-        detach_input: Whether to stop gradients from the radius to the encoders.
 
     Raises:
-        ValueError: `num_similarities` is below 2, or `order` is unknown.
+        ValueError: `num_similarities` is below 2.
 
     >>> DynamicRadius(num_similarities=4)(torch.eye(3)).tolist() == StaticRadius()(torch.eye(3)).tolist()
     True
     """
 
-    def __init__(
-        self,
-        num_similarities: int,
-        hidden_size: int = 64,
-        order: Literal["sorted", "batch"] = "sorted",
-        init: float = 0.1,
-        detach_input: bool = True,
-    ) -> None:
+    def __init__(self, num_similarities: int, hidden_size: int = 64, init: float = 0.1) -> None:
         super().__init__()
         if num_similarities < 2:
             raise ValueError(
                 f"got num_similarities={num_similarities}; it must be at least 2, the positive and one negative"
             )
-        if order not in ("sorted", "batch"):
-            raise ValueError(f"got order={order!r}; it must be 'sorted' or 'batch'")
-
         self.num_negatives = num_similarities - 1
-        self.order = order
-        self.detach_input = detach_input
         last = nn.Linear(hidden_size, 1)
         nn.init.zeros_(last.weight)
         nn.init.constant_(last.bias, init)
@@ -319,9 +249,7 @@ class DynamicRadius(nn.Module):
             (..., N), float32 or wider. The radii are not clamped; `radius_constraint` penalizes radii outside
             [0, ||a - t||].
         """
-        if self.detach_input:
-            scaled_similarities = scaled_similarities.detach()
-        return self._predict(self._inputs(scaled_similarities, 0, group_ids))
+        return self._predict(self._inputs(scaled_similarities.detach(), 0, group_ids))
 
     def in_tiles(
         self,
@@ -331,20 +259,9 @@ class DynamicRadius(nn.Module):
         group_ids: Tensor | None = None,
         chunk_size: int = 1024,
     ) -> Tensor:
-        """Predict the same radii as `forward`, from embeddings, with `chunk_size` similarity matrix rows at a time.
-
-        Args:
-            anchors: (..., N, d), unit norm.
-            targets: (..., N, d), unit norm.
-            logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
-            group_ids: (N,) integers, as in `forward`.
-            chunk_size: Number of similarity matrix rows to compute at a time.
-
-        Returns:
-            (..., N), as in `forward`.
-        """
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.detach_input):
-            inputs = []
+        """Predict the same radii as `forward`, from embeddings (..., N, d), with `chunk_size` matrix rows at a time."""
+        inputs = []
+        with torch.no_grad():
             for first, second in pairs_of_batches(anchors, targets):
 
                 def tile_inputs(rows: slice, first: Tensor = first, second: Tensor = second) -> Tensor:
@@ -361,24 +278,17 @@ class DynamicRadius(nn.Module):
         (..., n, N) -> (..., n, num_similarities)
         """
         size, device = scaled.shape[-1], scaled.device
-        positive = scaled.diagonal(start, -2, -1).unsqueeze(-1)
         rows = slice(start, start + scaled.shape[-2])
+        positives = scaled.diagonal(start, -2, -1).unsqueeze(-1)
 
         negatives = scaled
         if group_ids is not None:
-            negatives = negatives.masked_fill(positive_mask(size, group_ids, device)[rows], 0.0)
-        missing = self.num_negatives - (size - 1)
-        if missing > 0:
-            negatives = F.pad(negatives, (0, missing))
+            negatives = negatives.masked_fill(positive_mask(size, group_ids, device, rows), 0.0)
+        negatives = negatives.masked_fill(positive_mask(size, None, device, rows), -torch.inf)
+        negatives = F.pad(negatives, (0, max(self.num_negatives - (size - 1), 0)))
 
-        # Take one more than needed, then drop the positive if it is among them, otherwise the smallest.
-        hardest = negatives.topk(self.num_negatives + 1, dim=-1)  # (..., n, N) -> (..., n, num_similarities)
-        diagonal = torch.arange(size, device=device)[rows, None]
-        hardest_negatives = hardest.values.masked_fill(hardest.indices == diagonal, -torch.inf).topk(self.num_negatives)
-        if self.order == "sorted":
-            return torch.cat([positive, hardest_negatives.values], dim=-1)
-        columns = hardest.indices.gather(-1, hardest_negatives.indices).sort(dim=-1).values
-        return torch.cat([positive, negatives.gather(-1, columns)], dim=-1)
+        hardest = negatives.topk(self.num_negatives, dim=-1).values  # (..., n, num_negatives), descending
+        return torch.cat([positives, hardest], dim=-1)
 
     def _predict(self, inputs: Tensor) -> Tensor:
         with torch.autocast(inputs.device.type, enabled=False):
@@ -390,8 +300,7 @@ def radius_constraint(anchors: Tensor, targets: Tensor, radius: float | Tensor) 
     """Compute the penalty for radii outside [0, ||a - t||] (SupCLAP appendix B).
 
     L = mean(relu(R - ||a - t||) + relu(-R)). R > ||a - t|| would invert the perpendicular component of the pushing
-    force, and R < 0 would amplify it. The distance is detached, so that the penalty trains the radius but not the
-    encoders.
+    force, and R < 0 would amplify it. The distance is detached, so that the penalty trains only the radius.
 
     Args:
         anchors: (N, d), unit norm.

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import pytest
 import reference
@@ -23,7 +22,6 @@ LOSSES: dict[str, Loss] = {
     "info_nce": lambda a, t, g=None: info_nce(a, t, SCALE, group_ids=g),
     "sigmoid": lambda a, t, g=None: sigmoid_loss(a, t, 10.0, -10.0, group_ids=g),
     "reweighted": lambda a, t, g=None: reweighted_info_nce(a, t, SCALE, 3.0, group_ids=g),
-    "reweighted softmax": lambda a, t, g=None: reweighted_info_nce(a, t, SCALE, 3.0, g, "softmax"),
 }
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 
@@ -35,10 +33,9 @@ def test_equals_the_loops(n: int, d: int) -> None:
     assert sigmoid_loss(audio, text, 10.0, -9.0).item() == pytest.approx(
         reference.sigmoid_loss(audio, text, 10.0, -9.0), abs=1e-12
     )
-    for reading in ("pull", "softmax"):
-        assert reweighted_info_nce(audio, text, SCALE, 2.5, reading=reading).item() == pytest.approx(
-            reference.reweighted_info_nce(audio, text, SCALE, 2.5, reading), abs=1e-12
-        )
+    assert reweighted_info_nce(audio, text, SCALE, 2.5).item() == pytest.approx(
+        reference.reweighted_info_nce(audio, text, SCALE, 2.5), abs=1e-12
+    )
 
 
 def test_group_positives_equal_the_loops() -> None:
@@ -60,8 +57,8 @@ def test_golden_numbers() -> None:
     assert info_nce(audio, text, SCALE, torch.tensor([0, 0, 1, 2])).item() / 2 == pytest.approx(2.8752162, abs=1e-6)
 
 
-@pytest.mark.parametrize("loss", [LOSSES[name] for name in ("info_nce", "sigmoid", "reweighted softmax")])
-def test_gradcheck(loss: Loss) -> None:  # of "pull" a part is held constant: see the gradients of the matrix below
+@pytest.mark.parametrize("loss", [LOSSES[name] for name in ("info_nce", "sigmoid")])
+def test_gradcheck(loss: Loss) -> None:  # "reweighted" holds a part constant: see the gradients of the matrix below
     audio, text = (embeds.requires_grad_() for embeds in related_pair(4, 3))
     torch.autograd.gradcheck(loss, (audio, text))
     torch.autograd.gradcheck(lambda a, t: loss(a, t, torch.tensor([0, 1, 0, 2])), (audio, text))
@@ -69,10 +66,9 @@ def test_gradcheck(loss: Loss) -> None:  # of "pull" a part is held constant: se
 
 def test_gradcheck_of_the_scalars() -> None:
     audio, text = related_pair(4, 3)
-    scale, bias, weight = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (9.0, -8.0, 1.7))
+    scale, bias = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (9.0, -8.0))
     torch.autograd.gradcheck(lambda s: info_nce(audio, text, s), (scale,))
     torch.autograd.gradcheck(lambda s, b: sigmoid_loss(audio, text, s, b), (scale, bias))
-    torch.autograd.gradcheck(lambda s, w: reweighted_info_nce(audio, text, s, w, None, "softmax"), (scale, weight))
 
 
 def gradient_of_similarities(loss: Loss, similarity: Tensor) -> Tensor:
@@ -82,42 +78,36 @@ def gradient_of_similarities(loss: Loss, similarity: Tensor) -> Tensor:
     return gradient
 
 
-@pytest.mark.parametrize("reading", ["pull", "softmax"])
 @pytest.mark.parametrize("weight", [1.0, 3.0])
-def test_every_entry_gets_the_gradient_of_both_directions(weight: float, reading: Literal["pull", "softmax"]) -> None:
-    """dL/dS_ij = scale/N (P_a2t + P_t2a - 2 delta)_ij, of which "pull" takes the diagonal w times."""
+def test_every_entry_gets_the_gradient_of_both_directions(weight: float) -> None:
+    """dL/dS_ij = scale/N (P_a2t + P_t2a - 2 delta)_ij, with the diagonal multiplied by w."""
     similarity = torch.tensor([[0.9, 0.1, -0.2], [0.4, 0.7, 0.3], [0.0, 0.6, 0.8]], dtype=torch.float64)
-    gradient = gradient_of_similarities(lambda a, t: reweighted_info_nce(a, t, 5.0, weight, None, reading), similarity)
+    gradient = gradient_of_similarities(lambda a, t: reweighted_info_nce(a, t, 5.0, weight), similarity)
     diagonal = torch.eye(3, dtype=torch.float64)
-    exponentials = (5.0 * similarity).exp() * (1 + (weight - 1) * diagonal * (reading == "softmax"))
+    exponentials = (5.0 * similarity).exp()
     audio_to_text = exponentials / exponentials.sum(1, keepdim=True)
     text_to_audio = exponentials / exponentials.sum(0, keepdim=True)
     for part in (audio_to_text, text_to_audio):
         assert (part > 1e-4).all()
 
-    expected = 5.0 / 3 * (audio_to_text + text_to_audio - 2 * diagonal)
-    if reading == "pull":
-        expected = expected * (1 + (weight - 1) * diagonal)
+    expected = 5.0 / 3 * (audio_to_text + text_to_audio - 2 * diagonal) * (1 + (weight - 1) * diagonal)
     torch.testing.assert_close(gradient, expected)
     if weight == 1:
         plain = gradient_of_similarities(lambda a, t: info_nce(a, t, 5.0), similarity)
         torch.testing.assert_close(plain, gradient, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("reading", ["pull", "softmax"])
-def test_where_the_weight_of_the_positive_goes(reading: Literal["pull", "softmax"]) -> None:
-    """It grows in both readings; the texts' gradient then turns and grows ("pull"), or keeps its direction and ends."""
+def test_the_weight_of_the_positive_grows_and_the_gradient_with_it() -> None:
     audio, text = related_pair(6, 5)
     text.requires_grad_()
     gradients = []
     for value in (1.0, 4.0):
         log_weight = torch.tensor(value, dtype=torch.float64).log().requires_grad_()
-        half = reweighted_info_nce(audio, text, SCALE, log_weight.exp(), None, reading)
+        half = reweighted_info_nce(audio, text, SCALE, log_weight.exp())
         of_text, of_weight = torch.autograd.grad(half, (text, log_weight))
         gradients.append(of_text)
         assert of_weight < 0
-    grows = gradients[1].norm() > gradients[0].norm()
-    assert grows == (reading == "pull")
+    assert gradients[1].norm() > gradients[0].norm()
 
 
 @every_loss
@@ -134,7 +124,6 @@ def test_values_of_a_random_and_of_a_perfect_batch() -> None:
     perfect = torch.eye(6, dtype=torch.float64)
     assert info_nce(alike, alike, SCALE).item() == pytest.approx(2 * math.log(6))
     assert info_nce(perfect, perfect, 100.0).item() == pytest.approx(0, abs=1e-12)
-    assert reweighted_info_nce(alike, alike, SCALE, 4.0, None, "softmax").item() == pytest.approx(2 * math.log1p(5 / 4))
     pulled = 2 * math.log(6) - 2 * 3 * 5 / 6 * SCALE
     assert reweighted_info_nce(alike, alike, SCALE, 4.0).item() == pytest.approx(pulled)
     assert sigmoid_loss(alike, alike, 10.0, -10.0).item() == pytest.approx(6 * math.log(2))
@@ -190,8 +179,6 @@ def test_unfit_batches_are_errors(loss: Loss) -> None:
         loss(audio, text, torch.tensor([0, 1, 2]))
 
 
-def test_weight_must_be_positive_and_the_reading_known() -> None:
+def test_weight_must_be_positive() -> None:
     with pytest.raises(ValueError, match="positive_weight=0"):
         reweighted_info_nce(*related_pair(), SCALE, 0)
-    with pytest.raises(ValueError, match="reading='push'"):
-        reweighted_info_nce(*related_pair(), SCALE, 2.0, reading="push")  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """Hessian-vector products of every loss: those of the naive form in float64, or an error where tiles recompute."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,13 +7,10 @@ from builders import unit_rows
 from torch import Tensor
 
 from modeling_supclap.losses import (
-    DynamicRadius,
     cacl_loss,
     info_nce,
     kcl_loss,
-    reweighted_info_nce,
     sigmoid_loss,
-    similarity_matrix,
     support_vector_loss,
     support_vector_sigmoid_loss,
     teminal_b_weights,
@@ -94,17 +89,7 @@ LOSSES = {
 }
 IN_ONE_MATRIX = {
     "temporal": (lambda a, t: temporal_nce(a, t, SCALE, WEIGHTS), temporal),
-    "reweighted": (
-        lambda a, t: reweighted_info_nce(a, t, SCALE, 3.0, reading="softmax"),
-        lambda a, t: both_with_margin(a, t, math.log(3.0)),
-    ),
 }
-
-
-def both_with_margin(audio: Tensor, text: Tensor, margin: float) -> Tensor:
-    logits = SCALE * audio @ text.T + margin * torch.eye(CLIPS, dtype=torch.float64)
-    rows = torch.arange(CLIPS)
-    return F.cross_entropy(logits, rows) + F.cross_entropy(logits.T, rows)
 
 
 def inputs() -> list[Tensor]:
@@ -132,13 +117,3 @@ def test_tiles_refuse_second_derivatives(name: str) -> None:
     with pytest.raises(RuntimeError, match="create_graph=True"):
         torch.autograd.grad(loss, embeds, create_graph=True)
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(loss, embeds))
-
-
-def test_a_radius_in_tiles_refuses_second_derivatives() -> None:
-    audio, text = inputs()
-    predictor = DynamicRadius(8, detach_input=False).double()
-    torch.nn.init.normal_(list(predictor.parameters())[-2])
-    whole = predictor(SCALE * similarity_matrix(text, audio)).sum()
-    assert torch.autograd.grad(whole, text, create_graph=True)[0].requires_grad
-    with pytest.raises(RuntimeError, match="create_graph=True"):
-        torch.autograd.grad(predictor.in_tiles(text, audio, SCALE).sum(), text, create_graph=True)
