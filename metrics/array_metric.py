@@ -18,20 +18,14 @@ import numpy as np
 class ArrayMetric(evaluate.Metric):
     """Metric with rows of numbers as input, or with row indices of an array that `compute` receives as a keyword.
 
-    `evaluate` stores the input rows in Arrow, but not the keyword arrays. `_compute` accepts `**kwargs`, because
+    `evaluate` stores the input rows in Arrow, but not the keyword arrays. It shows a subclass docstring up to "Args:"
+    as the description of the metric, and the rest as its inputs. `_compute` accepts `**kwargs`, because
     `evaluate.combine` passes all keywords to every metric.
-
-    `evaluate` shows a subclass docstring up to "Args:" as the description of the metric, and the rest as its inputs.
-
-    Attributes:
-        citation_text: BibTeX entry of the paper.
-        row_columns: Names of the inputs that are rows of numbers or row indices.
-        other_columns: Dict from the name of each other input to its `datasets` feature.
     """
 
     citation_text: ClassVar[str] = ""
-    row_columns: ClassVar[tuple[str, ...]] = ("predictions",)
-    other_columns: ClassVar[dict[str, Any]] = {}
+    row_columns: ClassVar[tuple[str, ...]] = ("predictions",)  # inputs that are rows of numbers or row indices
+    other_columns: ClassVar[dict[str, Any]] = {}  # name -> feature of `datasets`
 
     def _info(self) -> evaluate.MetricInfo:
         description, _, inputs = inspect.cleandoc(type(self).__doc__ or "").partition("Args:")
@@ -53,15 +47,10 @@ class ArrayMetric(evaluate.Metric):
 
 
 def take_rows(array: Any, numbers: Sequence[int], name: str) -> list[Any]:
-    """Return the array rows with the given indices, as a list.
-
-    Raises:
-        ValueError: An index is not in 0..len(array) - 1.
-    """
-    if np.ndim(numbers[0]) or min(numbers) < 0 or max(numbers) >= len(array):
-        raise ValueError(
-            f"with {name}, the input must be row numbers in 0..{len(array) - 1}; the first is {numbers[0]}"
-        )
+    """Return the array rows with the given indices; raise ValueError if an index is not in 0..len(array) - 1."""
+    for number in numbers:
+        if np.ndim(number) or not 0 <= number < len(array):
+            raise ValueError(f"with {name}, the input must be row numbers in 0..{len(array) - 1}, not {number}")
     return [array[number] for number in numbers]
 
 

@@ -6,8 +6,7 @@ whole clusters (clips with all their queries) are resampled. A resampled score i
     score* = sum over clusters c of w_c s_c / sum over c of w_c n_c
 
 where s_c is the sum of the outcomes of the n_c queries in cluster c, and w_c counts how often cluster c was sampled
-(multinomial). An outcome is the score of a single query, such as 0 or 1 for R@1. `metrics.recall.retrieval_outcomes`
-and `metrics.zste.zste_outcomes` compute outcomes.
+(multinomial). An outcome is the score of a single query, such as 0 or 1 for R@1.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ def bootstrap_intervals(
     Args:
         outcomes: Dict from the score name to the outcomes of the queries, (Q,).
         clusters: Cluster of each query, such as its clip id. With None, every query is its own cluster.
-        num_resamples: Number of bootstrap resamples.
+        num_resamples: Number of bootstrap resamples; all scores share them.
         confidence: Confidence level of the intervals, between 0 and 1.
-        seed: Random seed. Every resample uses the same clusters for all scores.
+        seed: Random seed.
 
     Returns:
         Dict from the score name to its interval (lower, upper).
@@ -98,13 +97,11 @@ def paired_test(
 
     Each score is a separate test, without correction for multiple testing.
 
+    The other arguments are those of `bootstrap_intervals`; `num_resamples` is also the number of random sign patterns.
+
     Args:
         a: Dict from the score name to the outcomes of system a, (Q,).
         b: The same for system b, with the same names and queries.
-        clusters: Cluster of each query, as in `bootstrap_intervals`.
-        num_resamples: Number of bootstrap resamples, and of random sign patterns.
-        confidence: Confidence level of the bootstrap interval.
-        seed: Random seed.
 
     Returns:
         Dict from the score name to a dict with `difference` (mean a - mean b), its bootstrap interval (`low`, `high`),
@@ -143,9 +140,9 @@ def seed_interval(
 ) -> tuple[float, float]:
     """Compute a confidence interval of the mean over runs with several seeds.
 
-    A bootstrap interval over recordings treats the trained weights as fixed. A t-interval over seeds treats the test
-    set as fixed. This function combines both. Let m be the mean of n runs, s their standard deviation, t the quantile
-    with n - 1 degrees of freedom, and (low, high) the bootstrap interval of m over recordings. The interval ends are
+    It combines a bootstrap interval over recordings with a t-interval over seeds. Let m be the mean of n runs, s their
+    standard deviation, t the quantile with n - 1 degrees of freedom, and (low, high) the bootstrap interval of m over
+    recordings. The interval ends are
 
         m - sqrt(t^2 s^2 / n + (m - low)^2)   and   m + sqrt(t^2 s^2 / n + (high - m)^2),
 
@@ -157,9 +154,6 @@ def seed_interval(
         recordings: Bootstrap interval of the mean of `values` over recordings. With None, the result is the t-interval
             over seeds.
         confidence: Confidence level of the t-interval, between 0 and 1.
-
-    Returns:
-        (lower, upper) end of the interval.
 
     Raises:
         ValueError: There are fewer than two runs.
@@ -183,20 +177,17 @@ def _sum_clusters(
     outcomes: Mapping[str, ArrayLike], clusters: Sequence[Any] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sum the M scores over the queries in each cluster; return the sums (C, M) and the cluster sizes (C,)."""
-    columns, shapes = [], []
-    for name, values in outcomes.items():
-        column = np.asarray(values, np.float64)
-        columns.append(column)
-        shapes.append(column.shape)
-        bad = np.argwhere(~np.isfinite(column))
-        if column.ndim == 1 and len(bad):
-            raise ValueError(f"{name}[{bad[0, 0]}] is {column[bad[0, 0]]}; every outcome must be finite")
-    if len(set(shapes)) != 1 or len(shapes[0]) != 1:
-        by_name = dict(zip(outcomes, shapes, strict=True))
+    columns = {name: np.asarray(values, np.float64) for name, values in outcomes.items()}
+    shapes = {name: column.shape for name, column in columns.items()}
+    if len({*shapes.values()}) != 1 or max(map(len, shapes.values())) != 1:
         raise ValueError(
-            f"outcomes have the shapes {by_name}; give one or more outcomes, each with one number per query"
+            f"outcomes have the shapes {shapes}; give one or more outcomes, each with one number per query"
         )
-    table = np.stack(columns, axis=1)  # (Q, M)
+    for name, column in columns.items():
+        bad = np.flatnonzero(~np.isfinite(column))
+        if len(bad):
+            raise ValueError(f"{name}[{bad[0]}] is {column[bad[0]]}; every outcome must be finite")
+    table = np.stack(list(columns.values()), axis=1)  # (Q, M)
 
     if clusters is None:
         clusters = range(len(table))
@@ -204,9 +195,7 @@ def _sum_clusters(
         raise ValueError(f"got {len(clusters)} clusters for {len(table)} queries; give the cluster of each query")
 
     order: dict[Any, int] = {}
-    numbers = []
-    for cluster in clusters:
-        numbers.append(order.setdefault(cluster, len(order)))
+    numbers = [order.setdefault(cluster, len(order)) for cluster in clusters]
     if len(order) < 2:
         raise ValueError(f"there are {len(order)} clusters of queries; resampling requires two or more")
 

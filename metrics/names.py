@@ -6,30 +6,18 @@ import re
 from dataclasses import dataclass
 
 RECALL_CUTOFFS = (1, 5, 10)
-"""Default cutoffs k of R@k."""
-
-MAP_CUTOFF = 10
-"""Default cutoff of mAP."""
-
-RETRIEVAL_METRICS = (*(f"R@{k}" for k in RECALL_CUTOFFS), f"mAP@{MAP_CUTOFF}")
+RETRIEVAL_METRICS = (*(f"R@{k}" for k in RECALL_CUTOFFS), "mAP@10")
 """Metrics in a retrieval table, in column order."""
 
 
 @dataclass(frozen=True)
 class MetricName:
-    """Display format of a metric.
-
-    Args:
-        display: Display name, such as "mean rank variance".
-        higher_is_better: Whether larger values are better.
-        percent: Whether the value is a fraction in 0..1 to show as a percentage.
-        digits: Number of decimal places.
-    """
+    """Display name and number format of a metric."""
 
     display: str
     higher_is_better: bool = True
-    percent: bool = True
-    digits: int = 1
+    percent: bool = True  # a fraction in 0..1 that is shown as a percentage
+    digits: int = 1  # decimal places
 
     def format(self, value: float) -> str:
         """Format a value as a string, multiplied by 100 if `percent` is set.

@@ -13,9 +13,8 @@ def mean_rank_variance(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -
 
     MRV = 1/(N K) * sum over queries i and languages k of (Rank_ik - mean over k of Rank_ik)^2
 
-    Rank_ik is the rank of the correct answer to query i in language k. The paper writes the mean with index j in the
-    formula and i in the text; we average over languages. The variance is divided by K, not K - 1. Ranks may start at 0
-    or 1.
+    Rank_ik is the rank of the correct answer to query i in language k, from 0 or 1. The paper writes the mean with
+    index j in the formula and i in the text; we average over languages. The variance is divided by K, not K - 1.
 
     Args:
         ranks: (N, K) ranks of the correct answers. Column k contains the result of
@@ -32,27 +31,18 @@ def mean_rank_variance(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -
     >>> mean_rank_variance([[0, 2], [5, 5]])
     0.5
     """
-    table = _as_table(ranks)
+    if len(ranks) == 0:
+        raise ValueError("ranks has no queries; give one row of ranks per query")
+    for query, row in enumerate(ranks):
+        if np.ndim(row) != 1 or len(row) != len(ranks[0]) or len(row) < 2:
+            raise ValueError(
+                f"query {query} has the ranks {row!r}; give each query a row of ranks in the same languages, two or "
+                "more, and leave out queries that are not in every language"
+            )
+
+    table = np.asarray(ranks, np.float64)
     bad = ~np.isfinite(table) | (table < 0)
     if bad.any():
         query, language = np.argwhere(bad)[0]
         raise ValueError(f"ranks[{query}][{language}] is {table[query, language]}; ranks must be finite and 0 or more")
     return float(table.var(axis=1).mean())
-
-
-def _as_table(ranks: Sequence[Sequence[float]] | NDArray[np.integer]) -> NDArray[np.float64]:
-    if len(ranks) == 0:
-        raise ValueError("ranks has no queries; give one row of ranks per query")
-    if np.ndim(ranks[0]) != 1:
-        raise ValueError(f"ranks[0] is {ranks[0]!r}; give one row of ranks per query, with one rank per language")
-
-    num_languages = len(ranks[0])
-    for query, row in enumerate(ranks):
-        if len(row) != num_languages:
-            raise ValueError(
-                f"query {query} has ranks in {len(row)} languages and query 0 in {num_languages}; "
-                "leave out queries that are not in every language"
-            )
-    if num_languages < 2:
-        raise ValueError(f"got ranks in {num_languages} language; a variance over languages requires two or more")
-    return np.asarray(ranks, np.float64)

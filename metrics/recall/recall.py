@@ -83,10 +83,10 @@ class Recall(array_metric.ArrayMetric):
         if similarity is None:
             return retrieval_scores(predictions, references, k, map_cutoff)
         num_queries = np.shape(similarity)[0]
-        if np.ndim(predictions[0]) or sorted(predictions) != list(range(num_queries)):
-            raise ValueError(
-                f"with `similarity`, predictions must be its row numbers, each of 0..{num_queries - 1} once; "
-                f"got {len(predictions)}, the first {predictions[0]}"
-            )
-        relevant = [references[index] for index in np.argsort(np.asarray(predictions))]
+        rows = array_metric.take_rows(range(num_queries), predictions, "similarity")
+        counts = np.bincount(rows, minlength=num_queries)
+        if (counts != 1).any():
+            row = np.argmax(counts != 1)
+            raise ValueError(f"predictions contain row {row} of similarity {counts[row]} times; give each row once")
+        relevant = [references[index] for index in np.argsort(rows)]
         return retrieval_scores(similarity, relevant, k, map_cutoff)

@@ -11,19 +11,15 @@ def relevant_from_qrels(
     query_ids: Sequence[Any],
     candidate_ids: Sequence[Any],
 ) -> list[list[int]]:
-    """Convert relevance judgements (qrels) to one list of relevant columns per query.
+    """Convert relevance judgements (qrels) to one sorted list of relevant columns per query in `query_ids`.
 
-    Ids are compared as strings, so 7 in a list equals "7" in a file. Judgements of queries that are not in `query_ids`
-    are ignored.
+    Ids are compared as strings, so 7 in a list equals "7" in a file. Judgements of other queries are ignored.
 
     Args:
         qrels: Rows (query id, candidate id, relevance), or pytrec_eval's `{query id: {candidate id: relevance}}`. A
             candidate is relevant if its relevance is above 0.
         query_ids: Query ids in the row order of the score matrix.
         candidate_ids: Candidate ids in the column order of the score matrix.
-
-    Returns:
-        For each query in `query_ids`, a sorted list of the columns of its relevant candidates, at least one.
 
     Raises:
         ValueError: An id is duplicated, a pair is judged twice, a query has no relevant candidate, a relevant candidate
@@ -69,11 +65,7 @@ def _positions(ids: Sequence[Any], name: str) -> dict[str, int]:
 
 def _judgements(qrels: Any) -> Iterator[tuple[str, str, float]]:
     if isinstance(qrels, Mapping):
-        for query, judged in qrels.items():
-            for candidate, relevance in judged.items():
-                yield str(query), str(candidate), float(relevance)
-        return
-
+        qrels = ((query, *pair) for query, judged in qrels.items() for pair in judged.items())
     for row in qrels:
         try:
             query, candidate, relevance = row

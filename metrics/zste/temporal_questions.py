@@ -43,7 +43,7 @@ def zste_outcomes(
         tasks: Task of each question, "1A" to "5B".
 
     Returns:
-        Dict from task to the scores of its questions, an array of numbers in 0..1. Tasks without questions are skipped.
+        Dict from each task that has questions to their scores in 0..1.
 
     Raises:
         ValueError: There are no questions, the arguments differ in length, a task is unknown, or a score is NaN or
@@ -61,12 +61,7 @@ def zste_outcomes(
         "share": ((first < 2).astype(np.float64) + (last < 2)) / 2,
     }
 
-    outcomes = {}
-    for task in NUM_RIGHT:
-        is_task = names == task
-        if is_task.any():
-            outcomes[task] = rules[RULES[task]][is_task].astype(np.float64)
-    return outcomes
+    return {task: rules[RULES[task]][names == task].astype(np.float64) for task in RULES if task in tasks}
 
 
 def zste_order_outcomes(
@@ -78,8 +73,8 @@ def zste_order_outcomes(
     help. The chance level is 1/2, which is also the expected score of a model that ignores order.
 
     Args:
-        scores: As in `zste_outcomes`.
-        relevant: As in `zste_outcomes`, for tasks with one correct candidate (3A, 4A).
+        scores: Scores of the candidates, as in `zste_outcomes`.
+        relevant: The correct candidate of each question, as in `zste_outcomes`, for the tasks 3A and 4A.
         opposites: For each question, the index of the candidate with the opposite order.
 
     Returns:
@@ -106,20 +101,10 @@ def zste_order_outcomes(
 def zste_ranks(
     scores: Sequence[Sequence[float]], relevant: Sequence[Sequence[int]], tasks: Sequence[str]
 ) -> NDArray[np.int64]:
-    """Compute the 0-based rank of the best correct candidate of each question.
+    """Compute the 0-based rank of the best correct candidate of each question, (Q,).
 
-    The rank is the number of wrong candidates that score at least as high.
-
-    Args:
-        scores: As in `zste_outcomes`.
-        relevant: As in `zste_outcomes`.
-        tasks: As in `zste_outcomes`.
-
-    Returns:
-        Ranks, (Q,) int64.
-
-    Raises:
-        ValueError: As in `zste_outcomes`.
+    The rank is the number of wrong candidates that score at least as high. The arguments and errors are those of
+    `zste_outcomes`.
 
     >>> zste_ranks([[0.1, 0.9, 0.3], [0.6, 0.5, 0.8]], [[1], [0, 1]], ["3A", "5A"])
     array([0, 1])
@@ -133,13 +118,6 @@ def zste_chance(num_candidates: int, task: str) -> float:
     With n candidates:
 
         1A, 3, 4: 1/n        2A, 2C: 1 / C(n, 2)        2B, 2D: 1 - C(n - 2, 2) / C(n, 2)        5: 2/n
-
-    Args:
-        num_candidates: Number of candidates n, including the correct candidates.
-        task: Task, "1A" to "5B".
-
-    Returns:
-        Chance level in 0..1, for example 1/3 for 3A with three candidates and 1/2 for 5A with four.
 
     Raises:
         ValueError: The task is unknown, or `num_candidates` is below the number of correct candidates.
@@ -164,12 +142,9 @@ def zste_scores(
     tasks: Sequence[str],
     opposites: Sequence[int | None] | None = None,
 ) -> dict[str, float]:
-    """Compute the score and the chance level of each task.
+    """Compute the score and the chance level of each task; for the other arguments see `zste_outcomes`.
 
     Args:
-        scores: As in `zste_outcomes`.
-        relevant: As in `zste_outcomes`.
-        tasks: As in `zste_outcomes`.
         opposites: For each question, the index of the candidate with the opposite order, or None if there is no such
             candidate; see `zste_order_outcomes`.
 
@@ -218,19 +193,17 @@ def zste_scores_by_language(
     If m of n candidates are correct, the expected MRV for random ranks is
     (1 - 1/K) m (n + 1) (n - m) / ((m + 1)^2 (m + 2)). For m = 1 this is (1 - 1/K) (n^2 - 1) / 12.
 
+    The other arguments are those of `zste_scores`.
+
     Args:
-        scores: As in `zste_outcomes`.
-        relevant: As in `zste_outcomes`.
-        tasks: As in `zste_outcomes`.
         languages: Language code of each question, such as "fra".
         questions: Id of each question, such as the clip id. Translations of a question have the same id; ids are unique
             per task and language. None assumes that every language has the same questions in the same order.
-        opposites: As in `zste_scores`.
 
     Returns:
         Dict with the results of `zste_scores` per language, such as `fra_3A`, `fra_3A_chance` and `fra_3A_questions`.
-        With two or more languages, it also contains `3A_MRV` (lower is better, 0 is the best), `3A_MRV_chance`, and
-        `3A_MRV_questions`, the number of questions that exist in all languages.
+        With two or more languages, it also contains `3A_MRV` (0 is the best), `3A_MRV_chance`, and `3A_MRV_questions`,
+        the number of questions that exist in all languages.
 
     Raises:
         ValueError: As in `zste_scores`. Also if `languages` or `questions` has a different length, a question is
