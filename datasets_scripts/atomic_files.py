@@ -44,17 +44,6 @@ def atomic_write(path: str | Path, one_writer: bool = False) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def apply_umask(folder: str | Path) -> None:
-    """Set the permissions of all safetensors files in a folder to the default of new files.
-
-    safetensors creates files that only their owner can read.
-    """
-    umask = os.umask(0)
-    os.umask(umask)
-    for path in Path(folder).glob("*.safetensors"):
-        path.chmod(0o666 & ~umask)
-
-
 def write_text(path: str | Path, text: str, one_writer: bool = False) -> None:
     """Write a UTF-8 text file atomically, with LF line ends on every system; for the arguments see `atomic_write`."""
     with atomic_write(path, one_writer) as unfinished:

@@ -100,6 +100,17 @@ def _weight_files(folder: Any) -> list[Path]:
     return sorted(Path(folder).glob("*model*.safetensors*")) or sorted(Path(folder).glob("*model*.bin*"))
 
 
+def apply_umask(folder: str | os.PathLike[str]) -> None:
+    """Set the permissions of all safetensors files in a folder to the default of new files.
+
+    safetensors creates files that only their owner can read.
+    """
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in Path(folder).glob("*.safetensors"):
+        path.chmod(0o666 & ~umask)
+
+
 class StrictLoadingMixin:
     """Mixin that makes `from_pretrained` raise if weights are missing. List it before `PreTrainedModel` in the bases.
 
@@ -138,3 +149,9 @@ class StrictLoadingMixin:
             )
 
         return model
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Save a model as in transformers, with the permissions that the umask sets for new files."""
+        parent: Any = super()
+        parent.save_pretrained(save_directory, *args, **kwargs)
+        apply_umask(save_directory)

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from modeling_supclap.datasets_scripts.atomic_files import apply_umask
-
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from ..strict_loading import apply_umask
 from .layouts import Conversion
 from .provenance import write_provenance
 
@@ -51,7 +50,7 @@ def save_conversion(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         written = Path(temporary) / "folder"
         conversion.model.save_pretrained(written)
-        apply_umask(written)
+        apply_umask(written)  # a tower may be a model of transformers
         _save_inputs(conversion, written, tokenizer)
         write_provenance(written, conversion.parts)
         if verify:

@@ -22,7 +22,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
-from modeling_supclap.datasets_scripts.atomic_files import apply_umask, folder_lock
+from modeling_supclap.datasets_scripts.atomic_files import folder_lock
 from modeling_supclap.datasets_scripts.bad_audio import exit_with_parent
 from modeling_supclap.datasets_scripts.schema import group_id, require_captions, warn_of_shared_captions, without_audio
 from modeling_supclap.datasets_scripts.stream import EpochBatches, EpochRows, RowStream
@@ -35,6 +35,7 @@ from ..feature_extraction_ced import CEDFeatureExtractor
 from ..losses.support_vector import DynamicRadius
 from ..modeling_supclap import SupCLAPModel
 from ..processing_supclap import SupCLAPProcessor
+from ..strict_loading import apply_umask
 from .callbacks import (
     Averages,
     BestCheckpointCallback,
@@ -506,7 +507,6 @@ class SupCLAPTrainer(Trainer):
             else:
                 self.clap.save_pretrained(folder, state_dict=inference)
             self.processor.save_pretrained(folder)
-            apply_umask(folder)
 
     def create_model_card(
         self,

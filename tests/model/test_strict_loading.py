@@ -1,5 +1,7 @@
 """Loading traps: where transformers draws weights at random and only warns, here is an error."""
 
+import os
+
 import builders
 import published_layouts as published
 import pytest
@@ -67,3 +69,13 @@ def test_a_clap_is_no_supclap(tmp_path):
     clap.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="SupCLAPModel"):
         SupCLAPModel.from_pretrained(tmp_path, config=builders.supclap_config(clap.config.text_config))
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_saved_weights_have_the_permissions_of_new_files(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        builders.supclap_model().save_pretrained(tmp_path)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask
