@@ -238,6 +238,8 @@ def train_and_save(
     trained = count_trained(model)  # before adapters are merged, which makes all parameters trainable
 
     trainer = TemporalTrainer(model, args, items[0], items[2], processing_class=processor)
+    if trainer.is_fsdp_enabled:
+        raise ValueError("post-training does not support FSDP; launch it without --fsdp and FSDP configuration")
     predictions = {"before": trainer.predict(trainer.eval_rows)}
     for stage in post_args.stages:
         predictions[f"stage_{stage}"] = run_stage(stage, model, processor, args, items)

@@ -262,7 +262,7 @@ def train_and_save(
     import torch
     from transformers import set_seed
 
-    from modeling_supclap import evaluation
+    from modeling_supclap import SupCLAPModel, evaluation
     from modeling_supclap.evaluation.report import write_report
     from modeling_supclap.training.callbacks import LANGUAGE_ERRORS
     from modeling_supclap.training.collator import filter_bad_audio
@@ -300,6 +300,9 @@ def train_and_save(
     train(trainer, args.resume_from_checkpoint)
     part_args.finished(model)
     trainer.save_model()
+    if trainer.is_fsdp_enabled:  # sharded weights compute only within the trainer's forward pass
+        trainer.accelerator.wait_for_everyone()
+        trainer.clap = SupCLAPModel.from_pretrained(args.output_dir or ".").to(args.device)
     trainer.save_state()  # the log, for figures of several runs
     if "test" in splits:
         results = evaluate_test_split(trainer, splits["test"], data_args.zero_shot_templates)

@@ -84,7 +84,7 @@ class SupCLAPTrainer(Trainer):
         ValueError: The processor is missing; the training split is smaller than one batch, or is an unsupported type of
             stream; the loss is `siglip` but the model has no bias; `features_on_device` is set without
             `CEDFeatureExtractor`; or one process has several GPUs, so that each GPU would use only its own part of the
-            batch as negatives.
+            batch as negatives. FSDP with `track_language_errors`.
     """
 
     args: SupCLAPTrainingArguments
@@ -177,6 +177,9 @@ class SupCLAPTrainer(Trainer):
             for part in objective.modules():
                 if isinstance(part, SupportVectorRegularizer):
                     part.start_radii(math.sqrt(2))  # the distance of orthogonal embeddings
+
+        if self.is_fsdp_enabled and args.track_language_errors:
+            raise ValueError("track_language_errors does not support FSDP; set it to false")
 
         self.clap = model
         self.processor = processing_class

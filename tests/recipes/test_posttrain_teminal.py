@@ -41,6 +41,19 @@ def in_folders(model, data, output):
     return ["--model", str(model), "--data_dir", str(data), "--output_dir", str(output), *HELD_OUT_OPTIONS]
 
 
+def test_fsdp_is_refused_before_training(tmp_path, esc_folder, model_folder, monkeypatch):
+    make = TemporalTrainer.create_accelerator_and_postprocess
+
+    def make_sharded(trainer):
+        make(trainer)
+        trainer.is_fsdp_enabled = True
+
+    monkeypatch.setattr(TemporalTrainer, "create_accelerator_and_postprocess", make_sharded)
+    few = ["--per_device_train_batch_size", "4", "--use_cpu", "true"]
+    with pytest.raises(ValueError, match="FSDP"):
+        run_recipe(posttrain_teminal, *in_folders(model_folder, esc_folder, tmp_path), *few)
+
+
 def test_the_labels_of_a_folder_of_ones_own_serve_in_english(tmp_path):
     lines = ["file_name,caption,label"]
     for number in range(12):

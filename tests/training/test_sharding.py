@@ -11,11 +11,13 @@ import torch.distributed as dist
 import yaml
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from commands import run_recipe
 from processes import ROOT, assert_same_training, run_processes
 from recordings import tone_rows
 from torch.distributed.fsdp import fully_shard
 
 from modeling_supclap import SupCLAPModel, SupCLAPTrainer
+from modeling_supclap.recipes import train_supclap
 from modeling_supclap.training.collator import IndexedRows, TrainingCollator
 from modeling_supclap.training.contrastive_module import ContrastiveModule
 from modeling_supclap.training.distributed import leave_process_group
@@ -74,6 +76,21 @@ def test_two_shards_have_the_gradients_of_one_process(tmp_path):
     assert_same_training(tmp_path / "one.json", tmp_path / "two.json", 2)
 
 
+def shard_on_cpus():
+    """Declare processes on CPUs to be GPUs, because Accelerate shards on GPUs only."""
+    make = SupCLAPTrainer.create_accelerator_and_postprocess
+
+    def make_sharded(trainer):
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        make(trainer)
+
+    SupCLAPTrainer.create_accelerator_and_postprocess = make_sharded
+
+
+def fsdp_config(kind):
+    return {"state_dict_type": kind, "transformer_layer_cls_to_wrap": ["CEDBlock", "BertLayer"]}
+
+
 def train_sharded(folder, kind):
     """Train with checkpoints of this kind, resume, save, and report the gathered weights."""
     for resumes in (False, True):
@@ -89,11 +106,9 @@ def train_sharded(folder, kind):
             svr="bi-dynamic",
             use_cpu=True,
             fsdp=True,
-            fsdp_config={"state_dict_type": kind, "transformer_layer_cls_to_wrap": ["CEDBlock", "BertLayer"]},
+            fsdp_config=fsdp_config(kind),
         )
         rank = args.process_index
-        # Accelerate shards on GPUs only, so these two processes on CPUs are declared to be GPUs.
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         Path(folder, f"tones{rank}").mkdir(exist_ok=True)
         rows = tone_rows(Path(folder, f"tones{rank}"), count=8)
         trainer = SupCLAPTrainer(builders.supclap_model(), args, rows, processing_class=builders.bert_processor())
@@ -117,10 +132,26 @@ def test_a_sharded_run_saves_the_whole_model_and_resumes(tmp_path, kind):
     assert not any(torch.equal(weight, untrained[name]) for name, weight in saved.items() if "weight" in name)
 
 
+@pytest.mark.process
+@pytest.mark.skipif(not dist.is_available(), reason="torch is built without torch.distributed")
+def test_the_recipe_evaluates_a_sharded_model(tmp_path):
+    run_processes(__file__, str(tmp_path), "recipe")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["scores"]["retrieval"]
+    assert {"README.md", "report.html", "model.safetensors"} <= {path.name for path in tmp_path.iterdir()}
+
+
 if __name__ == "__main__":
-    if sys.argv[2].endswith("STATE_DICT"):
-        train_sharded(*sys.argv[1:])
+    folder, job = sys.argv[1:]
+    if job == "recipe":
+        shard_on_cpus()
+        options = ["--track_language_errors", "false", "--use_cpu", "true", "--fsdp", "full_shard"]
+        options += ["--fsdp_config", json.dumps(fsdp_config("SHARDED_STATE_DICT")), "--output_dir", folder]
+        run_recipe(train_supclap, ROOT / "recipes" / "configs" / "smoke.yaml", *options)
+    elif job.endswith("STATE_DICT"):
+        shard_on_cpus()
+        train_sharded(folder, job)
     else:
         dist.init_process_group("gloo")
-        report_gradients(sys.argv[1], sys.argv[2], rank=dist.get_rank(), count=dist.get_world_size())
+        report_gradients(folder, job, rank=dist.get_rank(), count=dist.get_world_size())
     leave_process_group()

@@ -396,9 +396,8 @@ def test_shared_captions_that_become_negatives_are_counted(tmp_path, rows, caplo
     assert "4 of 5 clips" in caplog.text
 
 
-@pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])
-def test_radii_of_a_sharded_run_have_their_start_before_it_begins(tmp_path, rows, monkeypatch, sharding):
-    """Such parameters cannot be set within a step, and a start that is left at NaN would end the run."""
+def declare_sharded(monkeypatch, sharding):
+    """Let each new trainer take itself for a sharded one."""
     make = SupCLAPTrainer.create_accelerator_and_postprocess
 
     def make_sharded(trainer):
@@ -406,11 +405,23 @@ def test_radii_of_a_sharded_run_have_their_start_before_it_begins(tmp_path, rows
         setattr(trainer, f"is_{sharding}_enabled", True)
 
     monkeypatch.setattr(SupCLAPTrainer, "create_accelerator_and_postprocess", make_sharded)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp", "deepspeed"])
+def test_radii_of_a_sharded_run_have_their_start_before_it_begins(tmp_path, rows, monkeypatch, sharding):
+    """Such parameters cannot be set within a step, and a start that is left at NaN would end the run."""
+    declare_sharded(monkeypatch, sharding)
     clips, texts = torch.eye(4), torch.eye(4).unsqueeze(1)  # whose distance, 0, would be the start in the first step
     for svr in ("bi-static", "bi-dynamic"):
         trainer = build(tmp_path, rows, svr=svr)
         _, logs = trainer.module.objective(clips, texts, torch.tensor(10.0))
         assert logs["radius_t2a"].item() == logs["radius_a2t"].item() == pytest.approx(2**0.5)
+
+
+def test_fsdp_refuses_language_errors(tmp_path, rows, monkeypatch):
+    declare_sharded(monkeypatch, "fsdp")
+    with pytest.raises(ValueError, match="track_language_errors"):
+        build(tmp_path, rows, languages=["eng", "fra"], track_language_errors=True)
 
 
 # ---- several processes ----
