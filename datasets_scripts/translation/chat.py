@@ -35,14 +35,12 @@ class ChatTranslator:
     (up to two minutes). Redirects are not followed, so that the API key is only sent to the endpoint's host.
 
     Args:
-        name: Model name at the endpoint.
         endpoint: URL, such as `https://api.deepseek.com/v1` or `http://localhost:8000`.
         api_key: Bearer token. With None, no token is sent, even if the environment contains one.
         options: Additional request fields; the default is `{"temperature": 0}`.
         requests_per_minute: Maximum number of requests per minute, evenly spaced; None is unlimited.
         workers: Number of parallel requests.
         retries: Maximum number of retries per request.
-        timeout_seconds: Time limit of one request.
 
     Raises:
         ImportError: The `openai` client is not installed.
@@ -58,7 +56,6 @@ class ChatTranslator:
         requests_per_minute: float | None = None,
         workers: int = 4,
         retries: int = 6,
-        timeout_seconds: float = 120.0,
     ) -> None:
         try:
             import openai
@@ -87,7 +84,7 @@ class ChatTranslator:
             base_url=urlunsplit(parts._replace(path=path, query="")),
             default_query=dict(parse_qsl(parts.query)),
             api_key=api_key or "none",
-            timeout=timeout_seconds,
+            timeout=120.0,
             max_retries=retries,
             http_client=openai.DefaultHttpxClient(
                 follow_redirects=False, event_hooks={"request": [before_sending], "response": []}
@@ -101,9 +98,8 @@ class ChatTranslator:
         """Translate texts; see `Translator.translate`. Returns "" for a text without a valid answer.
 
         Raises:
-            ConnectionError: The endpoint could not be reached, or all retries failed.
+            ConnectionError: The endpoint could not be reached or rejected the request, or all retries failed.
             PermissionError: The endpoint rejected the API key.
-            ValueError: The endpoint rejected or redirected the request.
         """
         for _ in range(2):
             try:
@@ -137,15 +133,9 @@ class ChatTranslator:
         except openai.APIConnectionError as error:
             raise ConnectionError(f"{self.host} cannot be reached: {error.__cause__ or error}") from error
         except openai.APIStatusError as error:
-            status = error.status_code
-            detail = f"{status} {error.response.text[:300]}"
-            if status in (401, 403):
-                raise PermissionError(f"{self.host} rejected the API key: {detail}") from error
-            if 300 <= status < 400:
-                raise ValueError(f"{self.host} redirects requests ({detail}); give the final URL") from error
-            if status in (408, 409, 429) or status >= 500:
-                raise ConnectionError(f"{self.host} failed or was busy on every attempt: {detail}") from error
-            raise ValueError(f"{self.host} rejected the request: {detail}") from error
+            detail = f"{error.status_code} {error.response.text[:300]}"
+            kind = PermissionError if error.status_code in (401, 403) else ConnectionError
+            raise kind(f"{self.host} did not accept the request; its answer: {detail}") from error
         return answer.content
 
 
@@ -176,16 +166,11 @@ class RateLimiter:
 
 
 class UnusableAnswer(Exception):
-    """Raised if an answer does not have the requested format; a second request may succeed."""
+    """Answer that is truncated, not JSON, or without one text for each number; a second request may succeed."""
 
 
 def read_answer(body: bytes, count: int) -> list[str]:
-    """Parse an answer of `/chat/completions`. Returns the translations in the order of their numbers.
-
-    Raises:
-        UnusableAnswer: The answer is truncated or not JSON, its keys are not exactly 1 to `count`, or a value is not a
-            non-blank text.
-    """
+    """Parse an answer of `/chat/completions` and return the translations in the order of their numbers."""
     try:
         choice = json.loads(body)["choices"][0]
         content = str(choice["message"]["content"]).rpartition("</think>")[2]  # skip a reasoning trace

@@ -19,15 +19,13 @@ from .table import listing, read_translations, source_hash, write_translations
 
 Pair = tuple[str, str]  # source and target language
 Answers = dict[tuple[Pair, str], str]
-Key = tuple[str, int, str]  # clip, caption, language
+Key = tuple[str, int, str]  # clip id, caption index, language
 
 
 class Item(NamedTuple):
     """Text to translate from language `source` to language `target` (ISO 639-3 codes).
 
-    Attributes:
-        caption_index: Index of the caption in its clip.
-        language: Language in `key`: for a translation the target language, for a back-translation the source language.
+    `language` is the language in `key`: for a translation the target, for a back-translation the source.
     """
 
     clip_id: str
@@ -71,21 +69,20 @@ class FinishedBatches:
         self.path = path
         self.answers: Answers = {}
 
-        content = path.read_bytes() if path.exists() else b""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            file.seek(0)
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
         lines = content[: content.rfind(b"\n") + 1].splitlines()
         if not lines:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"")
             self._write({"settings": settings})
             return
 
-        with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
         try:
             before, *batches = map(json.loads, lines)
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}); remove it to start again") from error
-
         if before != {"settings": settings}:
             raise ValueError(f"{path} was made with {before}, not {settings}; remove it or choose another output")
         for batch in batches:
@@ -112,17 +109,11 @@ class FinishedBatches:
 def translate_texts(
     items: Sequence[Item], translator: Translator, finished: FinishedBatches, batch_size: int
 ) -> Answers:
-    """Translate every distinct text once, in batches.
+    """Translate every distinct text once, in batches; `translator.workers` batches run in parallel.
 
     The longest texts come first, so that an out-of-memory error occurs at the start. A resumed job uses the same
     batches, so its translations do not depend on interruptions. If a batch fails, the batches in progress are finished
     and saved before the error is raised.
-
-    Args:
-        items: Texts to translate.
-        translator: Translator; `translator.workers` batches are translated in parallel.
-        finished: Finished batches; new batches are appended.
-        batch_size: Number of texts per batch.
 
     Returns:
         Dict from (language pair, text) to translation; "" if the translation failed.
@@ -189,12 +180,10 @@ def complete_translations(
     """
     with folder_lock(path):
         lines: dict[Key, dict[str, Any]] = {}
-        models: set[str | None] = set()
         for line in read_translations(path).to_pylist() if path.exists() else []:
             lines[line["clip_id"], line["caption_index"], line["language"]] = line
-            models.add(line["model"])
 
-        others = sorted(filter(None, models - {translator.name}))
+        others = sorted({line["model"] for line in lines.values()} - {translator.name, None})
         if others and not fill_gaps:
             raise ValueError(
                 f"{path} has translations by {listing(others)}, not {translator.name}: choose another output, or set "
@@ -216,14 +205,8 @@ def complete_translations(
                 lines.pop(item.key, None)
                 text = answers[(item.source, item.target), item.text]
                 if text:
-                    lines[item.key] = {
-                        "clip_id": item.clip_id,
-                        "caption_index": item.caption_index,
-                        "language": item.language,
-                        "text": text,
-                        "model": translator.name,
-                        "source_hash": source_hash(item.text),
-                    }
+                    made = {"text": text, "model": translator.name, "source_hash": source_hash(item.text)}
+                    lines[item.key] = item._asdict() | made
             write_translations(path, lines.values())
 
         part.unlink(missing_ok=True)

@@ -8,11 +8,10 @@
 """
 
 import logging
-import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
+from unicodedata import normalize
 
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, List, Value
@@ -22,7 +21,7 @@ from .table import Paths, languages_of, listing, read_translations, source_hash
 
 Rows = TypeVar("Rows", Dataset, DatasetDict, RowStream, dict[str, RowStream])
 Captions = Mapping[str, list[str] | None]
-_nfc = partial(unicodedata.normalize, "NFC")
+Problems = defaultdict[str, list[str]]  # from a problem to the captions or clips that have it
 logger = logging.getLogger(__name__)
 
 
@@ -70,16 +69,12 @@ def join_translations(
     if isinstance(rows, DatasetDict):
         return DatasetDict(join.splits(rows))
     if isinstance(rows, RowStream):
-        return join.stream(rows)
-    return {name: join.stream(split) for name, split in rows.items()}
+        return rows.map(join.row, join.features(rows.features))
+    return {name: split.map(join.row, join.features(split.features)) for name, split in rows.items()}
 
 
 def read_captions(rows: Dataset | DatasetDict, language: str = "eng") -> list[Caption]:
     """Return all captions in one language, in row order, without reading audio.
-
-    Args:
-        rows: A `Dataset` or a `DatasetDict`.
-        language: ISO 639-3 code.
 
     Raises:
         ValueError: The rows have no captions in that language, or a clip id is duplicated.
@@ -98,9 +93,9 @@ def _read_rows(rows: Dataset) -> list[tuple[str, Captions]]:
     columns = rows.with_format("arrow").select_columns(["clip_id", "captions"])[:]
     clip_ids = columns["clip_id"].to_pylist()
 
-    twice = [repr(clip_id) for clip_id, count in Counter(clip_ids).items() if count > 1]
-    if twice:
-        raise ValueError(f"{len(twice)} clip ids are in the dataset more than once: {listing(twice)}")
+    repeated = [repr(clip_id) for clip_id, count in Counter(clip_ids).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{len(repeated)} clip ids are in the dataset more than once: {listing(repeated)}")
     return list(zip(clip_ids, columns["captions"].to_pylist(), strict=True))
 
 
@@ -109,27 +104,19 @@ def _require_language(captions: Mapping[str, Any], language: str) -> None:
         raise ValueError(f"the rows have no captions in {language!r}; they have {list(captions)}")
 
 
-class _Problems:
-    """Collects mismatches between a translations file and a dataset, to report them in one message."""
-
-    def __init__(self) -> None:
-        self.errors: dict[str, list[str]] = {}
-        self.gaps: dict[str, list[str]] = {}
-
-    def report(self, strict: bool) -> None:
-        """Raise ValueError or log a warning if there are problems."""
-        if self.errors:
-            raise ValueError(self._format(self.errors))
-        if self.gaps and strict:
-            raise ValueError(
-                f"{self._format(self.gaps)}. Complete the file, join all splits that it was made for, or pass "
-                "strict=False to leave out the language for such clips"
-            )
-        if self.gaps:
-            logger.warning("%s. Such clips do not get the language", self._format(self.gaps))
-
-    def _format(self, problems: Mapping[str, list[str]]) -> str:
-        return "; ".join(f"{len(names)} {problem}: {listing(names)}" for problem, names in problems.items())
+def _report(errors: Problems, gaps: Problems, strict: bool) -> None:
+    """Raise ValueError if there are errors or, with `strict`, gaps; log a warning about other gaps."""
+    problems = errors or gaps
+    message = "; ".join(f"{len(names)} {problem}: {listing(names)}" for problem, names in problems.items())
+    if errors:
+        raise ValueError(message)
+    if gaps and strict:
+        raise ValueError(
+            f"{message}. Complete the file, join all splits that it was made for, or pass strict=False to leave out "
+            "the language for such clips"
+        )
+    if gaps:
+        logger.warning("%s. Such clips do not get the language", message)
 
 
 class _Join:
@@ -146,64 +133,76 @@ class _Join:
         for clip_id, language, index, text, digest in zip(*(table[name].to_pylist() for name in names), strict=True):
             self.lines.setdefault(clip_id, {}).setdefault(language, {})[index] = text, digest
 
-    def captions(self, clip_id: str, captions: Captions, problems: _Problems) -> dict[str, list[str]]:
+    def captions(self, clip_id: str, captions: Captions, errors: Problems, gaps: Problems) -> dict[str, list[str]]:
         """Add the translations of a clip to its captions; an incomplete language becomes an empty list."""
         joined = {language: texts or [] for language, texts in captions.items()}
         sources = joined[self.source_language]
         for language in self.languages:
             lines = self.lines.get(clip_id, {}).get(language, {})
-            own = joined.get(language)
+            existing = joined.get(language)
 
             texts = []
             for index, source in enumerate(sources):
                 text, digest = lines.get(index, (None, None))
                 if text is not None and digest in (None, source_hash(source)):
                     texts.append(text)
-                elif not own:
+                elif not existing:
                     gap = "are missing" if text is None else "are stale, because their captions have changed"
-                    gaps = problems.gaps.setdefault(f"translations into {language} {gap}", [])
-                    gaps.append(f"{clip_id!r} caption {index}")
+                    gaps[f"translations into {language} {gap}"].append(f"{clip_id!r} caption {index}")
 
             for index in lines:
                 if index >= len(sources):
                     error = f"translations into {language} have a caption index that the clip lacks (counted from 0)"
-                    problems.errors.setdefault(error, []).append(f"{clip_id!r} caption {index} of {len(sources)}")
-            if own and texts:
+                    errors[error].append(f"{clip_id!r} caption {index} of {len(sources)}")
+            if existing and texts:
                 error = (
                     f"clips already have captions in {language}; load the dataset without that language, or set the "
                     "languages to join"
                 )
-                problems.errors.setdefault(error, []).append(repr(clip_id))
+                errors[error].append(repr(clip_id))
 
-            if not own:
+            if not existing:
                 joined[language] = texts if len(texts) == len(sources) else []
         return joined
 
     def splits(self, splits: Mapping[str, Dataset]) -> dict[str, Dataset]:
         """Join all splits of a map-style dataset."""
-        problems = _Problems()
+        errors, gaps = Problems(list), Problems(list)
         rows_of = {}
         for name, split in splits.items():
             _require_language(split.features["captions"], self.source_language)
             rows_of[name] = _read_rows(split)
 
-        known: set[str] = set()
-        for rows in rows_of.values():
-            known.update(clip_id for clip_id, _ in rows)
-        unknown = _unknown(sorted(self.lines.keys() - known), known)
-        if unknown:
-            problems.gaps["clips of the file are not in the dataset"] = unknown
+        known = {clip_id for rows in rows_of.values() for clip_id, _ in rows}
+        unknown = sorted(self.lines.keys() - known)
+        normal = {normalize("NFC", clip_id) for clip_id in known} if unknown else set()
+        for clip_id in unknown:
+            alike = " (exists in another Unicode normal form)" if normalize("NFC", clip_id) in normal else ""
+            gaps["clips of the file are not in the dataset"].append(f"{clip_id!r}{alike}")
 
         joined = {}
         for name, split in splits.items():
-            captions = [self.captions(clip_id, own, problems) for clip_id, own in rows_of[name]]
+            captions = [self.captions(clip_id, texts, errors, gaps) for clip_id, texts in rows_of[name]]
             joined[name] = self._with_captions(split, captions)
-        problems.report(self.strict)
+        _report(errors, gaps, self.strict)
         return joined
+
+    def row(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Join a row of a stream."""
+        _require_language(row["captions"], self.source_language)
+        errors, gaps = Problems(list), Problems(list)
+        captions = self.captions(row["clip_id"], row["captions"], errors, gaps)
+        _report(errors, gaps if self.strict else Problems(list), strict=True)
+        return {**row, "captions": captions}
+
+    def features(self, features: Features) -> Features:
+        """Add the new languages to the features of the rows."""
+        joined = dict.fromkeys(self.languages, List(Value("string")))
+        return Features({**features, "captions": {**features["captions"], **joined}})
 
     def _with_captions(self, rows: Dataset, captions: list[Any]) -> Dataset:
         """Replace the captions of a dataset, without changing any other column."""
-        feature = self._features(rows.features)["captions"]
+        feature = self.features(rows.features)["captions"]
         chosen = None
         if rows._indices is not None:
             # datasets would copy a selection, including its audio, to add a column. So add the column to the whole
@@ -221,30 +220,3 @@ class _Join:
 
         form = rows.format
         return joined.with_format(form["type"], form["columns"], form["output_all_columns"], **form["format_kwargs"])
-
-    def stream(self, rows: RowStream) -> RowStream:
-        """Join a stream lazily, row by row."""
-        return rows.map(partial(_join_row, join=self), self._features(rows.features))
-
-    def _features(self, features: Features) -> Features:
-        joined = dict.fromkeys(self.languages, List(Value("string")))
-        return Features({**features, "captions": {**features["captions"], **joined}})
-
-
-def _join_row(row: dict[str, Any], join: _Join) -> dict[str, Any]:
-    _require_language(row["captions"], join.source_language)
-    problems = _Problems()
-    captions = join.captions(row["clip_id"], row["captions"], problems)
-    if join.strict or problems.errors:
-        problems.report(strict=True)
-    return {**row, "captions": captions}
-
-
-def _unknown(clip_ids: list[str], known: Iterable[str]) -> list[str]:
-    """Format unknown clip ids; add a note if the id exists in another Unicode normal form."""
-    names = []
-    normal = set(map(_nfc, known)) if clip_ids else set()
-    for clip_id in clip_ids:
-        alike = " (exists in another Unicode normal form)" if _nfc(clip_id) in normal else ""
-        names.append(f"{clip_id!r}{alike}")
-    return names

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-Place = tuple[str, int]  # clip id and caption index
+CaptionKey = tuple[str, int]  # clip id and caption index
 Encoder = Callable[[Sequence[str]], np.ndarray]
 
 
@@ -39,9 +39,9 @@ def load_sentence_encoder(name: str, device: str | None = None) -> Encoder:
 
 
 def report_translations(
-    sources: Mapping[Place, str],
-    translations: Mapping[Place, str],
-    back_translations: Mapping[Place, str],
+    sources: Mapping[CaptionKey, str],
+    translations: Mapping[CaptionKey, str],
+    back_translations: Mapping[CaptionKey, str],
     encoder: Encoder | None = None,
     threshold: float = 0.7,
     num_worst: int = 10,
@@ -72,17 +72,17 @@ def report_translations(
     keys = sorted(back_translations)
     cosines = np.zeros(0)
     if keys and encoder is not None:
-        before = encoder(list(map(sources.__getitem__, keys)))
-        after = encoder(list(map(back_translations.__getitem__, keys)))
+        before = encoder([sources[key] for key in keys])
+        after = encoder([back_translations[key] for key in keys])
         cosines = (before.astype(np.float64) * after).sum(1)
 
     worst = []
     for row in np.argsort(cosines, kind="stable")[:num_worst].tolist():
-        key = keys[row]
+        clip_id, caption_index = key = keys[row]
         worst.append(
             {
-                "clip_id": key[0],
-                "caption_index": key[1],
+                "clip_id": clip_id,
+                "caption_index": caption_index,
                 "cosine": round(float(cosines[row]), 6),
                 "source": sources[key],
                 "translation": translations[key],
@@ -90,16 +90,11 @@ def report_translations(
             }
         )
 
-    ratios, identical = [], 0
-    for key, text in translations.items():
-        ratios.append(len(text) / len(sources[key]))
-        identical += text == sources[key]
-
     return {
         "captions": len(sources),
         "missing": len(sources) - len(translations),
-        "identical": identical,
-        "length_ratio": _mean(ratios),
+        "identical": sum(text == sources[key] for key, text in translations.items()),
+        "length_ratio": _mean([len(text) / len(sources[key]) for key, text in translations.items()]),
         "back_translated": len(cosines),
         "cosine": _mean(cosines),
         "below_threshold": _mean(cosines < threshold),

@@ -1,7 +1,4 @@
-"""Translator interface, and machine translation with any transformers seq2seq model.
-
-A translator accepts a batch of texts and two ISO 639-3 codes. It returns one translation per text, or "" if it failed.
-"""
+"""Translator interface, and machine translation with any transformers seq2seq model."""
 
 from __future__ import annotations
 
@@ -20,12 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Translator(Protocol):
-    """Interface of translators.
-
-    Attributes:
-        name: Model name, which is saved with the translations.
-        workers: Number of batches to translate in parallel.
-    """
+    """Interface of translators: the model name, and the number of batches to translate in parallel."""
 
     name: str
     workers: int
@@ -90,31 +82,30 @@ class Seq2SeqTranslator:
         limit = getattr(model.config, "max_position_embeddings", None) or float("inf")
 
         readable: dict[int, list[int]] = {}
-        for place, text in enumerate(texts):
+        for index, text in enumerate(texts):
             # str.format would fail on captions with braces.
             tokens = tokenizer(template.replace("{text}", text))["input_ids"]
             if len(tokens) > limit:
                 logger.warning("%s takes %d tokens, skipping %r with %d", self.name, limit, text, len(tokens))
             else:
-                readable[place] = tokens
+                readable[index] = tokens
 
         translations = [""] * len(texts)
-        if readable:
-            # Without this limit, one text with endless repetition would slow down the whole batch.
-            most = min(2 * max(map(len, readable.values())) + 16, limit - 1)
-            search: dict[str, Any] = {"num_beams": self.num_beams, "do_sample": False, "max_new_tokens": most}
-            generated = self._generate(list(readable.values()), {**options, **search}, tokenizer, model)
-            for place, translation in zip(readable, generated, strict=True):
-                translations[place] = translation.strip()
-        return translations
+        if not readable:
+            return translations
 
-    def _generate(self, tokens: list[list[int]], options: dict[str, Any], tokenizer: Any, model: Any) -> list[str]:
-        inputs = tokenizer.pad({"input_ids": tokens}, return_tensors="pt").to(self.device)
+        # Without this limit, one text with endless repetition would slow down the whole batch.
+        most = min(2 * max(map(len, readable.values())) + 16, limit - 1)
+        inputs = tokenizer.pad({"input_ids": list(readable.values())}, return_tensors="pt").to(self.device)
+        search: dict[str, Any] = {"num_beams": self.num_beams, "do_sample": False, "max_new_tokens": most}
         with torch.inference_mode():
-            output = model.generate(**inputs, **options)
+            output = model.generate(**inputs, **options, **search)
         # Remove the start token and the language code, which some tokenizers do not treat as special.
-        output = output[:, 2 if "forced_bos_token_id" in options else 1 :]
-        return tokenizer.batch_decode(output, skip_special_tokens=True)
+        output = output[:, 2 if options else 1 :]
+        generated = tokenizer.batch_decode(output, skip_special_tokens=True)
+        for index, translation in zip(readable, generated, strict=True):
+            translations[index] = translation.strip()
+        return translations
 
     def _model_name(self, source: str, target: str) -> str:
         if "{" not in self._origin:

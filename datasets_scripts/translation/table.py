@@ -1,7 +1,7 @@
 """Read, write and check Parquet files of translated captions.
 
-Each row is one translation of one caption. The columns are `clip_id`, `caption_index` (index of the caption in its
-clip), `language`, `text`, `model` (the translator) and `source_hash` (hash of the caption, to detect later changes).
+Each row is one translation of one caption. `caption_index` is the index of the caption in its clip, `model` the
+translator, and `source_hash` the hash of the caption, to detect later changes.
 """
 
 import functools
@@ -59,8 +59,7 @@ def read_translations(path: Paths, languages: Sequence[str] | None = None) -> pa
     Raises:
         FileNotFoundError: A file does not exist.
         ValueError: A column is missing or has another type, a value is missing, a text is blank or damaged, a language
-            is not an ISO 639-3 code, a key is duplicated, or one of `languages` is absent. The message counts the
-            faulty rows and names the first few.
+            is not an ISO 639-3 code, a key is duplicated, or one of `languages` is absent.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
@@ -91,7 +90,7 @@ def write_translations(path: str | Path, lines: Iterable[Mapping[str, Any]]) -> 
 
     target.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(target, one_writer=True) as unfinished:
-        pq.write_table(table.sort_by(list(zip(KEY, ["ascending"] * 3, strict=True))), unfinished)
+        pq.write_table(table.sort_by([(name, "ascending") for name in KEY]), unfinished)
 
 
 def _read_file(path: Path) -> pa.Table:
@@ -103,9 +102,9 @@ def _read_file(path: Path) -> pa.Table:
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is not a Parquet file of text: {error}") from error
 
-    lacking = sorted({*KEY, "text"} - set(table.column_names))
-    if lacking:
-        raise ValueError(f"{path} lacks the columns {lacking}; it has {sorted(table.column_names)}")
+    missing = sorted({*KEY, "text"} - set(table.column_names))
+    if missing:
+        raise ValueError(f"{path} lacks the columns {missing}; it has {sorted(table.column_names)}")
     for name in ("model", "source_hash"):
         if name not in table.column_names:
             table = table.append_column(name, pa.nulls(len(table), pa.string()))
@@ -114,12 +113,11 @@ def _read_file(path: Path) -> pa.Table:
         table = table.select(SCHEMA.names).cast(SCHEMA)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ValueError(f"{path} has a column of another type than\n{SCHEMA}\n{error}") from error
-
     return table.set_column(SCHEMA.get_field_index("text"), "text", pc.utf8_normalize(table["text"], "NFC"))
 
 
 def _check(table: pa.Table, named: str) -> None:
-    """Raise if the table has rows that are invalid for any dataset, for example blank texts."""
+    """Raise a ValueError with all rows that are invalid for any dataset, for example blank texts."""
     text, language = table["text"], table["language"]
     is_null = map(pc.is_null, table.select([*KEY, "text"]).columns)
     matches, no_code = pc.match_substring_regex, f"is not an ISO 639-3 code such as {', '.join(LANGUAGES[:3])}"
@@ -130,10 +128,8 @@ def _check(table: pa.Table, named: str) -> None:
         "have a negative caption index": pc.less(table["caption_index"], 0),
         f"have a language that {no_code}": pc.invert(matches(language, "^[a-z]{3}$")),
     }
-    faulty = {}
-    for fault, mask in masks.items():
-        faulty[fault] = table.filter(pc.fill_null(mask, False))
     counts = table.group_by(list(KEY)).aggregate([([], "count_all")])
+    faulty = {fault: table.filter(mask) for fault, mask in masks.items()}
     faulty["are duplicated"] = counts.filter(pc.greater(counts["count_all"], 1))
 
     problems = []

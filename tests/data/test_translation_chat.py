@@ -73,7 +73,7 @@ def test_a_redirect_is_not_followed(status, slept):
         headers = {"Location": elsewhere.url + "/v1/chat/completions"}
         with (
             fake_endpoint((status, headers, b"")) as server,
-            pytest.raises(ValueError, match=re.escape(server.url)),
+            pytest.raises(ConnectionError, match=re.escape(server.url)),
         ):
             chat(server, api_key="secret").translate(["Rain"], "eng", "fra")
     assert elsewhere.seen == []
@@ -109,7 +109,7 @@ def test_an_endpoint_that_stays_busy_is_an_error_with_its_words(slept):
 
 @pytest.mark.parametrize(
     ("status", "error", "message"),
-    [(401, PermissionError, "401 no such"), (400, ValueError, "400 no such")],
+    [(401, PermissionError, "401 no such"), (400, ConnectionError, "400 no such")],
 )
 def test_what_will_not_get_better_is_not_tried_again(status, error, message):
     with fake_endpoint((status, {}, b"no such")) as server, pytest.raises(error, match=message):
