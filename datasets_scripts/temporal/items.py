@@ -1,12 +1,11 @@
 """Build training items for TeminAL on the fly from rows with one label each.
 
-An item combines one or two recordings, with captions that describe their order. Audio is rendered on demand, and the
-caller passes a function that reads waveforms. Every random choice is computed from a hash of the seed and a key, so it
-does not depend on the machine, the number of workers, the row order or the numpy version.
+An item combines one or two recordings, with captions that describe their order. Every random choice is computed from a
+hash of the seed and a key, so it does not depend on the machine, the number of workers, the row order or the numpy
+version. The caption templates are in `phrases/temporal.json`, where `{first}` is the first sound in the audio.
 
 TeminAL and ZSTE are from the paper "Temporal Enhancement of Contrastive Audio-Language Models through Self-Supervised
-Post-Training with Text-Audio Pairs". The caption templates are in `phrases/temporal.json`, where `{first}` is the first
-sound in the audio.
+Post-Training with Text-Audio Pairs".
 """
 
 import hashlib
@@ -45,7 +44,7 @@ def describe(
         relation: "before" ("first before second"), "after" ("second after first", the same order in time), "while"
             (both at the same time), "single" (only the first), or "combined" (both, in any order).
         phrases_first: Dict from language to the noun phrase of the first sound.
-        phrases_second: Dict from language to the noun phrase of the second sound; None for "single".
+        phrases_second: Phrases of the second sound; None for "single".
         languages: ISO 639-3 codes of the captions.
         exchange: Whether to exchange the two sounds first (operator T in TeminAL eq. 1).
 
@@ -80,13 +79,7 @@ def describe(
 
 
 def label_phrase(label: str, language: str = "eng", phrases: Phrases | None = None) -> str:
-    """Return the noun phrase of a label.
-
-    Args:
-        label: Class name.
-        language: ISO 639-3 code.
-        phrases: Noun phrases as `phrases[label][language]`, see `captions.label_phrases`. With None, the English phrase
-            is the label itself.
+    """Return the noun phrase `phrases[label][language]`; without `phrases`, the English phrase is the label itself.
 
     Raises:
         ValueError: The label has no phrase in this language.
@@ -146,20 +139,19 @@ def render(
     sampling_rate_hz: int,
     options: RenderOptions | None = None,
 ) -> np.ndarray:
-    """Render the audio of an item.
+    """Render the audio of an item with `mixing.compose`. A combined item is rendered in sequence (TeminAL section 3.2).
 
     Args:
         item: The item.
         read_waveform: Function that returns the waveform of a row, (samples,) float, at `sampling_rate_hz`.
-        sampling_rate_hz: Sampling rate of the waveforms in Hz.
-        options: Options for joining clips in sequence. None joins them without crossfade, gap or level change.
+        sampling_rate_hz: Sampling rate of the waveforms.
+        options: Options for joining clips in sequence, see `compose`.
 
     Returns:
-        Waveform (samples,) float32, peak at most 0.99. A combined item is rendered in sequence, like a forward item
-        (TeminAL section 3.2).
+        Waveform (samples,) float32, peak at most 0.99.
 
     Raises:
-        ValueError: `concatenate` or `overlay` failed; the message names the clips.
+        ValueError: `compose` failed; the message names the clips.
     """
     try:
         return compose(item.role, list(map(read_waveform, item.rows)), sampling_rate_hz, options)
@@ -203,13 +195,17 @@ class TemporalItems:
         self.rows, self._seed, self._use_after, self._num_phrasings = rows, seed, use_after, num_phrasings
         self._recordings = recordings_by_label(rows)
         self.languages = check_languages(languages)
-        self.labels = _check_labels(sorted(self._recordings) if labels is None else labels, self._recordings)
+        self.labels = tuple(sorted(self._recordings) if labels is None else labels)
+        without_rows = set(self.labels) - self._recordings.keys()
+        if without_rows:
+            known = list(self._recordings)
+            raise ValueError(f"the classes {sorted(without_rows)} have no recordings; there are recordings of {known}")
+        if len(set(self.labels)) < max(2, len(self.labels)):
+            raise ValueError(f"labels is {list(self.labels)}; give two or more classes, each once")
 
         self._phrases: dict[str, dict[str, str]] = {}
         for label in self.labels:
-            self._phrases[label] = {}
-            for language in self.languages:
-                self._phrases[label][language] = label_phrase(label, language, phrases)
+            self._phrases[label] = {language: label_phrase(label, language, phrases) for language in self.languages}
 
         self.pairs = shuffled(itertools.permutations(self.labels, 2), seed, "pairs")
         self._length = len(self.pairs) if pairs_per_epoch is None else pairs_per_epoch
@@ -217,15 +213,11 @@ class TemporalItems:
             raise ValueError(f"pairs_per_epoch is {pairs_per_epoch}, num_phrasings is {num_phrasings}; give 1 or more")
 
     def __len__(self) -> int:
-        """Return the number of pairs per epoch."""
+        """Number of pairs per epoch."""
         return self._length
 
     def triple(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem, TemporalItem]:
-        """Build the three items of a pair for TeminAL stage B.
-
-        Args:
-            epoch: Epoch number, from 0.
-            index: Index of the pair in the epoch.
+        """Build the three items of pair `index` in an epoch for TeminAL stage B; both numbers start at 0.
 
         Returns:
             The forward item `a_i + a_j`, "c_i before c_j"; the reversed item `a_j + a_i`, "c_j before c_i"; and the
@@ -244,11 +236,7 @@ class TemporalItems:
         return items[0], items[1], self._pair_item("overlaid", "while", rows)
 
     def stage_a(self, epoch: int, index: int) -> tuple[TemporalItem, TemporalItem]:
-        """Build the two items of a pair for TeminAL stage A.
-
-        Args:
-            epoch: Epoch number, from 0.
-            index: Index of the pair in the epoch.
+        """Build the two items of pair `index` in an epoch for TeminAL stage A; both numbers start at 0.
 
         Returns:
             An item with one of the two recordings, and the combined item with both (TeminAL B.2).
@@ -319,19 +307,6 @@ def recordings_by_label(rows: Iterable[Row]) -> dict[str, list[Recording]]:
     return by_label
 
 
-def _check_labels(labels: Sequence[str], recordings: Mapping[str, Sequence[Recording]]) -> tuple[str, ...]:
-    without_rows = set(labels) - recordings.keys()
-    if without_rows:
-        raise ValueError(
-            f"the classes {sorted(without_rows)} have no recordings; there are recordings of {list(recordings)}"
-        )
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"labels is {list(labels)}; list each class once")
-    if len(labels) < 2:
-        raise ValueError(f"labels is {list(labels)}; give two or more classes")
-    return tuple(labels)
-
-
 def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int = 0) -> tuple[list[int], list[int]]:
     """Split rows into a training and a test set, so that clips from one source recording stay in the same set.
 
@@ -358,9 +333,7 @@ def split_by_source(rows: Iterable[Row], train_fraction: float = 0.7, seed: int 
     seen: set[str] = set()
     train_sources: set[str] = set()
     for label, recordings in recordings_by_label(rows).items():
-        for recording in recordings:
-            source_of_row[recording.row_index] = recording.source
-
+        source_of_row |= {recording.row_index: recording.source for recording in recordings}
         sources = {recording.source for recording in recordings} - seen
         seen |= sources
         count = max(1, min(round(train_fraction * len(sources)), len(sources) - 1))

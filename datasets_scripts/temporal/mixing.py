@@ -1,7 +1,7 @@
 """Combine two waveforms in sequence, or overlay them with equal loudness (TeminAL section 3.1).
 
-All functions are pure. Waveforms are mono float arrays with full scale 1. Combined waveforms have a peak of at most
-`PEAK`.
+All functions are pure. Waveforms are mono float arrays `(samples,)` with full scale 1. Combined waveforms are float32
+with a peak of at most `PEAK`: a louder waveform is scaled down as a whole.
 """
 
 import math
@@ -19,7 +19,12 @@ ROLES = ("single", "combined", "forward", "reversed", "overlaid")
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """Options for joining two clips in sequence; `concatenate` documents the fields.
+    """Options for joining two clips in sequence.
+
+    Attributes:
+        crossfade_seconds: Duration of an equal-power crossfade (cosine and sine gains).
+        gap_seconds: Duration of the silence between the clips.
+        match_loudness: Whether to scale both clips to the geometric mean of their `active_rms`.
 
     Raises:
         ValueError: A time is negative or infinite, or both a crossfade and a gap are set.
@@ -47,12 +52,9 @@ def compose(
     Args:
         role: One of `ROLES` or "concatenated". "overlaid" overlays the waveforms, "single" has only one waveform, and
             all other roles join the waveforms in sequence.
-        waveforms: One waveform (samples,) for "single", otherwise two in the order of playback.
-        sampling_rate_hz: Sampling rate of the waveforms in Hz.
+        waveforms: One waveform for "single", otherwise two in the order of playback.
+        sampling_rate_hz: Sampling rate of the waveforms.
         options: Options for joining clips in sequence. None joins them without crossfade, gap or level change.
-
-    Returns:
-        Waveform (samples,) float32, peak at most 0.99.
 
     Raises:
         ValueError: The role or the number of waveforms is wrong, or `concatenate` or `overlay` fails.
@@ -70,20 +72,13 @@ def compose(
     first, second = waveforms
     if role == "overlaid":
         return overlay(first, second, sampling_rate_hz)
-    options = options or RenderOptions()
-    return concatenate(
-        first, second, sampling_rate_hz, options.crossfade_seconds, options.gap_seconds, options.match_loudness
-    )
+    return concatenate(first, second, sampling_rate_hz, options)
 
 
 def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
     """Compute the RMS level of the active parts of a clip, without padding and pauses.
 
     A 20 ms frame is active if its power is at least the mean power of the clip minus 10 dB.
-
-    Args:
-        waveform: (samples,) float, full scale 1.
-        sampling_rate_hz: Sampling rate in Hz.
 
     Returns:
         RMS over the active frames, full scale 1. Digital silence has level 0.
@@ -115,42 +110,30 @@ def active_rms(waveform: np.ndarray, sampling_rate_hz: int) -> float:
 
 
 def concatenate(
-    first: np.ndarray,
-    second: np.ndarray,
-    sampling_rate_hz: int,
-    crossfade_seconds: float = 0.0,
-    gap_seconds: float = 0.0,
-    match_loudness: bool = False,
+    first: np.ndarray, second: np.ndarray, sampling_rate_hz: int, options: RenderOptions | None = None
 ) -> np.ndarray:
     """Join two clips in sequence, `a_i + a_j` (TeminAL section 3.1).
 
-    Args:
-        first: First waveform, (samples,) float, full scale 1.
-        second: Second waveform, in the same format.
-        sampling_rate_hz: Sampling rate of both clips in Hz.
-        crossfade_seconds: Duration of an equal-power crossfade (cosine and sine gains).
-        gap_seconds: Duration of the silence between the clips.
-        match_loudness: Whether to scale both clips to the geometric mean of their `active_rms`.
-
-    Returns:
-        Waveform (samples,) float32. If its peak exceeds 0.99, the whole waveform is scaled down.
-
     Raises:
-        ValueError: A clip is empty, not mono, not float, or has NaN or infinite samples. A time is negative, both a
-            crossfade and a gap are set, or the crossfade is longer than a clip. `match_loudness` is set and a clip is
-            silent.
+        ValueError: A clip is empty, not mono, not float, or has NaN or infinite samples. The crossfade is longer than a
+            clip. `match_loudness` is set and a clip is silent.
 
-    >>> concatenate(np.array([0.5, 0.5]), np.array([0.25]), sampling_rate_hz=1, gap_seconds=1).tolist()
+    >>> concatenate(np.array([0.5, 0.5]), np.array([0.25]), 1, RenderOptions(gap_seconds=1)).tolist()
     [0.5, 0.5, 0.0, 0.25]
     """
-    RenderOptions(crossfade_seconds, gap_seconds, match_loudness)  # checks the options
+    options = options or RenderOptions()
     first, second = _as_float(first), _as_float(second)
-    fade, gap = _num_samples(crossfade_seconds, sampling_rate_hz), _num_samples(gap_seconds, sampling_rate_hz)
+    fade = _num_samples(options.crossfade_seconds, sampling_rate_hz)
+    gap = _num_samples(options.gap_seconds, sampling_rate_hz)
     if fade > min(first.size, second.size):
         shortest_seconds = min(first.size, second.size) / sampling_rate_hz
-        raise ValueError(f"the crossfade of {crossfade_seconds} s is longer than a clip of {shortest_seconds} s")
+        raise ValueError(
+            f"the crossfade of {options.crossfade_seconds} s is longer than a clip of {shortest_seconds} s"
+        )
 
-    first_gain, second_gain = _equal_gains(first, second, sampling_rate_hz) if match_loudness else (1.0, 1.0)
+    first_gain, second_gain = (1.0, 1.0)
+    if options.match_loudness:
+        first_gain, second_gain = _equal_gains(first, second, sampling_rate_hz)
     start = first.size + gap - fade  # of the second
     joined = np.empty(start + second.size, np.float32)
     np.multiply(first, first_gain, out=joined[: first.size])
@@ -168,16 +151,8 @@ def concatenate(
 def overlay(first: np.ndarray, second: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
     """Overlay two clips with equal loudness, `a_i ^ a_j` (TeminAL section 3.1).
 
-    Both clips start together and are scaled to the geometric mean of their `active_rms`. The order of the clips does
-    not matter.
-
-    Args:
-        first: First waveform, (samples,) float, full scale 1.
-        second: Second waveform, in the same format.
-        sampling_rate_hz: Sampling rate of both clips in Hz.
-
-    Returns:
-        Waveform (samples,) float32, as long as the longer clip. If its peak exceeds 0.99, it is scaled down.
+    Both clips start together and are scaled to the geometric mean of their `active_rms`. The result is as long as the
+    longer clip. The order of the clips does not matter.
 
     Raises:
         ValueError: A clip is empty, silent, not mono, not float, or has NaN or infinite samples; or the rate is not

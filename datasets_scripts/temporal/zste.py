@@ -1,13 +1,11 @@
 """Zero-shot temporal evaluation (ZSTE): sample a fixed set of clips, and build the candidate texts for each clip.
 
-`mixing.compose` renders the clips, and the metric `zste` computes the scores. As in `items.py`, all random choices
-depend on the seed only, so the evaluation set is the same on every machine. `set_hash` identifies the set.
-
-ZSTE is described in the TeminAL paper, section 4.2 and appendix B.4. The prompts are in `phrases/temporal.json`.
+ZSTE is described in the TeminAL paper, section 4.2 and appendix B.4. As in `items.py`, all random choices depend on the
+seed only, so the evaluation set is the same on every machine. The prompts are in `phrases/temporal.json`.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -65,7 +63,12 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
     items = TemporalItems(rows, seed)
 
     records = []
-    for clip_id, label in itertools.islice(_singles_in_turn(rows, seed), num_items):
+    by_label = recordings_by_label(rows)
+    queues = []
+    for label in shuffled(by_label, seed, "classes"):
+        queues.append(shuffled([(recording.clip_id, label) for recording in by_label[label]], seed, "single"))
+    in_turn = filter(None, itertools.chain.from_iterable(itertools.zip_longest(*queues)))
+    for clip_id, label in itertools.islice(in_turn, num_items):
         records.append(_record("single", [clip_id], [label]))
 
     # Later epochs may sample the same recordings again, so keep each pair of recordings once.
@@ -82,12 +85,9 @@ def zste_set(rows: Sequence[Row], seed: int, num_items: int) -> list[dict[str, A
 
 
 def set_hash(records: Sequence[Mapping[str, Any]]) -> str:
-    """Return the hash of an evaluation set. Evaluations with equal hashes used the same clips.
+    """Return the SHA-256, in hex, of `ZSTE_VERSION` and the records of `zste_set` as canonical JSON.
 
-    The hash is the SHA-256, in hex, of `ZSTE_VERSION` and the records as canonical JSON.
-
-    Args:
-        records: Records from `zste_set`.
+    Evaluations with equal hashes used the same clips.
 
     >>> set_hash([])[:12]
     '77d4115bf19d'
@@ -145,22 +145,6 @@ def zste_prompts(
     >>> sorted(prompts.texts), [prompts.texts[index] for index in prompts.right]
     (['Dog before rain', 'Dog while rain', 'Rain before dog'], ['Dog while rain'])
     """
-    _check_question(task, record, labels, language)
-    key = (seed, "zste", task, record["id"])
-    candidates, right = _questions(task, record["labels"], labels, num_candidates, key)
-    if task[0] not in "12":
-        candidates = shuffled(candidates, *key)
-
-    texts: list[str] = []
-    for sentence, *named in candidates:
-        sounds = [label_phrase(label, language, phrases) for label in named]
-        texts.append(write_sentence(sentence, language, sounds)[0])
-    if len(set(texts)) < len(texts):
-        raise ValueError(f"task {task} has two equal candidates in {language!r}; give distinct phrases")
-    return Prompts(texts, list(map(candidates.index, right)))
-
-
-def _check_question(task: str, record: Mapping[str, Any], labels: Sequence[str], language: str) -> None:
     if task not in ZSTE_FAMILIES:
         raise ValueError(f"unknown task {task!r}; the tasks are {', '.join(ZSTE_FAMILIES)}")
     if record["family"] != ZSTE_FAMILIES[task]:
@@ -173,6 +157,19 @@ def _check_question(task: str, record: Mapping[str, Any], labels: Sequence[str],
     if unknown:
         raise ValueError(f"record {record['id']!r} has the classes {sorted(unknown)}, which are not in labels")
     check_languages([language])
+
+    key = (seed, "zste", task, record["id"])
+    candidates, right = _questions(task, record["labels"], labels, num_candidates, key)
+    if task[0] not in "12":
+        candidates = shuffled(candidates, *key)
+
+    texts: list[str] = []
+    for sentence, *named in candidates:
+        sounds = [label_phrase(label, language, phrases) for label in named]
+        texts.append(write_sentence(sentence, language, sounds)[0])
+    if len(set(texts)) < len(texts):
+        raise ValueError(f"task {task} has two equal candidates in {language!r}; give distinct phrases")
+    return Prompts(texts, list(map(candidates.index, right)))
 
 
 def _questions(
@@ -192,18 +189,14 @@ def _questions(
         orders: list[Candidate] = [("zste_simultaneous", first, second), ("zste_simultaneous", second, first)]
         return _add_wrong_candidates(orders, present, labels, num_candidates, key), orders
     relations: list[Candidate] = [("before", first, second), ("before", second, first), ("while", first, second)]
-    candidates = relations
+    right = relations[:1] if task[1] == "A" else relations[2:]
     if task[0] == "4":
-        candidates = _add_wrong_candidates(relations, present, labels, num_candidates, key)
-    return candidates, relations[:1] if task[1] == "A" else relations[2:]
+        relations = _add_wrong_candidates(relations, present, labels, num_candidates, key)
+    return relations, right
 
 
 def _add_wrong_candidates(
-    candidates: list[Candidate],
-    present: Sequence[str],
-    labels: Sequence[str],
-    num_candidates: int,
-    key: tuple[Any, ...],
+    candidates: list[Candidate], present: Sequence[str], labels: Sequence[str], num_candidates: int, key: Sequence[Any]
 ) -> list[Candidate]:
     """Add wrong candidates with the same sentences, first with one class in the clip, then with absent classes only."""
     sentences = sorted(set(map(itemgetter(0), candidates)))
@@ -221,17 +214,6 @@ def _add_wrong_candidates(
             others = [(sentence, *pair) for sentence, pair in itertools.product(sentences, pairs)]
             extended += shuffled(others, *key, kind)
     return extended[:num_candidates]
-
-
-def _singles_in_turn(rows: Sequence[Row], seed: int) -> Iterator[tuple[str, str]]:
-    """Yield every clip id with its class, alternating between classes."""
-    by_label = recordings_by_label(rows)
-    queues = []
-    for label in shuffled(by_label, seed, "classes"):
-        clips = [(recording.clip_id, label) for recording in by_label[label]]
-        queues.append(shuffled(clips, seed, "single"))
-    for turn in itertools.zip_longest(*queues):
-        yield from filter(None, turn)
 
 
 def _record(family: str, clip_ids: list[str], labels: list[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def test_concatenation_is_one_after_the_other_sample_by_sample():
 
 
 def test_a_gap_is_silence_between_the_clips():
-    joined = concatenate(tone(500), tone(2000, 0.5), RATE_HZ, gap_seconds=0.25)
+    joined = concatenate(tone(500), tone(2000, 0.5), RATE_HZ, RenderOptions(gap_seconds=0.25))
     assert joined.size == 1.75 * RATE_HZ
     assert not joined[RATE_HZ : RATE_HZ + 2000].any()
     assert strength_db(joined[:RATE_HZ], 500) == pytest.approx(20 * math.log10(0.3), abs=0.01)
@@ -26,8 +26,8 @@ def test_a_gap_is_silence_between_the_clips():
 
 def test_crossfade_gains_are_a_partition_of_power():
     ones, zeros = np.full(400, 0.5), np.zeros(400)
-    falling = concatenate(ones, zeros, RATE_HZ, crossfade_seconds=0.025)
-    rising = concatenate(zeros, ones, RATE_HZ, crossfade_seconds=0.025)
+    falling = concatenate(ones, zeros, RATE_HZ, RenderOptions(crossfade_seconds=0.025))
+    rising = concatenate(zeros, ones, RATE_HZ, RenderOptions(crossfade_seconds=0.025))
     assert falling.size == 600
     np.testing.assert_allclose(falling**2 + rising**2, 0.25, rtol=1e-6)
     assert np.all(np.diff(falling[200:400]) < 0)
@@ -35,7 +35,7 @@ def test_crossfade_gains_are_a_partition_of_power():
 
 
 def test_crossfaded_noise_keeps_its_power():
-    joined = concatenate(noise(0, 4), noise(1, 4), RATE_HZ, crossfade_seconds=3)
+    joined = concatenate(noise(0, 4), noise(1, 4), RATE_HZ, RenderOptions(crossfade_seconds=3))
     assert joined.size == 5 * RATE_HZ
     levels_db = [10 * math.log10(np.mean(part**2)) for part in np.split(joined, 5)]
     assert max(levels_db) - min(levels_db) < 0.3  # a linear fade would dip by 3 dB
@@ -45,7 +45,7 @@ def test_loudness_is_matched_in_a_concatenation_when_asked():
     loud, quiet = tone(500, amplitude=0.5), tone(2000, amplitude=0.005)
     apart = concatenate(loud, quiet, RATE_HZ)
     assert strength_db(apart[:RATE_HZ], 500) - strength_db(apart[RATE_HZ:], 2000) == pytest.approx(40, abs=0.01)
-    matched = concatenate(loud, quiet, RATE_HZ, match_loudness=True)
+    matched = concatenate(loud, quiet, RATE_HZ, RenderOptions(match_loudness=True))
     assert strength_db(matched[:RATE_HZ], 500) == pytest.approx(strength_db(matched[RATE_HZ:], 2000), abs=0.01)
 
 
@@ -108,12 +108,10 @@ def test_active_level_does_not_count_padding(padding_seconds):
         (lambda: overlay(GOOD * np.nan, GOOD, RATE_HZ), "NaN"),
         (lambda: concatenate(GOOD, GOOD, 0), "sampling_rate_hz.*0"),
         (lambda: overlay(GOOD, GOOD, -1), "sampling_rate_hz.*-1"),
-        (lambda: concatenate(GOOD, GOOD, RATE_HZ, crossfade_seconds=-1), "crossfade_seconds.*-1"),
-        (lambda: concatenate(GOOD, GOOD, RATE_HZ, gap_seconds=math.nan), "gap_seconds.*nan"),
-        (lambda: concatenate(GOOD, GOOD, RATE_HZ, 0.001, 0.001), r"0\.001.*0\.001"),
         (lambda: RenderOptions(crossfade_seconds=-1), "crossfade_seconds.*-1"),
+        (lambda: RenderOptions(gap_seconds=math.nan), "gap_seconds.*nan"),
         (lambda: RenderOptions(0.5, 0.25), r"0\.5.*0\.25"),
-        (lambda: concatenate(GOOD, GOOD[:40], RATE_HZ, 0.01), r"0\.01.*0\.005"),
+        (lambda: concatenate(GOOD, GOOD[:40], RATE_HZ, RenderOptions(0.01)), r"0\.01.*0\.005"),
         (lambda: overlay(GOOD, 0 * GOOD, RATE_HZ), r"0\.1\b.*\b0\b"),
         (lambda: compose("overlay", [GOOD, GOOD], RATE_HZ), "'overlay'"),
         (lambda: compose("single", [GOOD, GOOD], RATE_HZ), r"\b2\b.*'single'"),
