@@ -23,7 +23,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 
@@ -46,12 +46,7 @@ _NEEDED = ("clip_id", "audio_path", *AUDIO_COLUMNS)
 _MOST_SHOWN = 20
 
 
-class Clip(NamedTuple):
-    """Clip of a prepared set, with its split, id and source recording."""
-
-    split: str
-    clip_id: str
-    source: str
+Clip = dict[str, str]  # "split", "clip_id" and "source"
 
 
 def compare(
@@ -78,29 +73,31 @@ def compare(
     if first == second:
         raise ValueError(f"both sets are {first}; to compare splits of one set, give {first}:train {first}:test")
 
-    clips: list[list[Clip]] = []
-    prints: list[list[Fingerprint | None]] = []
+    clips: list[list[Clip]] = [[], []]
+    prints: list[list[Fingerprint | None]] = [[], []]
     loaded = [(name, _load(name, cache_dir)) for name in (first, second)]
-    for name, splits in loaded:
-        clips.append([])
-        prints.append([])
+    for side, (name, splits) in enumerate(loaded):
         for split, rows in splits.items():
             named = without_audio(rows)
-            clips[-1] += map(Clip, [split] * len(rows), named["clip_id"], named["source"])
-            needed = rows.select_columns(list(filter(_NEEDED.__contains__, rows.column_names)))
+            for clip_id, source in zip(named["clip_id"], named["source"], strict=True):
+                clips[side].append({"split": split, "clip_id": clip_id, "source": source})
+            needed = rows.select_columns([name for name in rows.column_names if name in _NEEDED])
             computed = map_in_order(_fingerprint, needed, workers)
-            prints[-1] += progress(computed, f"{name} {split}", len(rows), "clips", quiet)
+            prints[side] += progress(computed, f"{name} {split}", len(rows), "clips", quiet)
 
-    not_compared: list[list[dict[str, str]]] = [[], []]
+    not_compared: list[list[Clip]] = [[], []]
+    by_source: dict[str, list[list[Clip]]] = defaultdict(lambda: [[], []])
     for side in (0, 1):
-        for clip, print_ in zip(clips[side], prints[side], strict=True):
-            if print_ is None:
-                not_compared[side].append(clip._asdict())
+        for clip, computed_print in zip(clips[side], prints[side], strict=True):
+            if computed_print is None:
+                not_compared[side].append(clip)
+            if not clip["source"].startswith(FILE_SOURCE):
+                by_source[clip["source"]][side].append(clip)
 
     return {
         "sets": [{"name": first, "clips": len(clips[0])}, {"name": second, "clips": len(clips[1])}],
         "threshold": THRESHOLD,
-        "shared_sources": _shared_sources(*clips),
+        "shared_sources": {source: by_source[source] for source in sorted(by_source) if all(by_source[source])},
         "copies": _copies(clips, prints, quiet),
         "not_compared": not_compared,
     }
@@ -115,9 +112,9 @@ def overlap_table(report: Mapping[str, Any]) -> str:
         f"shared sources: {len(sources)}",
         f"copies by sound: {len(copies)}",
     ]
-    short = list(map(len, report["not_compared"]))
-    if any(short):
-        lines.append(f"without fingerprint, too short or unreadable: {short[0]} and {short[1]}")
+    if any(report["not_compared"]):
+        counts = map(len, report["not_compared"])
+        lines.append("without fingerprint, too short or unreadable: {} and {}".format(*counts))
 
     for source, of_both in list(sources.items())[:_MOST_SHOWN]:
         lines.append(f"  {source}: {_names(of_both[0])} | {_names(of_both[1])}")
@@ -135,7 +132,7 @@ def overlap_table(report: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command: compare two sets, print the table and optionally write the report. Returns the exit status."""
+    """Compare two sets, print the table and optionally write the report; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", metavar="A[:split]", help="Folder or Hub id of a prepared set; default: all splits.")
     parser.add_argument("second", metavar="B[:split]", help="Another prepared set, or another split of the same.")
@@ -179,16 +176,6 @@ def _fingerprint(row: Mapping[str, Any]) -> Fingerprint | None:
         return None
 
 
-def _shared_sources(first: Sequence[Clip], second: Sequence[Clip]) -> dict[str, list[list[dict[str, str]]]]:
-    """Return a dict from each shared source to the clips in the first and in the second set."""
-    by_source: dict[str, list[list[dict[str, str]]]] = defaultdict(lambda: [[], []])
-    for side, clips in enumerate((first, second)):
-        for clip in clips:
-            if not clip.source.startswith(FILE_SOURCE):
-                by_source[clip.source][side].append(clip._asdict())
-    return {source: by_source[source] for source in sorted(by_source) if all(by_source[source])}
-
-
 def _copies(
     clips: Sequence[Sequence[Clip]], prints: Sequence[Sequence[Fingerprint | None]], quiet: bool
 ) -> list[dict[str, Any]]:
@@ -200,9 +187,9 @@ def _copies(
             other = clips[0][match.clip]
             pairs.append(
                 {
-                    "first": other._asdict(),
-                    "second": clip._asdict(),
-                    "same_source": other.source == clip.source,
+                    "first": other,
+                    "second": clip,
+                    "same_source": other["source"] == clip["source"],
                     "score": round(match.score, 4),
                     "bit_error_rate": round(match.bit_error_rate, 4),
                     "offset_seconds": round(match.offset_seconds, 4),
@@ -212,7 +199,7 @@ def _copies(
     return sorted(pairs, key=lambda pair: (-pair["score"], pair["first"]["clip_id"], pair["second"]["clip_id"]))
 
 
-def _names(clips: Sequence[Mapping[str, str]]) -> str:
+def _names(clips: Sequence[Clip]) -> str:
     shown = [f"{clip['split']}/{clip['clip_id']}" for clip in clips[:3]]
     if len(clips) > 3:
         shown.append(f"and {len(clips) - 3} more")

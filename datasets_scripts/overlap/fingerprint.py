@@ -37,7 +37,6 @@ MIN_FRAMES = 10  # with fewer frames, even equal clips do not reach the threshol
 _MOST_ALIGNMENTS = 256  # maximum number of alignments per query; alignments with the most equal words are kept
 
 _BITS = 32
-_NOTHING = np.zeros(0, dtype=np.int64)
 
 
 class Fingerprint(NamedTuple):
@@ -55,7 +54,6 @@ class Match(NamedTuple):
         score: Score, see `THRESHOLD`.
         bit_error_rate: Fraction of differing bits: 0 for equal audio, about 0.5 for unrelated audio.
         offset_seconds: Start of the query relative to the start of the clip; may be negative.
-        overlap_seconds: Duration of the overlap.
     """
 
     clip: int
@@ -77,8 +75,13 @@ def fingerprint(waveform: np.ndarray) -> Fingerprint | None:
     if len(waveform) < WINDOW_SAMPLES + MIN_FRAMES * HOP_SAMPLES:
         return None
 
+    # Faint white noise; its seed is a hash of the samples, so it is reproducible and differs between clips.
+    seed = int.from_bytes(hashlib.blake2b(waveform.tobytes(), digest_size=8).digest(), "big")
+    rms = float(np.sqrt(np.mean(np.square(waveform, dtype=np.float64))))
+    noise = np.random.default_rng(seed).standard_normal(len(waveform), dtype=np.float32)
+    noisy = waveform + noise * np.float32(10 ** (NOISE_DB / 20) * rms)
+
     # (samples,) -> (frames, window)
-    noisy = waveform + _noise(waveform)
     frames = np.lib.stride_tricks.sliding_window_view(noisy, WINDOW_SAMPLES)[::HOP_SAMPLES]
     # (frames, window), a view -> (frames, 33) in bands of equal width on a logarithmic scale, block by block
     edges = np.round(np.geomspace(LOWEST_HZ, HIGHEST_HZ, _BITS + 2) * WINDOW_SAMPLES / RATE_HZ).astype(int)
@@ -134,8 +137,8 @@ class FingerprintIndex:
 
         order = np.argsort(all_words, kind="stable")
         self._words = all_words[order]
-        self._starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         self._positions = order.astype(np.int32 if len(order) < 2**31 else np.int64)
+        self._starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
     def search(self, query: Fingerprint) -> list[Match]:
         """Return one match per clip that shares audio with the query, sorted by score, highest first."""
@@ -145,8 +148,9 @@ class FingerprintIndex:
             assert other is not None
             score, wrong = alignment_score(other, query, offset)
             if score >= THRESHOLD and (clip not in best or score > best[clip].score):
-                overlap = min(len(other.words), len(query.words) + offset) - max(0, offset)
-                best[clip] = Match(clip, score, wrong, _seconds(offset), _seconds(overlap) + WINDOW_SAMPLES / RATE_HZ)
+                frames = min(len(other.words), len(query.words) + offset) - max(0, offset)
+                overlap_seconds = frames * HOP_SAMPLES / RATE_HZ + WINDOW_SAMPLES / RATE_HZ
+                best[clip] = Match(clip, score, wrong, offset * HOP_SAMPLES / RATE_HZ, overlap_seconds)
         return sorted(best.values(), key=lambda match: (-match.score, match.clip))
 
     def _alignments(self, query: Fingerprint) -> Iterator[tuple[int, int]]:
@@ -160,22 +164,10 @@ class FingerprintIndex:
         first = np.searchsorted(self._words, words, "left")
         counts = np.searchsorted(self._words, words, "right") - first
         hits = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        positions = self._positions[hits].astype(np.int64) if len(hits) else _NOTHING
+        positions = self._positions[hits].astype(np.int64)
         clips = np.searchsorted(self._starts, positions, "right") - 1
         offsets = positions - self._starts[clips] - np.repeat(np.repeat(frames, len(flips)), counts)
 
         alignments, votes = np.unique(np.stack([clips, offsets], axis=1), axis=0, return_counts=True)
         for index in np.argsort(-votes, kind="stable")[:_MOST_ALIGNMENTS]:
             yield int(alignments[index, 0]), int(alignments[index, 1])
-
-
-def _noise(waveform: np.ndarray) -> np.ndarray:
-    """Return faint white noise. Its seed is a hash of the samples, so it is reproducible and differs between clips."""
-    seed = int.from_bytes(hashlib.blake2b(waveform.tobytes(), digest_size=8).digest(), "big")
-    rms = float(np.sqrt(np.mean(np.square(waveform, dtype=np.float64))))
-    noise = np.random.default_rng(seed).standard_normal(len(waveform), dtype=np.float32)
-    return noise * np.float32(10 ** (NOISE_DB / 20) * rms)
-
-
-def _seconds(frames: int) -> float:
-    return frames * HOP_SAMPLES / RATE_HZ
