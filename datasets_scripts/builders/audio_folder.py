@@ -1,23 +1,10 @@
 """Load any folder of recordings with captions, in the `audiofolder` layout of `datasets` or with text files.
 
-To fine-tune a model on such a folder:
-
     my_sounds/metadata.csv              file_name,caption
     my_sounds/rain.wav                  rain.wav,Heavy rain on a tin roof
     my_sounds/birds/dawn.flac           birds/dawn.flac,Birds sing at dawn
 
-    from modeling_supclap.datasets_scripts import load_splits
-    from modeling_supclap import SupCLAPModel, SupCLAPProcessor, SupCLAPTrainer, SupCLAPTrainingArguments
-
     splits = load_splits("audio_folder", data_dir="my_sounds", languages=["eng"])
-    trainer = SupCLAPTrainer(
-        SupCLAPModel.from_pretrained(checkpoint),
-        SupCLAPTrainingArguments(output_dir="tuned", languages=["eng"]),
-        train_dataset=splits["train"],
-        eval_dataset=splits["validation"],
-        processing_class=SupCLAPProcessor.from_pretrained(checkpoint),
-    )
-    trainer.train()
 
 The table is named `metadata` or `captions` and is in the audio folder or a parent folder of the audio. If
 `audio_column`, `caption_column` or `caption_columns` is set and the folder contains a single table, the table may have
@@ -107,7 +94,7 @@ class AudioFolderConfig(FolderConfig):
             )
 
     def check_languages(self) -> None:
-        """Raise a ValueError if `languages` is empty or contains a repeated or invalid code."""
+        """Check `languages`; any ISO 639-3 codes are allowed."""
         self.languages = (self.languages,) if isinstance(self.languages, str) else tuple(self.languages)
         are_codes = re.fullmatch("([a-z]{3} )+[a-z]{3}", " ".join([*self.languages, self.caption_language]))
         if not are_codes or len(set(self.languages)) < len(self.languages):
@@ -117,11 +104,7 @@ class AudioFolderConfig(FolderConfig):
             )
 
     def tables(self) -> dict[str, Path]:
-        """Return a dict from relative to full path of all caption tables.
-
-        Raises:
-            ValueError: One folder contains several tables.
-        """
+        """Return the caption tables as a dict from relative to full path; raise ValueError if a folder has several."""
         tables: dict[str, Path] = {}
         table_of_folder: dict[str, str] = {}
         for file in self.files:
@@ -142,11 +125,7 @@ class AudioFolderConfig(FolderConfig):
         return tables
 
     def metadata_files(self) -> list[Path]:
-        """Return the paths of the tables, or of the text files if there are no tables.
-
-        Raises:
-            FileNotFoundError: There are neither tables nor text files.
-        """
+        """Return the paths of the tables, or of the text files if there are no tables."""
         files = list(self.tables().values()) or [self.folder / file for file in self.files if file.endswith(".txt")]
         if not files:
             others = [file for file in self.files if file.endswith((*TABLE_SUFFIXES, ".arrow"))]
@@ -193,13 +172,10 @@ class AudioFolder(RowBuilder):
 
 @dataclass
 class Record:
-    """Metadata of one recording.
+    """Metadata of one recording; fields that the metadata do not contain are empty.
 
-    Attributes:
-        where: File and line of the metadata, for error messages.
-        captions: Dict from language to captions. The captions are the keys of a dict, to drop repeats and keep the
-            order.
-        split: Split name. This field and all following fields are empty if the metadata do not contain them.
+    `where` is the file and line, for error messages. `captions` is a dict from language to captions; these are the keys
+    of a dict, to drop repeats and keep the order.
     """
 
     where: str
@@ -215,15 +191,7 @@ class Record:
 
 
 def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """Read all tables of a folder.
-
-    Yields:
-        Tuples of the path of a recording, relative to the folder, and the metadata in one line of a table.
-
-    Raises:
-        ValueError: The file name column or the caption column is missing, a language is unknown, or a value has the
-            wrong type.
-    """
+    """Read all tables; yield the path of a recording, relative to the folder, and its metadata for each line."""
     for table, path in config.tables().items():
         for line in read_table(path):
             values = {name: line.values.get(config.columns.get(name, name)) for name in FIELDS}
@@ -242,11 +210,7 @@ def read_tables(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
 
 
 def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
-    """Read the text files that have the same name as a recording.
-
-    Yields:
-        Tuples of the path of a recording, relative to the folder, and its captions.
-    """
+    """Read the text files that have the same name as a recording; yield the path of the recording and its captions."""
     texts = set(config.metadata_files())
     for file in config.recordings.files:
         path = (config.folder / file).with_suffix(".txt")
@@ -256,10 +220,7 @@ def read_texts(config: AudioFolderConfig) -> Iterator[tuple[str, Record]]:
 
 
 def merge(records: Iterable[tuple[str, Record]]) -> dict[str, Record]:
-    """Merge records with the same path into one record with all captions, without repeats.
-
-    Returns:
-        Dict from path to record.
+    """Merge records with the same path into one record with all captions; return a dict from path to record.
 
     Raises:
         ValueError: Two records of one recording have different values in the same field.
@@ -288,16 +249,14 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
         ValueError: Only some recordings have a split, or there are too few recordings to sample from.
     """
     known: dict[str, str] = {}
-    without: list[str] = []
     for name, record in records.items():
         split = record.split
         for part in PurePosixPath(name).parts[:-1]:  # folder names, if the metadata contain no split
             split = split or SPLIT_NAMES.get(part.casefold(), "")
         if split:
             known[name] = split
-        else:
-            without.append(name)
 
+    without = [name for name in records if name not in known]
     if not without:
         return known
     if known:
@@ -308,22 +267,13 @@ def choose_splits(config: AudioFolderConfig, records: Mapping[str, Record]) -> d
         )
 
     # Sample only from recordings with a file, so that the fractions refer to these.
-    sources: dict[str, str] = {}
-    existing: set[str] = set()
-
-    for name, record in records.items():
-        sources[name] = record.source or f"{FILE_SOURCE}{name}"
-        if config.recordings.at(name) is not None:
-            existing.add(sources[name])
-    existing = existing or set(sources.values())
-
-    counts: dict[str, int] = {}
-    for name_of_split, fraction in (("validation", config.validation_fraction), ("test", config.test_fraction)):
-        if fraction:
-            counts[name_of_split] = max(1, round(fraction * len(existing)))
+    sources = {name: record.source or f"{FILE_SOURCE}{name}" for name, record in records.items()}
+    existing = {sources[name] for name in records if config.recordings.at(name) is not None} or set(sources.values())
+    fractions = {"validation": config.validation_fraction, "test": config.test_fraction}
+    counts = {split: max(1, round(part * len(existing))) for split, part in fractions.items() if part}
 
     num_train = len(existing) - sum(counts.values())
-    if num_train < 0 or (num_train == 0 and config.validation_fraction + config.test_fraction < 1):
+    if num_train < 0 or (num_train == 0 and sum(fractions.values()) < 1):
         raise ValueError(
             f"{len(existing)} recordings are too few to draw {' and '.join(counts)}; add recordings or a column split, "
             "or set validation_fraction=0 with test_fraction=0 (train on all) or test_fraction=1 (test on all)"
@@ -378,21 +328,19 @@ def _read_captions(line: Line, config: AudioFolderConfig) -> dict[str, dict[str,
             "captions or caption_<language>, or set caption_column"
         )
 
+    known = (*config.languages, *LANGUAGES, config.caption_language, *config.languages_of_columns.values())
     captions: dict[str, dict[str, None]] = {}
     for column, plain in languages.items():
         where = f"{line.where}, {column}"
         for language, texts in _read_texts_by_language(_parse(line.values[column]), plain, where):
-            _check_language(language, config, where)
+            if language not in known:
+                close = difflib.get_close_matches(language, known, n=1, cutoff=0.5)
+                hint = f" (did you mean {close[0]!r}?)" if close else ""
+                raise ValueError(
+                    f"{where}: unknown language {language!r}{hint}; add any ISO 639-3 code to languages=[...]"
+                )
             captions.setdefault(language, {}).update(dict.fromkeys(strip_texts(texts)))
     return captions
-
-
-def _check_language(language: str, config: AudioFolderConfig, where: str) -> None:
-    known = (*config.languages, *LANGUAGES, config.caption_language, *config.languages_of_columns.values())
-    if language not in known:
-        close = difflib.get_close_matches(language, known, n=1, cutoff=0.5)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"{where}: unknown language {language!r}{hint}; add any ISO 639-3 code to languages=[...]")
 
 
 def _read_texts_by_language(cell: Any, language: str, where: str) -> Iterator[tuple[str, list[str]]]:

@@ -20,16 +20,10 @@ _SENTENCES = {"templates", "temporal"}  # files with sentences instead of label 
 
 
 def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:
-    """Load the noun phrases for the labels of a dataset.
-
-    Args:
-        dataset_name: Name of a file in `phrases/`: "esc50", "synthetic" or "urbansound8k".
-
-    Returns:
-        Nested dict `phrases[label][language]` with all `LANGUAGES` for each label.
+    """Load the noun phrases of a dataset as `phrases[label][language]`, with all `LANGUAGES` for each label.
 
     Raises:
-        ValueError: The name is unknown; the message lists the valid names.
+        ValueError: `phrases/` has no file with this name; the message lists the valid names.
 
     >>> label_phrases("esc50")["dog"]["fra"]
     'un chien qui aboie'
@@ -51,7 +45,7 @@ def render_captions(
         templates: Key in `templates.json`: "sound", "sound_at_beginning" or "sound_at_end".
 
     Returns:
-        Dict from language to captions, in the order of the templates; caption i uses template i.
+        Dict from language to captions; caption i uses template i.
 
     Raises:
         ValueError: There is no phrase in one of the languages.
@@ -73,13 +67,10 @@ def render_captions(
 
 
 def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
-    """Check language codes and return them as a tuple.
-
-    Args:
-        languages: Codes in `LANGUAGES`, or a single code as a string.
+    """Return language codes, or a single code, as a tuple.
 
     Raises:
-        ValueError: `languages` is empty, or a code is repeated or unknown.
+        ValueError: There is no code, or a code is repeated or not in `LANGUAGES`.
 
     >>> check_languages(["eng", "fra"]), check_languages("eng")
     (('eng', 'fra'), ('eng',))
@@ -97,9 +88,6 @@ def check_languages(languages: Sequence[str]) -> tuple[str, ...]:
 
 def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     """Parse the option `caption_columns` and return a dict from column to language.
-
-    Args:
-        given: `["deu=Beschreibung", ...]` or `{"deu": "Beschreibung", ...}`.
 
     Raises:
         ValueError: An entry is not `LANGUAGE=COLUMN` with an ISO 639-3 code.
@@ -120,7 +108,7 @@ def read_caption_columns(given: Sequence[str] | Mapping[str, str]) -> dict[str, 
 
 
 def check_merged_languages(unmarked: Sequence[str], language: str, marked: Mapping[str, str]) -> None:
-    """Raise a ValueError if a column without a language in its name would have the same language as another column.
+    """Raise a ValueError if columns without a language in their name would have the same language as another column.
 
     Args:
         unmarked: Caption columns without a language in their names.

@@ -2,19 +2,16 @@
 
 To add a dataset, write a config class with the names of its metadata files, a builder class with a `collect` method,
 and add an entry to `_BUILDERS` in `datasets_scripts/__init__.py`. `clotho.py` is a short example.
-
-`Dataset.from_generator` is not used, because its cache key contains only the name of an imported generator. It would
-load outdated rows after a change of the code or the tables.
 """
 
 import hashlib
 import itertools
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -31,9 +28,7 @@ from .recordings import SUFFIXES, Recordings, some, walk
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
-REPORT_NAME = "report.json"
-"""File name of the saved `RowBuilder.report`, in the cache folder of the rows."""
-
+REPORT_NAME = "report.json"  # the saved `RowBuilder.report`, in the cache folder of the rows
 ENGLISH = LANGUAGES[0]
 
 
@@ -67,9 +62,11 @@ class Collection:
     def add(self, split: str, clip: Clip, name: str, path: Path | None) -> None:
         """Add a clip to a split, or record the reason for excluding it.
 
+        Blank captions are dropped; clips without captions and repeated clips are excluded.
+
         Args:
             split: One of `SPLITS`.
-            clip: Clip to add. Blank captions are dropped; clips without captions and repeated clips are excluded.
+            clip: Clip to add.
             name: Name of the recording in the metadata.
             path: Path of the recording; None if it is missing.
         """
@@ -90,27 +87,22 @@ class Collection:
         if clip_ids:
             self.left_out.setdefault(reason, []).extend(clip_ids)
 
-    def keep_sources_apart(self) -> None:
-        """Remove clips from a split if a later split (train, validation, test) contains the same source."""
+    def keep_apart(self) -> None:
+        """Remove clips from a split if a later split (train, validation, test) contains the same source.
+
+        Then remove all clips that share an audio file with another clip, because at most one of them can be correct.
+        """
         later: set[str] = set()
         for split in reversed(SPLITS):
             self._drop(split, "source in another split", later)
-            later.update(map(attrgetter("source"), self.clips[split]))
+            later.update(clip.source for clip in self.clips[split])
 
-    def keep_files_apart(self) -> None:
-        """Remove all clips that share an audio file with another clip, because at most one of them can be correct."""
-        seen: set[str] = set()
-        shared: set[str] = set()
-        for clip in itertools.chain(*self.clips.values()):
-            (shared if clip.audio_path in seen else seen).add(clip.audio_path)
+        counts = Counter(clip.audio_path for clip in itertools.chain(*self.clips.values()))
+        shared = {path for path, count in counts.items() if count > 1}
         for split in SPLITS:
             self._drop(split, "one file for several clips", shared)
 
     def _drop(self, split: str, reason: str, unwanted: set[str]) -> None:
-        """Remove the clips of a split with a source or audio path in `unwanted`, and record the reason."""
-        if not unwanted:
-            return
-
         remaining = []
         for clip in self.clips[split]:
             if clip.source in unwanted or clip.audio_path in unwanted:
@@ -126,7 +118,7 @@ def strip_texts(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -> dict[str, str]:
-    """Hold out randomly sampled sources for validation and test.
+    """Hold out randomly sampled sources for validation and test; return a dict from source to split.
 
     The sample depends on a hash of the seed and each source, not on the order of the sources.
 
@@ -134,9 +126,6 @@ def draw_sources(sources: Iterable[str], counts: Mapping[str, int], seed: int) -
         sources: Source of each recording; repeated sources count once.
         counts: Dict from split, except train, to the number of sources to sample.
         seed: Random seed.
-
-    Returns:
-        Dict from source to split; "train" for sources that are not held out.
 
     Raises:
         ValueError: The sum of the counts exceeds the number of sources.
@@ -255,11 +244,7 @@ class FolderConfig(RowConfig):
         return Recordings(self.folder, self.files) if self.audio_dir is None else Recordings(self.audio_dir)
 
     def find(self, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
-        """Return a dict from key to path of the existing metadata files.
-
-        Args:
-            names: Dict from key to the possible file names.
-        """
+        """Return the existing metadata files as a dict from key to path; `names` maps keys to possible file names."""
         found = {}
         for key, of_key in names.items():
             path = metadata.find_metadata(self.folder, self.files, *of_key)
@@ -275,8 +260,8 @@ class FolderConfig(RowConfig):
         """
         found = self.find(self.TABLES)
         if not found:
-            names = list(map(itemgetter(0), self.TABLES.values()))
-            raise FileNotFoundError(f"{self.folder} lacks {', '.join(names)}; set data_dir to {self.LAYOUT}")
+            missing = ", ".join(names[0] for names in self.TABLES.values())
+            raise FileNotFoundError(f"{self.folder} lacks {missing}; set data_dir to {self.LAYOUT}")
         return found
 
     def metadata_files(self) -> list[Path]:
@@ -284,7 +269,7 @@ class FolderConfig(RowConfig):
         return list(self.tables().values())
 
     def fingerprints(self) -> dict[str, str]:
-        """Return named hashes of the code, the metadata and the audio file names for the cache key."""
+        """Add hashes of the metadata and of the audio file names."""
         return {
             **super().fingerprints(),
             "metadata": metadata.fingerprint(self.metadata_files()),
@@ -293,10 +278,10 @@ class FolderConfig(RowConfig):
 
 
 class RowBuilder(datasets.GeneratorBasedBuilder):
-    """Base class of the dataset builders, a `datasets.GeneratorBasedBuilder`; subclasses implement `collect`.
+    """Base class of the dataset builders; subclasses implement `collect`.
 
-    Call `download_and_prepare()` and then `as_dataset(split="train")`, or use `load_splits`. Clips without audio are
-    skipped; a warning shows their number, and `report` lists them.
+    Clips without audio are skipped; a warning shows their number, and `report` lists them. `Dataset.from_generator` is
+    not used, because its cache would load outdated rows after a change of the code or the tables.
     """
 
     VERSION = "1.0.0"
@@ -315,9 +300,8 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
             Dict with two keys. "missing" lists the recordings without an audio file, as named in the metadata;
             "left_out" maps a reason, such as "blacklist", "duplicate" or "empty caption", to clip ids.
         """
-        path = self._report_path
-        if path.is_file():
-            return metadata.read_json(path)
+        if self._report_path.is_file():
+            return metadata.read_json(self._report_path)
         return {"missing": self._collection.missing, "left_out": self._collection.left_out}
 
     def download_and_prepare(self, *args: Any, **kwargs: Any) -> None:
@@ -341,9 +325,7 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
     @cached_property
     def _collection(self) -> Collection:
         collection = self.collect()
-        collection.keep_sources_apart()  # must be first: a clip in two splits would share its file with itself
-        collection.keep_files_apart()
-
+        collection.keep_apart()
         if not any(collection.clips.values()):
             self._raise_empty(collection)
         for clips in collection.clips.values():
@@ -351,10 +333,9 @@ class RowBuilder(datasets.GeneratorBasedBuilder):
         return collection
 
     def _raise_empty(self, collection: Collection) -> None:
-        """Raise an error that explains why the dataset has no rows."""
         config = self.config
         if not collection.missing:
-            counts = dict(zip(collection.left_out, map(len, collection.left_out.values()), strict=True))
+            counts = {reason: len(clip_ids) for reason, clip_ids in collection.left_out.items()}
             source = getattr(config, "folder", "the configuration")  # generated sounds have no folder
             raise ValueError(f"{config.DATASET}: no clips left in {source}: {counts or 'it lists none'}")
 

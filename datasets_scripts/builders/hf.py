@@ -70,8 +70,8 @@ class HubDatasetConfig:
 class HubDataset:
     """Builder for datasets that the `datasets` library supports.
 
-    Call `download_and_prepare()` and then `as_dataset()`. Rows with the same recording are merged into one row, and
-    rows without captions are skipped. Missing validation and test splits are held out from the training split.
+    Rows with the same recording are merged into one row, and rows without captions are skipped. Missing validation and
+    test splits are held out from the training split.
     """
 
     BUILDER_CONFIG_CLASS = HubDatasetConfig
@@ -88,11 +88,7 @@ class HubDataset:
         return get_origin(str(self.config.data_dir))
 
     def download_and_prepare(self) -> None:
-        """Load the dataset and convert all splits to rows.
-
-        Raises:
-            ValueError: See `Columns`.
-        """
+        """Load the dataset, convert all splits to rows, and hold out the missing splits."""
         name = str(self.config.data_dir)
         folder = Path(name).expanduser()
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
@@ -107,7 +103,12 @@ class HubDataset:
         names = name_splits(splits)
         for split, rows in splits.items():
             self._splits[names[split]] = self._rows(split, rows)
-        self._draw()
+
+        for split in ("test", "validation"):
+            fraction = getattr(self.config, f"{split}_fraction")
+            if split not in self._splits and "train" in self._splits and fraction > 0:
+                parts = self._splits["train"].train_test_split(test_size=fraction, seed=self.config.seed)
+                self._splits["train"], self._splits[split] = parts["train"], parts["test"]
 
     def as_dataset(self) -> datasets.DatasetDict:
         """Return all splits as a `DatasetDict`."""
@@ -116,14 +117,6 @@ class HubDataset:
     def report(self) -> dict[str, Any]:
         """Return the ids of clips without captions as "left_out", in the format of `RowBuilder.report`."""
         return {"missing": [], "left_out": {"no caption": self._left_out} if self._left_out else {}}
-
-    def _draw(self) -> None:
-        """Hold out missing test and validation splits from the training split."""
-        for split in ("test", "validation"):
-            fraction = getattr(self.config, f"{split}_fraction")
-            if split not in self._splits and "train" in self._splits and fraction > 0:
-                parts = self._splits["train"].train_test_split(test_size=fraction, seed=self.config.seed)
-                self._splits["train"], self._splits[split] = parts["train"], parts["test"]
 
     def _rows(self, split: str, rows: datasets.Dataset) -> datasets.Dataset:
         """Convert a split to the format of `schema.Row`, without copying the recordings."""
@@ -145,11 +138,14 @@ class HubDataset:
         for index, (row, path) in enumerate(zip(texts, paths, strict=True)):
             described.append(columns.describe(row, path, f"{split}-{index:06d}"))
 
+        # Merge rows with the same recording: add the captions and labels to its first row, without repeats.
         first_rows: dict[Hashable, int] = {}
         for index, recording in enumerate(identify_recordings(stored)):
-            first = first_rows.setdefault(recording, index)
-            if first != index:
-                _add_captions(described[first], described[index])
+            first, row = described[first_rows.setdefault(recording, index)], described[index]
+            if first is not row:
+                for language, texts in row["captions"].items():
+                    first["captions"][language] = list(dict.fromkeys(first["captions"][language] + texts))
+                first["labels"] = list(dict.fromkeys(first["labels"] + row["labels"]))
         if len(first_rows) < len(described):
             logger.info("%s: %d rows hold the captions of %d recordings", split, len(described), len(first_rows))
 
@@ -167,11 +163,7 @@ class HubDataset:
 
 
 class Columns:
-    """Audio, caption and label columns of a dataset.
-
-    Args:
-        types: Features of the dataset.
-        config: Column names; unset names are detected.
+    """Audio, caption and label columns of a dataset; names that are not set in `config` are detected.
 
     Attributes:
         audio: Audio column.
@@ -184,7 +176,12 @@ class Columns:
     """
 
     def __init__(self, types: datasets.Features, config: HubDatasetConfig) -> None:
-        self.audio = _find_audio(types, config.audio_column)
+        audio = [name for name, kind in types.items() if isinstance(kind, datasets.Audio)]
+        self.audio = config.audio_column or (audio[0] if len(audio) == 1 else "audio")
+        if self.audio not in types:
+            raise ValueError(
+                f"there is no column {self.audio!r} of recordings; set audio_column to one of {list(types)}"
+            )
         self.languages = _find_captions(types, config)
         self.label = config.label_column or None
         self._types = types
@@ -195,12 +192,9 @@ class Columns:
         return list(dict.fromkeys([*self.languages, *filter(None, [self.label])]))
 
     def describe(self, row: Mapping[str, Any], path: str | None, clip_id: str) -> dict[str, Any]:
-        """Convert the captions and labels of a row to the format of `schema.Row`, without the audio.
+        """Convert the caption and label columns of a row to the format of `schema.Row`, without the audio.
 
-        Args:
-            row: Values of the caption and label columns.
-            path: Name of the recording in the dataset; None uses `clip_id`.
-            clip_id: Id of the clip.
+        `path` is the name of the recording in the dataset; None uses `clip_id`.
         """
         captions: dict[str, list[str]] = {language: [] for language in self.languages.values()}
         for column, language in self.languages.items():
@@ -216,41 +210,32 @@ class Columns:
         }
 
 
-def _find_audio(types: datasets.Features, named: str | None) -> str:
-    if named is None:
-        audio = [name for name, kind in types.items() if isinstance(kind, datasets.Audio)]
-        named = audio[0] if len(audio) == 1 else "audio"
-    if named not in types:
-        raise ValueError(f"there is no column {named!r} of recordings; set audio_column to one of {list(types)}")
-    return named
-
-
 def _find_captions(types: datasets.Features, config: HubDatasetConfig) -> dict[str, str]:
     """Return a dict from caption column to language."""
     columns = read_caption_columns(config.caption_columns)
+    texts = [name for name in types if _is_text(types[name])]
     if not columns:
         if config.caption_column:
             unmarked = [config.caption_column]
         else:
-            numbered = [name for name in types if _NUMBERED_COLUMN.fullmatch(name) and _is_text(types[name])]
+            numbered = [name for name in texts if _NUMBERED_COLUMN.fullmatch(name)]
             unmarked = [name for name in _CAPTION_COLUMNS[:2] if name in types][:1] + numbered
             unmarked = unmarked or [name for name in _CAPTION_COLUMNS if name in types][:1]
 
         marked = {}
-        for name in types:
+        for name in texts:
             match = _LANGUAGE_OF_COLUMN.fullmatch(name)
-            if match and name not in unmarked and _is_text(types[name]):
+            if match and name not in unmarked:
                 marked[name] = match[1]
         check_merged_languages(unmarked, config.caption_language, marked)
         columns = {**dict.fromkeys(unmarked, config.caption_language), **marked}
 
-    texts = [name for name in types if _is_text(types[name])]
     missing = [name for name in columns if name not in types]
     if missing or not columns:
         absent = f"{', '.join(missing)}" if missing else "of captions"
         raise ValueError(f"there is no column {absent}; set caption_column to one of {texts}")
     for name in columns:
-        if not _is_text(types[name]):
+        if name not in texts:
             raise ValueError(
                 f"column {name!r} contains {types[name]}; captions must be text: set caption_column to one of {texts}"
             )
@@ -296,9 +281,8 @@ def name_splits(names: Iterable[str]) -> dict[str, str]:
 def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
     """Return a list with one key per row; rows with the same recording have equal keys.
 
-    Args:
-        stored: Structs of `bytes` and `path`. Recordings are compared by their bytes, or by their path if there are no
-            bytes. Paths are less reliable, because uploads often store only the file name.
+    `stored` contains structs of `bytes` and `path`. Recordings are compared by their bytes, or by their path if there
+    are no bytes. Paths are less reliable, because uploads often store only the file name.
     """
     paths = pc.struct_field(stored, "path").to_pylist()
     contents = pc.struct_field(stored, "bytes")
@@ -312,13 +296,6 @@ def identify_recordings(stored: pyarrow.ChunkedArray) -> list[Hashable]:
         else:
             keys.append(index if length is not None or path is None else path)
     return keys
-
-
-def _add_captions(row: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Add the captions and labels of another row with the same recording to `row` in place, without repeats."""
-    for language, texts in other["captions"].items():
-        row["captions"][language] = list(dict.fromkeys([*row["captions"][language], *texts]))
-    row["labels"] = list(dict.fromkeys([*row["labels"], *other["labels"]]))
 
 
 def as_rows(rows: datasets.Dataset, **columns: Any) -> datasets.Dataset:

@@ -14,35 +14,21 @@ from typing import Any, NamedTuple
 
 from .recordings import some
 
-SOURCES = Path(__file__).parents[1]
-"""Folder with the code and phrases that produce the rows."""
-
-
+SOURCES = Path(__file__).parents[1]  # the code and phrases that produce the rows
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
-"""File formats that `read_table` supports."""
 
 
 class Line(NamedTuple):
-    """A line of a table.
-
-    Attributes:
-        where: File and line number, for error messages.
-        values: Dict from column name to value.
-    """
+    """A line of a table: its file and line number for error messages, and a dict from column name to value."""
 
     where: str
     values: dict[str, Any]
 
 
 def find_metadata(folder: Path, files: Iterable[str], *names: str) -> Path | None:
-    """Find a metadata file by name, in a folder or its sub-folders; returns None if it does not exist.
+    """Find a metadata file by its possible names, in a folder or its sub-folders; return None if it does not exist.
 
-    A file at the top of the folder has priority over files in sub-folders.
-
-    Args:
-        folder: Folder to search.
-        files: Relative paths of all files in the folder, as returned by `recordings.walk`.
-        *names: Possible file names.
+    A file at the top of the folder has priority over files in sub-folders. `files` is the output of `recordings.walk`.
 
     Raises:
         ValueError: There is no such file at the top of the folder, but several in sub-folders.
@@ -116,17 +102,17 @@ def read_table(path: Path) -> list[Line]:
     if suffix in (".csv", ".tsv"):
         return read_csv(path, ())
 
-    entries: list[tuple[str, Any]] = []
+    lines = []
     if suffix == ".jsonl":
         for number, text in enumerate(_text(path).split("\n"), 1):
+            where = f"{path}, line {number}"
             if text.strip():
-                entries.append((f"{path}, line {number}", _parse_json(text, f"{path}, line {number}")))
+                lines.append(Line(where, _parse_json(text, where)))
     elif suffix == ".json":
         values = read_json(path)
         if not isinstance(values, list):
             raise ValueError(f"{path} is not a list; expected a JSON list of objects, or JSON Lines as .jsonl")
-        for number, value in enumerate(values):
-            entries.append((f"{path}, entry {number}", value))
+        lines = [Line(f"{path}, entry {number}", value) for number, value in enumerate(values)]
     elif suffix == ".parquet":
         import pyarrow.parquet
 
@@ -134,16 +120,13 @@ def read_table(path: Path) -> list[Line]:
             values = pyarrow.parquet.read_table(path).to_pylist()
         except pyarrow.ArrowException as error:
             raise ValueError(f"{path} is not Parquet: {error}") from error
-        for number, value in enumerate(values):
-            entries.append((f"{path}, row {number}", value))
+        lines = [Line(f"{path}, row {number}", value) for number, value in enumerate(values)]
     else:
         raise ValueError(f"{path} has an unsupported suffix; expected one of {', '.join(TABLE_SUFFIXES)}")
 
-    lines = []
-    for where, value in entries:
+    for where, value in lines:
         if not isinstance(value, dict):
             raise ValueError(f"{where} is {str(value)[:60]!r}; expected a JSON object")
-        lines.append(Line(where, value))
     return lines
 
 

@@ -20,33 +20,20 @@ if TYPE_CHECKING:
 
 
 def add_builder_options(parser: argparse.ArgumentParser, config_class: type[datasets.BuilderConfig]) -> list[str]:
-    """Add an option `--field value` for each field of a builder config to an argument parser.
+    """Add an option `--field value` for each field of a builder config to an argument parser; return the field names.
 
-    Fields inherited from `datasets.BuilderConfig` are skipped.
-
-    Args:
-        parser: Parser to modify. Options that the user does not set are not in the parsed namespace.
-        config_class: `BUILDER_CONFIG_CLASS` of the builder. The help texts come from the "Attributes" sections in the
-            docstrings of this class and its base classes.
-
-    Returns:
-        List of the field names.
+    Fields inherited from `datasets.BuilderConfig` are skipped. The help texts come from the docstrings of the config
+    class and its base classes. Options that the user does not set are not in the parsed namespace.
     """
     hints = typing.get_type_hints(config_class)
     texts = option_texts(config_class)
     declared = config_keys(config_class)
+    names = [field.name for field in dataclasses.fields(config_class) if field.name in declared]
+
     group = parser.add_argument_group("options of the builder")
-    names = []
-    for field in dataclasses.fields(config_class):
-        if field.name not in declared:
-            continue
-        names.append(field.name)
-        group.add_argument(
-            f"--{field.name}",
-            default=argparse.SUPPRESS,
-            help=texts.get(field.name, "").replace("%", "%%"),
-            **_argument_type(hints[field.name]),
-        )
+    for name in names:
+        text = texts.get(name, "").replace("%", "%%")
+        group.add_argument(f"--{name}", default=argparse.SUPPRESS, help=text, **_argument_type(hints[name]))
     return names
 
 

@@ -24,19 +24,12 @@ _STARTS = ("{start}", "{start:.1f}", "{start:.3f}", "{start:06d}", "{start_ms}")
 _ENDS = ("{end}", "{end:.1f}", "{end:.3f}", "{end:06d}", "{end_ms}")
 
 
-def _list_namings() -> list[str]:
-    endings = []
-    for start, end in zip(_STARTS, _ENDS, strict=True):
-        endings += [f"_{start}_{end}", f"_{start}-{end}"]
-    endings += map("_{}".format, _STARTS)
+_ENDINGS: list[str] = []
+for _start, _end in zip(_STARTS, _ENDS, strict=True):
+    _ENDINGS += [f"_{_start}_{_end}", f"_{_start}-{_end}"]
+_ENDINGS += [f"_{_start}" for _start in _STARTS] + [""]
 
-    namings = []
-    for ending in (*endings, ""):
-        namings += [f"{{id}}{ending}", f"Y{{id}}{ending}"]
-    return namings
-
-
-YOUTUBE_NAMINGS = tuple(_list_namings())
+YOUTUBE_NAMINGS = tuple(f"{prefix}{{id}}{ending}" for ending in _ENDINGS for prefix in ("", "Y"))
 """File name formats for clips from YouTube videos, without suffix, from most to least specific.
 
 The fields are the video id, and the start and end of the clip in seconds and in milliseconds. The last two formats do
@@ -120,9 +113,7 @@ def _without_suffix(name: str) -> str:
 class Recordings:
     """Index of the audio files in a folder and its sub-folders, by name; no file is opened.
 
-    Args:
-        folder: Folder with the audio.
-        files: Sorted relative paths of all files in the folder; defaults to `walk(folder)`.
+    `files` are the sorted relative paths of all files in the folder; the default is `walk(folder)`.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -133,11 +124,9 @@ class Recordings:
         if not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is not a folder; expected the folder with the audio")
 
-        audio = []
-        for file in walk(self.folder) if files is None else files:
-            if file.lower().endswith(SUFFIXES):
-                audio.append(file)
-        self.files = tuple(audio)
+        files = walk(self.folder) if files is None else files
+        self.files = tuple(file for file in files if file.lower().endswith(SUFFIXES))
+        self._names = frozenset(self.files)
 
     def at(self, name: str) -> Path | None:
         """Find a recording by its absolute path or its path relative to the folder; returns None if it is missing.
@@ -154,10 +143,7 @@ class Recordings:
         """Find a recording in any sub-folder and format by its name without suffix.
 
         Args:
-            stems: File names without suffix, in order of preference.
-
-        Returns:
-            Path of the first match, or None.
+            stems: File names without suffix, in order of preference. None is returned if no file has one of them.
         """
         for stem in stems:
             if stem in self._by_stem:
@@ -170,9 +156,6 @@ class Recordings:
         Three comparisons are tried in this order: the name without suffix, the same with HTML entities resolved, and
         only its letters and digits. The second and third comparison must be unique: one name and one file among those
         without a match.
-
-        Args:
-            names: File names from the metadata.
 
         Returns:
             Dict from name to path, for all names with a match.
@@ -193,37 +176,20 @@ class Recordings:
         """Return the recordings of one part of a dataset, such as "development".
 
         These are the files with `word` in their folder path, ignoring case. If there are none, all files are returned
-        that have none of `others` in their folder path.
-
-        Args:
-            word: Lower-case word in the folder names of this part.
-            others: Lower-case words for all parts of the dataset.
+        that have none of `others`, the lower-case words for all parts, in their folder path.
         """
-        matching, unassigned = [], []
-
-        for file in self.files:
-            folder = os.path.dirname(file).casefold()
-            if word in folder:
-                matching.append(file)
-            if not any(map(folder.__contains__, others)):
-                unassigned.append(file)
+        folders = {file: os.path.dirname(file).casefold() for file in self.files}
+        matching = [file for file in self.files if word in folders[file]]
+        unassigned = [file for file in self.files if not any(other in folders[file] for other in others)]
         return Recordings(self.folder, matching or unassigned)
 
     def fingerprint(self, sizes: bool = False) -> str:
-        """Return a hash of the folder path and the file names for cache keys.
-
-        Args:
-            sizes: Whether to include the file sizes in the hash.
-        """
+        """Return a hash of the folder path, the file names and, with `sizes`, the file sizes, for cache keys."""
         contents = hashlib.sha256(str(self.folder).encode())
         for file in self.files:
             size = f":{(self.folder / file).stat().st_size}" if sizes else ""
             contents.update(f"\n{file}{size}".encode())
         return contents.hexdigest()
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(self.files)
 
     @cached_property
     def _by_path(self) -> dict[str, str]:

@@ -14,8 +14,7 @@ def collect(*clips, apart=True):
     collection = Collection()
     for split, clip_id, source, file in clips:
         collection.add(split, Clip(clip_id, {"eng": ["A"]}, source, ""), clip_id, Path(file))
-    collection.keep_sources_apart()
-    collection.keep_files_apart()
+    collection.keep_apart()
     return {split: [clip.clip_id for clip in members] for split, members in collection.clips.items()}, collection
 
 
