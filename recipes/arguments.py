@@ -1,14 +1,10 @@
-"""Parse the configuration of a recipe: a flat YAML file, and `--key value` arguments that override the file.
-
-A YAML file inherits the values of another file with the key `base`.
-"""
+"""Parse the configuration of a recipe: a flat YAML file, and `--key value` arguments that override the file."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import difflib
-import inspect
 import math
 import os
 import shutil
@@ -54,17 +50,11 @@ def format_help(groups: Sequence[Any], about: str) -> str:
     lines.append(about.strip())
 
     for group in groups:
-        options = {option.name: option for option in dataclasses.fields(group) if option.init}
-        names: dict[str, None] = {}  # in the order of declaration
-        for base in reversed(group.__mro__):
-            if not base.__module__.startswith("transformers."):
-                names |= dict.fromkeys(inspect.get_annotations(base))
-
         lines += ["", (group.__doc__ or "").strip().splitlines()[0]]
         texts = option_texts(group)
-        for name in names:
-            if name in options:
-                lines.append(_describe(options[name], texts.get(name, "")))
+        for option in dataclasses.fields(group):
+            if option.init:
+                lines.append(_describe(option, texts.get(option.name, "")))
 
     lines.append("")
     if any(issubclass(group, ContrastiveOptions) for group in groups):
@@ -146,10 +136,14 @@ def parse_arguments(
 
     parsed: Any = parser.parse_args_into_dataclasses(words, return_remaining_strings=True, look_for_args_file=False)
     *filled, unknown = parsed
-    for group in filled:
-        if unknown and isinstance(group, DatasetArguments) and group.dataset is not None:
-            _take_builder_options(group, unknown, hints)
-            unknown = []
+    dataset = next((group for group in filled if isinstance(group, DatasetArguments)), None)
+    if unknown and dataset is not None and dataset.dataset is not None:
+        builder_parser = _make_parser([])
+        names = add_builder_options(builder_parser, find_config(dataset.dataset))
+        builder_parser.add_argument("--translations", nargs="+", default=argparse.SUPPRESS)
+        chosen, unknown = builder_parser.parse_known_args(unknown)
+        hints |= dict.fromkeys(names)
+        dataset.dataset_config = {**as_mapping(dataset.dataset_config), **vars(chosen)}
     _reject_unknown(unknown, hints)
     return tuple(filled)
 
@@ -179,17 +173,6 @@ def _make_parser(groups: Sequence[Any]) -> HfArgumentParser:
     return parser
 
 
-def _take_builder_options(group: DatasetArguments, words: list[str], keys: Collection[str]) -> None:
-    """Parse the options of the dataset builder and add them to `dataset_config`; raise ValueError for unknown ones."""
-    parser = _make_parser([])
-    names = add_builder_options(parser, find_config(group.dataset))
-    parser.add_argument("--translations", nargs="+", default=argparse.SUPPRESS)
-
-    options, unknown = parser.parse_known_args(words)
-    _reject_unknown(unknown, [*keys, *names])
-    group.dataset_config = {**as_mapping(group.dataset_config), **vars(options)}
-
-
 def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str, Any]:
     """Read a YAML configuration file and merge it with the file in its key `base`.
 
@@ -199,9 +182,6 @@ def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str
     Args:
         path: Path of the file, or name of a configuration in the package.
         scale: Path of a second file, with the settings of a scale.
-
-    Returns:
-        Dict from key to value.
 
     Raises:
         FileNotFoundError: A file does not exist.
@@ -225,11 +205,11 @@ def read_settings(path: str | Path, scale: str | Path | None = None) -> dict[str
     if not isinstance(values, dict):
         raise ValueError(f"{path} contains a {type(values).__name__}; expected `key: value` lines")
 
-    base = values.pop("base", None)
     merged: dict[str, Any] = {}
+    base = values.pop("base", None)
     if base is not None:
         beside = path.parent / str(base)
-        merged |= read_settings(beside if beside.is_file() else str(base))
+        merged = read_settings(beside if beside.is_file() else str(base))
     if scale is not None:
         merged |= read_settings(scale)
     return merged | values
@@ -250,18 +230,9 @@ def _read_config(path: Path, parser: HfArgumentParser, hints: dict[str, Any]) ->
 
 
 def _typed(value: Any, action: argparse.Action, kind: str) -> Any:
-    """Convert a YAML value to the type of its option; for example, `languages: eng` becomes the list `["eng"]`.
-
-    Raises:
-        TypeError: The value has the wrong type.
-        ValueError: The value cannot be converted, or is not finite.
-    """
-    if value is None or isinstance(value, dict):
-        if ("None" if value is None else "dict") not in kind:
-            raise TypeError
-        return value
-    if isinstance(value, list) and action.nargs != "+":
-        if "list" not in kind:
+    """Convert a YAML value to the type of its option; for example, `languages: eng` becomes the list `["eng"]`."""
+    if value is None or isinstance(value, dict) or (isinstance(value, list) and action.nargs != "+"):
+        if ("None" if value is None else type(value).__name__) not in kind:
             raise TypeError
         return value
 
@@ -279,13 +250,12 @@ def _reject_unknown(words: Sequence[str], valid: Collection[str]) -> None:
     """Raise ValueError for the first unknown key; `words` are unparsed arguments and may also contain values."""
     if not words:
         return
+
     keys = [word for word in words if word.startswith("-")] or words
     key = keys[0].lstrip("-").split("=")[0]
 
     close = difflib.get_close_matches(key, list(valid), n=3)
     if (CONFIGS / f"{key}.yaml").is_file():
         close = [f"{key}.yaml"]
-    hint = (
-        f"did you mean {' or '.join(close)}?" if close else "--help and --help_all list the keys; a key starts with --"
-    )
+    hint = f"did you mean {' or '.join(close)}?" if close else "--help and --help_all list them, a key starts with --"
     raise ValueError(f"unknown key {key!r}: {hint}")

@@ -1,13 +1,9 @@
-"""Options of the recipes. Functions import torch, transformers and datasets themselves, so that `--help` is fast.
-
-The docstring of each class describes its options; `--help` prints it.
-"""
+"""Options of the recipes. `--help` prints the docstrings; heavy imports are inside functions, so that it is fast."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +56,6 @@ class DatasetArguments:
         return self.dataset
 
     def load_splits(self) -> dict[str, Any]:
-        """Return all splits of the dataset, see `datasets_scripts.load_splits`."""
         return load_splits(self.dataset, **self.builder_options)
 
 
@@ -85,25 +80,22 @@ class DataArguments(DatasetArguments):
         Raises:
             FileNotFoundError: More than `MISSING_SHARE` of the recordings are missing, without `allow_missing`.
         """
-        if not self.streaming:
-            options = self.builder_options
-            translations = options.pop("translations", None)
-            builder = load_builder(self.dataset, **options)
-            splits = splits_of(builder, translations)
-            if not self.allow_missing and "limit" not in options:
-                _refuse_missing(builder.report()["missing"], sum(map(len, splits.values())))
-            return splits
-        splits = load_splits(self.dataset, streaming=True, **self.builder_options)
-        return {name: rows if name == "train" else rows.to_dataset() for name, rows in splits.items()}
+        options = self.builder_options
+        if self.streaming:
+            splits = load_splits(self.dataset, streaming=True, **options)
+            return {name: rows if name == "train" else rows.to_dataset() for name, rows in splits.items()}
 
-
-def _refuse_missing(missing: Sequence[str], count: int) -> None:
-    total = count + len(missing)
-    if len(missing) > MISSING_SHARE * total:
-        raise FileNotFoundError(
-            f"{len(missing):,} of {total:,} recordings are missing, such as {missing[0]}; complete the folder, or use "
-            f"--allow_missing true to train on the other {count:,}"
-        )
+        translations = options.pop("translations", None)
+        builder = load_builder(self.dataset, **options)
+        splits = splits_of(builder, translations)
+        missing, count = builder.report()["missing"], sum(map(len, splits.values()))
+        is_partial = len(missing) > MISSING_SHARE * (count + len(missing))
+        if is_partial and not self.allow_missing and "limit" not in options:
+            raise FileNotFoundError(
+                f"{len(missing):,} of {count + len(missing):,} recordings are missing, such as {missing[0]}; complete "
+                f"the folder, or use --allow_missing true to train on the other {count:,}"
+            )
+        return splits
 
 
 @dataclass
@@ -148,7 +140,7 @@ class TrainedPartArguments:
     """Part of the model to train: all of it, the last blocks, or adapters in them. The projections always train.
 
     Args:
-        train_last_layers: Number of last blocks of each encoder to train; by default, the whole model.
+        train_last_layers: Number of last blocks of each encoder to train, instead of the whole model.
         audio_layers: Overrides train_last_layers for the audio encoder.
         text_layers: Overrides train_last_layers for the text encoder.
         lora_rank: Rank of LoRA adapters, trained in the last blocks instead of the blocks' weights.
@@ -165,13 +157,14 @@ class TrainedPartArguments:
         """Freeze all other parameters, and add the adapters."""
         from modeling_supclap.training.lora import add_lora, train_last_layers, trainable_table
 
-        last = 1 if self.train_last_layers is None else self.train_last_layers
-        audio_layers = last if self.audio_layers is None else self.audio_layers
-        text_layers = last if self.text_layers is None else self.text_layers
-
+        numbers = self.train_last_layers, self.audio_layers, self.text_layers
+        last, audio_layers, text_layers = numbers
+        last = 1 if last is None else last
+        audio_layers = last if audio_layers is None else audio_layers
+        text_layers = last if text_layers is None else text_layers
         if self.lora_rank is not None:
             add_lora(model, rank=self.lora_rank, audio_layers=audio_layers, text_layers=text_layers)
-        elif (self.train_last_layers, self.audio_layers, self.text_layers) != (None, None, None):
+        elif numbers != (None, None, None):
             train_last_layers(model, audio_layers, text_layers)
 
         if not self.train_temperature:
@@ -223,11 +216,7 @@ class PostTrainingArguments(DatasetArguments):
 
 @dataclass
 class LastPartArguments(TrainedPartArguments):
-    """Part of the model to train; by default, the last block of each encoder, as in the paper.
-
-    Args:
-        train_last_layers: Number of last blocks of each encoder to train.
-    """
+    """Part of the model to train; by default, the last block of each encoder, as in the paper."""
 
     train_last_layers: int | None = 1
 
@@ -271,37 +260,30 @@ class EvaluationArguments(DatasetArguments):
 
     model: str | None = None
     device: str | None = None
-
     split: str = "test"
     folds: list[int] = field(default_factory=list)
     train_split: str | None = None
     on_bad_audio: str = "error"
-
     tasks: list[str] = field(default_factory=lambda: ["retrieval"])
     languages: list[str] = field(default_factory=lambda: ["eng"])
     positives: str = "clip"
     caption_handling: str = "all"
-
     template_sets: list[str] = field(default_factory=lambda: ["supclap"])
     templates: list[str] = field(default_factory=list)
     zero_shot_languages: list[str] = field(default_factory=lambda: ["eng"])
     phrases: str | None = None
-
     zste_languages: list[str] = field(default_factory=lambda: ["eng"])
     zste_tasks: list[str] = field(default_factory=list)
     zste_items: int = 200
     zste_candidates: int = 50
     zste_prompts: str | None = None
-
     max_audio_seconds: float | None = None
     chunk_seconds: float | None = None
     pooling: str = "mean"
-
     batch_size: int = 32
     num_resamples: int = 1000
     confidence: float = 0.95
     seed: int = 0
-
     output_dir: str = "outputs/evaluation"
     cache_dir: str | None = None
     compare: list[str] = field(default_factory=list)
@@ -324,11 +306,6 @@ class SplitsArguments(DatasetArguments):
     splits: list[str] = field(default_factory=list)
 
     def load_splits(self) -> dict[str, Any]:
-        """Return the chosen splits.
-
-        Raises:
-            ValueError: A chosen split does not exist.
-        """
         splits = super().load_splits()
         unknown = sorted(set(self.splits) - set(splits))
         if unknown:
@@ -354,7 +331,6 @@ class CorpusArguments(SplitsArguments):
     model: str = "outputs/synthetic"
     folder: str | None = None
     output: str = "outputs/embeddings"
-
     chunk_seconds: float | None = 10.0
     batch_size: int = 32
     clips_per_file: int = 10_000
