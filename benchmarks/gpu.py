@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from rows import Row, print_rows
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import BertConfig, M2M100Config
+from transformers import BertConfig
 
 from modeling_supclap import CEDConfig, CEDFeatureExtractor, SupCLAPConfig, SupCLAPModel
 from modeling_supclap.configuration_supclap import SONAR_TEXT_CONFIG
@@ -35,9 +35,7 @@ OUTPUT = Path(__file__).parent / "results-gpu.md"
 def build_module(text: str) -> ContrastiveModule:
     """Build a training module from CED-base and a text encoder ("SONAR" or "LaBSE"), with random weights."""
     audio = CEDConfig(embed_dim=768, depth=12, num_heads=12)
-    config: Any = BertConfig(vocab_size=501_153)
-    if text == "SONAR":
-        config = M2M100Config(**{name: value for name, value in SONAR_TEXT_CONFIG.items() if name != "model_type"})
+    config: Any = SONAR_TEXT_CONFIG if text == "SONAR" else BertConfig(vocab_size=501_153)
     model: Any = SupCLAPModel(SupCLAPConfig(audio_config=audio, text_config=config, projection_dim=1024))
     return ContrastiveModule(model, ContrastiveObjective()).cuda().train()
 

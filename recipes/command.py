@@ -43,10 +43,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the `supclap` command line, such as `supclap train esc10.yaml`.
-
-    Args:
-        arguments: Name of the command and its arguments; defaults to `sys.argv[1:]`.
+    """Run the `supclap` command line; `arguments` defaults to `sys.argv[1:]`.
 
     Returns:
         Exit status: 0 on success, 2 for an unknown command, 130 after Ctrl-C, or the status of the launched processes.
@@ -64,14 +61,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     if name == "--version":
         print(f"supclap {__version__}")
         return 0
+    usage = f"usage: supclap {{{','.join(COMMANDS)}}} ...\n\n{__doc__}"
+    if name in ("-h", "--help"):
+        print_help(usage)
+        return 0
     if name not in COMMANDS:
-        is_help = name in ("-h", "--help")
-        usage = f"usage: supclap {{{','.join(COMMANDS)}}} ...\n\n{__doc__}"
-        if is_help:
-            print_help(usage)
-        else:
-            print(f"{usage}\nsupclap: error: unknown command {name!r}", file=sys.stderr)
-        return 0 if is_help else 2
+        print(f"{usage}\nsupclap: error: unknown command {name!r}", file=sys.stderr)
+        return 2
 
     os.environ["SUPCLAP_COMMAND"] = f"supclap {name}"  # for the command in the model card
     sys.argv = [f"supclap {name}", *words]

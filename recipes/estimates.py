@@ -8,18 +8,17 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from transformers import BertConfig, M2M100Config
+from transformers import BertConfig
 
 from modeling_supclap import CEDConfig, SupCLAPConfig, SupCLAPModel
+from modeling_supclap.configuration_supclap import SONAR_TEXT_CONFIG
 from modeling_supclap.recipes.options import as_mapping
 
 TRAIN_CLIPS = {"audiocaps": 49274, "clotho": 3839, "wavcaps": 398050, "esc50": 320}
 """Number of clips in the training splits: AudioCaps as in SupCLAP section 4.1.1, Clotho's development split, WavCaps
 without the 5,000 clips held out in SupCLAP section E.2, ESC-10 without one fold."""
 
-CAPTIONS_PER_CLIP = {"clotho": 5}
-"""Number of training captions per clip, for datasets with more than one."""
-
+CAPTIONS_PER_CLIP = {"clotho": 5}  # of training clips; 1 for other datasets
 TOKENS_PER_CAPTION = 20
 FLOPS_PER_SECOND = {"cuda": 1e14, "cpu": 2e10}
 """Sustained training speed in FLOP/s: about a third of the TF32 peak of an H100 GPU, or one server CPU core."""
@@ -29,7 +28,7 @@ class Estimate(NamedTuple):
     """Estimated cost of a training run.
 
     Attributes:
-        steps: Optimiser steps.
+        steps: Number of optimiser steps.
         hours: Computing time at `FLOPS_PER_SECOND`, without data loading.
         memory_gib: Memory in GiB for weights, gradients, Adam's two moments, and the activations of a batch.
     """
@@ -48,9 +47,6 @@ def estimate(parsed: Sequence[Any]) -> Estimate:
     A training step of a transformer needs 6 floating-point operations per parameter and token. The activations need
     about 34 bytes per token, layer and hidden unit in float16 (Korthikanti et al., 2022), and 68 in float32. Every
     pretrained encoder is estimated with the size of CED-Base or SONAR.
-
-    Args:
-        parsed: Parsed dataclasses `DataArguments`, `ModelArguments`, `TrainedPartArguments` and training arguments.
     """
     data, model_args, _, args = parsed
     options = data.builder_options
@@ -88,8 +84,6 @@ def _shape(configs: str, vocab_size: int, is_published: bool) -> SupCLAPModel:
     audio_config, text_config = json.loads(configs)
     text: Any = BertConfig(vocab_size=vocab_size, **text_config)
     if is_published:
-        sonar: dict[str, Any] = {"vocab_size": 256206, "d_model": 1024, "encoder_layers": 24, "encoder_ffn_dim": 8192}
-        sonar |= {"encoder_attention_heads": 16, "encoder_layerdrop": 0.0, **text_config}
-        text = M2M100Config(**sonar)
+        text = {**SONAR_TEXT_CONFIG, **text_config}
     with torch.device("meta"):
         return SupCLAPModel(SupCLAPConfig(audio_config=CEDConfig(**audio_config), text_config=text))

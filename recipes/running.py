@@ -1,7 +1,4 @@
-"""Helpers to run a recipe as a command. Only the first process prints; an error or Ctrl-C prints a one-line message.
-
-torch and transformers are imported inside functions, so that `--help` is fast.
-"""
+"""Helpers to run a recipe as a command. Only the first process prints; an error or Ctrl-C prints a one-line message."""
 
 from __future__ import annotations
 
@@ -33,12 +30,9 @@ class StoppedError(Exception):
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run the main function of a recipe, and exit with its status.
+    """Run the main function of a recipe, which reads `sys.argv`, and exit with the status that it returns.
 
     The exit status is 1 after an error, 130 after Ctrl-C, and 143 after SIGTERM with a saved checkpoint.
-
-    Args:
-        main: Main function of the recipe. It reads `sys.argv` and may return an exit status.
     """
     if not sys.stderr.isatty():  # no progress bars in log files; read when datasets and transformers are imported
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -47,12 +41,9 @@ def run_command(main: Callable[[], int | None]) -> None:
     code = 1
     try:
         code = main() or 0
-    except KeyboardInterrupt as stopped:
+    except (KeyboardInterrupt, StoppedError) as stopped:
         report_stop(str(stopped))
-        code = 130
-    except StoppedError as stopped:
-        report_stop(str(stopped))
-        code = STOPPED_BY_SIGTERM
+        code = STOPPED_BY_SIGTERM if isinstance(stopped, StoppedError) else 130
     except Exception as error:
         cause = builder_error(error)
         if not isinstance(cause, USERS_ERRORS):
@@ -63,7 +54,6 @@ def run_command(main: Callable[[], int | None]) -> None:
             from modeling_supclap.training.distributed import leave_process_group
 
             leave_process_group()
-
     if code:
         sys.exit(code)
 
@@ -74,10 +64,7 @@ def command_name() -> str:
 
 
 def is_first_process() -> bool:
-    """Return whether this process has rank 0, or is the only process.
-
-    The rank is read from the environment variables of the launcher, because the process group does not exist yet.
-    """
+    """Return whether this process has rank 0 in the launcher's environment variables, or is the only process."""
     ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
     return next((os.environ[name] for name in ranks if name in os.environ), "0") == "0"
 
@@ -111,15 +98,14 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
     from modeling_supclap.datasets_scripts.audio import BadAudioError, MissingDecoderError
     from modeling_supclap.training.checkpoints import last_checkpoint
 
-    folder = trainer.args.output_dir or "."
-
+    advice = "continue with the same command and --resume_from_checkpoint last"
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would suppress the advice
-        if last_checkpoint(folder, resumes=True) is None:
-            raise KeyboardInterrupt("no checkpoint was saved yet; run the same command to start again") from None
-        raise KeyboardInterrupt("continue with the same command and --resume_from_checkpoint last") from None
+        if last_checkpoint(trainer.args.output_dir or ".", resumes=True) is None:
+            advice = "no checkpoint was saved yet; run the same command to start again"
+        raise KeyboardInterrupt(advice) from None
     except MissingDecoderError:
         raise  # skipping recordings would not help
     except BadAudioError as error:
@@ -131,13 +117,11 @@ def train(trainer: Trainer, checkpoint: str | None = None) -> None:
                 bar.close()  # so that the error message is the last line
 
     if trainer.args.enable_jit_checkpoint and trainer.state.global_step < trainer.state.max_steps:
-        raise StoppedError("continue with the same command and --resume_from_checkpoint last")
+        raise StoppedError(advice)
 
 
 def require_usable_audio(splits: Mapping[str, Any], args: SupCLAPTrainingArguments) -> None:
-    """Read all validation and test recordings before training, to find damaged ones early.
-
-    Nothing is checked if `args.on_bad_audio` is not "error".
+    """Read all validation and test recordings before training, if `args.on_bad_audio` is "error".
 
     Raises:
         BadAudioError: Validation or test recordings cannot be used; the message contains the first one.
