@@ -33,10 +33,9 @@ DATA_DIR = $(if $(DATA),--data_dir $(DATA))
 reproduce: setup
 	HF_HUB_OFFLINE=1 $(BIN)/python -m modeling_supclap.recipes.reproduce $(TABLES) $(DATA_DIR) $(ARGS)
 
-# Write the tables of docs/results.md and the README from the committed files of recipes/results.
+# Write the tables of docs/results.md, docs/paper_settings.md and the README from the committed files of recipes.
 results-page: setup
-	$(BIN)/python -m modeling_supclap.recipes.results_page
-	$(BIN)/python -m modeling_supclap.recipes.settings_page
+	$(BIN)/python -m modeling_supclap.recipes.pages
 
 # All tables at scale mini on a GPU, stopped after 40 minutes; an error without a GPU.
 reproduce-gpu: setup

@@ -4,21 +4,19 @@
     supclap reproduce supclap/table1 supclap/table2 --scale mini --data_dir ESC-10 --seeds 0 1 2
     supclap reproduce supclap --scale full --data_dir DATA --dry_run true
 
-`mini` takes minutes on two cores. It trains tiny encoders from random weights on generated sounds and, with
-`--data_dir`, on the recordings of ESC-10. It shows the direction of a claim, not its size. `full` uses the papers' data
-and encoders; `--data_dir` then contains one folder per dataset. `--dry_run true` trains nothing: it checks all
-settings, estimates steps, time and memory, and lists missing data and encoders. Otherwise, missing inputs raise an
-error before the first run; `--skip_missing true` skips the rows that need them.
+`mini` takes minutes on two cores: tiny encoders, generated sounds and, with `--data_dir`, the recordings of ESC-10. It
+shows the direction of a claim, not its size. `full` uses the papers' data and encoders; `--data_dir` then contains one
+folder per dataset. `--dry_run true` only checks all settings, estimates steps, time and memory, and lists missing data
+and encoders. Otherwise, missing inputs raise an error before the first run; `--skip_missing true` skips their rows.
 
 `configs/<paper>/tables.yaml` defines the tables, and `configs/<paper>/<table>_<row>.yaml` the training of each row.
-Tables share runs with the same settings: the folder name of a run depends on its settings, and finished runs are not
-repeated. Each table is written as `.md`, `.html`, `.json` and, if it has a figure, `.png`. If a run fails, the table
-contains the finished runs. The file name of the table includes `--settings` and the name of the `--controls` file.
-
-`--controls FILE` adds rows. The YAML file maps a name to `row` (the row to copy), `model` (the name in the table) and
-`settings` (the changed settings), for example
+The folder name of a run depends on its settings. Tables share runs, and finished runs are not repeated. Each table is
+written as `.md`, `.html`, `.json` and, if it has a figure, `.png`; if a run fails, with the finished runs. The file
+name of the table includes `--settings` and the name of the `--controls` file, which adds rows, for example
 
     infonce_4x: {row: table1_infonce, model: "InfoNCE, 4 x the steps", settings: {num_train_epochs: 40}}
+
+`row` is the row to copy, `model` the name in the table, and `settings` the changed settings.
 """
 
 from __future__ import annotations
@@ -50,6 +48,8 @@ if TYPE_CHECKING:
     from modeling_supclap.recipes.estimates import Estimate
     from modeling_supclap.training.plots import Curve
 
+    Run = tuple[Results, list[dict[str, Any]]]  # results and training log, from `load_run`
+
 RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
     "train": (train_supclap.main, train_supclap.OPTIONS),
     "posttrain": (posttrain_teminal.main, posttrain_teminal.OPTIONS),
@@ -60,13 +60,7 @@ RECIPES: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """One call of a recipe, such as a training or an evaluation.
-
-    Attributes:
-        recipe: "train", "posttrain" or "evaluate".
-        settings: Configuration of the recipe, as in its YAML file.
-        folder: Output folder of the recipe.
-    """
+    """One call of a recipe in `RECIPES`, with the settings of its YAML file and its output folder."""
 
     recipe: str
     settings: dict[str, Any]
@@ -113,11 +107,7 @@ def list_tables() -> dict[str, dict[str, Any]]:
 
 
 def find_tables(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Select table definitions by name. The name of a paper selects all of its tables; "all" selects every table.
-
-    Raises:
-        ValueError: `names` is empty, a name is unknown, or a table cannot be reproduced.
-    """
+    """Select table definitions by name. The name of a paper selects all of its tables; "all" selects every table."""
     tables = list_tables()
     if not names:
         raise ValueError(f"no table was named; name one or more of: all, {', '.join(tables)}")
@@ -145,89 +135,81 @@ def plan(name: str, table: Mapping[str, Any], args: options.ReproductionArgument
     Raises:
         ValueError: The table has no dataset at this scale, or all of its datasets need `--data_dir`.
     """
-    datasets = table.get(args.scale)
-    if not datasets:
+    if not table.get(args.scale):
         raise ValueError(f"{name} has no dataset at scale {args.scale}: {table.get(f'no_{args.scale}', 'not yet')}")
 
-    cells = []
-    has_data = False
-    for dataset, scale in datasets.items():
+    datasets = {}
+    for dataset, scale in table[args.scale].items():
         scale = scale if isinstance(scale, dict) else {"base": scale}
         if scale.get("needs_data") and args.data_dir is None and not args.dry_run:
             say(f"{name}: {dataset} is left out because it needs --data_dir")
-            continue
-
-        has_data = True
-        for group in table["groups"]:
-            baseline = None
-            for row, entry in group.items():
-                entry = entry if isinstance(entry, dict) else {"model": entry}
-                baseline = baseline or row
-                if not args.rows or row in args.rows:
-                    entry = {**entry, **entry.get(args.scale, {})}
-                    for label, variant in {row: entry, **_controls(row, entry, args)}.items():
-                        runs = []
-                        for seed in args.seeds or table.get("seeds", [0, 1, 2]):
-                            runs.append(_steps(name.partition("/")[0], row, variant, scale, seed, args, label))
-                        model = variant["model"] + scale.get("model_suffix", "")
-                        cells.append(Cell(label, model, None if label == baseline else baseline, dataset, runs))
-    if not has_data:
+        else:
+            datasets[dataset] = scale
+    if not datasets:
         raise ValueError(f"all datasets of {name} need --data_dir; give the folder of the recordings")
+
+    cells = []
+    for (dataset, scale), group in itertools.product(datasets.items(), table["groups"]):
+        baseline = next(iter(group))
+        for label, entry in list_rows(group, args).items():
+            if args.rows and entry["row"] not in args.rows:
+                continue
+            runs = []
+            for seed in args.seeds or table.get("seeds", [0, 1, 2]):
+                runs.append(_steps(name.partition("/")[0], label, entry, scale, seed, args))
+            model = entry["model"] + scale.get("model_suffix", "")
+            cells.append(Cell(label, model, None if label == baseline else baseline, dataset, runs))
     return cells
 
 
-def read_controls(args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
-    """Read the additional rows from the `--controls` file, as a dict from name to row.
+def list_rows(group: Mapping[str, Any], args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
+    """List the rows of a group, each followed by the rows of the `--controls` file that copy it.
 
-    Raises:
-        ValueError: An additional row lacks `row` or `model`, or has a key other than `row`, `model` and `settings`.
+    Returns:
+        Dict from name to table entry. Its key "row" is the name of the configuration file without ".yaml".
     """
-    if args.controls is None:
-        return {}
-    controls = read_settings(args.controls)
+    controls = {} if args.controls is None else read_settings(args.controls)
     for name, control in controls.items():
         keys = set(control) if isinstance(control, dict) else set()
         if not {"row", "model"} <= keys <= {"row", "model", "settings"}:
             raise ValueError(f"{args.controls}: {name} has the keys {sorted(keys)}; give row, model and settings")
-    return controls
 
-
-def _controls(row: str, entry: Mapping[str, Any], args: options.ReproductionArguments) -> dict[str, dict[str, Any]]:
-    """Return the additional rows that copy `row`, as a dict from name to table entry."""
-    entries = {}
-    for name, control in read_controls(args).items():
-        if control["row"] == row:
-            settings = {**entry.get("settings", {}), **control.get("settings", {})}
-            entries[name] = {**entry, "model": control["model"], "settings": settings}
-    return entries
+    rows: dict[str, dict[str, Any]] = {}
+    for row, entry in group.items():
+        entry = entry if isinstance(entry, dict) else {"model": entry}
+        rows[row] = {**entry, **entry.get(args.scale, {}), "row": row}
+        for name, control in controls.items():
+            if control["row"] == row:
+                settings = {**rows[row].get("settings", {}), **control.get("settings", {})}
+                rows[name] = {**rows[row], **control, "settings": settings}
+    return rows
 
 
 def _steps(
     paper: str,
-    row: str,
+    label: str,
     entry: Mapping[str, Any],
     scale: Mapping[str, Any],
     seed: int,
     args: options.ReproductionArguments,
-    label: str | None = None,
 ) -> list[Step]:
     """List the steps for one row and seed: train its starting model, run the row, and evaluate it on other data."""
-    settings = read_settings(CONFIGS / paper / f"{row}.yaml", CONFIGS / paper / scale["base"])
+    settings = read_settings(CONFIGS / paper / f"{entry['row']}.yaml", CONFIGS / paper / scale["base"])
     settings |= {**scale.get("settings", {}), **entry.get("settings", {}), **options.as_mapping(args.settings)}
     recipe = entry.get("recipe", "train")
 
     steps = []
     start = scale.get("start", entry.get("start"))
     if start is not None:
-        base = {"base": scale.get("start_base", scale["base"])}
-        steps = _steps(paper, start, {}, {**scale, **base, "start": None, "evaluate": None}, seed, args)
+        start_scale = {**scale, "base": scale.get("start_base", scale["base"]), "start": None, "evaluate": None}
+        steps = _steps(paper, start, {"row": start}, start_scale, seed, args)
         settings["model"] = str(steps[-1].folder)
     if recipe != "none":
-        steps.append(_step(label or row, recipe, {**settings, "seed": seed}, args))
+        steps.append(_step(label, recipe, {**settings, "seed": seed}, args))
 
     if scale.get("evaluate"):
         model = str(steps[-1].folder) if steps else settings["model"]
-        steps.append(_step(label or row, "evaluate", {**scale["evaluate"], "model": model, "seed": seed}, args))
+        steps.append(_step(label, "evaluate", {**scale["evaluate"], "model": model, "seed": seed}, args))
     return steps
 
 
@@ -250,10 +232,7 @@ def _step(row: str, recipe: str, settings: dict[str, Any], args: options.Reprodu
 
 
 def run_step(step: Step) -> None:
-    """Run a recipe, unless the step is already finished. An interrupted training resumes from its last checkpoint.
-
-    The settings are saved as `settings.yaml` in the output folder, so that the recipe can be run again with this file.
-    """
+    """Run a recipe, unless the step is already finished. An interrupted training resumes from its last checkpoint."""
     if step.is_done:
         return
 
@@ -277,23 +256,18 @@ def run_step(step: Step) -> None:
 
 
 def write_settings(step: Step, folder: str | Path) -> str:
-    """Write the settings of a step to `settings.yaml` in a folder, and return the path. Creates the folder."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    """Write `settings.yaml`, with which the recipe can be run again, to a new or existing folder. Returns its path."""
     path = Path(folder, "settings.yaml")
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, yaml.safe_dump(step.settings, allow_unicode=True))
     return str(path)
 
 
 def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
-    """Check the settings and inputs of a step without training.
+    """Check the settings of a step, and list its missing inputs: models, encoders, translations and data.
 
     Returns:
-        Tuple of the estimated cost (None unless the recipe is "train") and a list of missing inputs. Inputs are models,
-        encoders, translations and data. Data is missing if it cannot be read or has less than 90 % of the published
-        recordings.
-
-    Raises:
-        ValueError: A setting is unknown or has a wrong type.
+        Tuple of the estimated cost (None unless the recipe is "train") and the missing inputs.
     """
     from modeling_supclap.recipes.estimates import estimate
 
@@ -307,7 +281,8 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
         is_used = value != "scratch" and (key == "model" or settings.get("model") is None)
         if is_used and Path(value).parent != step.folder.parent and not has_model(value):
             missing.append(f"{key} {value}")
-    translations = options.as_mapping(settings.get("dataset_config")).get("translations")
+    config = options.as_mapping(settings.get("dataset_config")).copy()
+    translations = config.pop("translations", None)
     if translations is not None and not Path(translations).exists():
         missing.append(f"translations {translations}")
 
@@ -315,8 +290,7 @@ def check_step(step: Step) -> tuple[Estimate | None, list[str]]:
     if dataset != "synthetic" and "data_dir" not in settings:
         missing.append(f"data of {dataset}: give --data_dir")
     elif dataset != "synthetic":
-        config = {**options.as_mapping(settings.get("dataset_config")), "data_dir": settings["data_dir"]}
-        config.pop("translations", None)
+        config["data_dir"] = settings["data_dir"]
         split = "test" if step.recipe == "evaluate" else "train"
         missing += find_lack(dataset, split, json.dumps(config, sort_keys=True))
     return (estimate(parsed) if step.recipe == "train" else None), missing
@@ -327,23 +301,17 @@ def has_model(name: str) -> bool:
     """Return whether a model exists as a local folder, in the Hub cache, or on the Hub."""
     from transformers import PreTrainedConfig
 
-    if Path(name).exists():
-        return True
     try:
-        PreTrainedConfig.get_config_dict(name)
+        return Path(name).exists() or bool(PreTrainedConfig.get_config_dict(name))
     except (OSError, ValueError):
         return False
-    return True
 
 
 @cache
 def find_lack(dataset: str, split: str, config: str) -> list[str]:
     """Check that a split can be read and has enough recordings. Returns a list with one message if it fails.
 
-    Args:
-        dataset: Name of the dataset builder.
-        split: "train" (needs 90 % of the published recordings) or "test" (needs one recording).
-        config: Builder options as JSON.
+    A training split needs 90 % of the published recordings, another split one recording. `config` is JSON.
     """
     from modeling_supclap.datasets_scripts import load_splits
     from modeling_supclap.recipes.estimates import TRAIN_CLIPS
@@ -356,21 +324,35 @@ def find_lack(dataset: str, split: str, config: str) -> list[str]:
     return [] if count >= 0.9 * published else [f"data of {dataset}: {split} has {count} recordings of {published:,}"]
 
 
-def require_inputs(name: str, cells: Sequence[Cell], args: options.ReproductionArguments) -> list[Cell]:
-    """Check the inputs of all cells. Returns the cells without missing inputs.
+def check_inputs(name: str, cells: Sequence[Cell], args: options.ReproductionArguments) -> list[Cell]:
+    """Check the settings and inputs of a table. A dry run prints the estimated costs and missing inputs instead.
+
+    Returns:
+        Cells without missing inputs; none in a dry run.
 
     Raises:
         FileNotFoundError: Data, an encoder or a model is missing, and `args.skip_missing` is False.
     """
-    runnable, missing = [], set()
+    lines, runnable, missing, hours = [f"{name}:"], [], set(), 0.0
     for cell in cells:
         lacking: set[str] = set()
+        done = sum(run[-1].is_done for run in cell.runs)
         for step in cell.runs[0]:  # the runs of a cell differ in their seed only
-            if not step.is_done:
-                lacking.update(check_step(step)[1])
+            if step.is_done and not args.dry_run:
+                continue
+            cost, inputs = check_step(step)
+            lacking.update(inputs)
+            row = step.folder.name.partition("-")[0]
+            lines.append(f"  {cell.dataset}, {row}: {cost or step.recipe}; {len(cell.runs)} seeds, {done} done")
+            hours += 0.0 if cost is None else cost.hours * (len(cell.runs) - done)
         if not lacking:
             runnable.append(cell)
         missing |= lacking
+
+    if args.dry_run:
+        lines.append(f"  total: {60 * hours:.0f} minutes of arithmetic, {hours:.1f} hours")
+        say("\n".join([*lines, *(f"  missing: {reference}" for reference in sorted(missing))]))
+        return []
     if missing and not args.skip_missing:
         raise FileNotFoundError(
             f"{name} lacks {'; '.join(sorted(missing))}. Nothing was run; --skip_missing true runs the other rows"
@@ -380,41 +362,49 @@ def require_inputs(name: str, cells: Sequence[Cell], args: options.ReproductionA
     return runnable
 
 
-def dry_run(name: str, cells: Sequence[Cell]) -> str:
-    """Describe a table without training: its runs, their estimated costs and the missing inputs, as text."""
-    lines, missing, hours = [f"{name}:"], set(), 0.0
-    for cell in cells:
-        done = sum(run[-1].is_done for run in cell.runs)
-        for step in cell.runs[0]:
-            cost, lacking = check_step(step)
-            missing.update(lacking)
-            row = step.folder.name.partition("-")[0]
-            lines.append(f"  {cell.dataset}, {row}: {cost or step.recipe}; {len(cell.runs)} seeds, {done} done")
-            hours += 0.0 if cost is None else cost.hours * (len(cell.runs) - done)
-
-    lines.append(f"  total: {60 * hours:.0f} minutes of arithmetic, {hours:.1f} hours")
-    for reference in sorted(missing):
-        lines.append(f"  missing: {reference}")
-    return "\n".join(lines)
-
-
 # ---- from results to a table ----
+
+
+def load_run(run: Sequence[Step]) -> Run:
+    """Load the results of a run, and the log of its last training (in post-training, stage B).
+
+    The section "training" of the results is that of the last training. If the results contain the cosines of matching
+    test pairs, their histogram is appended to the log.
+    """
+    import torch
+
+    from modeling_supclap.evaluation.results import Results
+    from modeling_supclap.training.drift import similarity_histogram
+
+    log: list[dict[str, Any]] = []
+    training: dict[str, Any] = {}
+    for step in run:
+        results = Results.load(step.folder)
+        training = results.content.get("training") or training
+        for folder in (step.folder, step.folder / "stage_b"):
+            path = folder / "trainer_state.json"
+            if path.is_file():
+                log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+
+    results.content["training"] = training
+    cosines = results.arrays.get("similarity/eng/positive")
+    if cosines is not None:
+        histogram = similarity_histogram(torch.from_numpy(cosines).float())
+        log.append({"step": log[-1]["step"] if log else 0, "test_similarity": histogram})
+    return results, log
 
 
 def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequence[str]) -> float | None:
     """Look up the value of one table column in the results and training log of a run. Returns None if it is missing.
 
-    Args:
-        results: Results of the run.
-        log: Training log, a list of dicts.
-        place: The column name, split into words. It is one of:
+    `place` is the column name, split into words. It is one of:
 
-            - a score in the results, such as `retrieval eng t2a R@1`. The language "mean" averages over languages;
-            - `training KEY`: an entry of the "training" section of the results;
-            - `similarity positive` or `similarity negative`: mean cosine of matching or non-matching test pairs;
-            - `similarity separation`: their difference, divided by the standard deviation of non-matching pairs;
-            - `captions relative_distance`: see `get_relative_distance`;
-            - `log NAME mean`, `log NAME first` or `log NAME last`: a value from the training log.
+    - a score in the results, such as `retrieval eng t2a R@1`. The language "mean" averages over languages;
+    - `training KEY`: an entry of the "training" section of the results;
+    - `similarity positive` or `similarity negative`: mean cosine of matching or non-matching test pairs;
+    - `similarity separation`: their difference, divided by the standard deviation of non-matching pairs;
+    - `captions relative_distance`: see `get_relative_distance`;
+    - `log NAME mean`, `log NAME first` or `log NAME last`: a value from the training log.
     """
     from modeling_supclap.evaluation.results import flat_scores
 
@@ -429,7 +419,10 @@ def get_value(results: Results, log: Sequence[Mapping[str, Any]], place: Sequenc
     if place[0] == "captions":
         return get_relative_distance(results)
     if place[0] == "log":
-        return get_logged(log, place[1], place[2])
+        values = [entry[place[1]] for entry in log if place[1] in entry]
+        if not values:
+            return None
+        return {"mean": float(np.mean(values)), "first": values[0], "last": values[-1]}[place[2]]
 
     of_languages = []
     for score in flat_scores(results.scores):
@@ -447,20 +440,22 @@ def get_relative_distance(results: Results) -> float:
     English captions. 0 means that the languages agree; 1 means that a translation is as far away as an unrelated
     caption. Unlike the distance in ATRI eq. 15, it is not small for a collapsed model with almost equal embeddings.
     """
-    english = results.arrays["embeddings/text/eng"]  # (N, d)
-    to_english = np.mean(
-        [results.arrays[f"multilingual/distance/{name}"] for name in results.protocol["languages"][1:]]
-    )
-    distances = np.linalg.norm(english[:, None] - english, axis=-1)  # (N, N), 0 on the diagonal
-    return float(to_english / (distances.sum() / (len(english) * (len(english) - 1))))
+    from scipy.spatial.distance import pdist
+
+    others = results.protocol["languages"][1:]
+    to_english = np.mean([results.arrays[f"multilingual/distance/{language}"] for language in others])
+    return float(to_english / pdist(results.arrays["embeddings/text/eng"]).mean())
 
 
-def get_logged(log: Sequence[Mapping[str, Any]], name: str, part: str) -> float | None:
-    """Return the mean, first or last logged value of a name (`part`); None if it was never logged."""
-    values = [entry[name] for entry in log if name in entry]
-    if not values:
-        return None
-    return {"mean": float(np.mean(values)), "first": values[0], "last": values[-1]}[part]
+def get_levels(results: Results, place: Sequence[str]) -> dict[str, float]:
+    """Return reference values of a score, if known: "chance", and "order_blind" (a model that ignores order)."""
+    from modeling_supclap.evaluation.results import flat_scores
+
+    levels = {"chance": 0.5 if "eval_order_accuracy" in place else None}
+    for score in flat_scores(results.scores):
+        if score.place == tuple(place):
+            levels = {"chance": score.chance, "order_blind": score.order_blind}
+    return {name: level for name, level in levels.items() if level is not None}
 
 
 def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -494,39 +489,40 @@ def get_outcomes(results: Results, place: Sequence[str]) -> tuple[np.ndarray, np
     return None if clusters is None else (np.mean(columns, axis=0), clusters)
 
 
-def compare_seeds(
-    runs: Sequence[tuple[Results, Any]], baseline: Sequence[tuple[Results, Any]], place: Sequence[str]
-) -> tuple[float, float] | None:
-    """Compute a 95 % bootstrap interval for the difference between a row and its baseline.
+def compare_rows(runs: Mapping[int, Run], baseline: Mapping[int, Run], place: Sequence[str]) -> dict[str, Any]:
+    """Compare a row with its baseline on their common seeds; both map a seed to a run.
 
-    The bootstrap resamples recordings. The values of each query are first averaged over seeds.
-
-    Args:
-        runs: Runs of the row from `load_run`, one per seed.
-        baseline: Runs of the baseline row from `load_run`, one per seed.
-        place: Words of the column name; see `get_value`.
+    The interval over recordings is a 95 % bootstrap of the differences per query, averaged over seeds. It requires
+    values per query, and the same two or more recordings in all runs.
 
     Returns:
-        Lower and upper bound. Returns None if there are no values per query, if the recordings of both rows differ,
-        or if there is only one recording.
+        Dict with the comparison keys described in `gather`; empty without a common seed.
     """
-    from modeling_supclap.metrics.bootstrap import bootstrap_intervals
+    from modeling_supclap.metrics.bootstrap import bootstrap_intervals, seed_interval
 
-    sides = []
-    for side in (runs, baseline):
-        values = []
-        for results, _ in side:
-            outcomes = get_outcomes(results, place)
-            if outcomes is None:
-                return None
-            values.append(outcomes[0])
-            clusters = outcomes[1]
-        sides.append((np.mean(values, axis=0), clusters))
+    differences, row_outcomes, baseline_outcomes = [], [], []
+    for seed in filter(baseline.__contains__, runs):
+        value, other = get_value(*runs[seed], place), get_value(*baseline[seed], place)
+        if value is not None and other is not None:
+            differences.append(value - other)
+            row_outcomes.append(get_outcomes(runs[seed][0], place))
+            baseline_outcomes.append(get_outcomes(baseline[seed][0], place))
+    if not differences:
+        return {}
 
-    (first, clusters), (second, others) = sides
-    if list(clusters) != list(others) or len(set(clusters)) < 2:
-        return None
-    return bootstrap_intervals({"score": first - second}, clusters.tolist())["score"]
+    compared: dict[str, Any] = {"differences": differences}
+    interval = None
+    outcomes = [each for each in row_outcomes + baseline_outcomes if each is not None]
+    clusters = {tuple(each.tolist()) for _, each in outcomes}
+    if len(outcomes) == 2 * len(differences) and len(clusters) == 1 and len(set(*clusters)) > 1:
+        first, second = np.split(np.stack([values for values, _ in outcomes]), 2)  # (seeds, Q) each
+        scores = {"score": first.mean(axis=0) - second.mean(axis=0)}
+        interval = compared["recordings"] = bootstrap_intervals(scores, list(*clusters))["score"]
+    if len(differences) > 1:
+        interval = seed_interval(differences, interval)
+    if interval is not None:
+        compared["low"], compared["high"] = interval
+    return compared
 
 
 def gather(
@@ -549,112 +545,63 @@ def gather(
     """
     from modeling_supclap import evaluation
 
-    loaded: dict[tuple[str | None, str], dict[int, tuple[Results, list[Any]]]] = {}
+    loaded: dict[tuple[str | None, str], dict[int, Run]] = {}
     for cell in cells:
         loaded[cell.row, cell.dataset] = {run[-1].settings["seed"]: load_run(run) for run in cell.runs}
 
     rows = []
+    first: dict[str, Results] = {}
     for cell in cells:
-        runs, baseline = loaded[cell.row, cell.dataset], loaded.get((cell.baseline, cell.dataset))
+        runs, baseline = loaded[cell.row, cell.dataset], loaded.get((cell.baseline, cell.dataset), {})
+        first[cell.model] = next(iter(runs.values()))[0]
         scores = {}
         for column in table.get(f"{args.scale}_columns", table["columns"]):
             place = column.split()
             values: list[Any] = [get_value(*run, place) for run in runs.values()]
             if None in values:
                 continue
-            score = {**summarise(values), **get_levels(next(iter(runs.values()))[0], place)}
+            deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+            score = {"values": values, "mean": float(np.mean(values)), "std": deviation}
+            score |= get_levels(first[cell.model], place)
             score["paper"] = get_printed(name, table, cell, place, args.scale)
-            if baseline is not None:
-                score |= compare_rows(runs, baseline, place)
-            scores[column] = score
+            scores[column] = score | compare_rows(runs, baseline, place)
 
         about = {"row": cell.row, "model": cell.model, "dataset": cell.dataset, "seeds": list(runs)}
-        compared = {"baseline": None if baseline is None else cell.baseline}
-        rows.append({**about, **compared, "cost": get_cost(cell.runs), "scores": scores})
+        about["baseline"] = cell.baseline if baseline else None
+        rows.append({**about, "cost": get_cost(list(runs.values())), "scores": scores})
 
     content: dict[str, Any] = {"table": name, "scale": args.scale, "settings": options.as_mapping(args.settings)}
     content |= {key: table.get(key, "") for key in ("title", "claim")}
     if table.get("cases"):
-        first = {cell.model: next(iter(loaded[cell.row, cell.dataset].values()))[0] for cell in cells}
         content["cases"] = tabulate_cases(first)
     return {**content, "versions": evaluation.package_versions(), "rows": rows}
 
 
-def compare_rows(
-    runs: Mapping[int, tuple[Results, Any]], baseline: Mapping[int, tuple[Results, Any]], place: Sequence[str]
-) -> dict[str, Any]:
-    """Compare a row with its baseline on their common seeds. Returns the comparison keys described in `gather`."""
-    from modeling_supclap.metrics.bootstrap import seed_interval
+def get_cost(runs: Sequence[Run]) -> dict[str, float]:
+    """Compute the mean cost of the last training over runs: a dict with "steps", "captions" and "seconds", if recorded.
 
-    seeds, differences = [], []
-    for seed in runs:
-        if seed in baseline:
-            value, other = get_value(*runs[seed], place), get_value(*baseline[seed], place)
-            if value is not None and other is not None:
-                seeds.append(seed)
-                differences.append(value - other)
-    if not seeds:
-        return {}
-
-    compared: dict[str, Any] = {"differences": differences}
-    recordings = compare_seeds([runs[seed] for seed in seeds], [baseline[seed] for seed in seeds], place)
-    if recordings is not None:
-        compared["recordings"] = recordings
-    if len(seeds) > 1:
-        compared["low"], compared["high"] = seed_interval(differences, recordings)
-    elif recordings is not None:
-        compared["low"], compared["high"] = recordings
-    return compared
-
-
-def get_levels(results: Results, place: Sequence[str]) -> dict[str, float]:
-    """Return reference values of a score, if known: "chance", and "order_blind" (a model that ignores order)."""
-    from modeling_supclap.evaluation.results import flat_scores
-
-    levels = {"chance": 0.5} if "eval_order_accuracy" in place else {}
-    for score in flat_scores(results.scores):
-        if score.place == tuple(place):
-            for name, level in (("chance", score.chance), ("order_blind", score.order_blind)):
-                if level is not None:
-                    levels[name] = level
-    return levels
-
-
-def get_cost(runs: Sequence[Sequence[Step]]) -> dict[str, float]:
-    """Compute the mean training cost over runs: a dict with "steps", "captions" and "seconds", if they were recorded.
-
-    Only the last training of a run counts. "captions" is the number of captions that the text encoder embeds (steps *
-    clips per step * texts per clip); "seconds" is processor time.
+    "captions" is the number of captions that the text encoder embeds (steps * clips per step * texts per clip);
+    "seconds" is processor time.
     """
-    from modeling_supclap.evaluation.results import Results
-
-    costs: dict[str, list[float]] = {}
-    for run in runs:
-        training: dict[str, Any] = {}
-        for step in run:
-            training = Results.load(step.folder).content.get("training") or training
+    costs: dict[str, list[float]] = {"steps": [], "captions": [], "seconds": []}
+    for results, _ in runs:
+        training = results.content["training"]
         if "steps" in training:
             arguments = training["arguments"]
             texts = {"kcl": len(arguments["languages"]), "cacl": 2}.get(arguments["loss"], 1)
             clips = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
-            costs.setdefault("steps", []).append(training["steps"])
-            costs.setdefault("captions", []).append(training["steps"] * clips * texts)
-        seconds = training.get("process_seconds", training.get("seconds"))
-        if seconds is not None:
-            costs.setdefault("seconds", []).append(seconds)
-    return {name: float(np.mean(values)) for name, values in costs.items()}
+            costs["steps"].append(training["steps"])
+            costs["captions"].append(training["steps"] * clips * texts)
+        if training:
+            costs["seconds"].append(training.get("process_seconds", training["seconds"]))
+    return {name: float(np.mean(values)) for name, values in costs.items() if values}
 
 
 def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
     """Show the retrieval results of four captions in each language, as in ATRI tables 9 and 10.
 
-    The four captions are the two with the best and the two with the worst mean rank over models and languages.
-
-    Args:
-        by_model: Dict from model name to results.
-
-    Returns:
-        Heading and rows of the table.
+    The four captions are the two with the best and the two with the worst mean rank over models and languages. A cell
+    contains the rank of the caption's clip, and the label (else the id) of the top-ranked clip. The heading is first.
     """
     first = next(iter(by_model.values()))
     ranks = np.mean([results.arrays["multilingual/ranks"] for results in by_model.values()], axis=(0, 2))
@@ -666,42 +613,26 @@ def tabulate_cases(by_model: Mapping[str, Results]) -> list[list[str]]:
     lines = [["caption", "model", *languages]]
     for query in [*ordered[:2], *ordered[2:][-2:]]:
         for model, results in by_model.items():
+            arrays = results.arrays
             line = [str(texts[query]), model]
-            for language, rank in zip(languages, results.arrays["multilingual/ranks"][query], strict=True):
-                line.append(f"{rank + 1}: {_top_clip(results, language, query)}")
+            for language, rank in zip(languages, arrays["multilingual/ranks"][query], strict=True):
+                is_query = arrays[f"retrieval/{language}/t2a/query_id"] == arrays["multilingual/query_id"][query]
+                clip = arrays[f"retrieval/{language}/t2a/top"][is_query.argmax(), 0]
+                line.append(f"{rank + 1}: {arrays['clips/label'][clip] or arrays['clips/id'][clip]}")
             lines.append(line)
     return lines
-
-
-def _top_clip(results: Results, language: str, query: int) -> str:
-    """Return the label of the top-ranked clip for a caption; the clip id if the clip has no label."""
-    arrays = results.arrays
-    is_query = arrays[f"retrieval/{language}/t2a/query_id"] == arrays["multilingual/query_id"][query]
-    clip = arrays[f"retrieval/{language}/t2a/top"][is_query.argmax(), 0]
-    return str(arrays["clips/label"][clip] or arrays["clips/id"][clip])
-
-
-def summarise(values: Sequence[float]) -> dict[str, Any]:
-    """Compute the mean and sample standard deviation over seeds; the deviation is None for one seed.
-
-    >>> summarise([0.25, 0.75])
-    {'values': [0.25, 0.75], 'mean': 0.5, 'std': 0.3535533905932738}
-    """
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return {"values": list(values), "mean": float(np.mean(values)), "std": spread}
 
 
 def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence[str], scale: str) -> float | None:
     """Look up the number in the paper; None if there is none. At scale mini, use the first dataset of the table."""
     from modeling_supclap import evaluation
 
-    first, full = next(iter(table["full"].items())) if table.get("full") else (cell.dataset, {})
-    is_mini = scale == "mini"
-    model = cell.model
-    if is_mini and isinstance(full, dict):
-        model += full.get("model_suffix", "")
+    dataset, model = cell.dataset, cell.model
+    if scale == "mini" and table.get("full"):
+        dataset, full = next(iter(table["full"].items()))
+        model += full.get("model_suffix", "") if isinstance(full, dict) else ""
     languages = (place[1], {"mean": "avg", "all": "avg"}.get(place[1]), None)
-    wanted = {"dataset": (first if is_mini else cell.dataset).split(" to ")[-1], "model": model, "metric": place[-1]}
+    wanted = {"dataset": dataset.split(" to ")[-1], "model": model, "metric": place[-1]}
 
     paper, _, number = name.partition("/table")
     for entry in evaluation.paper_results(table=table.get("printed", number)):
@@ -711,29 +642,7 @@ def get_printed(name: str, table: Mapping[str, Any], cell: Cell, place: Sequence
     return None
 
 
-def load_run(run: Sequence[Step]) -> tuple[Results, list[dict[str, Any]]]:
-    """Load the results and the training log of a run. The log is from the last training (in post-training, stage B).
-
-    If the results contain the cosines of matching test pairs, their histogram is appended to the log.
-    """
-    import torch
-
-    from modeling_supclap.evaluation.results import Results
-    from modeling_supclap.training.drift import similarity_histogram
-
-    log: list[dict[str, Any]] = []
-    for step in run:
-        for folder in (step.folder, step.folder / "stage_b"):
-            path = folder / "trainer_state.json"
-            if path.is_file():
-                log = json.loads(path.read_text(encoding="utf-8"))["log_history"]
-
-    results = Results.load(run[-1].folder)
-    cosines = results.arrays.get("similarity/eng/positive")
-    if cosines is not None:
-        histogram = similarity_histogram(torch.from_numpy(cosines).float())
-        log.append({"step": log[-1]["step"] if log else 0, "test_similarity": histogram})
-    return results, log
+# ---- files ----
 
 
 def table_stem(name: str, args: options.ReproductionArguments) -> str:
@@ -747,8 +656,7 @@ def table_stem(name: str, args: options.ReproductionArguments) -> str:
         parts.append(f"{key}-{re.sub('[^A-Za-z0-9]+', '-', json.dumps(value)).strip('-')}")
     if args.controls is not None:
         parts.append(Path(args.controls).stem)
-    stem = "_".join(parts)
-    return stem if len(stem) <= 100 else f"{stem[:90]}-{hashlib.sha256(stem.encode()).hexdigest()[:8]}"
+    return "_".join(parts)
 
 
 def write_table(
@@ -777,14 +685,9 @@ def write_table(
 
 
 def arrange_curves(curves: Mapping[str, str], cells: Sequence[Cell]) -> dict[str, dict[str, Curve]]:
-    """Arrange logged values as panels of a figure, one per dataset and title, with one curve per row and logged name.
+    """Arrange logged values as panels of a figure: a dict from panel title to a dict from curve label to curve.
 
-    Args:
-        curves: Dict from logged name to panel title; names with the same title share a panel.
-        cells: Rows to plot.
-
-    Returns:
-        Dict from panel title to a dict from curve label to curve.
+    `curves` maps a logged name to its panel title. Names with the same title share a panel.
     """
     one_dataset = all(cell.dataset == cells[0].dataset for cell in cells)
     titles = Counter(curves.values())
@@ -815,34 +718,23 @@ def main() -> None:
     if unknown:
         raise ValueError(f"{', '.join(plans)} have no rows {unknown}; they have {', '.join(sorted(known))}")
 
-    plans = {name: cells for name, cells in plans.items() if cells}  # leave out tables without any of the rows
-    if args.dry_run:
-        for name, cells in plans.items():
-            say(dry_run(name, cells))
-        return
-
-    plans = {name: require_inputs(name, cells, args) for name, cells in plans.items()}
+    for name, cells in plans.items():
+        plans[name] = check_inputs(name, cells, args) if cells else []  # a table may have none of the rows
     for name, cells in plans.items():
         try:
             for cell in cells:
                 for step in itertools.chain(*cell.runs):
                     run_step(step)
         finally:  # write the finished runs even if another run fails or is interrupted
-            finished = keep_finished(cells)
+            finished = []
+            for cell in cells:
+                runs = [run for run in cell.runs if run[-1].is_done]
+                if runs:
+                    finished.append(replace(cell, runs=runs))
             if finished:
                 path = write_table(name, tables[name], finished, args)
                 text = path.read_text(encoding="utf-8")
                 say(f"\n{text}\n{path}, also as .html, .json and, if there is a figure, .png")
-
-
-def keep_finished(cells: Sequence[Cell]) -> list[Cell]:
-    """Remove unfinished runs from the cells, and cells without a finished run."""
-    finished = []
-    for cell in cells:
-        runs = [run for run in cell.runs if run[-1].is_done]
-        if runs:
-            finished.append(replace(cell, runs=runs))
-    return finished
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
+from pathlib import Path
 from typing import Any
 
 from modeling_supclap.evaluation.results import DIRECTIONS
@@ -14,11 +14,6 @@ CASES = "For each language: the rank of the caption's own clip, counted from 1, 
 
 def format_value(column: str, value: float, signed: bool = False) -> str:
     """Format a value in the usual unit of its metric; for example, recall in percent.
-
-    Args:
-        column: Name of the table column, such as "retrieval eng t2a R@1".
-        value: Value to format.
-        signed: Whether to show a plus sign for positive values.
 
     >>> format_value("retrieval eng t2a R@1", 0.4187), format_value("log eval_eng_t2a_R@1 last", 0.021, signed=True)
     ('41.9', '+2.1')
@@ -43,35 +38,30 @@ def format_cell(column: str, score: Mapping[str, Any]) -> str:
     text = format_value(column, score["mean"])
     if score.get("std") is not None:
         text += f" ± {format_value(column, score['std'])}"
-    if not score.get("differences"):
+    differences = score.get("differences")
+    if not differences:
         return text
 
-    differences = score["differences"]
     mean = format_value(column, sum(differences) / len(differences), signed=True)
     interval = ""
     if "low" in score:
-        ends = [format_value(column, score[end], signed=True) for end in ("low", "high")]
-        interval = f", {' to '.join(ends)}"
+        interval = ", " + " to ".join(format_value(column, score[end], signed=True) for end in ("low", "high"))
     up = sum(difference > 0 for difference in differences)
     return f"{text} ({mean}{interval}; {up} of {len(differences)} up)"
 
 
 def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
     """Format a table from `reproduce.gather` as rows of text, heading first. Cells also contain the paper's numbers."""
+    rows = content["rows"]
     columns: dict[str, None] = {}
-    datasets = set()
-    for row in content["rows"]:
+    for row in rows:
         columns |= dict.fromkeys(row["scores"])
-        datasets.add(row["dataset"])
-    has_datasets = len(datasets) > 1
+    has_datasets = len({row["dataset"] for row in rows}) > 1
+    costs = [name for name in ("steps", "captions", "seconds") if any(name in row.get("cost", {}) for row in rows)]
 
-    costs = []
-    for name in ("steps", "captions", "seconds"):
-        if any(name in row.get("cost", {}) for row in content["rows"]):
-            costs.append(name)
-    headings = [format_heading(column) + _format_levels(column, content["rows"]) for column in columns]
+    headings = [format_heading(column) + _format_levels(column, rows) for column in columns]
     lines = [["row", *(["data"] if has_datasets else []), *costs, *headings]]
-    for row in content["rows"]:
+    for row in rows:
         line = [row["model"], *([row["dataset"]] if has_datasets else [])]
         line += [f"{row['cost'][name]:,.0f}" if name in row.get("cost", {}) else "" for name in costs]
         for column in columns:
@@ -87,11 +77,11 @@ def table_lines(content: Mapping[str, Any]) -> list[list[str]]:
 def _format_levels(column: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the scores at chance and of an order-blind model for a heading; each distinct value is shown once."""
     parts = []
-    for level, name in (("chance", "chance"), ("order_blind", "order-blind")):
+    for level in ("chance", "order_blind"):
         values = [row["scores"][column].get(level) for row in rows if column in row["scores"]]
         texts = dict.fromkeys(format_value(column, value) for value in values if value is not None)
         if texts:
-            parts.append(f"{name} {' / '.join(texts)}")
+            parts.append(f"{level.replace('_', '-')} {' / '.join(texts)}")
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -125,26 +115,23 @@ def _spell(name: str) -> str:
 
 def caption(content: Mapping[str, Any]) -> str:
     """Return a text that explains the numbers in a table, to show below it."""
-    seeds = ", ".join(map(str, sorted({seed for row in content["rows"] for seed in row["seeds"]})))
-    fewest = min((len(row["seeds"]) for row in content["rows"]), default=0)
-    sentences = [f"Scale {content['scale']}, seeds {seeds}: mean ± standard deviation over the seeds."]
+    rows = content["rows"]
+    seeds = ", ".join(map(str, sorted({seed for row in rows for seed in row["seeds"]})))
+    fewest = min((len(row["seeds"]) for row in rows), default=0)
+    text = f"Scale {content['scale']}, seeds {seeds}: mean ± standard deviation over the seeds."
     if content.get("settings"):
-        sentences.append(f"Other settings than the table's own: {_list_settings(content)}.")
+        text += f" Other settings than the table's own: {_list_settings(content)}."
+    text += " In brackets: the difference to the row's baseline"
     if fewest == 1:
-        sentences.append(
-            "In brackets: the difference to the row's baseline and its 95 % interval over recordings. **One seed**: "
-            "the interval does not cover the variation between seeds."
-        )
+        text += " and its 95 % interval over recordings. **One seed**: "
+        text += "the interval does not cover the variation between seeds."
     else:
-        sentences.append(
-            "In brackets: the difference to the row's baseline, its 95 % interval over seeds and recordings, and the "
-            "number of seeds with a difference above 0."
-        )
+        text += ", its 95 % interval over seeds and recordings, and the number of seeds with a difference above 0."
         if fewest < 5:
-            sentences.append(f"**Fewer than five seeds** ({fewest}): an indication, not evidence.")
-    if any(row.get("cost") for row in content["rows"]):
-        sentences.append("Captions: number that the text encoder embeds in training. Seconds: processor time.")
-    return " ".join(sentences)
+            text += f" **Fewer than five seeds** ({fewest}): an indication, not evidence."
+    if any(row.get("cost") for row in rows):
+        text += " Captions: number that the text encoder embeds in training. Seconds: processor time."
+    return text
 
 
 def full_title(content: Mapping[str, Any]) -> str:
@@ -160,39 +147,28 @@ def _list_settings(content: Mapping[str, Any]) -> str:
 def markdown_table(content: Mapping[str, Any]) -> str:
     """Format a table from `reproduce.gather` as Markdown, with its title and claim."""
     written = [f"### {full_title(content)}", "", f"Claim: {content['claim']}", ""]
-    written += [*_markdown_lines(table_lines(content)), "", caption(content), ""]
+    written += [*markdown_lines(table_lines(content)), "", caption(content), ""]
     if "cases" in content:
-        written += [*_markdown_lines(content["cases"]), "", CASES, ""]
+        written += [*markdown_lines(content["cases"]), "", CASES, ""]
     return "\n".join(written)
 
 
-def _markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
+def markdown_lines(table: Sequence[Sequence[str]]) -> list[str]:
+    """Format rows of cells, heading first, as the lines of a Markdown table."""
     heading, *lines = (f"| {' | '.join(line)} |" for line in table)
     return [heading, f"|{'---|' * len(table[0])}", *lines]
 
 
 def html_table(content: Mapping[str, Any], figure: str | None = None) -> str:
     """Format a table from `reproduce.gather` as an HTML page; `figure` is the file name of an image to include."""
-    title = escape(full_title(content))
-    picture = "" if figure is None else f'<img src="{escape(figure)}" alt="{title}">'
-    cases = f"{_html_lines(content['cases'])}<p>{CASES}</p>" if "cases" in content else ""
-    style = (
-        ":root{color-scheme:light dark}body{font-family:sans-serif}table{display:block;overflow-x:auto}"
-        "td,th{padding:.3em .8em;border-bottom:1px solid #ccc;text-align:left}img{max-width:100%;background:#fff}"
+    import jinja2
+
+    source = Path(__file__).with_name("table.html.j2").read_text(encoding="utf-8")
+    return jinja2.Template(source, autoescape=True, trim_blocks=True).render(
+        content=content,
+        title=full_title(content),
+        lines=table_lines(content),
+        caption=caption(content),
+        cases=CASES,
+        figure=figure,
     )
-    screen = '<meta name="viewport" content="width=device-width">'  # on a telephone the table scrolls, not the page
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8">{screen}<title>{title}</title><style>{style}</style>'
-        f"<h1>{title}</h1><p>Claim: {escape(content['claim'])}</p>{_html_lines(table_lines(content))}"
-        f"<p>{escape(caption(content))}</p>{cases}{picture}</html>\n"
-    )
-
-
-def _html_lines(table: Sequence[Sequence[str]]) -> str:
-    heading, *lines = table
-    rows = [_html_row(heading, "th"), *(_html_row(line, "td") for line in lines)]
-    return f"<table>{''.join(rows)}</table>"
-
-
-def _html_row(cells: Sequence[str], tag: str) -> str:
-    return f"<tr><{tag}>{f'</{tag}><{tag}>'.join(map(escape, cells))}</{tag}></tr>"

@@ -15,7 +15,7 @@ from modeling_supclap.datasets_scripts import load_splits
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 from modeling_supclap.datasets_scripts.translation.join import read_captions
 from modeling_supclap.datasets_scripts.translation.table import SCHEMA, source_hash, write_translations
-from modeling_supclap.recipes import settings_page, train_supclap
+from modeling_supclap.recipes import pages, train_supclap
 from modeling_supclap.recipes.options import TrainedPartArguments
 
 CONFIGS = train_supclap.DEFAULT_CONFIG.parent
@@ -126,9 +126,9 @@ def test_atri_on_audiocaps(towers, data_dir):
 
 
 def test_the_page_of_settings_is_that_of_the_configurations():
-    page = settings_page.PAGE.read_text()
-    assert settings_page.render_page() == page
-    known = yaml.safe_load(settings_page.SETTINGS.read_text())
+    page = pages.SETTINGS_PAGE.read_text()
+    assert pages.render_settings() == page
+    known = yaml.safe_load(pages.SETTINGS.read_text())
     full = {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.glob("*/full_*.yaml")}
     assert full - known.keys() == {"supclap/full_multilingual_clotho.yaml"}  # the settings of two others together
     different = {line.split(" | ")[0].strip("| ") for line in page.splitlines() if line.endswith("| no |")}

@@ -12,7 +12,7 @@ from commands import run_recipe
 
 from modeling_supclap import evaluation
 from modeling_supclap.evaluation.results import SCHEMA, Results, score
-from modeling_supclap.recipes import reproduce, results_page
+from modeling_supclap.recipes import pages, reproduce
 from modeling_supclap.recipes.options import SCALES, ReproductionArguments
 from modeling_supclap.recipes.result_tables import html_table, markdown_table
 from modeling_supclap.training.plots import plot_runs
@@ -364,11 +364,11 @@ def test_the_distance_of_captions_is_told_in_units_of_their_spread():
 
 
 def test_the_page_of_results_is_that_of_the_committed_files():
-    page = results_page.PAGE.read_text(encoding="utf-8")
-    assert results_page.render_page(page) == page
-    assert results_page.MARK in page
-    readme = results_page.README.read_text(encoding="utf-8")
-    assert results_page.render_readme(readme) == readme
-    headlines = readme.partition(results_page.MARK)[2].partition(results_page.END)[0].strip().splitlines()[2:]
-    assert len(headlines) == len(results_page.HEADLINES)
+    page = pages.RESULTS_PAGE.read_text(encoding="utf-8")
+    assert pages.render_results(page) == page
+    assert pages.MARK in page
+    readme = pages.README.read_text(encoding="utf-8")
+    assert pages.render_readme(readme) == readme
+    headlines = readme.partition(pages.MARK)[2].partition(pages.END)[0].strip().splitlines()[2:]
+    assert len(headlines) == len(pages.HEADLINES)
     assert "speed-up" in headlines[0]
