@@ -22,6 +22,7 @@ _BUILDERS = {
     "esc50": (".builders.esc50", "ESC50"),
     "hf": (".builders.hf", "HubDataset"),
     "prepared": (".prepared", "Prepared"),
+    "scenes": (".builders.scenes", "Scenes"),
     "synthetic": (".builders.synthetic", "SyntheticEvents"),
     "urbansound8k": (".builders.urbansound8k", "UrbanSound8K"),
     "vggsound": (".builders.vggsound", "VGGSound"),
@@ -40,16 +41,16 @@ def load_splits(
 
     Args:
         name: "audio_folder" (any folder of recordings with captions), "audiocaps", "clotho", "esc50", "hf", "prepared"
-            (output of `prepare.py`), "synthetic", "urbansound8k", "vggsound", "wavcaps" or "webdataset" (only with
-            `streaming`).
+            (output of `prepare.py`), "scenes", "synthetic", "urbansound8k", "vggsound", "wavcaps" or "webdataset" (only
+            with `streaming`).
         cache_dir: Cache folder for the rows; None uses the `datasets` default.
         translations: One or several Parquet files with translated captions to join, or a dict with the arguments of
             `join_translations`, such as `{"path": "fra.parquet", "strict": False}`.
         streaming: Whether to return a `stream.RowStream` per split. A stream reads rows on demand from a folder, the
             Hub or object storage. Supported: "prepared", "hf" if the dataset consists of Parquet files
             (`stream_sources.load_parquet`), and "webdataset" (`stream_sources.load_tars`).
-        **config: Fields of the builder config, such as `data_dir` (all except synthetic) or `num_train` (synthetic).
-            The module of each builder describes the expected files.
+        **config: Fields of the builder config, such as `data_dir` or `num_train` ("scenes" and
+            "synthetic"). The module of each builder describes the expected files.
 
     Returns:
         `DatasetDict` from split name to dataset; with `streaming`, a dict from split name to `RowStream`. The rows have

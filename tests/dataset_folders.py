@@ -193,9 +193,14 @@ def synthetic(folder: Path) -> Made:
     return Made({**config, "duration_seconds": 1.0, "audio_dir": str(folder)}, counts, [], folder, "")
 
 
+def scenes(folder: Path) -> Made:
+    """Generated scenes without files."""
+    return synthetic(folder)
+
+
 FOLDERS: dict[str, Callable[[Path], Made]] = {
     make.__name__: make for make in (audio_folder, audiocaps, clotho, esc50, urbansound8k, vggsound, wavcaps)
 }
 """Datasets with files on disk."""
 
-MAKERS: dict[str, Callable[[Path], Made]] = {**FOLDERS, "synthetic": synthetic}
+MAKERS: dict[str, Callable[[Path], Made]] = {**FOLDERS, "scenes": scenes, "synthetic": synthetic}

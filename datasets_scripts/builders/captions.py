@@ -16,7 +16,7 @@ from typing import Any
 from ..schema import LANGUAGES
 
 _FOLDER = Path(__file__).parents[1] / "phrases"
-_SENTENCES = {"templates", "temporal"}  # files with sentences instead of label phrases
+_SENTENCES = {"scenes", "templates", "temporal"}  # files with sentences instead of label phrases
 
 
 def label_phrases(dataset_name: str) -> dict[str, dict[str, str]]:

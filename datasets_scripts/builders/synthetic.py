@@ -382,12 +382,18 @@ class SyntheticEvents(RowBuilder):
                 if path.exists():
                     continue
 
-                clip = render_clip(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz)
                 encoded = io.BytesIO()
-                soundfile.write(encoded, clip.samples, config.sampling_rate_hz, format="WAV", subtype="PCM_16")
+                soundfile.write(
+                    encoded, self.render(split, index), config.sampling_rate_hz, format="WAV", subtype="PCM_16"
+                )
 
                 with atomic_write(path) as unfinished:  # other processes never read a partial file
                     unfinished.write_bytes(encoded.getvalue())
+
+    def render(self, split: str, index: int) -> np.ndarray:
+        """Render a clip; the same arguments produce the same samples."""
+        config = self.config
+        return render_clip(config.seed, split, index, config.duration_seconds, config.sampling_rate_hz).samples
 
     def _audio_path(self, split: str, index: int) -> Path:
         return self.audio_folder / f"{split}-{index:05d}.wav"

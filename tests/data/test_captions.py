@@ -8,7 +8,7 @@ import pytest
 from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases, render_captions
 from modeling_supclap.datasets_scripts.schema import LANGUAGES
 
-DATASETS = ("esc50", "synthetic", "urbansound8k")
+DATASETS = ("esc50", "recordings", "synthetic", "urbansound8k")
 TEMPLATES = read_phrases("templates")
 
 # The categories as meta/esc50.csv spells them, by target number.
@@ -110,5 +110,5 @@ def test_a_language_without_phrase_is_named():
 
 @pytest.mark.parametrize("name", ["vggsound", "templates", "../schema"])
 def test_a_dataset_without_phrases_is_refused(name):
-    with pytest.raises(ValueError, match=r"\['esc50', 'synthetic', 'urbansound8k'\]"):
+    with pytest.raises(ValueError, match=r"\['esc50', 'recordings', 'synthetic', 'urbansound8k'\]"):
         label_phrases(name)

@@ -1,0 +1,466 @@
+"""Scenes of one to four sound events, composed from generated sounds or from your recordings, with captions.
+
+Events follow each other or overlap. An event may be repeated, quiet, loud or far away, and a scene may be in a small
+room or in a large hall; the captions contain all of this. A training clip has one caption, a validation or test clip up
+to five. Test scenes are unseen in training: no training scene has the same set of sounds, and no training caption
+combines the words in the same way. Recordings of the test split are unseen, too, with their speakers and folds.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy import fft
+from scipy import signal
+
+from ..audio import read_audio, resample
+from ..schema import Event
+from .captions import label_phrases, read_phrases
+from .folder import SPLITS, Clip, Collection, draw_sources
+from .metadata import read_csv
+from .recordings import Recordings, stem_of
+from .synthetic import (
+    GENERATOR_VERSION,
+    SOUNDS,
+    SyntheticEvents,
+    SyntheticEventsConfig,
+    _background,
+    _faded,
+    _generator,
+    _to_peak,
+)
+
+NUM_EVENTS = {1: 0.25, 2: 0.35, 3: 0.25, 4: 0.15}
+"""Probability of each number of events."""
+
+COUNTS = {1: "", 2: "twice", 3: "three times"}
+PEAK_DB = {"": (-12.0, -9.0), "loud": (-3.0, -1.5), "quiet": (-26.0, -22.0), "far": (-20.0, -16.0)}
+DECAY_SECONDS = {"": 0.0, "small room": 0.3, "hall": 1.5}
+"""Reverberation time (60 dB) of each room."""
+
+FAR_DECAY_SECONDS = 0.6
+NOISE_PEAK_DB = (-60.0, -45.0)
+HELD_OUT_CAPTIONS = 5
+HELD_OUT_SHARES = {"test": 0.1, "validation": 0.1}
+"""Share of the compositions (sets of sounds) of each held-out split."""
+
+RECORDING_SHARES = {"test": 0.2, "validation": 0.1}
+"""Share of the recordings of each held-out split; at least one speaker, fold or file."""
+
+
+class SceneEvent(NamedTuple):
+    """Sound event: its label, the number of repetitions (1 to 3), and its manner: "", "loud", "quiet" or "far"."""
+
+    label: str
+    repetitions: int
+    manner: str
+
+
+class Scene(NamedTuple):
+    """Events of a clip in temporal order, and the room.
+
+    Attributes:
+        groups: One to four groups of events in temporal order; the one or two events of a group overlap.
+        room: "", "small room" or "hall".
+    """
+
+    groups: tuple[tuple[SceneEvent, ...], ...]
+    room: str
+
+    @property
+    def events(self) -> list[SceneEvent]:
+        """All events, group by group."""
+        return [event for group in self.groups for event in group]
+
+    @property
+    def composition(self) -> str:
+        """Key that decides the split: the set of sounds, or the whole description of a scene with one event."""
+        events = self.events
+        return repr(self) if len(events) == 1 else repr(sorted(event.label for event in events))
+
+
+def draw_scene(labels: Sequence[str], split: str, rng: np.random.Generator) -> Scene:
+    """Draw a random scene with a composition of the given split.
+
+    Args:
+        labels: Available sounds, at least four.
+        split: One of `SPLITS`.
+        rng: Random generator.
+    """
+    while True:
+        size = int(rng.choice(list(NUM_EVENTS), p=list(NUM_EVENTS.values())))
+        names = sorted(rng.choice(labels, size, replace=False).tolist())
+        rng.shuffle(names)
+        groups: list[list[str]] = []
+        for name in names:
+            if groups and len(groups[-1]) == 1 and rng.random() < 0.35:
+                groups[-1].append(name)
+            else:
+                groups.append([name])
+
+        most = 3 if len(groups) <= 2 else 1  # a repeated event requires time
+        events = []
+        for group in groups:
+            members = []
+            for name in sorted(group):
+                manner = str(rng.choice(list(PEAK_DB), p=(0.4, 0.2, 0.2, 0.2)))
+                members.append(SceneEvent(name, int(rng.integers(1, most + 1)), manner))
+            events.append(tuple(members))
+
+        scene = Scene(tuple(events), str(rng.choice(list(DECAY_SECONDS), p=(0.5, 0.25, 0.25))))
+        is_plain = size == 1 and scene.events[0][1:] == (1, "") and not scene.room
+        if not is_plain and _draw_split(scene.composition) == split:
+            return scene
+
+
+def _draw_split(composition: str) -> str:
+    share = int.from_bytes(hashlib.sha256(composition.encode()).digest()[:8], "big") / 2**64
+    for split, of_split in HELD_OUT_SHARES.items():
+        if share < of_split:
+            return split
+        share -= of_split
+    return "train"
+
+
+def caption_scene(
+    scene: Scene, phrases: Mapping[str, str], language: str, held_out: bool, rng: np.random.Generator
+) -> str:
+    """Write a caption of a scene.
+
+    Each caption combines a sentence template with one of several wordings of each relation and attribute. A combination
+    of template and wording belongs either to training or to the held-out splits, but every word occurs in training.
+
+    Args:
+        scene: Scene to describe.
+        phrases: Dict from label to its noun phrase in the language.
+        language: One of `schema.LANGUAGES`.
+        held_out: Whether to use the combinations of the held-out splits.
+        rng: Random generator for template and wordings. The same state selects parallel captions in all languages.
+    """
+    words = {key: by_language[language] for key, by_language in read_phrases("scenes").items()}
+    templates = read_phrases("templates")["sound"][language]
+    template = int(rng.integers(len(templates)))
+
+    def choose(key: str) -> str:
+        if not key:
+            return ""
+        wordings = words[key]
+        in_training = round(0.6 * len(wordings))
+        allowed = []
+        for number, wording in enumerate(wordings):
+            if ((template + number) % len(wordings) >= in_training) == held_out:
+                allowed.append(wording)
+        return allowed[rng.integers(len(allowed))]
+
+    groups = []
+    for group in scene.groups:
+        texts = []
+        for event in group:
+            text = words["event"].format(
+                phrase=phrases[event.label], manner=choose(event.manner), count=choose(COUNTS[event.repetitions])
+            )
+            texts.append(text)
+        groups.append(choose("while").join(texts))
+
+    chain = groups[0]
+    if len(groups) == 2 and rng.random() < 0.3:
+        chain = choose("after").format(first=groups[0], second=groups[1])
+    else:
+        for text in groups[1:]:
+            chain += choose("then") + text
+    text = templates[template].format(phrase=words["scene"].format(events=chain, room=choose(scene.room)))
+    return text[:1].upper() + text[1:]
+
+
+Take = Callable[[str, int, np.random.Generator], np.ndarray]
+"""Function (label, maximum number of samples, random generator) -> samples of one sound."""
+
+
+class Placement(NamedTuple):
+    """Event of a clip: index of its first sample, and distance between its repetitions in samples."""
+
+    event: SceneEvent
+    start: int
+    period: int
+
+
+def place_events(scene: Scene, num_samples: int, rng: np.random.Generator) -> list[Placement]:
+    """Draw the positions of the events in a clip of `num_samples`, in the order of `scene.events`.
+
+    The groups divide the clip into parts of equal length; the events of a group overlap.
+    """
+    placements = []
+    part = num_samples // len(scene.groups)
+    for number, group in enumerate(scene.groups):
+        for event in group:
+            period = int(part * rng.uniform(0.7, 0.95)) // event.repetitions
+            start = number * part + int(rng.uniform(0, part - event.repetitions * period))
+            placements.append(Placement(event, start, period))
+    return placements
+
+
+def render_scene(
+    scene: Scene,
+    placements: Sequence[Placement],
+    take: Take,
+    num_samples: int,
+    sampling_rate_hz: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Render a scene.
+
+    Args:
+        scene: Scene to render.
+        placements: Output of `place_events`.
+        take: Function that returns the sound of a label.
+        num_samples: Length of the clip in samples.
+        sampling_rate_hz: Sampling rate in Hz.
+        rng: Random generator for sounds, levels, background noise and reverberation.
+
+    Returns:
+        float32 `(num_samples,)` with a peak below 1.
+    """
+    samples = np.zeros(num_samples)
+    for event, start, period in placements:
+        sound = _faded(take(event.label, int(0.85 * period), rng), sampling_rate_hz)
+        if event.manner == "far":
+            sound = _lowpass(_reverberate(sound, FAR_DECAY_SECONDS, 0.0, sampling_rate_hz, rng), sampling_rate_hz)
+        sound = _to_peak(sound, rng.uniform(*PEAK_DB[event.manner]))
+        for first in range(start, start + event.repetitions * period, period):
+            samples[first : first + len(sound)] += sound[: num_samples - first]
+
+    if scene.room:
+        samples = _reverberate(samples, DECAY_SECONDS[scene.room], 1.0, sampling_rate_hz, rng)[:num_samples]
+    seconds = np.arange(num_samples) / sampling_rate_hz
+    samples += _to_peak(_background(seconds, rng), rng.uniform(*NOISE_PEAK_DB))
+    return (samples / max(1.0, np.abs(samples).max() / 0.99)).astype(np.float32)
+
+
+def _reverberate(
+    samples: np.ndarray, decay_seconds: float, direct: float, sampling_rate_hz: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Convolve with exponentially decaying noise of unit energy, and add the direct sound."""
+    seconds = np.arange(round(decay_seconds * sampling_rate_hz)) / sampling_rate_hz
+    tail = rng.standard_normal(seconds.size) * 10 ** (-3 * seconds / decay_seconds)
+    tail *= 0.5 / np.sqrt((tail**2).sum())
+    wet = signal.fftconvolve(samples, tail)
+    wet[: samples.size] += direct * samples
+    return wet
+
+
+def _lowpass(samples: np.ndarray, sampling_rate_hz: int) -> np.ndarray:
+    """Attenuate by 6 dB per octave above 1.5 kHz, as distance does."""
+    frequencies_hz = fft.rfftfreq(samples.size, 1 / sampling_rate_hz)
+    return fft.irfft(fft.rfft(samples) / np.sqrt(1 + (frequencies_hz / 1500) ** 2), samples.size)
+
+
+def take_generated(sampling_rate_hz: int) -> Take:
+    """Return a function that renders the sounds of `synthetic.SOUNDS`; a label is "low_siren", for example."""
+
+    def take(label: str, most_samples: int, rng: np.random.Generator) -> np.ndarray:
+        variant, _, name = label.partition("_")
+        sound = SOUNDS[name]
+        return sound.waveform(rng.uniform(*sound.variants[variant]), np.arange(most_samples) / sampling_rate_hz, rng)
+
+    return take
+
+
+def take_recorded(files: Mapping[str, Sequence[Path]], sampling_rate_hz: int) -> Take:
+    """Return a function that reads a random recording of a label and crops its sound.
+
+    Args:
+        files: Dict from label to recordings.
+        sampling_rate_hz: Sampling rate of the result in Hz.
+    """
+
+    @cache
+    def read(path: Path) -> np.ndarray:
+        waveform, rate_hz = read_audio(path)
+        waveform = resample(waveform, rate_hz, sampling_rate_hz)
+        is_loud = np.flatnonzero(np.abs(waveform) > 0.05 * np.abs(waveform).max())
+        return waveform[is_loud[0] : is_loud[-1] + 1] if is_loud.size else waveform
+
+    def take(label: str, most_samples: int, rng: np.random.Generator) -> np.ndarray:
+        waveform = read(files[label][int(rng.integers(len(files[label])))])
+        start = rng.integers(max(1, len(waveform) - most_samples + 1))
+        return waveform[start : start + most_samples].astype(np.float64)
+
+    return take
+
+
+def split_recordings(folder: str, seed: int) -> dict[str, dict[str, list[Path]]]:
+    """List the recordings of a folder by split and label.
+
+    Whole folds or speakers are held out if the table has such a column, otherwise single recordings of each label.
+
+    Args:
+        folder: Folder with the table `metadata.csv` (columns file_name, label and optionally speaker) or
+            `meta/esc50.csv` (columns filename, category and fold).
+        seed: Random seed for the held-out folds, speakers or recordings.
+
+    Returns:
+        Nested dict `files[split][label]`.
+
+    Raises:
+        FileNotFoundError: The folder, its table or a recording does not exist.
+    """
+    recordings = Recordings(folder)
+    esc50, table = recordings.folder / "meta" / "esc50.csv", recordings.folder / "metadata.csv"
+    if esc50.is_file():
+        lines, columns = read_csv(esc50, ["filename", "category", "fold"]), ("filename", "category", "fold")
+    elif table.is_file():
+        lines, columns = read_csv(table, ["file_name", "label"]), ("file_name", "label", "speaker")
+    else:
+        raise FileNotFoundError(f"{recordings.folder} has neither metadata.csv nor meta/esc50.csv")
+
+    members: dict[tuple[str, str], list[tuple[str, Path]]] = defaultdict(list)
+    for line in lines:
+        name, label, group = (line.values.get(column, "") for column in columns)
+        path = recordings.at(name) or recordings.named([stem_of(name)])
+        if path is None:
+            raise FileNotFoundError(f"{line.where}: {name} is not in {recordings.folder}")
+        # Draw among all folds or speakers, or among the recordings of one label.
+        members["" if group else label, group or name].append((label, path))
+
+    files: dict[str, dict[str, list[Path]]] = {split: defaultdict(list) for split in SPLITS}
+    for pool in sorted({pool for pool, _ in members}):
+        groups = [group for of_pool, group in members if of_pool == pool]
+        counts = {split: max(1, round(share * len(groups))) for split, share in RECORDING_SHARES.items()}
+        if len(groups) <= sum(counts.values()):
+            continue
+        for group, split in draw_sources(groups, counts, seed).items():
+            for label, path in members[pool, group]:
+                files[split][label].append(path)
+    return files
+
+
+@dataclass
+class ScenesConfig(SyntheticEventsConfig):
+    """Size and sounds of the scenes; see also `SyntheticEventsConfig`.
+
+    Attributes:
+        duration_seconds: Length of each clip in seconds, at least 1.
+        recordings: Folders of labelled recordings, see `split_recordings`; None uses generated sounds.
+    """
+
+    DATASET = "the scenes"
+
+    duration_seconds: float = 4.0
+    recordings: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.recordings = [self.recordings] if isinstance(self.recordings, str) else self.recordings
+
+    @cached_property
+    def audio_name(self) -> str:
+        """Name of the audio folder: a hash of all settings and recordings that affect the audio."""
+        sources = [Recordings(folder).fingerprint(sizes=True) for folder in self.recordings or ()]
+        settings = (GENERATOR_VERSION, super().audio_name, sources)
+        return hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+
+
+class Scenes(SyntheticEvents):
+    """Builder of the scenes with train, validation and test split."""
+
+    BUILDER_CONFIG_CLASS = ScenesConfig
+
+    def collect(self) -> Collection:
+        """Return all clips with captions and events; the audio is rendered in `download_and_prepare`."""
+        collection, config = Collection(), self.config
+        for split in SPLITS:
+            for index, scene in enumerate(self._scenes[split]):
+                events = []
+                for event, start, period in self._placements(split, index):
+                    stop = min(start + event.repetitions * period, self._num_samples)
+                    seconds = (start / config.sampling_rate_hz, stop / config.sampling_rate_hz)
+                    events.append(Event(label=event.label, onset_seconds=seconds[0], offset_seconds=seconds[1]))
+                clip = Clip(
+                    clip_id=f"scenes-{config.seed}-{split}-{index:05d}",
+                    captions=self._captions(split, index),
+                    source=f"scenes:{config.seed}:{split}:{index}",
+                    license="unknown" if config.recordings else "CC0-1.0",
+                    labels=sorted({event.label for event in scene.events}),
+                    events=events,
+                )
+                collection.add(split, clip, clip.clip_id, self._audio_path(split, index))
+        return collection
+
+    def render(self, split: str, index: int) -> np.ndarray:
+        """Render a clip; the same arguments produce the same samples."""
+        config = self.config
+        rng = _generator(config.seed, split, index, 2)
+        scene, placements = self._scenes[split][index], self._placements(split, index)
+        return render_scene(scene, placements, self._takes[split], self._num_samples, config.sampling_rate_hz, rng)
+
+    def _captions(self, split: str, index: int) -> dict[str, list[str]]:
+        """Return one caption per language, or up to five distinct ones for a held-out clip; captions are parallel."""
+        captions: dict[str, list[str]] = {language: [] for language in self.config.languages}
+        held_out = split != "train"
+        distinct: set[str] = set()
+        for number in range(20 if held_out else 1):
+            texts = {}
+            for language in captions:
+                phrases = {label: by_language[language] for label, by_language in self._phrases.items()}
+                rng = _generator(self.config.seed, split, index, 1, number)
+                texts[language] = caption_scene(self._scenes[split][index], phrases, language, held_out, rng)
+            if distinct.isdisjoint(texts.values()) and len(distinct) < HELD_OUT_CAPTIONS * len(captions):
+                distinct.update(texts.values())
+                for language, text in texts.items():
+                    captions[language].append(text)
+        return captions
+
+    def _placements(self, split: str, index: int) -> list[Placement]:
+        rng = _generator(self.config.seed, split, index, 0)
+        return place_events(self._scenes[split][index], self._num_samples, rng)
+
+    @property
+    def _num_samples(self) -> int:
+        return round(self.config.duration_seconds * self.config.sampling_rate_hz)
+
+    @cached_property
+    def _phrases(self) -> dict[str, dict[str, str]]:
+        """Noun phrases of the labels that have one and, for recordings, are in every split."""
+        if not self.config.recordings:
+            return label_phrases("synthetic")
+        phrases = label_phrases("esc50") | label_phrases("urbansound8k") | label_phrases("recordings")
+        usable = set.intersection(*(set(of_split) for of_split in self._files.values())) & phrases.keys()
+        if len(usable) < max(NUM_EVENTS):
+            raise ValueError(
+                f"recordings contains {len(usable)} usable labels {sorted(usable)}; expected at least "
+                f"{max(NUM_EVENTS)} with phrases in phrases/ and recordings for all splits"
+            )
+        return {label: phrases[label] for label in sorted(usable)}
+
+    @cached_property
+    def _files(self) -> dict[str, dict[str, list[Path]]]:
+        files: dict[str, dict[str, list[Path]]] = {split: {} for split in SPLITS}
+        for folder in self.config.recordings or ():
+            for split, of_split in split_recordings(folder, self.config.seed).items():
+                for label, paths in of_split.items():
+                    files[split].setdefault(label, []).extend(paths)
+        return files
+
+    @cached_property
+    def _takes(self) -> dict[str, Take]:
+        rate_hz = self.config.sampling_rate_hz
+        if not self.config.recordings:
+            return dict.fromkeys(SPLITS, take_generated(rate_hz))
+        return {split: take_recorded(self._files[split], rate_hz) for split in SPLITS}
+
+    @cached_property
+    def _scenes(self) -> dict[str, list[Scene]]:
+        """Distinct scenes by split; the first clips do not depend on the number of clips."""
+        scenes: dict[str, list[Scene]] = {}
+        for split in SPLITS:
+            rng = _generator(self.config.seed, split)
+            distinct: dict[Scene, None] = {}
+            while len(distinct) < getattr(self.config, f"num_{split}"):
+                distinct[draw_scene(list(self._phrases), split, rng)] = None
+            scenes[split] = list(distinct)
+        return scenes

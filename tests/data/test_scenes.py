@@ -1,0 +1,207 @@
+"""Scenes: the captions describe the audio, and nothing of a test clip is known from training."""
+
+import csv
+import itertools
+
+import builders
+import numpy as np
+import pytest
+import soundfile
+from recordings import ESC50Clip, write_esc50
+
+from modeling_supclap.datasets_scripts import find_builder, load_splits
+from modeling_supclap.datasets_scripts.builders.captions import label_phrases, read_phrases
+from modeling_supclap.datasets_scripts.builders.scenes import (
+    Placement,
+    Scene,
+    SceneEvent,
+    caption_scene,
+    render_scene,
+    split_recordings,
+    take_generated,
+)
+from modeling_supclap.datasets_scripts.schema import LANGUAGES
+
+RATE_HZ = 16000
+SIZES = {"num_train": 200, "num_validation": 40, "num_test": 40}
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    """The scenes of each split, without audio."""
+    return find_builder("scenes")(**SIZES)._scenes
+
+
+def sets_of_sounds(members):
+    return {frozenset(event.label for event in scene.events) for scene in members if len(scene.events) > 1}
+
+
+def test_no_two_splits_share_a_composition(scenes):
+    for first, second in itertools.combinations(scenes.values(), 2):
+        assert not sets_of_sounds(first) & sets_of_sounds(second)
+        assert not set(first) & set(second)
+    for members in scenes.values():
+        assert len(members) == len(set(members))
+    assert {len(scene.events) for scene in scenes["test"]} == {1, 2, 3, 4}
+
+
+def test_more_clips_keep_the_first_ones(scenes):
+    longer = find_builder("scenes")(**{**SIZES, "num_train": 250})._scenes
+    assert longer["train"][:200] == scenes["train"]
+    assert find_builder("scenes")(**SIZES, seed=1)._scenes["train"] != scenes["train"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_held_out_phrasings_are_new_but_their_words_are_not(language):
+    first, second = SceneEvent("low_siren", 2, "far"), SceneEvent("fast_clicks", 1, "loud")
+    third = SceneEvent("high_bell", 3, "quiet")
+    phrases = {label: of_label[language] for label, of_label in label_phrases("synthetic").items()}
+    texts = {}
+    for held_out in (False, True):
+        rng = np.random.default_rng(0)
+        scenes = [Scene(((first, second), (third,)), room) for room in ("hall", "small room")]
+        texts[held_out] = {
+            caption_scene(scene, phrases, language, held_out, rng) for scene in scenes for _ in range(2000)
+        }
+    assert texts[False]
+    assert texts[True]
+    assert not texts[False] & texts[True]
+    in_training = "\n".join(texts[False])
+    for key, wordings in read_phrases("scenes").items():
+        if key in ("event", "scene", "after"):
+            continue
+        for wording in wordings[language]:
+            assert wording in in_training, (key, wording)
+
+
+def test_captions_by_eye():
+    scene = Scene(((SceneEvent("low_siren", 2, "far"),), (SceneEvent("high_bell", 1, ""),)), "hall")
+    captions = {}
+    for language in ("eng", "deu", "jpn"):
+        phrases = {label: of_label[language] for label, of_label in label_phrases("synthetic").items()}
+        captions[language] = caption_scene(scene, phrases, language, False, np.random.default_rng(4))
+    assert captions == {
+        "eng": "You can hear a low two-tone siren in the distance twice, and then a high bell ringing, "
+        "in a large hall.",
+        "deu": "In dieser Aufnahme ist eine tiefe Zweitonsirene in der Ferne zweimal, und dann ein hoher "
+        "Glockenschlag, in einer großen Halle zu hören.",
+        "jpn": "これは大きなホールで、遠くの低い二音のサイレン（二回）、それから高い鐘の音です。",
+    }
+
+
+def test_captions_of_a_row_are_parallel(tmp_path):
+    rows = load_splits("scenes", str(tmp_path), num_train=2, num_validation=0, num_test=10, duration_seconds=1.0)
+    assert all(len(row["captions"][language]) == 1 for row in rows["train"] for language in LANGUAGES)
+    for row in rows["test"]:
+        counts = {len(row["captions"][language]) for language in LANGUAGES}
+        assert counts <= {4, 5}
+        assert len(counts) == 1
+        for spanish, catalan in zip(row["captions"]["spa"], row["captions"]["cat"], strict=True):
+            assert ("grabación" in spanish) == ("enregistrament" in catalan)
+
+
+def render(event, room="", seconds=2.0, start=4000, period=8000, seed=0):
+    scene = Scene(((event,),), room)
+    placements = [Placement(event, start, period)]
+    rng = np.random.default_rng(seed)
+    return render_scene(scene, placements, take_generated(RATE_HZ), round(seconds * RATE_HZ), RATE_HZ, rng)
+
+
+def level_db(samples):
+    return 10 * np.log10(np.mean(np.square(samples, dtype=np.float64)))
+
+
+def test_the_event_is_where_its_row_says():
+    samples = render(SceneEvent("low_hum", 3, ""), seconds=3.0)
+    for repetition in range(3):
+        begin = 4000 + repetition * 8000
+        pause = level_db(samples[begin + 7000 : begin + 8000])
+        assert level_db(samples[begin : begin + 6800]) > pause + 20
+    assert level_db(samples[:4000]) < -45
+    assert level_db(samples[28000:]) < -45
+
+
+def test_manners_differ_in_level_and_spectrum():
+    levels, centroids = {}, {}
+    for manner in ("", "loud", "quiet", "far"):
+        samples = render(SceneEvent("high_hiss", 1, manner))[4000:10000].astype(np.float64)
+        levels[manner] = level_db(samples)
+        power = np.abs(np.fft.rfft(samples)) ** 2
+        centroids[manner] = np.average(np.fft.rfftfreq(samples.size, 1 / RATE_HZ), weights=power)
+    assert levels["loud"] > levels[""] + 4 > levels["far"] + 8
+    assert levels["quiet"] < levels[""] - 8
+    assert centroids["far"] < centroids["loud"] - 50
+
+
+def test_a_hall_reverberates_longer_than_a_small_room():
+    event = SceneEvent("low_noise_burst", 1, "loud")
+    tails = {room: level_db(render(event, room)[12000:16000]) for room in ("", "small room", "hall")}
+    assert tails["hall"] > tails["small room"] + 10
+    assert tails["hall"] > tails[""] + 15
+
+
+def write_digits(folder, speakers=("ada", "ben", "cid", "dot")):
+    lines = [("file_name", "label", "speaker")]
+    for speaker, label in itertools.product(speakers, ("one", "two", "three")):
+        name = f"{label}_{speaker}.wav"
+        soundfile.write(folder / name, builders.tone(300.0, 800), 8000)
+        lines.append((name, label, speaker))
+    with (folder / "metadata.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_speakers_folds_and_files_stay_apart(tmp_path, seed):
+    digits, samples, esc = (tmp_path / name for name in ("digits", "samples", "esc"))
+    digits.mkdir()
+    write_digits(digits)
+    speakers = {
+        split: {path.stem.split("_")[1] for paths in of_split.values() for path in paths}
+        for split, of_split in split_recordings(str(digits), seed).items()
+    }
+    assert {split: len(names) for split, names in speakers.items()} == {"train": 2, "validation": 1, "test": 1}
+    assert len(set.union(*speakers.values())) == 4
+
+    clips = [
+        ESC50Clip(f"{fold}-{label}-{take}", fold, label, f"{fold}{label}{take}", builders.tone(300.0, 800))
+        for fold, label, take in itertools.product(range(1, 5), ("dog", "rain"), range(2))
+    ]
+    write_esc50(esc, clips, 8000)
+    folds = {
+        split: {path.stem[0] for paths in of_split.values() for path in paths}
+        for split, of_split in split_recordings(str(esc), seed).items()
+    }
+    assert sorted(map(len, folds.values())) == [1, 1, 2]
+    assert len(set.union(*folds.values())) == 4
+
+    samples.mkdir()
+    lines = [("file_name", "label")]
+    for number in range(10):
+        soundfile.write(samples / f"{number}.wav", builders.tone(300.0, 800), 8000)
+        lines.append((f"{number}.wav", "guitar" if number else "drum"))
+    with (samples / "metadata.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
+    files = split_recordings(str(samples), seed)
+    assert {split: len(of_split["guitar"]) for split, of_split in files.items()} == {
+        "train": 6, "validation": 1, "test": 2
+    }  # fmt: skip
+    assert not any("drum" in of_split for of_split in files.values())  # one recording cannot be in three splits
+
+
+def test_scenes_of_recordings(tmp_path):
+    write_digits(tmp_path)
+    with pytest.raises(ValueError, match="3 usable labels"):
+        load_splits("scenes", str(tmp_path / "cache"), **SIZES, recordings=[str(tmp_path)])
+
+    clips = []
+    for fold, label in itertools.product(range(1, 5), ("dog", "rain")):
+        clips.append(ESC50Clip(f"{fold}-{label}", fold, label, f"{fold}{label}", builders.tone(300.0, 800)))
+    write_esc50(tmp_path / "esc", clips, 8000)
+    folders = [str(tmp_path), str(tmp_path / "esc")]
+    sizes = {"num_train": 6, "num_validation": 2, "num_test": 2}
+    rows = load_splits("scenes", str(tmp_path / "cache"), **sizes, recordings=folders)
+    assert {split: len(of_split) for split, of_split in rows.items()} == {"train": 6, "validation": 2, "test": 2}
+    samples, rate_hz = soundfile.read(rows["test"][0]["audio_path"])
+    assert (len(samples), rate_hz) == (4 * RATE_HZ, RATE_HZ)
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "esc" / "audio")):
+        load_splits("scenes", str(tmp_path / "cache"), **sizes, recordings=str(tmp_path / "esc" / "audio"))
