@@ -261,7 +261,9 @@ def _read_headers(file: Any) -> list[tarfile.TarInfo]:
 
 def _read_row_group(path: str, number: int, columns: Sequence[str]) -> pyarrow.Table:
     def read(file: Any) -> pyarrow.Table:
-        return pyarrow.parquet.ParquetFile(file).read_row_group(number, columns=list(columns))
+        # Without threads: a thread of pyarrow that frees bytes of a Python file while Python exits aborts the process.
+        parquet = pyarrow.parquet.ParquetFile(file, pre_buffer=False)
+        return parquet.read_row_group(number, columns=list(columns), use_threads=False)
 
     return read_file(path, read)
 
