@@ -1,51 +1,16 @@
-"""Use transformers audio encoders as audio towers: input features, forward pass and pooling.
+"""Use transformers audio encoders as audio towers: forward pass and pooling.
 
-Feature extractors call their output `input_values` or `input_features`. This module always uses `input_features` and
-`audio_attention_mask`. Some encoders need a fixed clip length (Whisper 30 s, AST 10.24 s), others accept any length
-(wav2vec 2.0, HuBERT, WavLM, Data2Vec, wav2vec2-BERT, ...).
+Some encoders need a fixed clip length (Whisper 30 s, AST 10.24 s), others accept any length (wav2vec 2.0, HuBERT,
+WavLM, Data2Vec, wav2vec2-BERT, ...).
 """
 
-import inspect
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from .pooling import mean_pool
-
-
-def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute the input features of a transformers audio encoder, independently for each clip.
-
-    Args:
-        feature_extractor: Feature extractor of the encoder.
-        clips: Waveforms of shape (samples,), at the sampling rate of the feature extractor.
-
-    Returns:
-        Dict with `input_features`, float32 of shape (B, T), (B, T, features), or (B, features, T) if all clips have the
-        same length, padded with zeros; and `audio_attention_mask` (B, T) int64, 1 for the clip and 0 for padding.
-    """
-    options: dict[str, Any] = {"sampling_rate": feature_extractor.sampling_rate, "return_tensors": "np"}
-    if "return_attention_mask" in inspect.signature(feature_extractor.__call__).parameters:
-        options["return_attention_mask"] = True
-
-    features, masks = [], []
-    for clip in clips:
-        fields = feature_extractor(clip, **options)
-        features.append(fields[feature_extractor.model_input_names[0]][0])
-        mask = fields["attention_mask"][0] if "attention_mask" in fields else np.ones(len(features[-1]))
-        masks.append(np.asarray(mask, dtype=np.int64))
-
-    longest = max(map(len, masks))
-    for index, mask in enumerate(masks):
-        missing = longest - len(mask)
-        if missing:
-            features[index] = np.pad(features[index], [(0, missing)] + [(0, 0)] * (features[index].ndim - 1))
-            masks[index] = np.pad(mask, (0, missing))
-    return {"input_features": np.stack(features).astype(np.float32), "audio_attention_mask": np.stack(masks)}
 
 
 def run_encoder(

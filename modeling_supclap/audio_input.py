@@ -6,18 +6,29 @@ import math
 import os
 import urllib.request
 from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-
-from .feature_extraction_ced import MAX_CHANNELS, as_waveform
+import torchaudio
 
 # A path, a URL, or the bytes of a file.
 _FILE = (str, os.PathLike, bytes)
+_NUMBER = (int, float, np.integer, np.floating)
 _DOWNLOAD_TIMEOUT_SECONDS = 60.0
 # Margin to read on both sides of a span, so that resampling has no edge effects within the span.
 _MARGIN_SECONDS = 1
+# Maximum number of channels (7.1 surround); an axis longer than this contains samples.
+MAX_CHANNELS = 8
+# 40 dB above full scale; larger floats are probably integer samples without scaling.
+MAX_AMPLITUDE = 100.0
+# A lower rate is probably in kilohertz by mistake (recorders reach 192 kHz); no audio has a higher rate.
+LEAST_RATE_HZ = 200
+MOST_RATE_HZ = 10_000_000
+# Largest denominator of the resampling ratio.
+MAX_RATIO_DENOMINATOR = 2000
 
 
 class Recording(NamedTuple):
@@ -83,9 +94,7 @@ class Recording(NamedTuple):
 
         if rate_hz is None:
             raise ValueError(f"{self.name} is an array without a sampling rate; pass sampling_rate=, in hertz")
-
         waveform = as_waveform(source, rate_hz, target_hz, self.name)
-
         return waveform if stop is None else waveform[start - first * target_hz : stop - first * target_hz]
 
 
@@ -108,10 +117,9 @@ def as_recordings(audio: Any, sampling_rate: Any = None) -> tuple[list[Recording
         ['dog.wav', 'clip 1']
     """
     clips, is_one = _as_clips(audio)
-    rates = one_for_each("sampling_rate", sampling_rate, len(clips), (int, float, np.number))
+    rates = one_for_each("sampling_rate", sampling_rate, len(clips), _NUMBER)
 
     recordings = []
-
     for index, (clip, rate_hz) in enumerate(zip(clips, rates, strict=True)):
         name = str(clip) if isinstance(clip, (str, os.PathLike)) else f"clip {index}"
         if _is_open_file(clip):
@@ -142,9 +150,6 @@ def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
         count: Number of inputs.
         kind: Allowed type, or tuple of types, as in `isinstance`.
 
-    Returns:
-        List of `count` values.
-
     Raises:
         ValueError: The list length is not `count`, or a value has the wrong type.
     """
@@ -154,15 +159,106 @@ def one_for_each(name: str, value: Any, count: int, kind: Any) -> list[Any]:
     values = list(value)
     if len(values) != count:
         raise ValueError(f"got {len(values)} values of {name} for {count} inputs; pass one, or one for each input")
-
     for index, single in enumerate(values):
         if not isinstance(single, kind):
             raise ValueError(f"{name}[{index}] is {single!r}, which has the wrong type; pass one value for each input")
-
     return values
 
 
+def as_waveform(clip: Any, from_hz: float | None, to_hz: int, name: str = "the clip") -> np.ndarray:
+    """Convert a clip to mono float32 at another sampling rate.
+
+    Args:
+        clip: (samples,), (channels, samples) or (samples, channels); channels are averaged. Float samples are in
+            [-1, 1]; int16 and int32 samples are PCM.
+        from_hz: Sampling rate of the clip.
+        to_hz: Sampling rate to convert to.
+        name: Name of the clip to show in error messages.
+
+    Returns:
+        Waveform (samples,) in float32.
+
+    Raises:
+        ValueError: The sampling rate is missing or invalid; or the clip is empty, not finite, louder than 40 dB above
+            full scale, or has a wrong shape or type.
+
+    Example:
+        >>> as_waveform(np.array([[8192, 0], [0, 8192]], dtype=np.int16), 16000, 16000).tolist()
+        [0.125, 0.125]
+    """
+    if isinstance(clip, torch.Tensor):
+        clip = clip.detach().cpu()
+        clip = clip.float() if clip.dtype == torch.bfloat16 else clip
+    try:
+        samples = np.asarray(clip)
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be converted to an array: {error}") from error
+
+    if not samples.size:
+        raise ValueError(f"{name} is empty, with shape {samples.shape}")
+    if samples.dtype in (np.int16, np.int32):
+        samples = np.multiply(samples, np.float32(-1 / np.iinfo(samples.dtype).min), dtype=np.float32)
+    elif samples.dtype.kind != "f":
+        raise ValueError(f"{name} has dtype {samples.dtype}; pass floats of full scale 1, or int16 or int32 PCM")
+
+    waveform = samples.astype(np.float32, copy=False)
+    if waveform.ndim != 1:
+        if waveform.ndim != 2 or min(waveform.shape) > MAX_CHANNELS:
+            raise ValueError(f"{name} has shape {waveform.shape}; pass (samples,) or at most {MAX_CHANNELS} channels")
+        waveform = waveform.mean(axis=0 if waveform.shape[0] <= MAX_CHANNELS else 1)
+
+    peak = max(waveform.max(), -waveform.min())  # NaN or infinite if any sample is
+    if not np.isfinite(peak):
+        raise ValueError(f"{name} holds NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
+    if peak > MAX_AMPLITUDE:
+        raise ValueError(f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768")
+
+    return resample(waveform, _check_rate(from_hz), to_hz)
+
+
+def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
+    """Resample a waveform (samples,) with torchaudio's windowed sinc interpolation.
+
+    The ratio to_hz / from_hz is rounded to a fraction with a denominator of at most 2000, because the filter size
+    grows with from_hz * to_hz / gcd^2 (gigabytes for 44,101 Hz).
+
+    Returns:
+        Waveform (ceil(samples * to_hz / from_hz),) in float32; the input array itself if the rates are equal.
+
+    Example:
+        >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
+        (16000,)
+    """
+    if from_hz == to_hz:
+        return waveform
+
+    ratio = Fraction(to_hz, from_hz).limit_denominator(MAX_RATIO_DENOMINATOR)
+    resampled = _resampler(ratio.denominator, ratio.numerator)(torch.from_numpy(waveform.copy())).numpy()
+    length = -(-len(waveform) * to_hz // from_hz)
+    return np.pad(resampled[:length], (0, max(0, length - len(resampled))), mode="edge")
+
+
+@lru_cache(maxsize=8)
+def _resampler(from_hz: int, to_hz: int) -> torchaudio.transforms.Resample:
+    return torchaudio.transforms.Resample(from_hz, to_hz)
+
+
+def _check_rate(sampling_rate: float | None) -> int:
+    if sampling_rate is None:
+        raise ValueError("sampling_rate is missing; pass the sampling rate of the clips in hertz, for example 16000")
+    if isinstance(sampling_rate, bool) or not isinstance(sampling_rate, _NUMBER):
+        raise ValueError(f"sampling_rate must be one number in hertz, got {sampling_rate!r}")
+    if not sampling_rate > 0 or sampling_rate % 1 != 0:
+        raise ValueError(f"sampling_rate must be a positive whole number of hertz, got {sampling_rate}")
+    if not LEAST_RATE_HZ <= sampling_rate <= MOST_RATE_HZ:
+        raise ValueError(
+            f"sampling_rate is {sampling_rate} Hz, outside {LEAST_RATE_HZ} to {MOST_RATE_HZ}; pass hertz, not kilohertz"
+        )
+    return int(sampling_rate)
+
+
 def _as_clips(audio: Any) -> tuple[list[Any], bool]:
+    """Convert the `audio` argument of `encode_audio` to a list; the second value is True for a single recording."""
     if isinstance(audio, (*_FILE, Mapping)) or _is_decoder(audio) or _is_open_file(audio) or _is_pair(audio):
         return [audio], True
 
@@ -178,9 +274,8 @@ def _as_clips(audio: Any) -> tuple[list[Any], bool]:
         return list(audio), False
 
     clips = list(audio)
-    if clips and isinstance(clips[0], (int, float, np.number)):
+    if clips and isinstance(clips[0], _NUMBER):
         return [np.asarray(clips)], True
-
     return clips, False
 
 
@@ -198,10 +293,12 @@ def _is_pair(clip: Any) -> bool:
     if not isinstance(clip, tuple) or len(clip) != 2:
         return False
     arrays = sum(isinstance(part, (np.ndarray, torch.Tensor)) for part in clip)
-    return arrays == 1 and any(isinstance(part, (int, float, np.number)) for part in clip)
+    return arrays == 1 and any(isinstance(part, _NUMBER) for part in clip)
 
 
-def _read_file(file: Any, name: str, **span: float) -> tuple[np.ndarray, int]:
+def _read_file(
+    file: Any, name: str, offset_seconds: float = 0.0, duration_seconds: float | None = None
+) -> tuple[np.ndarray, int]:
     """Read a file, or a part of it, at its original sampling rate. Returns the waveform and the rate.
 
     Uses the package's audio reader, or soundfile if the package is not installed.
@@ -217,22 +314,17 @@ def _read_file(file: Any, name: str, **span: float) -> tuple[np.ndarray, int]:
         # Import by name, because this file must also load as remote code without the package.
         audio = importlib.import_module("modeling_supclap.datasets_scripts.audio")
     except ImportError:
-        return _read_with_soundfile(file, name, **span)
+        pass
+    else:
+        shown = name if isinstance(file, bytes) else None
+        return audio.read_audio(file, name=shown, offset_seconds=offset_seconds, duration_seconds=duration_seconds)
 
-    return audio.read_audio(file, name=name if isinstance(file, bytes) else None, **span)
-
-
-def _read_with_soundfile(
-    file: Any, name: str, offset_seconds: float = 0.0, duration_seconds: float | None = None
-) -> tuple[np.ndarray, int]:
     try:
         soundfile = importlib.import_module("soundfile")
     except ImportError as error:
         raise ImportError(f"cannot read {name} without soundfile: pip install soundfile") from error
-
     if not isinstance(file, bytes) and not os.path.isfile(file):
         raise FileNotFoundError(f"there is no audio file {name}")
-
     try:
         with soundfile.SoundFile(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
             opened.seek(round(offset_seconds * opened.samplerate))

@@ -3,7 +3,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
@@ -19,6 +19,9 @@ OWN_TOWERS = {
     "cnn14": ("modeling_cnn14", "CNN14Model"),
     "m2m_100": ("modeling_sonar", "SonarTextModel"),
 }
+# Audio towers with their own pooling, by model type; the function after them runs all others.
+AUDIO_TOWERS = ("ced", "clap_audio_model", "cnn14")
+ANY_AUDIO_TOWER = ("audio_encoder", "run_encoder")
 
 # The text encoder of SONAR (Duquenne et al., 2023, arXiv 2308.11466), in the field names of M2M100.
 SONAR_TEXT_CONFIG: dict[str, Any] = {
@@ -34,11 +37,7 @@ SONAR_TEXT_CONFIG: dict[str, Any] = {
 
 
 class OwnTypeMixin:
-    """Mixin that makes `from_pretrained` of a configuration raise if `model_type` differs.
-
-    transformers only warns and uses the default configuration. Loading the weights may then fail, or succeed with a
-    wrong model.
-    """
+    """Mixin that makes `from_pretrained` of a configuration raise if `model_type` differs; transformers only warns."""
 
     model_type: ClassVar[str]
     base_config_key: ClassVar[str]
@@ -146,9 +145,6 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
             size: "tiny", "mini", "small" or "base" (5.4, 9.6, 21.4 or 85.3 million parameters).
             **kwargs: Further fields of the configuration.
 
-        Raises:
-            ValueError: `size` is not one of these four.
-
         Example:
             >>> CEDConfig.from_size("mini").embed_dim
             256
@@ -178,11 +174,7 @@ class CEDConfig(OwnTypeMixin, PreTrainedConfig):
         sizes = ("embed_dim", "depth", "num_heads", "n_mels", "patch_mels", "patch_frames", "target_length")
         if bad := {name: getattr(self, name) for name in sizes if getattr(self, name) < 1}:
             raise ValueError(f"sizes must be at least 1, got {bad}")
-        largest = {
-            "depth": 1_000,
-            "embed_dim": 100_000,
-            "target_length": 1_000_000,
-        }  # a damaged file would build for hours
+        largest = {"depth": 1_000, "embed_dim": 100_000, "target_length": 1_000_000}  # from a damaged file
         if bad := {name: getattr(self, name) for name, limit in largest.items() if getattr(self, name) > limit}:
             raise ValueError(f"sizes must be at most {largest}, got {bad}")
         if self.embed_dim % self.num_heads:
@@ -278,12 +270,12 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
     audio_config: dict | PreTrainedConfig | None = None
     text_config: dict | PreTrainedConfig | None = None
     projection_dim: int = 1024
-    projection_type: str = "mlp"
+    projection_type: Literal["mlp", "residual"] = "mlp"
     projection_hidden_act: str = "relu"
     temperature: float | int = 0.07
     logit_bias: float | int | None = None
-    audio_pooling: str | None = None
-    text_pooling: str = "mean"
+    audio_pooling: Literal["mean", "pooler"] | None = None
+    text_pooling: Literal["mean", "cls", "last", "pooler"] = "mean"
     text_dense: list | None = None
     text_normalize: bool = False
 
@@ -302,10 +294,26 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
         return content
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
-        """Save the configuration; if the folder contains the model code, also copy the code of the two encoders."""
+        """Save the configuration; if the folder contains the model code, also copy the code of the two encoders.
+
+        transformers copies and downloads only files that other files import with `from .name import`. Therefore an
+        import of each encoder is added to `towers.py` in the folder.
+        """
         saved = super().save_pretrained(save_directory, *args, **kwargs)
-        for tower in (self.audio_config, self.text_config):
-            _save_tower_code(Path(save_directory), cast(PreTrainedConfig, tower).model_type)
+        folder, source = Path(save_directory), Path(__file__).parent
+        if not (towers := folder / "towers.py").is_file():
+            return saved
+
+        audio, text = cast(Any, self.audio_config).model_type, cast(Any, self.text_config).model_type
+        modules = [OWN_TOWERS.get(text), OWN_TOWERS.get(audio) if audio in AUDIO_TOWERS else ANY_AUDIO_TOWER]
+        for module, name in filter(None, modules):
+            line = f"from .{module} import {name}  # noqa: E402, F401\n"
+            if line not in towers.read_text(encoding="utf-8"):
+                path = str(source / f"{module}.py")
+                for needed in (path, *get_relative_import_files(path)):
+                    shutil.copyfile(needed, folder / os.path.basename(needed))
+                with towers.open("a", encoding="utf-8") as code:
+                    code.write(line)
         return saved
 
     def validate_architecture(self) -> None:
@@ -314,40 +322,12 @@ class SupCLAPConfig(OwnTypeMixin, PreTrainedConfig):
             raise ValueError(f"projection_dim must be at least 1, got {self.projection_dim}")
         if self.temperature <= 0:
             raise ValueError(f"temperature must be positive (0.07 in the papers), got {self.temperature}")
-        if self.projection_type not in ("mlp", "residual"):
-            raise ValueError(f"projection_type must be 'mlp' or 'residual', got {self.projection_type!r}")
-        if self.audio_pooling not in (None, "mean", "pooler"):
-            raise ValueError(f"audio_pooling must be None, 'mean' or 'pooler', got {self.audio_pooling!r}")
-        if self.text_pooling not in ("mean", "cls", "last", "pooler"):
-            raise ValueError(f"text_pooling must be 'mean', 'cls', 'last' or 'pooler', got {self.text_pooling!r}")
-
-
-def _save_tower_code(folder: Path, model_type: str) -> None:
-    """Copy the code of a tower to a folder with a saved model, and add an import to the `towers.py` in this folder.
-
-    transformers copies and downloads only files that other files import with `from .name import`.
-    """
-    towers = folder / "towers.py"
-    if model_type not in OWN_TOWERS or not towers.is_file():
-        return
-
-    module, name = OWN_TOWERS[model_type]
-    line = f"from .{module} import {name}  # noqa: E402, F401\n"
-    if line not in towers.read_text(encoding="utf-8"):
-        source = Path(__file__).with_name(f"{module}.py")
-        for path in (source, *map(Path, get_relative_import_files(source))):
-            shutil.copyfile(path, folder / path.name)
-        with towers.open("a", encoding="utf-8") as code:
-            code.write(line)
 
 
 def config_from_dict(config: dict[str, Any] | PreTrainedConfig) -> PreTrainedConfig:
     """Create the configuration object of a tower from a dictionary. A configuration object is returned unchanged.
 
     CED and CNN14 do not use `AutoConfig`, because code loaded with `trust_remote_code=True` does not register them.
-
-    Args:
-        config: Configuration object, or a dictionary of its fields with `model_type`.
 
     Raises:
         ValueError: `model_type` is missing or unknown to transformers.

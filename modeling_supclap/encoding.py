@@ -11,11 +11,10 @@ All audio embeddings in this package are computed by `chunk_embeddings`, with th
 
 - Recordings longer than `chunk_seconds` are split into chunks of that length. The default is the model's maximum (CLAP:
   10 s), or five minutes for models that accept any length (CED). The last chunk starts earlier, so that it ends with
-  the recording.
-- The embedding of a recording is the normalised mean of its chunk embeddings.
+  the recording. The embedding of a recording is the normalised mean of its chunk embeddings.
 - If a recording is unreadable or too short, or its embedding is not finite, it is skipped or an error is raised.
-- Batches contain chunks of similar length. The batch size and the order of the recordings do not affect the embeddings,
-  and there is no randomness. Long files are read in parts, so memory use does not grow with their length.
+- The batch size and the order of the recordings do not affect the embeddings, and there is no randomness. Long files
+  are read in parts, so memory use does not grow with their length.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -47,6 +46,7 @@ _BATCHES_AT_ONCE = 8
 # Maximum chunk length for any model, so that memory use does not grow with the length of a recording.
 LONGEST_SECONDS = 300.0
 _DAMAGED = "the weights are damaged, or the projection of this input is zero"
+Texts = str | Sequence[str]
 
 
 class AudioChunks(NamedTuple):
@@ -131,8 +131,14 @@ def chunk_embeddings(
         """Yield one read task per recording, or one per part of a long file."""
         for index, recording in enumerate(recordings):
             names[index] = recording.name
-            for starts in _blocks(recording, rate_hz, chunk_samples, hop_samples):
-                yield partial(read, index, recording, starts)
+            seconds = recording.get_seconds() if recording.is_file else 0.0
+            if seconds <= LONGEST_SECONDS:
+                yield partial(read, index, recording, None)
+                continue
+            starts = chunk_starts(math.ceil(seconds * rate_hz - 1e-3), chunk_samples, hop_samples)  # tolerate rounding
+            count = 1 + max(round(LONGEST_SECONDS * rate_hz) - chunk_samples, 0) // hop_samples
+            for first in range(0, len(starts), count):
+                yield partial(read, index, recording, starts[first : first + count])
 
     def read(index: int, recording: Recording, starts: Sequence[int] | None) -> list[_Chunk]:
         """Read the chunks that start at the given samples; None reads all chunks."""
@@ -176,7 +182,33 @@ def chunk_embeddings(
         yield AudioChunks(torch.empty(0, 0), np.empty(0), np.empty(0), errors[0])
 
 
+@overload
+def encode_audio(model: Any, audio: Any, *args: Any, return_chunks: Literal[True], **kwargs: Any) -> Any: ...
+@overload
 def encode_audio(
+    model: Any, audio: Any, *args: Any, convert_to_tensor: Literal[True], **kwargs: Any
+) -> torch.Tensor: ...
+@overload
+def encode_audio(
+    model: Any, audio: Any, *args: Any, convert_to_numpy: Literal[False], **kwargs: Any
+) -> torch.Tensor: ...
+@overload
+def encode_audio(
+    model: Any,
+    audio: Any,
+    processor: SupCLAPProcessor | None = None,
+    sampling_rate: float | Sequence[float] | None = None,
+    batch_size: int = 32,
+    chunk_seconds: float | None = None,
+    return_chunks: Literal[False] = False,
+    convert_to_numpy: Literal[True] = True,
+    convert_to_tensor: bool = False,
+    show_progress_bar: bool = False,
+    device: str | torch.device | None = None,
+    num_workers: int | None = None,
+    on_bad_audio: Literal["error", "skip"] = "error",
+) -> np.ndarray: ...
+def encode_audio(  # type: ignore[misc]  # mypy compares the keywords of an overload with *args, too
     model: Any,
     audio: Any,
     processor: SupCLAPProcessor | None = None,
@@ -189,7 +221,7 @@ def encode_audio(
     show_progress_bar: bool = False,
     device: str | torch.device | None = None,
     num_workers: int | None = None,
-    on_bad_audio: str = "error",
+    on_bad_audio: Literal["error", "skip"] = "error",
 ) -> Any:
     """Compute audio embeddings for recordings of any length and sampling rate.
 
@@ -206,12 +238,11 @@ def encode_audio(
         sampling_rate: Sampling rate of the waveforms in hertz: one value for all, or a list with one value per input.
             Ignored for inputs that include a sampling rate.
         batch_size: Chunks of up to 10 s per batch; longer chunks count as several.
-        chunk_seconds: Chunk length in seconds; longer recordings are split. None uses the model's maximum, or five
-            minutes if the model has no maximum.
+        chunk_seconds: Chunk length in seconds. None uses the model's maximum, or five minutes if it has none.
         return_chunks: Whether to return chunk embeddings instead of their mean.
         convert_to_numpy: Whether to return numpy arrays; False returns tensors on the model's device.
         convert_to_tensor: Whether to return tensors; overrides `convert_to_numpy`.
-        show_progress_bar: Whether to show a progress bar over recordings.
+        show_progress_bar: Whether to show a progress bar.
         device: Device to move the model to; None does not move the model.
         num_workers: Number of threads that prefetch files; None uses one per core, at most 8.
         on_bad_audio: "error" raises at the first unusable recording. "skip" logs a warning for each unusable recording
@@ -262,11 +293,31 @@ def encode_audio(
     return _converted(torch.stack(means) if means else no_embeds, to_numpy)
 
 
+@overload
+def encode_text(
+    model: Any, texts: Texts, *args: Any, convert_to_tensor: Literal[True], **kwargs: Any
+) -> torch.Tensor: ...
+@overload
+def encode_text(
+    model: Any, texts: Texts, *args: Any, convert_to_numpy: Literal[False], **kwargs: Any
+) -> torch.Tensor: ...
+@overload
 def encode_text(
     model: Any,
-    texts: str | Sequence[str],
+    texts: Texts,
     processor: SupCLAPProcessor | None = None,
-    language: str | Sequence[str] | None = None,
+    language: Texts | None = None,
+    batch_size: int = 32,
+    convert_to_numpy: Literal[True] = True,
+    convert_to_tensor: bool = False,
+    show_progress_bar: bool = False,
+    device: str | torch.device | None = None,
+) -> np.ndarray: ...
+def encode_text(  # type: ignore[misc]
+    model: Any,
+    texts: Texts,
+    processor: SupCLAPProcessor | None = None,
+    language: Texts | None = None,
     batch_size: int = 32,
     convert_to_numpy: bool = True,
     convert_to_tensor: bool = False,
@@ -281,10 +332,7 @@ def encode_text(
         processor: Processor of the model; None uses `model.processor`.
         language: ISO 639-3 code: one for all texts, or a list with one per text. None uses the tokenizer's setting.
         batch_size: Texts per batch.
-        convert_to_numpy: Whether to return a numpy array; False returns a tensor on the model's device.
-        convert_to_tensor: Whether to return a tensor; overrides `convert_to_numpy`.
-        show_progress_bar: Whether to show a progress bar over batches.
-        device: Device to move the model to; None does not move the model.
+        convert_to_numpy: Whether to return a numpy array; see `encode_audio`, also for the other arguments.
 
     Returns:
         Embeddings with unit norm, float32 (N, d) in input order, or (d,) for a single text.
@@ -334,6 +382,7 @@ class EncodingMixin:
 
     encode_audio = encode_audio
     encode_text = encode_text
+    _processor: Any = None
 
     @property
     def processor(self) -> Any:
@@ -342,8 +391,27 @@ class EncodingMixin:
         Raises:
             ValueError: The model was not loaded from a folder or the Hub, or its processor cannot be loaded.
         """
-        if self.__dict__.get("_processor") is None:
-            self._processor = _load_processor(self)
+        if self._processor is not None:
+            return self._processor
+
+        model: Any = self
+        name = getattr(model, "name_or_path", "")
+        advice = "assign one, model.processor = SupCLAPProcessor.from_pretrained(...), or pass processor="
+        if not name:
+            raise ValueError(f"this model was not loaded from a folder or the Hub, so it has no processor; {advice}")
+
+        # If this file runs as remote code, the user already trusts the repository.
+        is_remote = type(self).__module__.startswith("transformers_modules")
+        options: dict[str, Any] = {"trust_remote_code": True} if is_remote else {}
+        revision = getattr(model.config, "_commit_hash", None)
+        if revision and not os.path.isdir(name):
+            options["revision"] = revision
+        try:
+            self._processor = SupCLAPProcessor.from_pretrained(name, **options)
+        except Exception as error:
+            raise ValueError(
+                f"cannot load a processor from {name}, the model's folder or Hub id: {error}; {advice}"
+            ) from error
         return self._processor
 
     @processor.setter
@@ -387,15 +455,10 @@ def chunk_starts(num_samples: int, chunk_samples: int, hop_samples: int) -> list
 
 
 def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Find the best-matching chunk of each recording for each text.
-
-    Args:
-        recordings: Chunks of N recordings, from `encode_audio(..., return_chunks=True)`.
-        text_embeds: Text embeddings with unit norm, (M, d).
+    """Find the best-matching chunk of each of N recordings for each of M texts, (M, d); the first of tied chunks.
 
     Returns:
-        Tuple of the highest cosine, (N, M), and the start of that chunk in seconds, (N, M). If chunks are tied, the
-        first one is returned.
+        Tuple of the highest cosine, (N, M), and the start of that chunk in seconds, (N, M).
 
     >>> whole = AudioChunks(np.eye(2), np.array([0.0, 10.0]), np.array([10.0, 20.0]))
     >>> best_chunks([whole], np.array([[0.0, 1.0]]))
@@ -411,10 +474,7 @@ def best_chunks(recordings: Sequence[AudioChunks], text_embeds: Any) -> tuple[np
 
 
 def max_chunk_seconds(feature_extractor: Any) -> float | None:
-    """Return the maximum input length of a feature extractor in seconds, or None if it accepts any length.
-
-    The maximum is 10 s for CLAP, 30 s for Whisper and 10.24 s for AST.
-    """
+    """Return the maximum input length of a feature extractor in seconds (Whisper: 30); None if it has no maximum."""
     for name in ("max_length_s", "chunk_length"):
         if (seconds := getattr(feature_extractor, name, None)) is not None:
             return float(seconds)
@@ -426,9 +486,7 @@ def max_chunk_seconds(feature_extractor: Any) -> float | None:
 def max_window_seconds(config: Any, feature_extractor: Any) -> float | None:
     """Return the maximum clip length in seconds that the encoder processes in one window; None for any length.
 
-    Args:
-        config: Configuration of the model. CED splits its input into independent windows of 10.12 s.
-        feature_extractor: Feature extractor of the model; if it has a maximum length, that length is returned.
+    It is the maximum length of the feature extractor, or the window of CED, which is 10.12 s.
     """
     limit = max_chunk_seconds(feature_extractor)
     num_frames = getattr(getattr(config, "audio_config", None), "target_length", None)
@@ -437,41 +495,13 @@ def max_window_seconds(config: Any, feature_extractor: Any) -> float | None:
     return num_frames * feature_extractor.hop_size / feature_extractor.sampling_rate
 
 
-def _load_processor(model: Any) -> SupCLAPProcessor:
-    name = getattr(model, "name_or_path", "")
-    advice = "assign one, model.processor = SupCLAPProcessor.from_pretrained(...), or pass processor="
-    if not name:
-        raise ValueError(f"this model was not loaded from a folder or the Hub, so it has no processor; {advice}")
-
-    # If this file runs as remote code, the user already trusts the repository.
-    is_remote = type(model).__module__.startswith("transformers_modules")
-    options: dict[str, Any] = {"trust_remote_code": True} if is_remote else {}
-    revision = getattr(model.config, "_commit_hash", None)
-    if revision and not os.path.isdir(name):
-        options["revision"] = revision
-
-    try:
-        return SupCLAPProcessor.from_pretrained(name, **options)
-    except Exception as error:
-        raise ValueError(
-            f"cannot load a processor from {name}, the model's folder or Hub id: {error}; {advice}"
-        ) from error
-
-
 def get_chunk_samples(
     extractor: Any, chunk_seconds: float | None, usual_seconds: float, longest_seconds: float = math.inf
 ) -> int:
-    """Determine the chunk length in samples.
+    """Determine the chunk length in samples; raise ValueError if `chunk_seconds` is outside the model's limits.
 
-    Args:
-        extractor: Feature extractor of the model.
-        chunk_seconds: Requested chunk length in seconds; None uses the extractor's maximum length, or `usual_seconds`
-            if it has none.
-        usual_seconds: Default chunk length for an extractor that accepts any length.
-        longest_seconds: Maximum input length of the encoder, used if the extractor accepts any length.
-
-    Raises:
-        ValueError: `chunk_seconds` is outside the model's limits.
+    Without `chunk_seconds`, it is the maximum length of the extractor, or `usual_seconds` if the extractor accepts any
+    length. The encoder then limits it to `longest_seconds`.
     """
     max_seconds = max_chunk_seconds(extractor)
     if max_seconds is not None and chunk_seconds is None:
@@ -485,16 +515,6 @@ def get_chunk_samples(
         raise ValueError(f"chunk_seconds is {seconds}; this model takes {span}")
 
     return round(seconds * extractor.sampling_rate)
-
-
-def _blocks(recording: Recording, rate_hz: int, chunk_samples: int, hop_samples: int) -> list[list[int] | None]:
-    """Split the chunk starts of a long file into groups to read together. Returns [None] to read everything at once."""
-    seconds = recording.get_seconds() if recording.is_file else 0.0
-    if seconds <= LONGEST_SECONDS:
-        return [None]
-    starts = chunk_starts(math.ceil(seconds * rate_hz - 1e-3), chunk_samples, hop_samples)  # tolerate rounding
-    count = 1 + max(round(LONGEST_SECONDS * rate_hz) - chunk_samples, 0) // hop_samples
-    return [starts[first : first + count] for first in range(0, len(starts), count)]
 
 
 def _read_ahead(tasks: Iterable[Callable[[], list[_Chunk]]], num_workers: int) -> Iterator[_Chunk]:
@@ -522,10 +542,19 @@ def _embed_chunks(
 ) -> Iterator[_Chunk]:
     """Embed chunks in batches of similar length, longest first. Yields the chunks in input order, with embeddings."""
     max_samples = round(batch_size * _SECONDS_PER_CLIP * rate_hz)
-    for window in _windows(chunks, _BATCHES_AT_ONCE * batch_size, _BATCHES_AT_ONCE * max_samples):
+    while True:
+        window: list[_Chunk] = []
+        num_samples = 0
+        for chunk in chunks:
+            window.append(chunk)
+            num_samples += chunk.stop - chunk.start
+            if len(window) >= _BATCHES_AT_ONCE * batch_size or num_samples >= _BATCHES_AT_ONCE * max_samples:
+                break
+        if not window:
+            return
+
         pending = [index for index, chunk in enumerate(window) if chunk.error is None]
         pending.sort(key=lambda index: -len(window[index].content))
-
         while pending:
             longest = len(window[pending[0]].content)
             count = max(min(batch_size, max_samples // longest), 1)
@@ -534,20 +563,6 @@ def _embed_chunks(
             for index, embed in zip(batch, embeds, strict=True):
                 window[index] = window[index]._replace(content=embed)
         yield from window
-
-
-def _windows(chunks: Iterator[_Chunk], max_chunks: int, max_samples: int) -> Iterator[list[_Chunk]]:
-    """Yield groups of consecutive chunks; a group ends at `max_chunks` chunks or `max_samples` samples."""
-    window: list[_Chunk] = []
-    samples = 0
-    for chunk in chunks:
-        window.append(chunk)
-        samples += chunk.stop - chunk.start
-        if len(window) >= max_chunks or samples >= max_samples:
-            yield window
-            window, samples = [], 0
-    if window:
-        yield window
 
 
 @contextmanager
@@ -566,13 +581,7 @@ def inference(model: Any) -> Iterator[None]:
 
 
 def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> Any:
-    """Compute the inputs for `get_audio_features`, on the model's device and in its dtype.
-
-    Args:
-        model: The model.
-        processor: The processor of the model.
-        waveforms: Mono waveforms (samples,) at the model's sampling rate.
-    """
+    """Compute the inputs for `get_audio_features` from waveforms (samples,), on the model's device and in its dtype."""
     inputs = processor(audio=waveforms, sampling_rate=processor.feature_extractor.sampling_rate, return_tensors="pt")
     # Use the dtype of the first batch norm, because CED keeps its batch norm in float32 when loaded in half precision.
     dtype = model.dtype
@@ -584,12 +593,7 @@ def audio_inputs(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
 
 
 def encode_batch(model: Any, processor: SupCLAPProcessor, waveforms: list[np.ndarray]) -> torch.Tensor:
-    """Embed n waveforms in one batch.
-
-    Args:
-        model: The model.
-        processor: The processor of the model.
-        waveforms: Mono waveforms (samples,) at the model's sampling rate.
+    """Embed n waveforms (samples,) at the model's sampling rate in one batch.
 
     Returns:
         Embeddings with unit norm, float32 (n, d); NaN if the model returns a zero vector.
@@ -599,10 +603,7 @@ def encode_batch(model: Any, processor: SupCLAPProcessor, waveforms: list[np.nda
 
 
 def mean_embedding(embeds: torch.Tensor) -> torch.Tensor:
-    """Compute the normalised mean of chunk embeddings, (chunks, d) -> (d,).
-
-    A single chunk is returned unchanged; without chunks the result is NaN.
-    """
+    """Compute the normalised mean of chunk embeddings, (chunks, d) -> (d,); NaN without chunks."""
     return embeds[0] if len(embeds) == 1 else torch.nn.functional.normalize(embeds.mean(dim=0), dim=-1)
 
 

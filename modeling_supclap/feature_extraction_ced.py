@@ -1,6 +1,5 @@
 """Feature extractor for CED: computes log-mel spectrograms from waveforms, independently for each clip."""
 
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Self
 
@@ -9,28 +8,18 @@ import torch
 import torchaudio
 from transformers import AutoFeatureExtractor, BatchFeature, SequenceFeatureExtractor
 
+from .audio_input import as_waveform
 from .auto_classes import register
 from .configuration_supclap import CEDConfig, SupCLAPConfig
 
 # Smallest power of a spectrogram: digital silence is 10 log10(1e-10) = -100 dB.
 POWER_FLOOR = 1e-10
 SILENCE_DB = -100.0
-# Maximum number of channels (7.1 surround); an axis longer than this contains samples.
-MAX_CHANNELS = 8
-# 40 dB above full scale; larger floats are probably integer samples without scaling.
-MAX_AMPLITUDE = 100.0
-# Largest denominator of the resampling ratio.
-MAX_RATIO_DENOMINATOR = 2000
 # Mel bands per matrix product; neighbouring bands use almost the same bins.
 BANDS_TOGETHER = 16
 
 Audio = Any
 """One or more clips, as numpy arrays, torch tensors or lists of numbers."""
-
-
-# A lower rate is probably in kilohertz by mistake (recorders reach 192 kHz); no audio has a higher rate.
-LEAST_RATE_HZ = 200
-MOST_RATE_HZ = 10_000_000
 
 
 class CEDFeatureExtractor(SequenceFeatureExtractor):
@@ -96,11 +85,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
 
     @classmethod
     def from_config(cls, config: Any) -> Self:
-        """Build a feature extractor with the spectrogram settings of a `CEDConfig`.
-
-        Args:
-            config: `CEDConfig` of the encoder.
-        """
+        """Build a feature extractor with the spectrogram settings of a `CEDConfig`."""
         names = ("n_fft", "win_size", "hop_size", "f_min", "f_max", "center")
         fields = {name: getattr(config, name) for name in names}
         return cls(feature_size=config.n_mels, min_frames=config.patch_frames, **fields)
@@ -154,22 +139,14 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         return BatchFeature(batch, tensor_type=return_tensors)
 
     def as_waveforms(self, audio: Audio, sampling_rate: float | None = None) -> list[np.ndarray]:
-        """Check clips, mix them to mono and resample them: the first step of `__call__`, without the spectrograms.
-
-        Args:
-            audio: One or more clips; see `__call__`.
-            sampling_rate: Sampling rate of all clips in hertz.
+        """Check clips, mix them to mono and resample them: the first step of `__call__`, with the same arguments.
 
         Returns:
             List of float32 waveforms (samples,) at `self.sampling_rate`, one per clip.
-
-        Raises:
-            ValueError: The sampling rate or a clip is invalid; see `__call__`.
         """
-        rate_hz = _check_rate(sampling_rate)
         waveforms = []
         for index, clip in enumerate(_as_clips(audio)):
-            waveform = as_waveform(clip, rate_hz, self.sampling_rate, f"clip {index}")
+            waveform = as_waveform(clip, sampling_rate, self.sampling_rate, f"clip {index}")
             if len(waveform) < self.min_samples:
                 raise ValueError(
                     f"clip {index} lasts {len(waveform) / self.sampling_rate:.4f} s; "
@@ -185,8 +162,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
     def on_device(self, samples: torch.Tensor, sample_counts: torch.Tensor) -> dict[str, torch.Tensor]:
         """Compute a batch of spectrograms from waveforms, on the device of the waveforms.
 
-        All clips are computed at once, which is fast on a GPU. The results are the same as from `__call__`, except for
-        rounding, which depends on the batch.
+        All clips are computed at once. The results equal those of `__call__` except for rounding.
 
         Args:
             samples: Waveforms (B, S) at `sampling_rate`, where S is the length of the longest clip: floats in [-1, 1],
@@ -224,8 +200,7 @@ class CEDFeatureExtractor(SequenceFeatureExtractor):
         """Compute mel levels in decibels (..., feature_size, T) from waveforms (..., samples), without `top_db`.
 
         With `center=True`, the caller must pad the waveforms by reflection first. The result equals torchaudio's
-        MelSpectrogram followed by amplitude_to_DB. It is faster, because each group of mel bands uses only its own FFT
-        bins, and because a single clip fits in the CPU cache.
+        MelSpectrogram followed by amplitude_to_DB, but is faster: each group of mel bands uses only its own FFT bins.
         """
         window, bands = _front_end(
             self.n_fft, self.win_size, self.f_min, self.f_max, self.feature_size, self.sampling_rate, waveforms.device
@@ -268,87 +243,6 @@ def _front_end(
     return window.to(device), groups
 
 
-def as_waveform(clip: Audio, from_hz: float | None, to_hz: int, name: str = "the clip") -> np.ndarray:
-    """Convert a clip to mono float32 at another sampling rate.
-
-    Args:
-        clip: (samples,), (channels, samples) or (samples, channels); channels are averaged. Float samples are in
-            [-1, 1]; int16 and int32 samples are PCM.
-        from_hz: Sampling rate of the clip.
-        to_hz: Sampling rate to convert to.
-        name: Name of the clip to show in error messages.
-
-    Returns:
-        Waveform (samples,) in float32.
-
-    Raises:
-        ValueError: The sampling rate is missing or invalid; or the clip is empty, not finite, louder than 40 dB above
-            full scale, or has a wrong shape or type.
-
-    Example:
-        >>> as_waveform(np.array([[8192, 0], [0, 8192]], dtype=np.int16), 16000, 16000).tolist()
-        [0.125, 0.125]
-    """
-    samples = _as_array(clip, name)
-    if not samples.size:
-        raise ValueError(f"{name} is empty, with shape {samples.shape}")
-
-    waveform = _mono(_as_float(samples, name), name)
-    peak = max(waveform.max(), -waveform.min())  # NaN or infinite if any sample is
-    if not np.isfinite(peak):
-        raise ValueError(f"{name} holds NaN or infinite samples, the first at {np.isfinite(waveform).argmin()}")
-    if peak > MAX_AMPLITUDE:
-        raise ValueError(f"{name} reaches {peak:.6g}, but floats have full scale 1; divide integer samples by 32768")
-
-    return resample(waveform, _check_rate(from_hz), to_hz)
-
-
-def resample(waveform: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
-    """Resample a waveform with torchaudio's windowed sinc interpolation.
-
-    The ratio to_hz / from_hz is rounded to a fraction with a denominator of at most 2000, because the filter size
-    grows with from_hz * to_hz / gcd^2 (gigabytes for 44,101 Hz).
-
-    Args:
-        waveform: Waveform (samples,) in float32.
-        from_hz: Sampling rate of the waveform.
-        to_hz: Sampling rate to convert to.
-
-    Returns:
-        Waveform (ceil(samples * to_hz / from_hz),) in float32; the input array itself if the rates are equal.
-
-    Example:
-        >>> resample(np.zeros(44100, dtype=np.float32), 44100, 16000).shape
-        (16000,)
-    """
-    if from_hz == to_hz:
-        return waveform
-
-    ratio = Fraction(to_hz, from_hz).limit_denominator(MAX_RATIO_DENOMINATOR)
-    resampled = _resampler(ratio.denominator, ratio.numerator)(torch.from_numpy(waveform.copy())).numpy()
-    length = -(-len(waveform) * to_hz // from_hz)
-    return np.pad(resampled[:length], (0, max(0, length - len(resampled))), mode="edge")
-
-
-@lru_cache(maxsize=8)
-def _resampler(from_hz: int, to_hz: int) -> torchaudio.transforms.Resample:
-    return torchaudio.transforms.Resample(from_hz, to_hz)
-
-
-def _check_rate(sampling_rate: float | None) -> int:
-    if sampling_rate is None:
-        raise ValueError("sampling_rate is missing; pass the sampling rate of the clips in hertz, for example 16000")
-    if isinstance(sampling_rate, bool) or not isinstance(sampling_rate, (int, float, np.integer, np.floating)):
-        raise ValueError(f"sampling_rate must be one number in hertz, got {sampling_rate!r}")
-    if not sampling_rate > 0 or sampling_rate % 1 != 0:
-        raise ValueError(f"sampling_rate must be a positive whole number of hertz, got {sampling_rate}")
-    if not LEAST_RATE_HZ <= sampling_rate <= MOST_RATE_HZ:
-        raise ValueError(
-            f"sampling_rate is {sampling_rate} Hz, outside {LEAST_RATE_HZ} to {MOST_RATE_HZ}; pass hertz, not kilohertz"
-        )
-    return int(sampling_rate)
-
-
 def _as_clips(audio: Audio) -> list[Audio]:
     """Convert the `audio` argument to a list of clips: one clip, the rows of a 2-D array, or the items of a list."""
     if isinstance(audio, (np.ndarray, torch.Tensor)):
@@ -365,34 +259,6 @@ def _as_clips(audio: Audio) -> list[Audio]:
         raise ValueError("audio contains no clip; pass at least one")
 
     return clips
-
-
-def _as_array(clip: Audio, name: str) -> np.ndarray:
-    if isinstance(clip, torch.Tensor):
-        clip = clip.detach().cpu()
-        return (clip.float() if clip.dtype == torch.bfloat16 else clip).numpy()
-    try:
-        return np.asarray(clip)
-    except ValueError as error:
-        raise ValueError(f"{name} cannot be converted to an array: {error}") from error
-
-
-def _as_float(clip: np.ndarray, name: str) -> np.ndarray:
-    """Convert samples to float32; int16 and int32 are scaled to [-1, 1]."""
-    if clip.dtype.kind == "f":
-        return clip.astype(np.float32, copy=False)
-    if clip.dtype in (np.int16, np.int32):
-        return np.multiply(clip, np.float32(-1 / np.iinfo(clip.dtype).min), dtype=np.float32)
-    raise ValueError(f"{name} has dtype {clip.dtype}; pass floats of full scale 1, or int16 or int32 PCM")
-
-
-def _mono(clip: np.ndarray, name: str) -> np.ndarray:
-    """Average the channels of (samples,), (channels, samples) or (samples, channels)."""
-    if clip.ndim == 1:
-        return clip
-    if clip.ndim != 2 or min(clip.shape) > MAX_CHANNELS:
-        raise ValueError(f"{name} has shape {clip.shape}; pass (samples,) or at most {MAX_CHANNELS} channels")
-    return clip.mean(axis=0 if clip.shape[0] <= MAX_CHANNELS else 1)
 
 
 register(AutoFeatureExtractor, CEDConfig, CEDFeatureExtractor)

@@ -4,7 +4,7 @@ This file is not copied to the folder of a saved model, because loading a saved 
 """
 
 import os
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from tokenizers import Regex, models, normalizers
@@ -22,13 +22,13 @@ from transformers.convert_slow_tokenizer import SentencePieceExtractor
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 from transformers.utils import FEATURE_EXTRACTOR_NAME, cached_file
 
-from .configuration_supclap import CEDConfig, SupCLAPConfig, config_from_dict
+from .configuration_supclap import AUDIO_TOWERS, CEDConfig, SupCLAPConfig, config_from_dict
 from .feature_extraction_ced import CEDFeatureExtractor
 from .modeling_supclap import SupCLAPModel
-from .processing_supclap import SupCLAPProcessor, missing_protobuf, register_feature_extractors
+from .processing_supclap import SupCLAPProcessor, missing_protobuf
 from .sentence_modules import read_sentence_modules, read_text_settings
 from .strict_loading import naming_damaged_files
-from .towers import AUDIO_TOWERS, POOLINGS_OF_ALL, get_class
+from .towers import POOLINGS_OF_ALL, get_class
 
 EXAMPLES = {"audio": "mispeech/ced-base", "text": "sentence-transformers/LaBSE"}
 # Random steps to disable: they would differ between the passes of gradient caching or leave weights without gradient.
@@ -71,7 +71,7 @@ def join_processors(
     return cls(_load_feature_extractor(audio), load_tokenizer(text, **kwargs), caption_prefix=prefix)
 
 
-def load_tower(kind: str, name: str, pooling: str = "mean") -> PreTrainedModel:
+def load_tower(kind: Literal["audio", "text"], name: str, pooling: str = "mean") -> PreTrainedModel:
     """Load a pretrained audio or text encoder in float32.
 
     Args:
@@ -129,7 +129,6 @@ def _load_config(name: str, kind: str) -> PreTrainedConfig:
 
 def _load_feature_extractor(name: str) -> SequenceFeatureExtractor:
     """Load the feature extractor of an audio encoder."""
-    register_feature_extractors()
     try:
         fields, _ = PreTrainedConfig.get_config_dict(name)
         if fields.get("model_type") != CEDConfig.model_type:

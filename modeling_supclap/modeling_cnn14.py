@@ -16,7 +16,6 @@ from transformers.utils.generic import can_return_tuple
 
 from .auto_classes import register
 from .configuration_supclap import CNN14Config
-from .modeling_ced import CEDBatchNorm
 from .strict_loading import StrictLoadingMixin
 
 
@@ -77,7 +76,7 @@ class CNN14Model(CNN14PreTrainedModel):
 
     def __init__(self, config: CNN14Config) -> None:
         super().__init__(config)
-        self.bn0 = CEDBatchNorm(config.n_mels)
+        self.bn0 = nn.BatchNorm1d(config.n_mels)
         self.conv_blocks = nn.ModuleList()
         channels_in = 1
 
@@ -119,7 +118,7 @@ class CNN14Model(CNN14PreTrainedModel):
             raise ValueError(f"clips have {input_features.shape[2]} frames; CNN14 needs at least {least}")
 
         # (B, 1, T, mels) -> (B, mels, T), normalised -> (B, 1, T, mels)
-        hidden = self.bn0(input_features.squeeze(1).transpose(1, 2))
+        hidden = self.bn0(input_features.squeeze(1).transpose(1, 2).to(self.bn0.weight.dtype))
         hidden = hidden.transpose(1, 2).unsqueeze(1).to(self.fc1.weight.dtype)
 
         for block in self.conv_blocks:

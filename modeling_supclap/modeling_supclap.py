@@ -14,14 +14,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from .audio_encoder import run_encoder
 from .auto_classes import register
-from .configuration_supclap import SupCLAPConfig
+from .configuration_supclap import ANY_AUDIO_TOWER, AUDIO_TOWERS, SupCLAPConfig
 from .encoding import EncodingMixin
 from .pipeline_supclap import ClipPipeline  # noqa: F401, registers itself
 from .pooling import SentenceDense, last_pool, mean_pool
 from .strict_loading import StrictLoadingMixin
-from .towers import AUDIO_TOWERS, build_tower, check_pooling, check_width, takes
+from .towers import build_tower, check_tower, import_tower_code, takes
 
 
 @dataclass
@@ -139,10 +138,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         super().__init__(config)
         self.audio_model = audio_model or build_tower("audio", config.audio_config)
         self.text_model = text_model or build_tower("text", config.text_config, config.text_pooling)
-        check_width(self.audio_model, config.audio_config, "audio_config")
-        check_width(self.text_model, config.text_config, "text_config")
-        check_pooling(self.audio_model, config.audio_pooling, "audio")
-        check_pooling(self.text_model, config.text_pooling, "text")
+        check_tower("audio", self.audio_model, config.audio_config, config.audio_pooling)
+        check_tower("text", self.text_model, config.text_config, config.text_pooling)
         self.audio_projection = SupCLAPProjection(self.audio_model.config.hidden_size, config)
         self.text_dense = nn.ModuleList()
         text_width = self.text_model.config.hidden_size
@@ -154,6 +151,8 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         # Shape (1,), because FSDP does not shard scalar parameters.
         self.logit_scale = nn.Parameter(torch.empty(1))
         self.logit_bias = None if config.logit_bias is None else nn.Parameter(torch.empty(1))
+        has_own_pooling = self.audio_model.config.model_type in AUDIO_TOWERS
+        self._run_encoder = None if has_own_pooling else import_tower_code(*ANY_AUDIO_TOWER)
         self._audio_takes_mask = takes(self.audio_model, "audio_attention_mask")
         self._audio_takes_longer = takes(self.audio_model, "is_longer")
         self._text_takes_types = takes(self.text_model, "token_type_ids")
@@ -250,10 +249,9 @@ class SupCLAPModel(EncodingMixin, SupCLAPPreTrainedModel):
         **kwargs: Any,
     ) -> Any:
         """Run the audio tower without the projection. The output contains `pooler_output` (B, width)."""
-        if self.audio_model.config.model_type not in AUDIO_TOWERS:
-            return run_encoder(
-                self.audio_model, input_features, audio_attention_mask, self.config.audio_pooling, **kwargs
-            )
+        if self._run_encoder is not None:
+            pooling = self.config.audio_pooling
+            return self._run_encoder(self.audio_model, input_features, audio_attention_mask, pooling, **kwargs)
         if self._audio_takes_mask:
             kwargs["audio_attention_mask"] = audio_attention_mask
         if self._audio_takes_longer:

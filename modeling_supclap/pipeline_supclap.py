@@ -6,8 +6,8 @@ import torch
 from transformers import ZeroShotAudioClassificationPipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .audio_encoder import extract_clips
 from .audio_input import as_recordings
+from .processing_supclap import extract_clips
 
 TASK = "zero-shot-audio-classification"
 

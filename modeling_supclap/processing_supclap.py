@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypedDict
@@ -18,11 +19,9 @@ from transformers import (
 from transformers.processing_utils import ProcessingKwargs
 from transformers.utils import is_protobuf_available
 
-from .audio_encoder import extract_clips
-from .audio_input import one_for_each
+from .audio_input import as_waveform, one_for_each
 from .auto_classes import register
 from .configuration_supclap import SupCLAPConfig
-from .feature_extraction_ced import as_waveform
 from .languages import LANGUAGES, get_flores_code, require_language_code
 
 # Limits for tokenizers without one: SONAR was trained on 514 tokens, BERT-like encoders on 512.
@@ -106,7 +105,6 @@ class SupCLAPProcessor(ProcessorMixin):
             OSError: The folder or Hub id does not exist, or has no processor.
             ValueError: Tokenizer files are missing.
         """
-        register_feature_extractors()
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         except (OSError, ValueError) as error:
@@ -235,13 +233,35 @@ class SupCLAPProcessor(ProcessorMixin):
         return SONAR_MAX_TOKENS if _language_ids(self.tokenizer) else BERT_MAX_TOKENS
 
 
-def register_feature_extractors() -> None:
-    """Import the feature extractor of MS-CLAP, so that `AutoFeatureExtractor` can load it.
+def extract_clips(feature_extractor: Any, clips: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Compute the input features of a transformers audio encoder, independently for each clip.
 
-    The code in a saved model folder may not contain this module; then nothing is imported.
+    Args:
+        feature_extractor: Feature extractor of the encoder.
+        clips: Waveforms of shape (samples,), at the sampling rate of the feature extractor.
+
+    Returns:
+        Dict with `input_features`, float32 of shape (B, T), (B, T, features), or (B, features, T) if all clips have the
+        same length, padded with zeros; and `audio_attention_mask` (B, T) int64, 1 for the clip and 0 for padding.
     """
-    if importlib.util.find_spec(".feature_extraction_msclap", __package__):
-        importlib.import_module(".feature_extraction_msclap", __package__)
+    options: dict[str, Any] = {"sampling_rate": feature_extractor.sampling_rate, "return_tensors": "np"}
+    if "return_attention_mask" in inspect.signature(feature_extractor.__call__).parameters:
+        options["return_attention_mask"] = True
+
+    features, masks = [], []
+    for clip in clips:
+        fields = feature_extractor(clip, **options)
+        features.append(fields[feature_extractor.model_input_names[0]][0])
+        mask = fields["attention_mask"][0] if "attention_mask" in fields else np.ones(len(features[-1]))
+        masks.append(np.asarray(mask, dtype=np.int64))
+
+    longest = max(map(len, masks))
+    for index, mask in enumerate(masks):
+        missing = longest - len(mask)
+        if missing:
+            features[index] = np.pad(features[index], [(0, missing)] + [(0, 0)] * (features[index].ndim - 1))
+            masks[index] = np.pad(mask, (0, missing))
+    return {"input_features": np.stack(features).astype(np.float32), "audio_attention_mask": np.stack(masks)}
 
 
 def missing_protobuf() -> str:
@@ -332,3 +352,7 @@ def _language_id(language: str, codes: dict[str, int]) -> int:
 
 
 register(AutoProcessor, SupCLAPConfig, SupCLAPProcessor)
+# Register the feature extractors with `AutoFeatureExtractor`. A saved model contains only the file that it needs.
+for _module in (".feature_extraction_ced", ".feature_extraction_msclap"):
+    if importlib.util.find_spec(_module, __package__):
+        importlib.import_module(_module, __package__)

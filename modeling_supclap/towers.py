@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -17,33 +17,27 @@ from transformers import (
     PreTrainedModel,
 )
 
-from .configuration_supclap import OWN_TOWERS
+from .configuration_supclap import AUDIO_TOWERS, OWN_TOWERS
 
-# Audio towers with their own pooling; `audio_encoder` runs all others.
-AUDIO_TOWERS = ("ced", "clap_audio_model", "cnn14")
 # Towers of transformers that AutoModel cannot build.
 _PARTS: dict[str, type[PreTrainedModel]] = {"clap_audio_model": ClapAudioModel, "clap_text_model": ClapTextModel}
 POOLINGS_OF_ALL = {"audio": "audio_pooling must be 'mean'", "text": "text_pooling must be 'mean' or 'cls'"}
 
 
+def import_tower_code(module: str, name: str) -> Any:
+    """Import a class or function from a file that a saved model contains only if its towers need it."""
+    return getattr(importlib.import_module(f".{module}", __package__), name)
+
+
 def get_tower_class(model_type: str) -> type[PreTrainedModel] | None:
     """Return the model class for a `model_type` that `AutoModel` cannot build, else None."""
-    if model_type in OWN_TOWERS:
-        module, name = OWN_TOWERS[model_type]
-        return getattr(importlib.import_module(f".{module}", __package__), name)
-    return _PARTS.get(model_type)
+    return import_tower_code(*OWN_TOWERS[model_type]) if model_type in OWN_TOWERS else _PARTS.get(model_type)
 
 
-def build_tower(kind: str, config: Any, pooling: str = "mean") -> PreTrainedModel:
-    """Build an audio or text encoder with random weights.
+def build_tower(kind: Literal["audio", "text"], config: Any, pooling: str = "mean") -> PreTrainedModel:
+    """Build an encoder with random weights; raise ValueError if the configuration is not a single encoder.
 
-    Args:
-        kind: "audio" or "text".
-        config: Configuration of an encoder from this package or from transformers.
-        pooling: Pooling of a text encoder: "mean", "cls", "last" or "pooler". Not used for audio.
-
-    Raises:
-        ValueError: The configuration does not describe a single encoder of this kind.
+    The pooling ("mean", "cls", "last" or "pooler") is used for text only.
     """
     tower_class, options = get_class(kind, config, pooling)
     build = AutoModel.from_config if tower_class is AutoModel else tower_class._from_config
@@ -65,12 +59,9 @@ def check_audio_config(config: PreTrainedConfig) -> None:
 
 
 def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
-    """Raise unless the configuration describes a text encoder, or a decoder with `pooling="last"`.
+    """Raise ValueError unless the configuration describes a text encoder, or a decoder with `pooling="last"`.
 
     Decoders need "last" pooling, because only the last token attends to the whole text.
-
-    Raises:
-        ValueError: The model has several parts or does not accept text, or a decoder is used with another pooling.
     """
     kind = config.model_type
     if config.sub_configs or not hasattr(config, "hidden_size"):
@@ -92,17 +83,13 @@ def check_text_config(config: PreTrainedConfig, pooling: str = "mean") -> None:
         raise ValueError(f"{kind!r} cannot be a text tower: {model_class.__name__} takes no input_ids; {advice}")
 
 
-def check_width(tower: PreTrainedModel, config: Any, name: str) -> None:
-    """Raise ValueError if a tower's hidden size differs from its configuration; `name` is the field in the message."""
+def check_tower(kind: Literal["audio", "text"], tower: PreTrainedModel, config: Any, pooling: str | None) -> None:
+    """Raise ValueError if the hidden size of a tower differs from its configuration, or if it lacks this pooling."""
     if tower.config.hidden_size != config.hidden_size:
         raise ValueError(
-            f"{type(tower).__name__} has width {tower.config.hidden_size}, but {name} has {config.hidden_size}; "
-            f"use the configuration of the tower: SupCLAPConfig({name}=tower.config, ...)"
+            f"{type(tower).__name__} has width {tower.config.hidden_size}, but {kind}_config has {config.hidden_size}; "
+            f"use the configuration of the tower: SupCLAPConfig({kind}_config=tower.config, ...)"
         )
-
-
-def check_pooling(tower: PreTrainedModel, pooling: str | None, kind: str) -> None:
-    """Raise ValueError if a tower does not support this pooling."""
     if kind == "audio" and tower.config.model_type in AUDIO_TOWERS:
         if pooling == "mean":
             raise ValueError(f"{type(tower).__name__} has its own pooling; audio_pooling must be None, got 'mean'")
@@ -138,26 +125,21 @@ def _is_decoder(config: PreTrainedConfig) -> bool:
     return causal_only or bool(getattr(config, "is_decoder", False))
 
 
-def get_class(kind: str, config: PreTrainedConfig, pooling: str) -> tuple[Any, dict[str, Any]]:
+def get_class(kind: Literal["audio", "text"], config: PreTrainedConfig, pooling: str) -> tuple[Any, dict[str, Any]]:
     """Return the model class of a tower and its constructor arguments; raise ValueError if the model is unsupported."""
     if kind == "audio":
         check_audio_config(config)
-        return get_tower_class(config.model_type) or _get_encoder_class(config), {}
+        if config.is_encoder_decoder:  # the encoder class
+            model_class: Any = MODEL_MAPPING[type(config)]
+            with torch.device("meta"):
+                return type(model_class(config).get_encoder()), {}
+        return get_tower_class(config.model_type) or AutoModel, {}
 
     check_text_config(config, pooling)
     own_class = get_tower_class(config.model_type)
-    model_class: Any = own_class or MODEL_MAPPING.get(type(config), None)
+    model_class = own_class or MODEL_MAPPING.get(type(config), None)
     options = {}
     # An unused pooler of a BERT-like tower is not built, so that no weight stays untrained.
     if isinstance(model_class, type) and "add_pooling_layer" in inspect.signature(model_class).parameters:
         options["add_pooling_layer"] = pooling == "pooler"
     return own_class or AutoModel, options
-
-
-def _get_encoder_class(config: PreTrainedConfig) -> Any:
-    """Return the encoder class of an encoder-decoder model, and `AutoModel` for other models."""
-    if not config.is_encoder_decoder:
-        return AutoModel
-    model_class: Any = MODEL_MAPPING[type(config)]
-    with torch.device("meta"):
-        return type(model_class(config).get_encoder())

@@ -13,13 +13,13 @@ from packaging.specifiers import SpecifierSet
 from torch.nn import functional
 
 import modeling_supclap
-from modeling_supclap.configuration_supclap import OWN_TOWERS, SupCLAPConfig
+from modeling_supclap.configuration_supclap import AUDIO_TOWERS, OWN_TOWERS, SupCLAPConfig
 from modeling_supclap.datasets_scripts import builder_names, find_builder
 from modeling_supclap.languages import LANGUAGE_TABLE
 from modeling_supclap.losses import info_nce
 from modeling_supclap.model_card.card import LOSS_NAMES
 from modeling_supclap.recipes.train_supclap import ModelArguments
-from modeling_supclap.towers import AUDIO_TOWERS, get_tower_class
+from modeling_supclap.towers import get_tower_class
 from modeling_supclap.training.objectives import build_objective
 from modeling_supclap.training.options import LOSSES, MULTILINGUAL_LOSSES
 from modeling_supclap.training.training_args import SupCLAPTrainingArguments

@@ -9,9 +9,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import BertConfig, BertModel, pipeline
 
 from modeling_supclap import SupCLAPModel, SupCLAPProcessor
-from modeling_supclap.audio_encoder import extract_clips, run_encoder
+from modeling_supclap.audio_encoder import run_encoder
 from modeling_supclap.encoding import max_chunk_seconds
 from modeling_supclap.joining import load_tower
+from modeling_supclap.processing_supclap import extract_clips
 from modeling_supclap.training.lora import add_lora, merge_lora, train_last_layers
 
 RATE_HZ = 16000

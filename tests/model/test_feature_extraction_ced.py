@@ -12,8 +12,8 @@ import torchaudio
 from transformers import AutoFeatureExtractor
 
 from modeling_supclap import CEDFeatureExtractor
+from modeling_supclap.audio_input import resample
 from modeling_supclap.datasets_scripts.audio import resample as resample_file
-from modeling_supclap.feature_extraction_ced import resample
 
 EXTRACTOR = CEDFeatureExtractor()
 

@@ -250,7 +250,7 @@ class ProcessorTest(processing.ProcessorTesterMixin, unittest.TestCase):
     def setUp(self):
         # The tests name no sampling rate, without which ours refuses recordings; and they compare what was saved with
         # what was loaded, to which the code that travels with a saved folder (auto_map) would add a line.
-        at_16_khz = mock.patch("modeling_supclap.feature_extraction_ced._check_rate", return_value=16000)
+        at_16_khz = mock.patch("modeling_supclap.audio_input._check_rate", return_value=16000)
         for patch in (at_16_khz, *(mock.patch.object(kind, "_auto_class", None) for kind in CARRIED)):
             patch.start()
             self.addCleanup(patch.stop)
