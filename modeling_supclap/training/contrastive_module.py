@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,10 +16,12 @@ from .distributed import distributed_tiles, gather
 from .frozen import FrozenCache
 from .grad_cache import embed_in_chunks, real_lengths, refuse_batch_statistics
 
-_MIN_CHUNK_CELLS = {"attention_mask": 128, "audio_attention_mask": 1000}
+_MASKS = {"text": "attention_mask", "audio": "audio_attention_mask"}
+
+_MIN_CHUNK_CELLS = {"text": 128, "audio": 1000}
 """Minimum tokens or frames per chunk on a CPU; for smaller chunks an extra call costs more than padding."""
 
-_GPU_CELLS = {"attention_mask": 16384, "audio_attention_mask": 65536}
+_KEPT_CELLS = {"cuda": {"text": 16384, "audio": 65536}}
 """Tokens or frames that keep their activations on a GPU, where an extra call costs more than padding."""
 
 
@@ -44,8 +46,7 @@ class ContrastiveOutput(ModelOutput):
 class ContrastiveModule(nn.Module):
     """A model and its objective in one module, so that the loss parameters are also trained, clipped and saved.
 
-    Checkpoints contain the keys `model.*` and `objective.*`. `SupCLAPModel.from_pretrained` loads `model.*` and ignores
-    `objective.*`, because inference does not need the objective.
+    Checkpoints contain the keys `model.*` and `objective.*`. `SupCLAPModel.from_pretrained` loads `model.*` only.
 
     The rows of a batch are sorted by length and embedded in chunks, see `grad_cache.py`. If a row has several texts or
     clips, a training step keeps the activations for one text and one clip per row, and recomputes the others in the
@@ -122,11 +123,11 @@ class ContrastiveModule(nn.Module):
             texts[name] = None if tensor is None else tensor.flatten(0, 1)  # (B, K, L) -> (B K, L)
 
         # Texts first: the backward pass begins with the clips and frees their activations before it reaches the texts.
-        text_embeds = self._embed(self.model.get_text_features, texts, "attention_mask", count, text_lengths)
+        text_embeds = self._embed("text", texts, count, text_lengths)
         text_embeds = text_embeds.unflatten(0, input_ids.shape[:2])  # (B K, d) -> (B, K, d)
 
         audio = {"input_features": input_features, "audio_attention_mask": audio_attention_mask, "is_longer": is_longer}
-        audio_embeds = self._embed(self.model.get_audio_features, audio, "audio_attention_mask", count, audio_lengths)
+        audio_embeds = self._embed("audio", audio, count, audio_lengths)
         if len(audio_embeds) > count:
             audio_embeds = audio_embeds.unflatten(0, (count, -1))  # (B R, d) -> (B, R, d)
         if not self.training:
@@ -148,50 +149,47 @@ class ContrastiveModule(nn.Module):
         return ContrastiveOutput(loss=loss, audio_embeds=audio_embeds, text_embeds=text_embeds, logs=logs)
 
     def _embed(
-        self,
-        tower: Callable[..., Any],
-        inputs: Mapping[str, torch.Tensor | None],
-        mask: str,
-        count: int,
-        lengths: Sequence[int] | None = None,
+        self, kind: str, inputs: Mapping[str, torch.Tensor | None], count: int, lengths: Sequence[int] | None
     ) -> torch.Tensor:
         """Embed all clips or texts of `count` rows, R per row: `(count R, ...) -> (count R, d)`."""
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
-        options: dict[str, Any] = {"mask": mask if mask in present else None}
+        rows = next(iter(present.values()))
+        options: dict[str, Any] = {"mask": _MASKS[kind] if _MASKS[kind] in present else None}
 
-        kind = "text" if "input_ids" in present else "audio"
-        cache, pool = self._caches[kind], getattr(self, f"_pool_{kind}")
-        if self.training and self.cache_frozen != "never" and cache.is_usable(pool, present):
+        cache, pool = self._caches[kind], partial(self._pool, kind)
+        is_cached = self.training and self.cache_frozen != "never" and cache.is_frozen()
+        if is_cached and cache.is_repeatable(pool, present):
             in_chunks = partial(embed_in_chunks, pool, chunk_size=self.chunk_size or count, **options)
             pooled = cache(in_chunks, present, **options)  # (count R, width)
             return unit_norm(self.model.get_submodule(f"{kind}_projection")(pooled))
 
-        if "input_ids" in present:
+        if kind == "text":
             options["tokens"] = self.model.get_input_embeddings()
+        if options["mask"] is not None:
+            options["lengths"] = lengths = real_lengths(present[_MASKS[kind]]) if lengths is None else lengths
 
-        if mask in present:
-            options["lengths"] = lengths = real_lengths(present[mask]) if lengths is None else lengths
         chunk_size = self.chunk_size
         if chunk_size is None:
-            rows = next(iter(present.values()))
+            # Keep the activations of one clip or text per row.
             longest = 1 if lengths is None else max(1, *lengths[:: len(rows) // count])
-            chunk_size, options["kept_cells"] = count, count * longest
-            options["fewest_cells"] = _MIN_CHUNK_CELLS[mask]
-            if mask in present and _is_on_gpu(rows):
-                chunk_size, options["kept_cells"] = None, max(count * longest, _GPU_CELLS[mask])
-                options["fewest_cells"] = None
+            chunk_size = count
+            options |= {"kept_cells": count * longest, "fewest_cells": _MIN_CHUNK_CELLS[kind]}
+            if options["mask"] is not None and rows.device.type in _KEPT_CELLS:
+                kept_cells = max(count * longest, _KEPT_CELLS[rows.device.type][kind])
+                chunk_size, options = None, options | {"kept_cells": kept_cells, "fewest_cells": None}
 
-        def embed(rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            return tower(**rows).pooler_output
+        def embed(chunk: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            features = self.model.get_text_features if kind == "text" else self.model.get_audio_features
+            return features(**chunk).pooler_output
 
         return embed_in_chunks(embed, present, chunk_size, **options)
 
-    def _pool_audio(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _pool(self, kind: str, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Run a tower without its projection, `(n, ...) -> (n, width)`."""
+        if kind == "text":
+            return self.model.run_text_tower(**rows)[1]
         pooled: torch.Tensor = self.model.run_audio_tower(**rows).pooler_output
         return pooled
-
-    def _pool_text(self, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self.model.run_text_tower(**rows)[1]
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
         """Enable activation checkpointing in both towers; called by the Trainer of transformers 5.23 and later."""
@@ -200,7 +198,3 @@ class ContrastiveModule(nn.Module):
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
         """Enable activation checkpointing in both towers; called by the Trainer up to transformers 5.22."""
         self.model.gradient_checkpointing_enable(**kwargs)
-
-
-def _is_on_gpu(tensor: torch.Tensor) -> bool:
-    return tensor.is_cuda

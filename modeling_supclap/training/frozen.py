@@ -23,7 +23,7 @@ class FrozenCache:
     """Cache for the output vectors of one frozen tower, in CPU memory.
 
     Args:
-        parts: Modules of the tower. Nothing is cached while any of their parameters is trainable.
+        parts: Modules of the tower.
         limit_bytes: Maximum cache size in bytes.
     """
 
@@ -39,20 +39,24 @@ class FrozenCache:
         """Return whether no parameter of the tower is trainable."""
         return not any(parameter.requires_grad for parameter in self._parts.parameters())
 
-    def is_usable(self, pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
-        """Return whether outputs can be cached: the tower has no trainable parameters and uses no random numbers.
+    def is_repeatable(self, pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
+        """Return whether the tower uses no random numbers, such as dropout, in its current mode.
 
         Args:
-            pool: Function that runs the tower, in its current mode (training or evaluation).
-            inputs: A batch. The first time in each mode, its first row is passed through the tower as a test.
+            pool: Function that runs the tower.
+            inputs: A batch. The first time in each mode, its first row is passed through the tower as a test. The
+                random state is restored afterwards.
         """
-        if not self.is_frozen():
-            return False
         mode = self._parts[0].training
         if mode not in self._is_repeatable:
-            self._is_repeatable[mode] = not _draws_random_numbers(
-                pool, {name: tensor[:1] for name, tensor in inputs.items()}
-            )
+            row = {name: tensor[:1] for name, tensor in inputs.items()}
+            device = next(iter(row.values())).device
+            devices = [device] if device.type == "cuda" else []
+            with torch.random.fork_rng(devices), torch.no_grad():
+                before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+                pool(row)
+                after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+            self._is_repeatable[mode] = all(map(torch.equal, before, after))
         return self._is_repeatable[mode]
 
     def __call__(self, pool: Callable[[Rows], Tensor], inputs: Rows, mask: str | None) -> Tensor:
@@ -100,18 +104,3 @@ def _content_keys(inputs: Rows, mask: str | None) -> list[bytes]:
             digest.update(f"{name} {values.shape}".encode() + values.tobytes())
         keys.append(digest.digest())
     return keys
-
-
-def _draws_random_numbers(pool: Callable[[Rows], Tensor], inputs: Rows) -> bool:
-    """Return whether a tower uses random numbers, such as dropout. The random state is restored afterwards."""
-    device = next(iter(inputs.values())).device
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.no_grad():
-        before = _random_states(devices)
-        pool(inputs)
-        after = _random_states(devices)
-    return any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
-
-
-def _random_states(devices: list[torch.device]) -> list[Tensor]:
-    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]

@@ -1,19 +1,15 @@
 """Gradient caching: embed a batch in chunks of rows with similar length, with the exact gradients of the whole batch.
 
-A contrastive loss needs the embeddings of the whole batch at once. The activations of the towers need most of the
-memory, and padding often takes much of the time. Both can be reduced, because the tower processes each row
-independently. Rows of similar length are embedded together, and each chunk is padded only to its longest row. Above a
-limit, chunks do not keep their activations. The backward pass recomputes these activations, with the same dropout, when
-it reaches the chunk (Gao et al., 2021, arXiv 2101.06983).
-
-These chunks use non-reentrant PyTorch checkpointing. A training step is still one forward and one backward pass, so
-gradient scaling, synchronization and accumulation work as usual.
+A contrastive loss needs the embeddings of the whole batch at once, but a tower processes each row independently. Rows
+of similar length are embedded together, and each chunk is padded only to its longest row. Above a limit, chunks do not
+keep their activations: the backward pass recomputes them, with the same dropout, by non-reentrant PyTorch checkpointing
+(Gao et al., 2021, arXiv 2101.06983). A training step is still one forward and one backward pass, so gradient scaling,
+synchronization and accumulation work as usual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -70,7 +66,7 @@ def embed_in_chunks(
         fewest_cells: Minimum cells in a chunk before a much shorter row starts a new chunk. None: fill each chunk.
         tokens: Embedding table that `embed` uses for `input_ids`. With several chunks, the table rows used by the batch
             are looked up once, so that the gradient of the whole table is computed once, not once per chunk.
-        lengths: `real_lengths` of the mask. None: computed from the mask, which waits for the GPU if it is there.
+        lengths: `real_lengths` of the mask. None: computed from the mask.
 
     Returns:
         `(N, d)`, in input order.
@@ -92,19 +88,26 @@ def embed_in_chunks(
     if len(set(counts.values())) != 1 or 0 in counts.values():
         raise ValueError(f"got rows {counts}; all inputs need the same number of rows, at least one")
 
-    first = next(iter(inputs.values()))
+    device = next(iter(inputs.values())).device
     if mask is None:
-        lengths = [1] * len(first)
+        lengths = [1] * len(next(iter(inputs.values())))
     elif lengths is None:
         lengths = real_lengths(inputs[mask])
     chunks = _cut(lengths, chunk_size, kept_cells, fewest_cells)
+
+    # Several chunks cast the weights separately, because the gradient of a shared cast is summed in half precision.
+    autocast: dict[str, Any] = {
+        "dtype": torch.get_autocast_dtype(device.type),
+        "enabled": torch.is_autocast_enabled(device.type),
+        "cache_enabled": torch.is_autocast_cache_enabled() and len(chunks) == 1,
+    }
 
     def embed_chunk(rows: Tensor | None, width: int) -> Tensor:
         chunk = {}  # sliced here and again in the backward pass, so that no second copy of the batch stays in memory
         for name, values in inputs.items():
             columns = values if mask is None else values[..., :width]
             chunk[name] = columns if rows is None else columns[rows]
-        with _fresh_casts(len(chunks) > 1):
+        with torch.autocast(device.type, **autocast):
             return embed(chunk)
 
     if len(chunks) == 1:
@@ -119,7 +122,7 @@ def embed_in_chunks(
 
     parts, order = [], []
     for number, (numbers, width) in enumerate(chunks):
-        rows = torch.tensor(numbers, device=first.device)
+        rows = torch.tensor(numbers, device=device)
         order.append(rows)
         if number < first_kept and torch.is_grad_enabled():
             parts.append(refuse_second_derivatives(checkpoint(embed_chunk, rows, width, use_reentrant=False)))
@@ -131,11 +134,8 @@ def embed_in_chunks(
 def refuse_batch_statistics(module: nn.Module) -> None:
     """Add hooks that raise if a batch norm layer of a module runs in training mode.
 
-    In training mode a batch norm uses the statistics of its input. With chunks, these are chunk statistics instead of
-    batch statistics, which changes the gradients (by a tenth for a batch norm on the model input).
-
-    Args:
-        module: Model, changed in place: hooks are added to its batch norm layers.
+    In training mode a batch norm uses the statistics of its chunk instead of the batch, which changes the gradients (by
+    a tenth for a batch norm on the model input).
     """
 
     def refuse(name: str, layer: nn.Module, inputs: Any) -> None:
@@ -171,34 +171,26 @@ def _cut(
 
 def _with_shared_rows(embed: Embed, tokens: nn.Embedding, input_ids: Tensor) -> Embed:
     """Wrap `embed` to look up tokens in a smaller table, which contains only the tokens of the batch."""
-    weight = tokens.weight
+    weight, padding = tokens.weight, tokens.padding_idx
     whole = weight.shape == (tokens.num_embeddings, tokens.embedding_dim)  # a sharded table is not
     if not (weight.requires_grad and whole and torch.is_grad_enabled()):
         return embed
 
     used = input_ids.unique()  # (U,)
-    padding = tokens.padding_idx
-    if padding is not None:
-        # The row with index `padding` gets no gradient, so the padding token must have this index here, too.
-        used = used[used != padding]
-        filling = used.new_full((max(1, padding + 1 - len(used)),), padding)
-        used = torch.cat([used[:padding], filling, used[padding:]])
-
     indices = torch.zeros(len(weight), dtype=torch.long, device=input_ids.device)
     indices[used] = torch.arange(len(used), device=input_ids.device)
-    if padding is not None:
-        indices[padding] = padding
-
     rows = _UsedRows.apply(weight, used)  # (U, D)
+    if padding is not None:  # the padding token gets no gradient
+        rows = torch.where((used == padding).unsqueeze(1), rows.detach(), rows)
 
     def embed_with_rows(chunk: Rows) -> Tensor:
         hook = tokens.register_forward_pre_hook(lambda module, ids: (indices[ids[0]],))
         parameters: dict[str, Any] = tokens._parameters
-        parameters["weight"] = rows  # for this call
+        parameters["weight"], tokens.padding_idx = rows, None  # for this call
         try:
             return embed(chunk)
         finally:
-            parameters["weight"] = weight
+            parameters["weight"], tokens.padding_idx = weight, padding
             hook.remove()
 
     return embed_with_rows
@@ -218,19 +210,3 @@ class _UsedRows(torch.autograd.Function):
         if ctx.weight.grad is None:
             return torch.zeros_like(ctx.weight).index_add_(0, ctx.used, upstream), None
         return torch.sparse_coo_tensor(ctx.used[None], upstream, ctx.weight.shape, check_invariants=False), None
-
-
-@contextmanager
-def _fresh_casts(several: bool) -> Iterator[None]:
-    """Return a context manager that disables the autocast cache if there are several chunks.
-
-    If chunks share a weight that was cast to half precision, its gradient is summed in half precision, and the error
-    grows with the number of chunks. If each chunk casts the weight itself, the gradient is summed in the precision of
-    the parameter, as in gradient accumulation.
-    """
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(before and not several)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)

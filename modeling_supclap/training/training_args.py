@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import TrainingArguments
 from transformers.utils.generic import strtobool
 
@@ -17,7 +19,6 @@ from modeling_supclap.metrics.names import METRICS
 
 from ..languages import require_language_code
 from . import options
-from .distributed import join_processes_on_cpus, require_the_launched_processes
 
 _UNSUPPORTED = {
     "neftune_noise_alpha": (None, "noise is not added to the embeddings of captions"),
@@ -44,12 +45,22 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
 
     def __post_init__(self) -> None:
-        if self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "false")):
-            join_processes_on_cpus(self.ddp_backend, self.ddp_timeout)
+        num_launched = int(os.environ.get("WORLD_SIZE", "1"))
+        if num_launched > 1 and (self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "false"))):
+            # On CPUs the Trainer would ignore its ddp_timeout.
+            PartialState(cpu=True, backend=self.ddp_backend, timeout=timedelta(seconds=self.ddp_timeout))
         if self.greater_is_better is None and self.metric_for_best_model is not None:
-            self.greater_is_better = _is_better_higher(self.metric_for_best_model)
+            lower_is_better = [
+                "_loss",
+                *(f"_{name}" for name, metric in METRICS.items() if not metric.higher_is_better),
+            ]
+            self.greater_is_better = not f"_{self.metric_for_best_model}".endswith(tuple(lower_is_better))
         super().__post_init__()
-        require_the_launched_processes(self.world_size)
+        if num_launched > self.world_size:  # each process would train alone and write the same files
+            raise ValueError(
+                f"{num_launched} processes were started, but only {self.world_size} would train together; "
+                "on CPUs set --use_cpu true"
+            )
 
         for name, (value, reason) in _UNSUPPORTED.items():
             if getattr(self, name) != value:
@@ -57,12 +68,12 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         for language in (*self.languages, *self.eval_languages):
             require_language_code(language)
 
-        _require_one_of("loss", self.loss, options.LOSSES)
-        _require_one_of("svr", self.svr, options.SUPPORT_VECTORS)
-        _require_one_of("svr_similarity", self.svr_similarity, ("cosine", "dot"))
-        _require_one_of("positives", self.positives, options.POSITIVES)
-        _require_one_of("on_bad_audio", self.on_bad_audio, ON_BAD_AUDIO)
-        _require_one_of("cache_frozen", self.cache_frozen, options.CACHE_FROZEN)
+        self._require_one_of("loss", options.LOSSES)
+        self._require_one_of("svr", options.SUPPORT_VECTORS)
+        self._require_one_of("svr_similarity", ("cosine", "dot"))
+        self._require_one_of("positives", options.POSITIVES)
+        self._require_one_of("on_bad_audio", ON_BAD_AUDIO)
+        self._require_one_of("cache_frozen", options.CACHE_FROZEN)
 
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise ValueError(f"num_train_epochs is {self.num_train_epochs}; set it or max_steps to a positive value")
@@ -97,6 +108,10 @@ class SupCLAPTrainingArguments(options.ContrastiveOptions, TrainingArguments):
         state = {name: redact(value) if isinstance(value, str) else value for name, value in vars(self).items()}
         return state | {"hub_token": None}
 
+    def _require_one_of(self, name: str, valid: Sequence[str]) -> None:
+        if getattr(self, name) not in valid:
+            raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(valid)}")
+
     @property
     def caption_scheme(self) -> str:
         """Caption sampling needed by the loss, passed as `scheme` to `collator.TrainingCollator`."""
@@ -113,8 +128,8 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_one_of("stage", self.stage, ("a", "b"))
-        _require_one_of("text_scheme", self.text_scheme, ("random", "kcl"))
+        self._require_one_of("stage", ("a", "b"))
+        self._require_one_of("text_scheme", ("random", "kcl"))
         for name in ("loss", "loss_chunk_size", "svr", "every_caption", "track_language_errors"):
             value = getattr(self, name)
             if value != getattr(options.ContrastiveOptions, name):
@@ -130,17 +145,3 @@ class TemporalTrainingArguments(options.TemporalOptions, SupCLAPTrainingArgument
 @dataclass
 class AllStagesArguments(options.AllStagesOptions, TemporalTrainingArguments):
     """Training arguments shared by all stages of TeminAL post-training."""
-
-
-def _is_better_higher(name: str) -> bool:
-    """Return whether higher is better for a logged metric, such as "eval_mean_recall" or "eng_t2a_mean_rank"."""
-    lower_is_better = ["loss"]
-    for metric, description in METRICS.items():
-        if not description.higher_is_better:
-            lower_is_better.append(metric)
-    return not f"_{name}".endswith(tuple(f"_{metric}" for metric in lower_is_better))
-
-
-def _require_one_of(name: str, value: str, valid: Sequence[str]) -> None:
-    if value not in valid:
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(valid)}")

@@ -96,7 +96,7 @@ def calls_of_a_step(model, tmp_path, languages=1, kind=ContrastiveModule, **opti
 @pytest.fixture
 def gpu_limits(monkeypatch):
     """The limits of chunks on a GPU, with tensors on the CPU."""
-    monkeypatch.setattr(contrastive_module, "_is_on_gpu", lambda tensor: True)
+    monkeypatch.setitem(contrastive_module._KEPT_CELLS, "cpu", contrastive_module._KEPT_CELLS["cuda"])
 
 
 def test_kcl_of_8_languages_takes_the_calls_of_a_plain_step_on_a_gpu(model, tmp_path, gpu_limits):

@@ -38,8 +38,9 @@ class AllTexts(nn.Module):
 class Straight(ContrastiveModule):
     """The step as one would write it: each tower once, on the whole batch, padded to the longest."""
 
-    def _embed(self, tower, inputs, mask, count, lengths=None):
-        return tower(**{name: tensor for name, tensor in inputs.items() if tensor is not None}).pooler_output
+    def _embed(self, kind, inputs, count, lengths):
+        features = getattr(self.model, f"get_{kind}_features")
+        return features(**{name: tensor for name, tensor in inputs.items() if tensor is not None}).pooler_output
 
 
 def batch(clips=CLIPS, texts_per_clip=1, frames=80, tokens=9):
@@ -130,13 +131,11 @@ def test_several_texts_a_clip_are_cut_by_texts(model, chunk_size):
 
 def test_gradients_within_the_limits_of_a_gpu(model, monkeypatch):
     """Chunks are cut by their tokens and frames: three captions a clip make several, whose last one is kept."""
-    monkeypatch.setattr(contrastive_module, "_is_on_gpu", lambda tensor: True)
     inputs = double(batch(texts_per_clip=3))
     widths = []
     _, wanted = step(Straight(model, AllTexts(3)).double(), inputs)
     for limit, chunks in ((16384, 1), (1, 3)):
-        limits = {"attention_mask": limit, "audio_attention_mask": limit}
-        monkeypatch.setattr(contrastive_module, "_GPU_CELLS", limits)
+        monkeypatch.setitem(contrastive_module._KEPT_CELLS, "cpu", {"text": limit, "audio": limit})
         module = ContrastiveModule(model, AllTexts(3)).double()
         hook = model.text_model.register_forward_pre_hook(
             lambda tower, args, rows: widths.append(len(rows["input_ids"])), with_kwargs=True
