@@ -31,15 +31,11 @@ MOST_WATCHED = 4096
 class SupCLAPProgressCallback(ProgressCallback):
     """Progress bar with loss and clips per second; prints one line per evaluation."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Show the last loss on the progress bar."""
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self.training_bar is not None and logs and "loss" in logs:
             self.training_bar.set_postfix_str(_format_log(logs), refresh=False)
 
-    def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
-    ) -> None:
-        """Print the validation score above the progress bar."""
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         super().on_evaluate(args, state, control, **kwargs)
         line = _format_evaluation(args, state, metrics or {})
         if self.training_bar is not None and line:
@@ -49,15 +45,11 @@ class SupCLAPProgressCallback(ProgressCallback):
 class LineCallback(TrainerCallback):
     """Prints one line per log and evaluation, for log files, where a progress bar would write hundreds of lines."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Print the last loss."""
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs and "loss" in logs:
             print(f"step {state.global_step} of {state.max_steps}: {_format_log(logs)}", flush=True)
 
-    def on_evaluate(
-        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
-    ) -> None:
-        """Print the validation score."""
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         line = _format_evaluation(args, state, metrics or {})
         if state.is_world_process_zero and line:
             print(line, flush=True)
@@ -74,9 +66,8 @@ def _format_evaluation(args: Any, state: Any, metrics: Mapping[str, float]) -> s
         return ""
 
     value = metrics[f"eval_{name}"]
-    best = value
-    if state.best_metric is not None:
-        best = (max if args.greater_is_better else min)(value, state.best_metric)
+    previous = value if state.best_metric is None else state.best_metric
+    best = max(value, previous) if args.greater_is_better else min(value, previous)
     chance = f", chance {metrics[f'eval_{name}_chance']:.3f}" if f"eval_{name}_chance" in metrics else ""
     return f"epoch {state.epoch:g}: validation {name} {value:.3f} (best {best:.3f}{chance})"
 
@@ -88,7 +79,6 @@ class Averages:
         self._values: dict[str, list[Any]] = {}
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Add one value per name."""
         for name, value in values.items():
             self._values.setdefault(name, []).append(value)
 
@@ -99,18 +89,14 @@ class Averages:
 
 
 class EpochCallback(TrainerCallback):
-    """Callback that sets the epoch of collators and streamed batches, because random sampling depends on it.
+    """Callback that sets the epoch of collators and streamed batches, because random sampling depends on it."""
 
-    Args:
-        *drawing: Objects with a `set_epoch` method.
-    """
-
-    def __init__(self, *drawing: TrainingCollator | EpochBatches) -> None:
-        self.drawing = drawing
+    def __init__(self, *sources: TrainingCollator | EpochBatches) -> None:
+        self.sources = sources
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the epoch to the number of completed epochs, also in a resumed run."""
-        for source in self.drawing:
+        for source in self.sources:
             source.set_epoch(int(state.epoch or 0))
 
 
@@ -118,7 +104,7 @@ class BestCheckpointCallback(TrainerCallback):
     """Callback that finds the best checkpoint of a resumed run, even if the output folder was moved."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Rebuild the path of the best checkpoint from its step, because the output folder may have moved."""
+        # Rebuild the path from the step.
         best = Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         if best.is_dir():
             state.best_model_checkpoint = str(best)
@@ -137,7 +123,6 @@ class ThroughputCallback(TrainerCallback):
     on_train_begin = on_evaluate = on_save = _restart
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure the time since the previous step."""
         now = time.perf_counter()
         clips = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.averages.add({"seconds_per_clip": (now - self._since) / clips})
@@ -175,7 +160,6 @@ class LanguageErrorsCallback(TrainerCallback):
             self._batch = kwargs
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure the last batch if this step is logged."""
         if control.should_log and self._batch:
             self.model.eval()
             self.averages.add(self._numbers())
@@ -242,89 +226,71 @@ class DriftCallback(TrainerCallback):
     """
 
     def __init__(self, objective: nn.Module, averages: Averages) -> None:
-        self.averages = averages
-        self._batch: _WatchedBatch | None = None
+        self.objective, self.averages = objective, averages
+        self._batch: dict[str, Tensor] = {}
+        self._cosines = torch.empty(0)
         objective.register_forward_hook(self._keep_batch, with_kwargs=True)
 
     def _keep_batch(self, objective: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        self._batch = _WatchedBatch(objective, *args, **kwargs)
+        names = ("audio_embeds", "text_embeds", "logit_scale", "logit_bias")
+        inputs = {**dict(zip(names, args, strict=False)), **kwargs}
+        batch = {name: inputs[name].detach() for name in names if inputs.get(name) is not None}
+        self._batch = batch
+        if inputs["text_embeds"].requires_grad:
+            # The gradient is copied, because autograd may change it in place.
+            inputs["text_embeds"].register_hook(
+                lambda gradient: batch.update(text_gradient=self._pairs(gradient).clone())
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure the last batch if this step is logged."""
-        if control.should_log and self._batch is not None:
-            self.averages.add(self._batch.numbers())
+        if control.should_log and self._batch:
+            self.averages.add(self._numbers())
 
     on_epoch_end = on_step_end
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add the histogram to the log entry of its batch."""
-        if self._batch is not None and "drift_cosine" in (logs or {}):
-            state.log_history[-1]["positive_similarity_histogram"] = similarity_histogram(self._batch.cosines())
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "drift_cosine" in (logs or {}):
+            state.log_history[-1]["positive_similarity_histogram"] = similarity_histogram(self._cosines)
 
-
-class _WatchedBatch:
-    """Embeddings `(P, d)` of all pairs in one step, with radii and text gradient, built from the objective's inputs."""
-
-    def __init__(
-        self,
-        objective: nn.Module,
-        audio_embeds: Tensor,
-        text_embeds: Tensor,
-        logit_scale: Tensor,
-        logit_bias: Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        recordings = audio_embeds if audio_embeds.ndim == 3 else audio_embeds.unsqueeze(1)  # (N, R, d)
-        self.roles = recordings.shape[1]
-        self.audio_embeds = self._role_major(recordings.detach())
-        self.text_embeds = self._role_major(text_embeds.detach())
-        self.logit_scale = logit_scale.detach()
-
-        self.svr: dict[str, Any] = {}
-        self.radii: dict[str, Tensor] = {}
-        if getattr(objective, "loss", None) == "siglip" and logit_bias is not None:
-            self.svr["logit_bias"] = logit_bias.detach()
-        regularizer = getattr(objective, "regularizer", None)
-        if isinstance(regularizer, SupportVectorRegularizer):
-            for name in ("alpha", "similarity", "decoupled"):
-                self.svr[name] = getattr(regularizer, name)
-            for direction, radius in regularizer.batch_radii.items():
-                self.radii[direction] = radius.flatten()[: len(self.text_embeds)]  # the anchor language is the first
-
-        self.text_gradient: Tensor | None = None  # set in the backward pass
-        if text_embeds.requires_grad:
-            text_embeds.register_hook(self._keep_gradient)
-
-    def _role_major(self, embeds: Tensor) -> Tensor:
-        """Select the first of K embeddings for each of R recordings per sample: (N, R K, d) -> (R N, d)."""
-        return embeds[:MOST_WATCHED, :: embeds.shape[1] // self.roles].transpose(0, 1).flatten(0, 1)
-
-    def _keep_gradient(self, gradient: Tensor) -> None:
-        self.text_gradient = self._role_major(gradient).clone()  # the backward pass of gather changes it in place
-
-    def cosines(self) -> Tensor:
-        """Compute the cosine similarity of each pair, `(P,)`."""
-        audio, text = at_least_float32(self.audio_embeds, self.text_embeds)
-        return (audio * text).sum(dim=-1)
+    def _pairs(self, embeds: Tensor) -> Tensor:
+        """Select the first of K embeddings for each of R recordings per sample: (N, d) or (N, R K, d) -> (R N, d)."""
+        audio_embeds = self._batch["audio_embeds"]
+        roles = audio_embeds.shape[1] if audio_embeds.ndim == 3 else 1
+        if embeds.ndim == 2:
+            embeds = embeds.unsqueeze(1)
+        return embeds[:MOST_WATCHED, :: embeds.shape[1] // roles].transpose(0, 1).flatten(0, 1)
 
     @torch.no_grad()
-    def numbers(self) -> dict[str, Tensor]:
-        """Compute the statistics listed in `DriftCallback`, as a dict from name to a 0-d tensor."""
-        audio, text = at_least_float32(self.audio_embeds, self.text_embeds)
-        numbers = drift_statistics(audio, text, self.logit_scale, self.radii.get("t2a"), **self.svr)
-        exchanged = drift_statistics(text, audio, self.logit_scale, self.radii["a2t"]) if "a2t" in self.radii else {}
+    def _numbers(self) -> dict[str, Tensor]:
+        """Compute the statistics of the last batch, as a dict from name to a 0-d tensor."""
+        batch = self._batch
+        audio, text = at_least_float32(self._pairs(batch["audio_embeds"]), self._pairs(batch["text_embeds"]))
+        svr: dict[str, Any] = {}
+        radii: dict[str, Tensor] = {}
+        if getattr(self.objective, "loss", None) == "siglip":
+            svr["logit_bias"] = batch.get("logit_bias")
+        regularizer = getattr(self.objective, "regularizer", None)
+        if isinstance(regularizer, SupportVectorRegularizer):
+            svr |= {name: getattr(regularizer, name) for name in ("alpha", "similarity", "decoupled")}
+            for direction, radius in regularizer.batch_radii.items():
+                radii[direction] = radius.flatten()[: len(text)]  # the anchor language is the first
+
+        numbers = drift_statistics(audio, text, batch["logit_scale"], radii.get("t2a"), **svr)
+        exchanged = {}
+        if "a2t" in radii:
+            exchanged = drift_statistics(text, audio, batch["logit_scale"], radii["a2t"])
         for name in ("radius_mean", "radius_std", "svr_factor_mean", "svr_factor_std"):
             if name in numbers:
                 numbers[f"{name}_t2a"] = numbers.pop(name)
             if name in exchanged:
                 numbers[f"{name}_a2t"] = exchanged[name]
 
-        if self.text_gradient is not None:
-            numbers["drift_cosine_objective"] = drift_cosine(-self.text_gradient, text, audio)
-            numbers["drift_cosine_objective_literal"] = drift_cosine(-self.text_gradient, text, audio, literal=True)
+        if "text_gradient" in batch:
+            update = -batch["text_gradient"]
+            numbers["drift_cosine_objective"] = drift_cosine(update, text, audio)
+            numbers["drift_cosine_objective_literal"] = drift_cosine(update, text, audio, literal=True)
 
-        cosines = self.cosines()
+        self._cosines = (audio * text).sum(dim=-1)  # (P,)
         for percent in (10, 50, 90):
-            numbers[f"positive_similarity_p{percent}"] = cosines.quantile(percent / 100)
+            numbers[f"positive_similarity_p{percent}"] = self._cosines.quantile(percent / 100)
         return numbers

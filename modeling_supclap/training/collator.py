@@ -59,19 +59,15 @@ class IndexedRows(Dataset):
 
 
 def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: float = 0.0) -> Any:
-    """Remove rows with unusable recordings, if requested by `on_bad_audio`.
+    """Remove rows with unusable recordings, if requested by `args.on_bad_audio`.
 
     All processes and resumed runs use the same rows, because the result is cached in `bad_audio.json` in the output
-    folder.
+    folder. The recordings are read once, by `args.dataloader_num_workers` processes.
 
     Args:
         rows: Rows of one split.
-        args: Training arguments. `on_bad_audio` sets the action, see `datasets_scripts/bad_audio.py`. The recordings
-            are read once, by `dataloader_num_workers` processes.
+        args: Training arguments.
         min_seconds: Minimum duration of a recording.
-
-    Returns:
-        All rows, or only the rows with usable recordings.
     """
     with args.main_process_first(desc="reading the recordings"):
         cache = Path(args.output_dir or ".") / "bad_audio.json"
@@ -110,62 +106,60 @@ class ContrastiveCollator:
         self.languages = tuple(languages)
         self.positives = positives
         self.max_audio_seconds = max_audio_seconds
+        self._limit_seconds(max_chunk_seconds(processor.feature_extractor))
 
-        limit = max_chunk_seconds(processor.feature_extractor)
-        if limit is not None:
-            share = limit / self.recordings_per_clip
-            self.max_audio_seconds = share if max_audio_seconds is None else min(max_audio_seconds, share)
-
-    def _captions(self, row: Row) -> list[tuple[str, str]]:
-        captions = all_captions(row, self.languages)
-        if not captions:
-            present = [language for language, texts in row["captions"].items() if texts]
-            raise ValueError(f"clip {row['clip_id']} has no caption in {list(self.languages)}, only in {present}")
-        return captions
-
-    def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
-        return read_row(row, self.rate_hz, self.max_audio_seconds, crop_position, min_seconds=self.min_seconds)
+    def _limit_seconds(self, clip_seconds: float | None) -> None:
+        """Lower the maximum duration of a recording, so that all recordings of a clip fit into `clip_seconds`."""
+        if clip_seconds is not None:
+            share = clip_seconds / self.recordings_per_clip
+            self.max_audio_seconds = share if self.max_audio_seconds is None else min(self.max_audio_seconds, share)
 
     def _inputs(self, clips: Sequence[np.ndarray], captions: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
         """Build the model inputs and their lengths; `captions` contains K pairs (language, text) for each row."""
         languages: list[str] = []
         texts: list[str] = []
         for pairs in captions:
-            for language, text in pairs:
-                languages.append(language)
-                texts.append(text)
-
-        options: dict[str, Any] = {"language": languages, "return_tensors": "pt"}
-        batch: dict[str, torch.Tensor] = {}
+            languages += [language for language, _ in pairs]
+            texts += [text for _, text in pairs]
+        extractor = self.processor.feature_extractor
+        batch: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if self.gives_samples:
-            batch |= _samples(self.processor.feature_extractor.as_waveforms(clips, self.rate_hz))
+            # 16-bit integers if the conversion is exact.
+            waveforms = extractor.as_waveforms(clips, self.rate_hz)
+            samples = list(map(to_int16, waveforms))
+            if any((clip / np.float32(32768) != whole).any() for clip, whole in zip(samples, waveforms, strict=True)):
+                samples = waveforms
+            batch["samples"] = pad_sequence(list(map(torch.from_numpy, samples)), batch_first=True)
+            batch["sample_counts"] = torch.tensor(list(map(len, samples)))
         else:
-            options |= {"audio": clips, "sampling_rate": self.rate_hz}
-        batch |= self.processor(text=texts, **options)
+            options = {"audio": clips, "sampling_rate": self.rate_hz}
+        batch |= self.processor(text=texts, language=languages, return_tensors="pt", **options)
 
         # Lists stay on the CPU, so that a step reads them without waiting for a GPU.
-        lengths: dict[str, Any] = {"text_lengths": real_lengths(batch["attention_mask"])}
+        batch["text_lengths"] = real_lengths(batch["attention_mask"])
         if self.gives_samples:
-            counts = batch["sample_counts"].tolist()
-            lengths["audio_lengths"] = [self.processor.feature_extractor.frames_of(count) for count in counts]
+            batch["audio_lengths"] = list(map(extractor.frames_of, map(len, samples)))
         elif "audio_attention_mask" in batch:
-            lengths["audio_lengths"] = real_lengths(batch["audio_attention_mask"])
+            batch["audio_lengths"] = real_lengths(batch["audio_attention_mask"])
 
         for name in self.processor.tokenizer.model_input_names:
             if name in batch:
                 batch[name] = batch[name].unflatten(0, (len(captions), -1))  # (B K, L) -> (B, K, L)
-        return {**batch, **lengths}
+        return batch
 
     def _batch(
         self, rows: Sequence[Row], crop_positions: Sequence[float], captions: Sequence[Sequence[tuple[str, str]]]
     ) -> dict[str, Any]:
         """Build the model inputs for B rows, with group ids and clip indices."""
-        clips: list[np.ndarray] = []
-        groups: list[int] = []
+        clips = []
         for row, position in zip(rows, crop_positions, strict=True):
-            clips.append(self._read(row, position))
-            groups.append(group_id(row, self.positives))
-        return {**self._inputs(clips, captions), "group_ids": torch.tensor(groups), "clip_index": _clip_indices(rows)}
+            clips.append(read_row(row, self.rate_hz, self.max_audio_seconds, position, min_seconds=self.min_seconds))
+        return {
+            **self._inputs(clips, captions),
+            "group_ids": torch.tensor([group_id(row, self.positives) for row in rows]),
+            "clip_index": torch.tensor([row["clip_index"] for row in rows]),
+        }
 
 
 class TrainingCollator(ContrastiveCollator):
@@ -218,12 +212,7 @@ class TrainingCollator(ContrastiveCollator):
         self._epoch.fill_(epoch)
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
-        positions: list[float] = []
-        captions: list[list[tuple[str, str]]] = []
-        for row in rows:
-            position, pairs = self._draw(row)
-            positions.append(position)
-            captions.append(pairs)
+        positions, captions = zip(*map(self._draw, rows), strict=True)
         return self._batch(rows, positions, captions)
 
     def drawn_among_all(self, row: Row) -> tuple[list[bool], list[tuple[str, str]]]:
@@ -245,28 +234,26 @@ class TrainingCollator(ContrastiveCollator):
 
     def _draw(self, row: Row) -> tuple[float, list[tuple[str, str]]]:
         """Sample the crop position of a clip, 0 to 1, and its K captions as (language, text)."""
+        missing = lacking_languages(row, self.languages, self.scheme)
+        if missing:
+            raise ValueError(
+                f"clip {row['clip_id']} has no captions in {missing}; scheme {self.scheme} draws from "
+                f"{list(self.languages)}"
+            )
         fixed_number = row.get("caption_number")
         key = [self.seed, int(self._epoch), stable_id(row["clip_id"])]
         random = np.random.default_rng(key if fixed_number is None else [*key, fixed_number])
         present = [language for language in sorted(self.languages) if row["captions"].get(language)]
         position = random.random()
 
+        languages = list(self.languages)
         if self.scheme == "random":
-            self._captions(row)  # raises for a clip without captions
             languages = [present[random.integers(len(present))]]
-        elif self.scheme == "kcl":
-            languages = list(self.languages)
-        else:
-            anchor = self.languages[0]
-            others = list(filter(anchor.__ne__, present))
-            languages = [anchor, others[random.integers(len(others))] if others else self.languages[1]]
+        elif self.scheme == "cacl":
+            others = [language for language in present if language != self.languages[0]]
+            languages = [self.languages[0], others[random.integers(len(others))]]
 
-        missing = lacking_languages(row, languages, "kcl")
-        if missing:
-            raise ValueError(
-                f"clip {row['clip_id']} has no captions in {missing}; scheme {self.scheme} needs them in {languages}"
-            )
-        texts = list(map(row["captions"].get, languages))
+        texts = [row["captions"][language] for language in languages]
         count = min(map(len, texts))
         number = random.integers(count) if fixed_number is None else min(fixed_number, count - 1)
         return position, [(language, captions[number]) for language, captions in zip(languages, texts, strict=True)]
@@ -281,7 +268,11 @@ class EvaluationCollator(ContrastiveCollator):
     """
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
-        captions = list(map(self._captions, rows))
+        captions: list[list[tuple[str, str]]] = []
+        for row in rows:
+            captions.append(all_captions(row, self.languages))
+            if not captions[-1]:
+                raise ValueError(f"clip {row['clip_id']} has no caption in {list(self.languages)}")
         max_count = max(map(len, captions))
         for pairs in captions:
             pairs += [pairs[0]] * (max_count - len(pairs))
@@ -325,16 +316,14 @@ class TemporalCollator(TrainingCollator):
         scheme: str = "random",
         window_seconds: float | None = None,
     ) -> None:
-        if window_seconds is not None:
-            share = window_seconds / self.recordings_per_clip
-            max_audio_seconds = share if max_audio_seconds is None else min(max_audio_seconds, share)
         super().__init__(processor, languages, max_audio_seconds=max_audio_seconds, seed=seed, scheme=scheme)
+        self._limit_seconds(window_seconds)
         self.items = items
         self.stage = stage
         self.options = options
 
-    def _read(self, row: Row, crop_position: float = 0.0) -> np.ndarray:
-        return read_row(row, self.rate_hz, self.max_audio_seconds, crop_position, from_first_sound=True)
+    def _read(self, row: Row) -> np.ndarray:
+        return read_row(row, self.rate_hz, self.max_audio_seconds, from_first_sound=True)
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         draw = self.items.stage_a if self.stage == "a" else self.items.triple
@@ -357,25 +346,7 @@ class TemporalCollator(TrainingCollator):
                 classes[-1] += map(self.items.labels.index, item.labels)
 
         batch = self._inputs(clips, captions)
-        batch |= {"group_ids": torch.tensor(meanings), "clip_index": _clip_indices(rows)}
+        batch |= {"group_ids": torch.tensor(meanings), "clip_index": torch.tensor([row["clip_index"] for row in rows])}
         if self.stage == "a":
             batch["class_ids"] = torch.tensor(classes)
         return batch
-
-
-def _samples(waveforms: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
-    """Pad and stack the clips of a batch, as 16-bit integers if the conversion is exact."""
-    clips: list[np.ndarray] = []
-    for waveform in waveforms:
-        clip = to_int16(waveform)
-        if (clip / np.float32(32768) != waveform).any():
-            clips = list(waveforms)
-            break
-        clips.append(clip)
-
-    counts = torch.tensor(list(map(len, clips)))
-    return {"samples": pad_sequence(list(map(torch.from_numpy, clips)), batch_first=True), "sample_counts": counts}
-
-
-def _clip_indices(rows: Sequence[Row]) -> torch.Tensor:
-    return torch.tensor([row["clip_index"] for row in rows])

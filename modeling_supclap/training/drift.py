@@ -23,9 +23,7 @@ from ..losses.support_vector import DynamicRadius, Similarity, displacement_rati
 
 
 def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Split each force (N, d) into components parallel and perpendicular to a unit vector; a zero vector is allowed.
-
-    Returns both components, (N, d) each.
+    """Split each force (N, d) into its components parallel and perpendicular to a unit vector or zero, (N, d) each.
 
     >>> parallel, perpendicular = decompose(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0]]))
     >>> parallel.tolist(), perpendicular.tolist()
@@ -36,9 +34,7 @@ def decompose(force: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
-    """Compute u = (a - t) / ||a - t||, the unit vector from each anchor t to its target a.
-
-    Returns an (N, d) tensor, with 0 for coincident pairs.
+    """Compute u = (a - t) / ||a - t||, the unit vector from each anchor t to its target a, (N, d); 0 if they coincide.
 
     >>> pull_direction(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[-1.0, 0.0], [1.0, 0.0]])).tolist()
     [[-1.0, 0.0], [0.0, 0.0]]
@@ -50,12 +46,8 @@ def pull_direction(anchors: Tensor, targets: Tensor) -> Tensor:
 def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Tensor) -> tuple[Tensor, Tensor]:
     """Compute pull and push, the two terms of the gradient with respect to each anchor (SupCLAP eq. 4).
 
-    The anchor moves by -(pull + push).
-
-    Args:
-        logits: (N, N), scaled similarity of anchor i and target j. P is the softmax of the logits over j.
-        targets: (N, d), unit norm.
-        logit_scale: 1 / temperature.
+    The anchor moves by -(pull + push). `logits` (N, N) is the scaled similarity of anchor i and target j, and P is its
+    softmax over j.
 
     Returns:
         Tuple (pull, push), (N, d) each: (P+ - 1) a+ / tau, and the sum of P- a- / tau over the negatives.
@@ -93,16 +85,12 @@ def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: boo
     pull = pull_direction(anchors, targets)
     if not literal:
         updates, pull = decompose(updates, anchors)[1], decompose(pull, anchors)[1]
-    movement, pull = _unit(updates), _unit(pull)
 
+    # Dividing by the largest component first avoids underflow for tiny forces.
+    largest = updates.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(updates.dtype).tiny)
+    movement, pull = F.normalize(updates / largest, dim=-1), F.normalize(pull, dim=-1)
     moving = movement.any(dim=-1) & pull.any(dim=-1)
     return (movement * pull).sum() / moving.sum().clamp_min(1)
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    """Normalize vectors and keep zeros. Dividing by the largest component first avoids underflow for tiny forces."""
-    largest = vectors.abs().amax(dim=-1, keepdim=True)
-    return F.normalize(vectors / largest.clamp_min(torch.finfo(vectors.dtype).tiny), dim=-1)
 
 
 @torch.no_grad()
@@ -116,7 +104,7 @@ def drift_statistics(
     decoupled: bool = False,
     logit_bias: float | Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Compute drift statistics, averaged over the texts of a batch. Returns a dict from name to a 0-d tensor.
+    """Compute drift statistics, averaged over the texts of a batch.
 
     - `drift_cosine`: `drift_cosine()` for the update by text-to-audio InfoNCE, or by the SigLIP loss if a bias is
       given. `drift_cosine_literal`: the same with `literal=True`.
@@ -142,8 +130,7 @@ def drift_statistics(
         logit_bias: SigLIP bias, a number or a 0-d tensor. None: the loss is InfoNCE.
 
     Returns:
-        Dict from name to a 0-d tensor on the device of the embeddings. Reading a value synchronizes with the device, so
-        read the values only at logging steps.
+        Dict from name to a 0-d tensor on the device of the embeddings.
 
     Raises:
         ValueError: The shapes do not match, or there are fewer than two clips.

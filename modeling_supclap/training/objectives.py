@@ -8,7 +8,7 @@ which are trained with the model but not needed for inference.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from ..losses.multilingual import DIRECTION_SCALE, by_language, cacl_loss, kcl_l
 from ..losses.similarity import similarity_matrix
 from ..losses.support_vector import (
     DynamicRadius,
-    Similarity,
     StaticRadius,
     positive_distance,
     radius_constraint,
@@ -48,30 +47,23 @@ class SupportVectorRegularizer(nn.Module):
     def __init__(
         self,
         radii: dict[str, nn.Module],
-        base: Literal["infonce", "siglip", "kcl", "cacl"] = "infonce",
+        base: str = "infonce",
         alpha: float = 1.0,
         beta: float = 0.01,
-        similarity: Similarity = "cosine",
+        similarity: str = "cosine",
         decoupled: bool = False,
     ) -> None:
         super().__init__()
         self.radii = nn.ModuleDict(radii)
-        self.base: Literal["infonce", "siglip", "kcl", "cacl"] = base
-        self.alpha = alpha
-        self.beta = beta
-        self.similarity: Similarity = similarity
-        self.decoupled = decoupled
+        self.base, self.alpha, self.beta = base, alpha, beta
+        self.similarity, self.decoupled = similarity, decoupled
         self.batch_radii: dict[str, Tensor] = {}
         """Dict from direction to the radii of the last batch, `(N,)` or `(K, N)`; used by callbacks."""
         self._has_started = False
 
     @torch.no_grad()
     def start_radii(self, distance: Tensor | float) -> None:
-        """Initialize the radii that are NaN. Radii loaded from a checkpoint are not changed.
-
-        Args:
-            distance: Initial radius, usually the mean distance between a clip and its text, `()`.
-        """
+        """Set the radii that are NaN to a distance. Radii loaded from a checkpoint are not changed."""
         for parameter in self.radii.parameters():
             if parameter.isnan().all():
                 parameter.fill_(distance)
@@ -86,24 +78,16 @@ class SupportVectorRegularizer(nn.Module):
         group_ids: Tensor | None,
         chunk_size: int | None = None,
     ) -> tuple[Tensor, Logs]:
-        """Compute the regularization term for a batch.
+        """Compute the term to add to the base loss, `()`, and a dict from name to a value to log.
 
-        Args:
-            audio_embeds: `(N, d)`, unit norm.
-            text_embeds: `(N, d)`, unit norm; `(K, N, d)` for a multilingual loss.
-            logit_scale: 1 / temperature, `()`.
-            logit_bias: SigLIP bias, `()`.
-            group_ids: `(N,)` integers; clips with equal ids are positives of each other.
-            chunk_size: Number of similarity matrix rows to compute at a time. None: all rows at once.
-
-        Returns:
-            Tuple of the term to add to the base loss, `()`, and a dict from name to a value to log.
+        The arguments are those of the base loss: `text_embeds` is `(N, d)`, or `(K, N, d)` for a multilingual loss.
         """
         if not self._has_started:
             self.start_radii(positive_distance(text_embeds.detach(), audio_embeds.detach()).mean())
 
         total = audio_embeds.new_zeros(())
         logs: Logs = {}
+        options: dict[str, Any] = {"similarity": self.similarity, "group_ids": group_ids, "chunk_size": chunk_size}
         for direction, radius_module in self.radii.items():
             assert isinstance(radius_module, StaticRadius | DynamicRadius)
             anchors, targets = audio_embeds, text_embeds
@@ -115,17 +99,11 @@ class SupportVectorRegularizer(nn.Module):
             else:
                 radius = radius_module(logit_scale * similarity_matrix(anchors, targets), group_ids)
 
-            options: dict[str, Any] = {
-                "similarity": self.similarity,
-                "group_ids": group_ids,
-                "chunk_size": chunk_size,
-            }
             if self.base == "siglip":
-                bias = _required_bias(logit_bias)
-                term = support_vector_sigmoid_loss(anchors, targets, radius, logit_scale, bias, **options)
+                assert logit_bias is not None
+                term = support_vector_sigmoid_loss(anchors, targets, radius, logit_scale, logit_bias, **options)
             else:
-                options["decoupled"] = self.decoupled
-                term = support_vector_loss(anchors, targets, radius, logit_scale, **options)
+                term = support_vector_loss(anchors, targets, radius, logit_scale, decoupled=self.decoupled, **options)
 
             scale = DIRECTION_SCALE.get(self.base, 1.0)
             total = total.add(term, alpha=scale * self.alpha)
@@ -164,9 +142,7 @@ class ContrastiveObjective(nn.Module):
                 f"got loss='reweighted' with loss_chunk_size={chunk_size}; this loss needs the whole matrix, "
                 "leave loss_chunk_size out"
             )
-        self.chunk_size = chunk_size
-        self.loss = loss
-        self.regularizer = regularizer
+        self.loss, self.regularizer, self.chunk_size = loss, regularizer, chunk_size
         if loss == "reweighted":
             self.log_positive_weight = nn.Parameter(torch.zeros(1))
 
@@ -178,7 +154,7 @@ class ContrastiveObjective(nn.Module):
         logit_bias: Tensor | None = None,
         group_ids: Tensor | None = None,
     ) -> tuple[Tensor, Logs]:
-        """Compute the loss of a batch and the values to log.
+        """Compute the loss of a batch, `()`, and a dict from name to a detached scalar to log.
 
         Args:
             audio_embeds: `(N, d)`, unit norm.
@@ -188,27 +164,25 @@ class ContrastiveObjective(nn.Module):
             logit_bias: SigLIP bias, `()`; used only by `siglip`.
             group_ids: `(N,)` integers; clips with equal ids are positives of each other.
 
-        Returns:
-            Tuple of the loss, `()`, and a dict from name to a detached scalar.
-
         Raises:
             ValueError: The loss does not support this number of texts per clip, or the loss is `siglip` and
                 `logit_bias` is None.
         """
-        count = text_embeds.shape[1]
-        if self.loss == "cacl" and count != 2:
-            raise ValueError(f"got {count} texts per clip; cacl needs two, the anchor language first")
-        if self.loss == "kcl" and count < 2:
-            raise ValueError(f"got captions in K = {count} languages; kcl needs two or more")
-        if self.loss not in MULTILINGUAL_LOSSES and count != 1:
-            raise ValueError(f"got {count} texts per clip; {self.loss} needs one")
+        is_multilingual = self.loss in MULTILINGUAL_LOSSES
+        count, expected = text_embeds.shape[1], 2 if is_multilingual else 1
+        if count != expected and self.loss != "kcl":
+            raise ValueError(f"got {count} texts per clip; {self.loss} needs {expected}")
 
         # (N, K, d) -> (K, N, d), or (N, d) for one caption per clip
-        texts = by_language(text_embeds) if self.loss in MULTILINGUAL_LOSSES else text_embeds.squeeze(1)
+        texts = by_language(text_embeds) if is_multilingual else text_embeds.squeeze(1)
         options: dict[str, Any] = {"group_ids": group_ids, "chunk_size": self.chunk_size}
 
         if self.loss == "siglip":
-            base = sigmoid_loss(audio_embeds, texts, logit_scale, _required_bias(logit_bias), **options)
+            if logit_bias is None:
+                raise ValueError(
+                    "got a model without logit_bias; siglip needs one: SupCLAPConfig(logit_bias=-10.0, temperature=0.1)"
+                )
+            base = sigmoid_loss(audio_embeds, texts, logit_scale, logit_bias, **options)
         elif self.loss == "reweighted":
             weight = self.log_positive_weight.exp().squeeze()
             base = reweighted_info_nce(audio_embeds, texts, logit_scale, weight, group_ids)
@@ -221,10 +195,8 @@ class ContrastiveObjective(nn.Module):
 
         total, logs = base, {f"loss_{self.loss}": base}
         if self.regularizer is not None:
-            extra, extra_logs = self.regularizer(
-                audio_embeds, texts, logit_scale, logit_bias, group_ids, self.chunk_size
-            )
-            total, logs = base + extra, logs | extra_logs
+            term, term_logs = self.regularizer(audio_embeds, texts, logit_scale, logit_bias, group_ids, self.chunk_size)
+            total, logs = base + term, logs | term_logs
         return total, {part: value.detach() for part, value in logs.items()}
 
 
@@ -244,9 +216,7 @@ class TemporalObjective(nn.Module):
         super().__init__()
         if stage not in ("a", "b"):
             raise ValueError(f"got stage={stage!r}; it must be a or b")
-        self.stage = stage
-        self.beta = beta
-        self.alphas = alphas
+        self.stage, self.beta, self.alphas = stage, beta, alphas
         self._weights(1, torch.tensor([[0, 0, 1]]))  # raises now, not in the first step, if an alpha is out of range
 
     def forward(
@@ -258,10 +228,10 @@ class TemporalObjective(nn.Module):
         group_ids: Tensor | None = None,
         class_ids: Tensor | None = None,
     ) -> tuple[Tensor, Logs]:
-        """Compute the loss of a batch of N samples with R items each.
+        """Compute the loss of a batch of N samples, `()`, and a dict from name to a detached scalar to log.
 
-        An item is a clip with its captions. Stage a has R = 2 items per sample: a single sound and a pair of sounds.
-        Stage b has R = 3 items per sample: the same pair in forward order, reversed and overlaid.
+        A sample has R items, clips with their captions. Stage a has R = 2: a single sound and a pair of sounds. Stage b
+        has R = 3: the same pair in forward order, reversed and overlaid.
 
         Args:
             audio_embeds: `(N, R, d)`, unit norm.
@@ -272,9 +242,6 @@ class TemporalObjective(nn.Module):
                 with weight 1.
             class_ids: `(N, 3)` integers, required for stage a only: the class of the single sound, then the two
                 classes of the pair.
-
-        Returns:
-            Tuple of the loss, `()`, and a dict from name to a detached scalar.
 
         Raises:
             ValueError: The number of items per sample does not match the stage, or stage a has no class ids.
@@ -305,7 +272,7 @@ class TemporalObjective(nn.Module):
 
 
 def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
-    """Build the objective from the training arguments: `loss`, `svr` and their options.
+    """Build the objective from `loss`, `svr` and their options.
 
     Raises:
         ValueError: `svr` is combined with the loss `reweighted`, or `svr_decoupled` with `siglip`, which has no
@@ -322,29 +289,20 @@ def build_objective(args: SupCLAPTrainingArguments) -> ContrastiveObjective:
             "got svr_decoupled with loss='siglip'; it changes the denominator of a softmax, which siglip does not have"
         )
 
-    directions, kind = args.svr.split("-")
     init = math.nan if args.radius_init is None else args.radius_init
     radii: dict[str, nn.Module] = {}
-    for direction in ("t2a", "a2t") if directions == "bi" else ("t2a",):
-        if kind == "static":
+    for direction in ("t2a", "a2t") if args.svr.startswith("bi") else ("t2a",):
+        if args.svr.endswith("static"):
             radii[direction] = StaticRadius(init)
         else:
             radii[direction] = DynamicRadius(args.radius_num_similarities, init=init)
 
     regularizer = SupportVectorRegularizer(
         radii,
-        base=args.loss,  # type: ignore[arg-type]  # checked by the arguments
+        base=args.loss,
         alpha=args.svr_alpha,
         beta=args.svr_beta,
-        similarity=args.svr_similarity,  # type: ignore[arg-type]  # checked by the arguments
+        similarity=args.svr_similarity,
         decoupled=args.svr_decoupled,
     )
     return ContrastiveObjective(args.loss, regularizer, args.loss_chunk_size)
-
-
-def _required_bias(logit_bias: Tensor | None) -> Tensor:
-    if logit_bias is None:
-        raise ValueError(
-            "got a model without logit_bias; siglip needs one: SupCLAPConfig(logit_bias=-10.0, temperature=0.1)"
-        )
-    return logit_bias

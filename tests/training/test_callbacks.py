@@ -314,8 +314,8 @@ def test_watching_changes_nothing(tmp_path, rows, options):
 )
 def test_it_measures_at_logging_steps_only(tmp_path, rows, monkeypatch, options, steps):
     calls = []
-    original = callbacks._WatchedBatch.numbers
-    monkeypatch.setattr(callbacks._WatchedBatch, "numbers", lambda batch: calls.append(batch) or original(batch))
+    original = DriftCallback._numbers
+    monkeypatch.setattr(DriftCallback, "_numbers", lambda callback: calls.append(callback) or original(callback))
     trainer = train(tmp_path, rows, **options)
     assert len(calls) == len(steps)
     tracked = [entry for entry in trainer.state.log_history if "drift_cosine" in entry]
