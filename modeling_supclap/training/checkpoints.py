@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import zipfile
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -87,23 +86,15 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
 def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
     """List the missing or damaged parts of a checkpoint.
 
-    Args:
-        checkpoint: Checkpoint folder.
-
     Returns:
-        List of problems, such as "optimizer missing". The list is empty for a complete checkpoint.
+        List of problems, such as "optimizer missing"; empty for a complete checkpoint.
     """
     flaws: list[str] = []
     for part, patterns in _PARTS.items():
-        files: set[Path] = set()
-        for pattern in patterns:
-            files.update(Path(checkpoint).glob(pattern))
-
+        files = {file for pattern in patterns for file in Path(checkpoint).glob(pattern)}
         if not files:
             flaws.append(f"{part} missing")
-        for file in sorted(files):
-            if _is_damaged(file):
-                flaws.append(f"{file.name} damaged")
+        flaws += [f"{file.name} damaged" for file in sorted(files) if _is_damaged(file)]
     if not flaws:
         run = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))
         for name, digest in run.get("sha256", {}).items():
@@ -115,19 +106,14 @@ def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
 
 def _is_damaged(file: Path) -> bool:
     """Return whether a file is truncated, without reading the whole file (except JSON)."""
-    if file.suffix == ".safetensors":
-        try:
+    try:
+        if file.suffix == ".safetensors":
             with safe_open(file, framework="pt"):
                 return False
-        except SafetensorError:
-            return True
-
-    if file.suffix == ".json":
-        try:
+        if file.suffix == ".json":
             return not json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            return True
-
+    except (SafetensorError, ValueError):
+        return True
     return file.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(file)
 
 
@@ -144,10 +130,7 @@ def write_run_file(
 
 
 def refuse_another_run(
-    checkpoint: str | Path,
-    args: TrainingArguments,
-    module: nn.Module,
-    batches: EpochBatches | None = None,
+    checkpoint: str | Path, args: TrainingArguments, module: nn.Module, batches: EpochBatches | None = None
 ) -> None:
     """Raise if a checkpoint is incomplete or belongs to a run with other settings.
 
@@ -155,8 +138,7 @@ def refuse_another_run(
         checkpoint: Checkpoint folder to resume from.
         args: Training arguments of this run.
         module: Training module with the model and its objective.
-        batches: Batches of a streamed dataset; their rows depend on the number of processes and workers. None: the
-            dataset is not streamed.
+        batches: Batches of a streamed dataset; their rows depend on the number of processes and workers.
 
     Raises:
         ValueError: The checkpoint is incomplete or damaged, or was saved with other settings (such as loss or seed) or
@@ -174,8 +156,15 @@ def refuse_another_run(
     # Arguments that did not exist when the run started had their defaults.
     defaults = {field.name: get_default(field) for field in fields(args) if field.name in settings}
     differences = _differences({**defaults, **run["settings"]}, settings)
-    differences += _trainable_differences(run["trainable"], _trainable(module))
-
+    before, now = set(run["trainable"]), set(_trainable(module))
+    if before - now:
+        differences.append(
+            f"{len(before - now)} parameters were trained but are frozen or missing now, such as {min(before - now)}"
+        )
+    if now - before:
+        differences.append(
+            f"{len(now - before)} parameters train but were frozen or missing before, such as {min(now - before)}"
+        )
     if differences:
         raise ValueError(
             f"{folder} belongs to a run with other settings: {'; '.join(differences)}. Resume with its settings, "
@@ -210,16 +199,4 @@ def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
             differences += _differences(old, new, f"{prefix}{name}.")
         elif old != new:
             differences.append(f"{prefix}{name} was {old!r} and is {new!r}")
-    return differences
-
-
-def _trainable_differences(before: Iterable[str], now: Iterable[str]) -> list[str]:
-    only_before, only_now = sorted(set(before) - set(now)), sorted(set(now) - set(before))
-    differences = []
-    if only_before:
-        differences.append(
-            f"{len(only_before)} parameters were trained but are frozen or missing now, such as {only_before[0]}"
-        )
-    if only_now:
-        differences.append(f"{len(only_now)} parameters train but were frozen or missing before, such as {only_now[0]}")
     return differences

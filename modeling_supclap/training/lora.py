@@ -1,15 +1,9 @@
 """Parameter-efficient fine-tuning of a trained model: train its last blocks, or low-rank adapters (LoRA).
 
-TeminAL trains about a tenth of the model, the last layers and the projections (TeminAL table 5). PEFT alone cannot do
-this:
-
-- `modules_to_save` trains whole modules, but needs at least one adapted module (`target_modules=[]` raises), and keeps
-  a second copy of each module.
-- PEFT matches module names by suffix, so "layers.2" matches both towers.
-- PEFT silently skips parameters outside of a submodule, such as `logit_scale`.
-
-To train whole blocks, `train_last_layers` therefore freezes all other parameters instead. `add_lora` uses PEFT with
-full dotted names, and makes the temperature trainable separately.
+TeminAL trains about a tenth of the model, the last layers and the projections (TeminAL table 5). PEFT cannot train
+whole blocks without an adapter elsewhere, so `train_last_layers` freezes all other parameters instead. `add_lora` uses
+PEFT with full dotted names, because PEFT matches names by suffix and "layers.2" would match both towers. It makes the
+temperature trainable separately, because PEFT skips parameters outside of a submodule.
 """
 
 from __future__ import annotations
@@ -42,9 +36,6 @@ def block_names(tower: nn.Module) -> list[str]:
     The blocks are the items of the outermost `nn.ModuleList`, or of the last one if there are several. If the tower has
     stages (HTSAT), the blocks are the items of each stage's `blocks` list.
 
-    Args:
-        tower: Encoder: CED, HTSAT, SONAR (M2M100), or a BERT-like encoder.
-
     Raises:
         ValueError: The tower has no `nn.ModuleList`.
 
@@ -63,10 +54,7 @@ def block_names(tower: nn.Module) -> list[str]:
     names: list[str] = []
     for index, item in enumerate(tower.get_submodule(outermost[-1]).children()):
         name, blocks = f"{outermost[-1]}.{index}", getattr(item, "blocks", None)
-        if blocks is None:
-            names.append(name)
-        else:
-            names += map(f"{name}.blocks.{{}}".format, range(len(blocks)))
+        names += [name] if blocks is None else [f"{name}.blocks.{number}" for number in range(len(blocks))]
     return names
 
 
@@ -82,7 +70,7 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
     10.5 % of the CLAP parameters are trainable.
 
     Args:
-        model: Model, changed in place. A second call replaces the selection of the first call.
+        model: Model, changed in place. A second call replaces the selection of the first one.
         audio_layers: Number of audio blocks to train; 0 freezes the whole audio tower.
         text_layers: Number of text blocks to train; 0 freezes the whole text tower.
 
@@ -121,14 +109,11 @@ def add_lora(
     only to resume: their weights have PEFT names, and `from_pretrained` does not recognize most of them.
 
     Args:
-        model: Model, changed in place.
+        model: Model, changed in place and returned.
         rank: LoRA rank, the inner dimension of B A.
         alpha: LoRA scale; the adapter output is multiplied by alpha / rank.
         audio_layers: Number of audio blocks with adapters, counted from the last; 0: none.
         text_layers: Number of text blocks with adapters, counted from the last; 0: none.
-
-    Returns:
-        The same model.
 
     Raises:
         ValueError: The model already has adapters, a tower has too few blocks, the blocks have no attention, both
@@ -139,7 +124,12 @@ def add_lora(
 
     targets = []
     for tower, layers in (("audio_model", audio_layers), ("text_model", text_layers)):
-        names = _attention_layers(model, _last_blocks(model, tower, layers))
+        names = []
+        for block in _last_blocks(model, tower, layers):
+            for name, module in model.get_submodule(block).named_modules():
+                # Modules such as `attn` or `self_attn`. GPT-2 uses Conv1D, a linear layer with a transposed matrix.
+                if isinstance(module, (nn.Linear, Conv1D)) and "att" in name.split(".")[0]:
+                    names.append(f"{block}.{name}")
         if layers and not names:
             raise ValueError(f"the last {layers} blocks of {tower} have no attention for adapters; set its layers to 0")
         if names and getattr(model, tower).config.model_type == "wavlm":
@@ -159,25 +149,11 @@ def add_lora(
     return model
 
 
-def _attention_layers(model: SupCLAPModel, blocks: list[str]) -> list[str]:
-    """Return the names of the linear layers in the attention modules of these blocks, such as `attn` or `self_attn`."""
-    names = []
-    for block in blocks:
-        for name, module in model.get_submodule(block).named_modules():
-            # GPT-2 uses Conv1D, a linear layer with a transposed matrix.
-            if isinstance(module, (nn.Linear, Conv1D)) and "att" in name.split(".")[0]:
-                names.append(f"{block}.{name}")
-    return names
-
-
 def merge_lora(model: SupCLAPModel) -> SupCLAPModel:
     """Merge the adapters from `add_lora` into the weights: W + (alpha / rank) B A.
 
-    Args:
-        model: Model, changed in place. Its outputs change only by rounding.
-
-    Returns:
-        The same model, with the same modules and names as before `add_lora`. All parameters are trainable.
+    The model is changed in place; its outputs change only by rounding. The returned model has the same modules and
+    names as before `add_lora`, and all its parameters are trainable.
 
     Raises:
         ValueError: The model has no adapters.
@@ -202,9 +178,6 @@ def trainable_table(model: nn.Module) -> str:
 
     Args:
         model: `SupCLAPModel`, or `ContrastiveModule` to include the parameters of its objective.
-
-    Returns:
-        Text with one line per part and one for the total: parameters, trainable parameters, and percent trainable.
 
     Example:
         >>> from modeling_supclap import SupCLAPConfig
@@ -237,14 +210,13 @@ def trainable_table(model: nn.Module) -> str:
 
 
 def _last_blocks(model: SupCLAPModel, tower: str, count: int) -> list[str]:
-    """Return the full dotted names of the last blocks of a tower."""
     module = model.get_submodule(tower)
     blocks = block_names(module)
     if not 0 <= count <= len(blocks):
         raise ValueError(
             f"{tower}: got {count} blocks to train, expected 0 to {len(blocks)}, the blocks of {type(module).__name__}"
         )
-    return list(map(f"{tower}.{{}}".format, blocks[len(blocks) - count :]))
+    return [f"{tower}.{name}" for name in blocks[len(blocks) - count :]]
 
 
 def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
@@ -268,9 +240,7 @@ def _last_modules(model: SupCLAPModel, tower: str, count: int) -> list[str]:
 
 def _release_temperature(model: SupCLAPModel) -> list[str]:
     """Make the temperature, and the bias if present, trainable; return their names."""
-    names = []
-    for name in TEMPERATURE:
-        if getattr(model, name) is not None:
-            getattr(model, name).requires_grad_(True)
-            names.append(name)
+    names = [name for name in TEMPERATURE if getattr(model, name) is not None]
+    for name in names:
+        getattr(model, name).requires_grad_(True)
     return names

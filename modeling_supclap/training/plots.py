@@ -62,9 +62,7 @@ def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> No
     cosine similarity of positive pairs at the start, middle and end of the run, each over a tenth of the logged
     batches.
 
-    Args:
-        log_history: Training log, `trainer.state.log_history`.
-        path: Output path. The suffix sets the format (.png, .pdf, .svg ...). The file is written atomically.
+    The arguments are those of `plot_training_curves`.
 
     Raises:
         ValueError: The log contains no drift values.
@@ -99,7 +97,7 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
 
     Args:
         panels: Dict from panel title to a dict from curve label to a log key and one log history per seed.
-        path: Output path. The suffix sets the format (.png, .pdf, .svg ...). The file is written atomically.
+        path: Output path, as in `plot_training_curves`.
 
     Raises:
         ValueError: For a panel, none of the runs has logged any of its keys.
@@ -117,28 +115,26 @@ def plot_runs(panels: Mapping[str, Mapping[str, Curve]], path: str | Path) -> No
 def _draw_panel(axes: Axes, title: str, curves: Mapping[str, Curve]) -> None:
     xlabel = "step"
     for label, (key, seeds) in curves.items():
-        series = []
-        for history in seeds:
-            steps, values = _curve(history, key)
-            if steps:
-                series.append((steps, values))
-        if not series:
+        logged = [[entry for entry in history if key in entry] for history in seeds]
+        logged = [entries for entries in logged if entries]
+        if not logged:
             continue
 
-        if isinstance(series[0][1][0], Mapping):
-            _draw_histogram(axes, [histogram for _, values in series for histogram in values], label)
+        if isinstance(logged[0][0][key], Mapping):
+            _draw_histogram(axes, [entry[key] for entries in logged for entry in entries], label)
             xlabel = "cosine"
             continue
 
         # The mean over the seeds, up to the last step of the shortest run.
-        steps = min((steps for steps, _ in series), key=len)
-        by_seed = np.array([values[: len(steps)] for _, values in series])  # (seeds, length)
+        shortest = min(logged, key=len)
+        steps = [entry["step"] for entry in shortest]
+        by_seed = np.array([[entry[key] for entry in entries[: len(steps)]] for entries in logged])  # (seeds, length)
         axes.plot(steps, by_seed.mean(axis=0), marker="." if len(steps) < 40 else None, label=label)
 
         if len(seeds) > 1:
             axes.fill_between(steps, by_seed.min(axis=0), by_seed.max(axis=0), alpha=0.15)
         elif key.startswith("radius_mean_"):
-            std = np.array(_curve(seeds[0], key.replace("mean", "std"))[1])
+            std = np.array([entry[key.replace("mean", "std")] for entry in shortest])
             axes.fill_between(steps, by_seed[0] - std, by_seed[0] + std, alpha=0.15)
 
     if not axes.has_data():
@@ -157,14 +153,3 @@ def _draw_histogram(axes: Axes, histograms: Sequence[Mapping[str, Any]], label: 
     filled = np.flatnonzero(counts)
     first, last = filled[0], filled[-1]
     axes.stairs(counts[first : last + 1] / counts.sum(), edges[first : last + 2], label=label)
-
-
-def _curve(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[Any]]:
-    """Return the steps and the values at which a key was logged, as two lists."""
-    steps: list[int] = []
-    values: list[Any] = []
-    for entry in log_history:
-        if key in entry:
-            steps.append(entry["step"])
-            values.append(entry[key])
-    return steps, values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import os
 import shutil
@@ -62,9 +63,8 @@ class SupCLAPTrainer(Trainer):
 
     Datasets contain rows as described in `datasets_scripts/schema.py`. If captions are in several languages,
     `args.loss` selects the languages of each step: `infonce` uses one random language per clip and epoch (ML-CLAP),
-    `kcl` uses all languages at once, and `cacl` uses the anchor language and one other. `args.svr` adds support vectors
-    to any of these losses (ATRI; SupCLAP table 8). Multilingual evaluation also measures the consistency across
-    languages (MRV).
+    `kcl` uses all languages at once, and `cacl` uses the anchor language and one other (ATRI). Multilingual evaluation
+    also measures the consistency across languages (MRV).
 
     Args:
         model: Model to train. `trainer.clap` is the same object; `trainer.model` wraps it together with its objective.
@@ -110,17 +110,22 @@ class SupCLAPTrainer(Trainer):
                 "the model has no logit_bias, which loss='siglip' needs; create a model with "
                 "--logit_bias -10 --temperature 0.1"
             )
-
+        extractor = processing_class.feature_extractor
+        if args.features_on_device and not isinstance(extractor, CEDFeatureExtractor):
+            raise ValueError(
+                f"features_on_device does not support {type(extractor).__name__}; it requires CEDFeatureExtractor, the "
+                "only feature extractor that runs on the GPU"
+            )
         if args.attn_implementation is not None:
             model.set_attn_implementation(args.attn_implementation)
 
-        extractor = processing_class.feature_extractor
-        self._min_seconds = getattr(extractor, "min_samples", 0) / extractor.sampling_rate
+        self.clap, self.processor = model, processing_class
         train_dataset = self._usable(train_dataset, args)
         if isinstance(eval_dataset, dict):
             eval_dataset = {name: self._usable(rows, args) for name, rows in eval_dataset.items()}
         else:
             eval_dataset = self._usable(eval_dataset, args)
+        self.train_rows, self.eval_rows = train_dataset, eval_dataset
         batch = args.train_batch_size * args.world_size
         if train_dataset is not None and len(train_dataset) < batch:
             raise ValueError(
@@ -136,21 +141,13 @@ class SupCLAPTrainer(Trainer):
                 stacklevel=2,
             )
 
-        collator, self.evaluation_collator = self._collators(processing_class, args)
-        if args.features_on_device and not isinstance(extractor, CEDFeatureExtractor):
-            raise ValueError(
-                f"features_on_device does not support {type(extractor).__name__}; it requires CEDFeatureExtractor, the "
-                "only feature extractor that runs on the GPU"
-            )
+        collator, self.evaluation_collator = self._collators(args)
         collator.gives_samples = self.evaluation_collator.gives_samples = args.features_on_device
         self.has_own_objective = objective is not None and not isinstance(objective, TemporalObjective)
         objective = build_objective(args) if objective is None else objective
-
         sharded = args.fsdp or args.deepspeed  # each forward pass then needs all processes
-        self.module = ContrastiveModule(
-            model, objective, args.cached_chunk_size, "never" if sharded else args.cache_frozen
-        )
-        self.train_rows, self.eval_rows = train_dataset, eval_dataset
+        cache_frozen = "never" if sharded else args.cache_frozen
+        self.module = ContrastiveModule(model, objective, args.cached_chunk_size, cache_frozen)
 
         indexed: Any = None
         epochs: list[Any] = [collator]
@@ -181,14 +178,11 @@ class SupCLAPTrainer(Trainer):
         if self.is_fsdp_enabled and args.track_language_errors:
             raise ValueError("track_language_errors does not support FSDP; set it to false")
 
-        self.clap = model
-        self.processor = processing_class
-
         self._saving = False  # True while a checkpoint is being written
         self._logs = Averages()
         self._recent: list[tuple[int, torch.Tensor, dict[str, torch.Tensor], torch.Tensor]] = []  # since the last check
         if args.track_drift:
-            self.add_callback(DriftCallback(self.module.objective, self._logs))
+            self.add_callback(DriftCallback(objective, self._logs))
         if args.track_language_errors and train_dataset is not None:
             light = without_audio(train_dataset)
             require_captions(light, args.languages, "kcl", "train")
@@ -198,12 +192,12 @@ class SupCLAPTrainer(Trainer):
         self.pop_callback(PrinterCallback)  # without bars it would print all 40 values of a log
         self.add_callback(SupCLAPProgressCallback() if has_bar else LineCallback())
 
-    def _collators(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> tuple[TrainingCollator, Any]:
+    def _collators(self, args: Any) -> tuple[TrainingCollator, Any]:
         """Build the training collator and the evaluation collator."""
         shared: dict[str, Any] = {"positives": args.positives, "max_audio_seconds": args.max_audio_seconds}
         return (
-            TrainingCollator(processor, args.languages, seed=args.seed, scheme=args.caption_scheme, **shared),
-            EvaluationCollator(processor, args.eval_languages, **shared),
+            TrainingCollator(self.processor, args.languages, seed=args.seed, scheme=args.caption_scheme, **shared),
+            EvaluationCollator(self.processor, args.eval_languages, **shared),
         )
 
     def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
@@ -228,8 +222,8 @@ class SupCLAPTrainer(Trainer):
             from modeling_supclap.datasets_scripts.builders.hf import as_rows
 
             rows = as_rows(rows, caption_language=args.languages[0])
-        rows = filter_bad_audio(rows, args, self._min_seconds)
-
+        extractor = self.processor.feature_extractor
+        rows = filter_bad_audio(rows, args, getattr(extractor, "min_samples", 0) / extractor.sampling_rate)
         if args.positives == "clip" and args.process_index == 0:
             warn_of_shared_captions(rows)
         return rows
@@ -238,8 +232,9 @@ class SupCLAPTrainer(Trainer):
         """Build `compute_metrics` for a split: retrieval metrics, and the radius by number of hard negatives."""
         retrieval = retrieval_metrics(rows, self.args.eval_languages, self.args.positives)
         regularizer = getattr(self.module.objective, "regularizer", None)
-        radii = dict(regularizer.radii) if isinstance(regularizer, SupportVectorRegularizer) else {}
-        radius = radii.get("t2a")
+        radius: Any = None
+        if isinstance(regularizer, SupportVectorRegularizer) and "t2a" in regularizer.radii:
+            radius = regularizer.radii["t2a"]
         is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if not self.args.track_drift or is_sharded or not isinstance(radius, DynamicRadius):
             return retrieval
@@ -248,13 +243,8 @@ class SupCLAPTrainer(Trainer):
             device = self.clap.logit_scale.device
             audio_embeds, text_embeds = (torch.from_numpy(embeds).to(device) for embeds in in_row_order(prediction))
             groups = [group_id(row, self.args.positives) for row in without_audio(rows.rows)]
-            radii = radius_by_hard_negatives(
-                radius,
-                audio_embeds,
-                text_embeds[:, 0],
-                self.clap.logit_scale.exp(),
-                torch.tensor(groups, device=device),
-            )
+            scale, group_ids = self.clap.logit_scale.exp(), torch.tensor(groups, device=device)
+            radii = radius_by_hard_negatives(radius, audio_embeds, text_embeds[:, 0], scale, group_ids)
             return retrieval(prediction) | {name: value.item() for name, value in radii.items()}
 
         return with_radii
@@ -309,11 +299,7 @@ class SupCLAPTrainer(Trainer):
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
     def _require_finite_losses(self) -> None:
-        """Check all losses since the last call together, because each check waits for the GPU.
-
-        Raises:
-            FloatingPointError: A loss is not finite. The message contains the step, the loss terms and the clips.
-        """
+        """Check all losses since the last call together, because each check waits for the GPU."""
         recent, self._recent = self._recent, []
         if not recent or torch.isfinite(torch.stack([loss for _, loss, _, _ in recent])).all():
             return
@@ -328,24 +314,11 @@ class SupCLAPTrainer(Trainer):
             "the last checkpoint is unchanged, try a lower learning rate or fp32"
         )
 
-    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        """Not supported.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError(
-            "SupCLAPTrainer does not support hyperparameter_search, because its model and objective are created once; "
-            "create a new trainer for each trial"
-        )
-
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as in the Trainer, but lock the output folder and check the checkpoint before resuming.
 
         Args:
             resume_from_checkpoint: Checkpoint folder, or True for the newest complete checkpoint in the output folder.
-            *args: As in the Trainer.
-            **kwargs: As in the Trainer.
 
         Raises:
             RuntimeError: Another run is using the output folder.
@@ -380,17 +353,13 @@ class SupCLAPTrainer(Trainer):
         Args:
             eval_dataset: Rows, a dict from name to rows, or the name of an evaluation set of this trainer. None: all
                 evaluation sets of this trainer.
-            ignore_keys: As in the Trainer.
-            metric_key_prefix: As in the Trainer.
         """
-        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        sets: Any = self.eval_dataset
+        rows = sets if eval_dataset is None else eval_dataset
         if isinstance(rows, dict):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)  # calls this for each of them
 
-        if isinstance(rows, str):
-            sets: Any = self.eval_dataset
-            rows = sets[rows]
-        rows = _indexed(rows)
+        rows = _indexed(sets[rows] if isinstance(rows, str) else rows)
         with self._evaluating(rows):
             return super().evaluate(rows, ignore_keys, metric_key_prefix)
 
@@ -402,14 +371,13 @@ class SupCLAPTrainer(Trainer):
 
     @contextmanager
     def _evaluating(self, rows: IndexedRows) -> Iterator[None]:
-        """Return a context manager that sets evaluation collator and metrics, and keeps the last incomplete batch."""
+        """Set the evaluation collator and metrics, and keep the last incomplete batch."""
         self._require_finite_losses()
         before = self.data_collator, self.args.dataloader_drop_last, self.compute_metrics
         self.data_collator = self.evaluation_collator
         self.args.dataloader_drop_last = False
         custom, ours = self.compute_metrics, self._metrics_of(rows)
         self.compute_metrics = ours if custom is None else lambda prediction: ours(prediction) | custom(prediction)
-
         try:
             yield
         finally:
@@ -418,7 +386,7 @@ class SupCLAPTrainer(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[None, Any, Any]:
-        """Return embeddings and no loss, because a contrastive loss depends on how the split is batched."""
+        # No loss, because a contrastive loss depends on how the split is batched.
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             outputs = model(**inputs)
@@ -431,8 +399,7 @@ class SupCLAPTrainer(Trainer):
         return str(Path(folder) / UNFINISHED) if self._saving else folder
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Upload a complete checkpoint. Calls before the checkpoint is complete do nothing."""
-        if not self._saving:
+        if not self._saving:  # the checkpoint is complete
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -472,7 +439,7 @@ class SupCLAPTrainer(Trainer):
             self._push_from_checkpoint(str(folder / name))
 
     def save_state(self) -> None:
-        """Save the state as in the Trainer, but without the local path of the best checkpoint."""
+        """As in the Trainer, but without the local path of the best checkpoint."""
         best, self.state.best_model_checkpoint = self.state.best_model_checkpoint, None
         super().save_state()
         self.state.best_model_checkpoint = best
@@ -511,26 +478,18 @@ class SupCLAPTrainer(Trainer):
                 self.clap.save_pretrained(folder, state_dict=inference)
             self.processor.save_pretrained(folder)
 
-    def create_model_card(
-        self,
-        language: str | list[str] | None = None,
-        license: str | None = None,
-        tags: str | list[str] | None = None,
-        model_name: str | None = None,
-        finetuned_from: str | None = None,
-        tasks: str | list[str] | None = None,
-        dataset_tags: str | list[str] | None = None,
-        dataset: str | list[str] | None = None,
-        dataset_args: str | list[str] | None = None,
-    ) -> None:
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write the model card, README.md, to the output folder, see `model_card`. The arguments are as in the Trainer.
 
         `push_to_hub` calls this method. A model card that was edited by hand is not overwritten.
         """
+        named = inspect.signature(Trainer.create_model_card).bind(self, *args, **kwargs).arguments
+        facts: dict[str, Any] = {"name": named.get("model_name"), "license": named.get("license")}
+        facts["base_model"] = named.get("finetuned_from")
+        lists = {"languages": named.get("language"), "tags": named.get("tags")}
+        lists["dataset"] = named.get("dataset_tags") or named.get("dataset")
+        facts |= {name: [value] if isinstance(value, str) else value for name, value in lists.items()}
         if self.is_world_process_zero():
-            named = {"languages": language, "tags": tags, "dataset": dataset_tags or dataset}
-            facts: dict[str, Any] = {"name": model_name, "license": license, "base_model": finetuned_from}
-            facts |= {name: [value] if isinstance(value, str) else value for name, value in named.items()}
             from ..model_card import write_card_of_run
 
             write_card_of_run(self, **facts)
@@ -563,7 +522,6 @@ class TemporalTrainer(SupCLAPTrainer):
     ) -> None:
         self.train_items = train_items
         self.eval_items = train_items if eval_items is None else eval_items
-        self._model_config = model.config
         super().__init__(
             model,
             args,
@@ -573,16 +531,15 @@ class TemporalTrainer(SupCLAPTrainer):
             **kwargs,
         )
 
-    def _collators(self, processor: SupCLAPProcessor, args: SupCLAPTrainingArguments) -> tuple[TrainingCollator, Any]:
-        assert isinstance(args, TemporalTrainingArguments)
+    def _collators(self, args: Any) -> tuple[TrainingCollator, Any]:
         collator = partial(
             TemporalCollator,
-            processor,
+            self.processor,
             stage=args.stage,
             options=RenderOptions(args.crossfade_seconds, args.gap_seconds, args.match_loudness),
             max_audio_seconds=args.max_audio_seconds,
             seed=args.seed,
-            window_seconds=max_window_seconds(self._model_config, processor.feature_extractor),
+            window_seconds=max_window_seconds(self.clap.config, self.processor.feature_extractor),
         )
         return (
             collator(items=self.train_items, languages=args.languages, scheme=args.text_scheme),
