@@ -144,7 +144,7 @@ class LanguageErrorsCallback(TrainerCallback):
       respect to all trainable weights.
 
     Args:
-        module: Training module with the model and the objective.
+        module: Training module.
         collator: Training collator; it samples the same captions of each clip again.
         rows: Training split, with all captions in all languages.
         averages: Collects the values for the next log.
@@ -201,27 +201,22 @@ class LanguageErrorsCallback(TrainerCallback):
 class DriftCallback(TrainerCallback):
     """Callback that logs drift, radius and positive similarity (SupCLAP fig. 1, 3 and 4).
 
-    The statistics are measured on the last batch before each log. Each step only stores references to the objective's
-    inputs (the embeddings of the global batch), the radii, and the gradient with respect to the text embeddings. The
-    statistics are computed at logging steps, in each process. They need no communication and no random numbers, and do
+    The statistics are computed at logging steps only, in each process, from the global batch before the log. They do
     not affect training. The callback logs the values of `drift_statistics` for the text-to-audio direction of the loss,
     without and with the SVR term. The radius and factor keys end with their direction, `_t2a` or `_a2t`. It also logs:
 
     - `drift_cosine_objective`, `drift_cosine_objective_literal`: `drift_cosine` of the update by the whole objective,
       with both directions and all terms. They are not logged if no gradient reaches the texts.
     - `positive_similarity_p10`, `_p50`, `_p90`: Quantiles of the cosine similarity of positive pairs.
-    - `positive_similarity_histogram`: Histogram of this similarity from `low` to `high` (SupCLAP fig. 4). It is stored
-      in `state.log_history`, and so in each checkpoint. It is not sent to `report_to`, because those services accept
-      only scalars.
+    - `positive_similarity_histogram`: Histogram of this similarity (SupCLAP fig. 4). It is stored only in
+      `state.log_history`, because `report_to` services accept only scalars.
 
-    If captions are in K languages, only the first one, the anchor language, is used. If each sample has R recordings,
-    `(N, R, d)`, and texts `(N, R K, d)`, the statistics are computed on all R N pairs as one batch. Clips with the same
-    group id count as negatives of each other here, and all negatives have weight 1. Only the first 4,096 samples of a
-    batch are used.
+    If captions are in K languages, only the anchor language is used. If each sample has R recordings, `(N, R, d)`, and
+    texts `(N, R K, d)`, the statistics are computed on all R N pairs as one batch. Clips with the same group id count
+    as negatives of each other here, and all negatives have weight 1. Only the first 4,096 samples of a batch are used.
 
     Args:
-        objective: Objective of the run, see `objectives.py`. Radii are logged if its `regularizer` is a
-            `SupportVectorRegularizer`.
+        objective: Objective of the run. Radii are logged if its `regularizer` is a `SupportVectorRegularizer`.
         averages: Collects the values for the next log.
     """
 

@@ -76,14 +76,7 @@ def filter_bad_audio(rows: Any, args: SupCLAPTrainingArguments, min_seconds: flo
 
 
 class ContrastiveCollator:
-    """Base class of the collators. Runs the processor on recordings and texts.
-
-    Args:
-        processor: Processor of the model.
-        languages: ISO 639-3 codes; each row needs a caption in at least one of these languages.
-        positives: `clip` or `captions`, see `group_id`.
-        max_audio_seconds: Maximum duration of a recording. Longer recordings are cropped. If the feature extractor has
-            a lower maximum (10 s for CLAP), the lower one is used.
+    """Base class of the collators: runs the processor on recordings and texts, see `TrainingCollator`.
 
     Attributes:
         gives_samples: Whether batches contain `samples` `(B, S)` and `sample_counts` `(B,)` instead of spectrograms.
@@ -171,14 +164,15 @@ class TrainingCollator(ContrastiveCollator):
     `audio_lengths` contains the number of frames of each of the B clips, and `text_lengths` the number of tokens of
     each of the B K texts, without padding.
 
-    Random crops and captions depend only on `(seed, epoch, clip_id)`, not on workers, processes or batch order. A
-    resumed run, or a run with another number of processes, therefore uses the same crops and captions.
+    Crops and captions depend only on `(seed, epoch, clip_id)`, so a resumed run, or a run with another number of
+    processes, uses the same ones.
 
     Args:
         processor: Processor of the model.
         languages: ISO 639-3 codes; the first is the anchor language.
         positives: `clip` or `captions`, see `group_id`.
-        max_audio_seconds: Maximum duration. Longer recordings are cropped at a random position.
+        max_audio_seconds: Maximum duration. Longer recordings are cropped at a random position. If the feature
+            extractor has a lower maximum (10 s for CLAP), the lower one is used.
         seed: Random seed.
         scheme: How to select the captions of a clip. `random`: one caption in a random language of the clip, K = 1
             (ATRI 3.1, ML-CLAP). `kcl`: the same caption in all K languages (ATRI eq. 9). `cacl`: the same caption in
@@ -208,7 +202,6 @@ class TrainingCollator(ContrastiveCollator):
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch for random sampling, starting at 0."""
         self._epoch.fill_(epoch)
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -219,8 +212,7 @@ class TrainingCollator(ContrastiveCollator):
         """Return the caption sampled for a clip in this epoch, in all languages.
 
         Returns:
-            Tuple of two lists with one entry per language: whether this epoch trains the clip in this language, and the
-            caption as (language, text).
+            For each language, whether this epoch trains the clip in it, and the caption as (language, text).
         """
         trained = dict(self._draw(row)[1])
         first_language, text = next(iter(trained.items()))
@@ -296,7 +288,7 @@ class TemporalCollator(TrainingCollator):
         max_audio_seconds: Maximum duration of a recording before it is joined with another one. Longer recordings are
             cropped to their beginning, after leading silence. The duration is limited to half the maximum of the
             feature extractor (10 s for CLAP) and half of `window_seconds`, so that both sounds fit into one window.
-        seed: Random seed for the language and the phrasing of captions.
+        seed: Random seed.
         scheme: Languages of the captions. `kcl`: each item has captions in all languages. `random`: all captions of a
             pair are in the same random language.
         window_seconds: Maximum duration that the model can process in one window (10.12 s for CED). None: no limit.

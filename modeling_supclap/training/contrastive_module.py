@@ -110,12 +110,12 @@ class ContrastiveModule(nn.Module):
             audio_attention_mask: `(B R, frames)`, 1 for real frames.
             is_longer: `(B R, 1)`, input for HTSAT towers.
             token_type_ids: `(B, K, L)`.
-            group_ids: Group ids of the clips, passed to the objective.
-            class_ids: Class ids for TeminAL stage a, passed to the objective; None: not passed.
+            group_ids: Group ids of the clips, for the objective.
+            class_ids: Class ids of TeminAL stage a, for the objective.
             clip_index: Not used.
             audio_lengths: Number of real frames of each of the B R clips. None: computed from the mask, which makes the
                 CPU wait for the GPU.
-            text_lengths: Number of real tokens of each of the B K texts. None: computed from the mask.
+            text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.
         """
         count = len(input_ids)
         texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}

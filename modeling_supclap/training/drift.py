@@ -5,7 +5,7 @@ P_ij is the softmax of s t_i . a_j over j. The positive pulls the text in the di
 ||a_i - t_i||. The negatives push the text with s sum_{j != i} P_ij a_j. The component of this push perpendicular to u_i
 causes the drift. For the audio-to-text direction, exchange the embeddings.
 
-The statistics need only the embeddings. They cost about as much as the loss, plus one matrix product P a.
+The statistics cost about as much as the loss, plus one matrix product P a.
 """
 
 from __future__ import annotations
@@ -62,11 +62,10 @@ def contrastive_forces(logits: Tensor, targets: Tensor, logit_scale: float | Ten
 def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: bool = False) -> Tensor:
     """Compute the mean cosine similarity between each anchor's update and the pull of its target (SupCLAP fig. 1).
 
-    1 means no drift. Both vectors are projected onto the tangent space of the unit sphere at the anchor, because
-    normalization removes the radial part of an update. After this projection, the direction u toward the target equals
-    the direction of the pulling force, which is a+ in the paper. Without the projection, an update by the pull alone
-    would have a cosine of ||a - t|| / 2 with u, which is lower for better models. Anchors that do not move or coincide
-    with their targets are excluded from the mean.
+    Both vectors are projected onto the tangent space of the unit sphere at the anchor, because normalization removes
+    the radial part of an update. Without the projection, an update by the pull alone would have a cosine of
+    ||a - t|| / 2 with u, which is lower for better models. Anchors that do not move or coincide with their targets are
+    excluded from the mean.
 
     Args:
         updates: (N, d), negative gradient with respect to the anchors, with any norm.
@@ -75,7 +74,7 @@ def drift_cosine(updates: Tensor, anchors: Tensor, targets: Tensor, literal: boo
         literal: Whether to skip the projection and use the direction a - t, as in the paper.
 
     Returns:
-        0-d tensor, -1 to 1. It is 0 if no anchor moves.
+        0-d tensor, -1 to 1; 1 means no drift. It is 0 if no anchor moves.
 
     >>> texts, audios = torch.eye(4)[:2], torch.eye(4)[2:]
     >>> drift_cosine(audios, texts, audios)
@@ -104,7 +103,7 @@ def drift_statistics(
     decoupled: bool = False,
     logit_bias: float | Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Compute drift statistics, averaged over the texts of a batch.
+    """Compute a dict of drift statistics, 0-d tensors, averaged over the texts of a batch.
 
     - `drift_cosine`: `drift_cosine()` for the update by text-to-audio InfoNCE, or by the SigLIP loss if a bias is
       given. `drift_cosine_literal`: the same with `literal=True`.
@@ -122,15 +121,12 @@ def drift_statistics(
     Args:
         audio_embeds: (N, d), unit norm.
         text_embeds: (N, d), unit norm; text i belongs to audio i.
-        logit_scale: 1 / temperature, > 0; a number or a 0-d tensor.
+        logit_scale: 1 / temperature, > 0.
         radius: Text-to-audio radius: a number, a 0-d tensor or (N,). None: no SVR.
         alpha: Weight of the SVR term.
         similarity: Similarity of a support vector and a target, "cosine" or "dot".
         decoupled: Whether the denominator of the SVR term excludes the positive.
-        logit_bias: SigLIP bias, a number or a 0-d tensor. None: the loss is InfoNCE.
-
-    Returns:
-        Dict from name to a 0-d tensor on the device of the embeddings.
+        logit_bias: SigLIP bias. None: the loss is InfoNCE.
 
     Raises:
         ValueError: The shapes do not match, or there are fewer than two clips.
@@ -212,8 +208,7 @@ def radius_by_hard_negatives(
         pool_size: Pool size; the pool is the first `pool_size` pairs.
 
     Returns:
-        Dict from name, "radius_hard_6" for K = 6, to a 0-d tensor. The dict is empty if the pool is smaller than a
-        batch.
+        Dict from name, "radius_hard_6" for K = 6, to a 0-d tensor; empty if the pool is smaller than a batch.
     """
     audio_embeds, text_embeds = at_least_float32(audio_embeds[:pool_size], text_embeds[:pool_size])
     groups = None if group_ids is None else group_ids[:pool_size]
@@ -242,8 +237,7 @@ def radius_by_hard_negatives(
 def similarity_histogram(cosines: Tensor, bins: int = 40) -> dict[str, Any]:
     """Compute a JSON-serializable histogram of the cosine similarities (N,) of positive pairs (SupCLAP fig. 4).
 
-    Returns a dict with the range of the bins, "low" to "high", and their "counts". All bins have the same width.
-    Cosines above 1 by rounding count as 1.
+    The bins from "low" to "high" have the same width. Cosines above 1 by rounding count as 1.
 
     >>> similarity_histogram(torch.tensor([-0.4, 0.9, 1.0, 1.0000001]), bins=4)
     {'low': -1.0, 'high': 1.0, 'counts': [0, 1, 0, 3]}

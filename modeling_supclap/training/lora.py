@@ -65,14 +65,14 @@ def train_last_layers(model: SupCLAPModel, audio_layers: int = 1, text_layers: i
     norms stay frozen, because the HTSAT batch norm normalizes the input.
 
     TeminAL trains one block of each tower. With BERT-base, its pooler and 1,024 shared dimensions, 9,515,520 text
-    parameters are trainable, the same number as in TeminAL table 5. The paper's number for audio, 8,423,951, is the
-    number for CNN14 (both linear layers and the projection), although the paper names HTSAT. With HTSAT and RoBERTa,
-    10.5 % of the CLAP parameters are trainable.
+    parameters are trainable, as in TeminAL table 5. The paper's number for audio, 8,423,951, is that of CNN14 (both
+    linear layers and the projection), although the paper names HTSAT. With HTSAT and RoBERTa, 10.5 % of the CLAP
+    parameters are trainable.
 
     Args:
         model: Model, changed in place. A second call replaces the selection of the first one.
         audio_layers: Number of audio blocks to train; 0 freezes the whole audio tower.
-        text_layers: Number of text blocks to train; 0 freezes the whole text tower.
+        text_layers: The same for text blocks.
 
     Returns:
         List of full dotted names: the trainable modules, then `logit_scale` and `logit_bias` if present.
@@ -103,17 +103,16 @@ def add_lora(
     In each linear attention layer, W x becomes W x + (alpha / rank) B A x. B is initialized to 0, so that the outputs
     do not change before training. Both projections and the temperature are fully trainable.
 
-    The model is still a `SupCLAPModel`, and `SupCLAPTrainer` trains and checkpoints it as usual. Before resuming a run,
-    call `add_lora` with the same arguments. The trainer's `save_model` saves a plain model with merged adapters, as
-    with `merge_lora`. `model.save_pretrained` writes a PEFT adapter folder without the temperature. Use checkpoints
-    only to resume: their weights have PEFT names, and `from_pretrained` does not recognize most of them.
+    Before resuming a run, call `add_lora` with the same arguments. The trainer's `save_model` saves a plain model with
+    merged adapters. `model.save_pretrained` writes a PEFT adapter folder without the temperature. Use checkpoints only
+    to resume: their weights have PEFT names, and `from_pretrained` does not recognize most of them.
 
     Args:
         model: Model, changed in place and returned.
         rank: LoRA rank, the inner dimension of B A.
         alpha: LoRA scale; the adapter output is multiplied by alpha / rank.
         audio_layers: Number of audio blocks with adapters, counted from the last; 0: none.
-        text_layers: Number of text blocks with adapters, counted from the last; 0: none.
+        text_layers: The same for text blocks.
 
     Raises:
         ValueError: The model already has adapters, a tower has too few blocks, the blocks have no attention, both
@@ -177,7 +176,7 @@ def trainable_table(model: nn.Module) -> str:
     """Format a table with the number of parameters and trainable parameters of each part of a model.
 
     Args:
-        model: `SupCLAPModel`, or `ContrastiveModule` to include the parameters of its objective.
+        model: `SupCLAPModel`, or `ContrastiveModule` to include its objective.
 
     Example:
         >>> from modeling_supclap import SupCLAPConfig

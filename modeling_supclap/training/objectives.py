@@ -1,8 +1,8 @@
 """Objectives: modules that compute the training loss, and values to log, from the embeddings of a batch.
 
 Call `objective(audio_embeds, text_embeds, logit_scale, logit_bias, group_ids)` on the global batch, with audio `(N, d)`
-and text `(N, K, d)`, K texts per clip. It returns `(loss, {name: scalar})`. An objective may have trainable parameters,
-which are trained with the model but not needed for inference.
+and text `(N, K, d)`, K texts per clip. It returns `(loss, {name: scalar})`. Its parameters are trained with the model,
+but not needed for inference.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class SupportVectorRegularizer(nn.Module):
     """Support vector regularization, alpha L_svr + beta L_cons, in one or both directions (SupCLAP eq. 6 and 9).
 
     Args:
-        radii: Dict from direction to radius module. `t2a` moves texts toward their clips, `a2t` moves clips toward
-            their texts. If a radius is NaN, it is set to the mean distance of the positive pairs in the first batch.
+        radii: Dict from direction to radius module. `t2a` moves texts toward their clips, `a2t` clips toward their
+            texts. A radius of NaN is set to the mean distance of the positive pairs in the first batch.
         base: Base loss: `infonce`, `siglip`, `kcl` or `cacl`. The SVR term has the same form and scale.
         alpha: Weight of the SVR term in each direction.
         beta: Weight of the radius constraint. As in the paper, only dynamic radii are constrained.
@@ -161,7 +161,7 @@ class ContrastiveObjective(nn.Module):
             text_embeds: `(N, K, d)`, unit norm. For `kcl` and `cacl`, the captions in K languages; `cacl` requires the
                 anchor language first. For other losses K = 1.
             logit_scale: 1 / temperature, `()`.
-            logit_bias: SigLIP bias, `()`; used only by `siglip`.
+            logit_bias: SigLIP bias, `()`.
             group_ids: `(N,)` integers; clips with equal ids are positives of each other.
 
         Raises:

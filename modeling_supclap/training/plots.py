@@ -57,9 +57,8 @@ def plot_training_curves(log_history: Sequence[Mapping[str, Any]], path: str | P
 def plot_drift(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     """Plot the values logged by `callbacks.DriftCallback`, as in figures 1, 3 and 4 of the SupCLAP paper.
 
-    The left panel shows the drift cosine over the steps; 1 is no drift. The middle panel shows the mean radius with a
-    band of one standard deviation within the batch, if the run has a radius. The right panel shows histograms of the
-    cosine similarity of positive pairs at the start, middle and end of the run, each over a tenth of the logged
+    The panels show the drift cosine over the steps (1 is no drift); the mean radius, if the run has one; and histograms
+    of the cosine similarity of positive pairs at the start, middle and end of the run, each over a tenth of the logged
     batches.
 
     The arguments are those of `plot_training_curves`.

@@ -77,14 +77,12 @@ class SupCLAPTrainer(Trainer):
             metrics are named `eval_<name>_...`.
         processing_class: Processor of the model.
         objective: Custom objective. None: `build_objective(args)`.
-        callbacks: As in the Trainer.
-        optimizers: As in the Trainer.
 
     Raises:
         ValueError: The processor is missing; the training split is smaller than one batch, or is an unsupported type of
             stream; the loss is `siglip` but the model has no bias; `features_on_device` is set without
-            `CEDFeatureExtractor`; or one process has several GPUs, so that each GPU would use only its own part of the
-            batch as negatives. FSDP with `track_language_errors`.
+            `CEDFeatureExtractor`; one process has several GPUs, which would not share their negatives; or FSDP is
+            combined with `track_language_errors`.
     """
 
     args: SupCLAPTrainingArguments
@@ -120,12 +118,8 @@ class SupCLAPTrainer(Trainer):
             model.set_attn_implementation(args.attn_implementation)
 
         self.clap, self.processor = model, processing_class
-        train_dataset = self._usable(train_dataset, args)
-        if isinstance(eval_dataset, dict):
-            eval_dataset = {name: self._usable(rows, args) for name, rows in eval_dataset.items()}
-        else:
-            eval_dataset = self._usable(eval_dataset, args)
-        self.train_rows, self.eval_rows = train_dataset, eval_dataset
+        self.train_rows = train_dataset = self._usable(train_dataset, args)
+        self.eval_rows = eval_dataset = self._usable(eval_dataset, args)
         batch = args.train_batch_size * args.world_size
         if train_dataset is not None and len(train_dataset) < batch:
             raise ValueError(
@@ -202,6 +196,8 @@ class SupCLAPTrainer(Trainer):
 
     def _usable(self, rows: Any, args: SupCLAPTrainingArguments) -> Any:
         """Convert rows if necessary, apply `on_bad_audio`, and warn about clips with the same captions."""
+        if isinstance(rows, dict):
+            return {name: self._usable(each, args) for name, each in rows.items()}
         if rows is None:
             return None
         if not hasattr(rows, "__len__"):
@@ -290,11 +286,10 @@ class SupCLAPTrainer(Trainer):
     ) -> Any:
         """Run the forward pass and return the loss. If the loss is not finite, the run stops at the next log."""
         outputs = model(**inputs)
-        if model.training:
-            step = self.state.global_step + 1
-            self._recent.append((step, outputs.loss.detach(), outputs.logs, inputs["clip_index"]))
-            if len(self._recent) >= 1000:  # a run without logs
-                self._require_finite_losses()
+        step = self.state.global_step + 1
+        self._recent.append((step, outputs.loss.detach(), outputs.logs, inputs["clip_index"]))
+        if len(self._recent) >= 1000:  # a run without logs
+            self._require_finite_losses()
         self._logs.add(outputs.logs)
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
