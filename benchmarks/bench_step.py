@@ -43,10 +43,8 @@ Batch = dict[str, Tensor]
 class PlainModule(ContrastiveModule):
     """Plain training step: each tower is called once, on the whole batch padded to its longest row."""
 
-    def _embed(
-        self, tower: Any, inputs: Mapping[str, Tensor | None], mask: str, count: int, lengths: Any = None
-    ) -> Tensor:
-        return tower(**inputs).pooler_output
+    def _embed(self, kind: str, inputs: Mapping[str, Any], count: int, lengths: Any = None) -> Tensor:
+        return getattr(self.model, f"get_{kind}_features")(**inputs).pooler_output
 
 
 class PeakBytes(TorchDispatchMode):
@@ -276,7 +274,7 @@ def compare_texts(module: ContrastiveModule, batch: Batch, rounds: int) -> Row:
         tower(**texts).pooler_output.sum().backward()
 
     def in_chunks() -> None:
-        module._embed(tower, texts, "attention_mask", len(batch["input_ids"].flatten(0, 1))).sum().backward()
+        module._embed("text", texts, len(batch["input_ids"].flatten(0, 1))).sum().backward()
 
     ratio = compare(take_turns({"padded": padded, "chunks": in_chunks}, rounds), "chunks", "padded")
     return Row("step", "texts of eight languages, sorted chunks / padded to the longest", *ratio, "<= 0.5")

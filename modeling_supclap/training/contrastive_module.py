@@ -149,7 +149,7 @@ class ContrastiveModule(nn.Module):
         return ContrastiveOutput(loss=loss, audio_embeds=audio_embeds, text_embeds=text_embeds, logs=logs)
 
     def _embed(
-        self, kind: str, inputs: Mapping[str, torch.Tensor | None], count: int, lengths: Sequence[int] | None
+        self, kind: str, inputs: Mapping[str, torch.Tensor | None], count: int, lengths: Sequence[int] | None = None
     ) -> torch.Tensor:
         """Embed all clips or texts of `count` rows, R per row: `(count R, ...) -> (count R, d)`."""
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
