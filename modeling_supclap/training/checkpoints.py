@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import zipfile
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import TrainingArguments
 from transformers.trainer_utils import sort_checkpoints
@@ -20,17 +18,9 @@ from modeling_supclap.datasets_scripts.stream import EpochBatches
 from .options import get_default
 
 RUN_FILE = "supclap_run.json"
-"""Checkpoint file with the loss settings, the names of the trainable parameters, and hashes of all other files."""
+"""Checkpoint file with the loss settings, the names of the trainable parameters, and hashes of all other files.
 
-_PARTS: dict[str, tuple[str, ...]] = {
-    "weights": ("*.safetensors", "pytorch_model*", "global_step*"),
-    "optimizer": ("optimizer*", "rank*-optimizer.pt", "global_step*"),
-    "scheduler": ("scheduler.pt", "global_step*"),
-    "random state": ("rng_state*.pth",),
-    "trainer_state.json": ("trainer_state.json",),
-    RUN_FILE: (RUN_FILE,),
-}
-"""Required parts of a checkpoint and their files: one process or many, FSDP (folders), DeepSpeed (`global_step`)."""
+It is written last, and only if the checkpoint contains all that is needed to resume."""
 
 _MAY_CHANGE = {
     "attn_implementation",
@@ -84,37 +74,22 @@ def last_checkpoint(folder: str | Path, resumes: bool) -> str | None:
 
 
 def checkpoint_flaws(checkpoint: str | Path) -> list[str]:
-    """List the missing or damaged parts of a checkpoint.
-
-    Returns:
-        List of problems, such as "optimizer missing"; empty for a complete checkpoint.
-    """
-    flaws: list[str] = []
-    for part, patterns in _PARTS.items():
-        files = {file for pattern in patterns for file in Path(checkpoint).glob(pattern)}
-        if not files:
-            flaws.append(f"{part} missing")
-        flaws += [f"{file.name} damaged" for file in sorted(files) if _is_damaged(file)]
-    if not flaws:
-        run = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))
-        for name, digest in run.get("sha256", {}).items():
-            path = Path(checkpoint, name)
-            if path.is_file() and file_sha256(path) != digest:
-                flaws.append(f"{path.name} damaged")
-    return list(dict.fromkeys(flaws))
-
-
-def _is_damaged(file: Path) -> bool:
-    """Return whether a file is truncated, without reading the whole file (except JSON)."""
+    """List the missing or damaged files of a checkpoint, such as "optimizer.pt missing", by their hashes."""
     try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt"):
-                return False
-        if file.suffix == ".json":
-            return not json.loads(file.read_text(encoding="utf-8"))
-    except (SafetensorError, ValueError):
-        return True
-    return file.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(file)
+        hashes = json.loads(Path(checkpoint, RUN_FILE).read_text(encoding="utf-8"))["sha256"]
+    except FileNotFoundError:
+        return [f"{RUN_FILE} missing"]
+    except (KeyError, ValueError):
+        return [f"{RUN_FILE} damaged"]
+
+    flaws = []
+    for name, digest in hashes.items():
+        path = Path(checkpoint, name)
+        if not path.is_file():
+            flaws.append(f"{name} missing")
+        elif file_sha256(path) != digest:
+            flaws.append(f"{name} damaged")
+    return flaws
 
 
 def write_run_file(

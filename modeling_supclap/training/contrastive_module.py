@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from transformers.utils import ModelOutput
 
 from ..modeling_supclap import SupCLAPModel, unit_norm
 from .distributed import distributed_tiles, gather
 from .frozen import FrozenCache
-from .grad_cache import embed_in_chunks, real_lengths, refuse_batch_statistics
+from .grad_cache import embed_in_chunks, real_lengths
 
 _MASKS = {"text": "attention_mask", "audio": "audio_attention_mask"}
 
@@ -77,7 +78,8 @@ class ContrastiveModule(nn.Module):
             "audio": FrozenCache([model.audio_model]),
             "text": FrozenCache([model.text_model, model.text_dense]),
         }
-        refuse_batch_statistics(model)
+        # In a plain list, so that they are not registered a second time.
+        self._batch_norms = [(name, part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
 
     def train(self, mode: bool = True) -> ContrastiveModule:
         """Set training or evaluation mode; with `cache_frozen="always"`, frozen towers stay in evaluation mode."""
@@ -116,7 +118,18 @@ class ContrastiveModule(nn.Module):
             audio_lengths: Number of real frames of each of the B R clips. None: computed from the mask, which makes the
                 CPU wait for the GPU.
             text_lengths: Number of real tokens of each of the B K texts, like `audio_lengths`.
+
+        Raises:
+            ValueError: A batch norm is in training mode. It would use the statistics of its chunk, which changes the
+                gradients (by a tenth for a batch norm on the model input).
         """
+        for name, layer in self._batch_norms:
+            if layer.training:
+                raise ValueError(
+                    f"{name} normalises by the statistics of its batch, so its output differs from chunk to chunk; "
+                    "freeze those statistics (layer.eval())"
+                )
+
         count = len(input_ids)
         texts = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         for name, tensor in texts.items():

@@ -10,13 +10,11 @@ synchronization and accumulation work as usual.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ..losses.tiles import refuse_second_derivatives
@@ -56,8 +54,7 @@ def embed_in_chunks(
 
     Args:
         embed: Function from rows of the batch to their embeddings `(n, d)`. The embedding of a row must not depend on
-            other rows, see `refuse_batch_statistics`. The function may use random numbers on the CPU and on the device
-            of the inputs.
+            other rows. The function may use random numbers on the CPU and on the device of the inputs.
         inputs: Dict from input name to a tensor with N rows.
         chunk_size: Maximum rows per chunk. None: as many rows as fit into `kept_cells` cells.
         mask: Name of the input that is 1 for real tokens or frames and 0 for padding, `(N, L)`. The last axis of each
@@ -129,25 +126,6 @@ def embed_in_chunks(
         else:
             parts.append(embed_chunk(rows, width))
     return torch.cat(parts)[torch.cat(order).argsort()]
-
-
-def refuse_batch_statistics(module: nn.Module) -> None:
-    """Add hooks that raise if a batch norm layer of a module runs in training mode.
-
-    In training mode a batch norm uses the statistics of its chunk instead of the batch, which changes the gradients (by
-    a tenth for a batch norm on the model input).
-    """
-
-    def refuse(name: str, layer: nn.Module, inputs: Any) -> None:
-        if layer.training:
-            raise ValueError(
-                f"{name} normalises by the statistics of its batch, so its output differs from chunk to chunk; "
-                "freeze those statistics (layer.eval())"
-            )
-
-    for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm):
-            layer.register_forward_pre_hook(partial(refuse, name))
 
 
 def _cut(

@@ -423,7 +423,8 @@ class SupCLAPTrainer(Trainer):
             # Without the path of the best checkpoint: its step identifies it, also after the folder is moved.
             state = replace(self.state, best_model_checkpoint=None)
             state.save_to_json(str(unfinished / name / TRAINER_STATE_NAME))
-            write_run_file(unfinished / name, self.args, self.module, self._batches)
+            if not self.args.save_only_model:  # a run cannot resume without its optimizer
+                write_run_file(unfinished / name, self.args, self.module, self._batches)
             if (folder / name).exists():
                 os.replace(folder / name, unfinished / "replaced")
             os.replace(unfinished / name, folder / name)
